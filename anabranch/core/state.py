@@ -119,8 +119,8 @@ class State:
         self.suspect = None
         for view in (
             self.scopes, self.scope_owners, self.streams, self.layouts, self.epochs, self.places, self.pins,
-            self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.set_aside, self.lanes,
-            self.lane_positions, self.grants, self.rights, self.open, self.open_of, self.committing,
+            self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.set_aside,
+            self.lanes, self.lane_positions, self.grants, self.rights, self.open, self.open_of, self.committing,
         ):  # fmt: skip
             view.clear()
         for key, value in self._table.scan(k.STATUS + NO_TXN):

@@ -158,9 +158,9 @@ class Intake:
         for tp, (stream, _) in journals.items():
             if tp in fetched:
                 self._index_journal(state, stream, tp.partition, fetched[tp])
-        for lane in self.lanes.on.values():
-            if lane.place in fetched:
-                self._queue_commands(lane, fetched[lane.place])
+        room = self.lanes.room
+        for lane in self.lanes.among(fetched):
+            room -= self._queue_commands(lane, fetched[lane.place], room)
         errors = []
         for tp, error in failed.items():
             try:
@@ -226,13 +226,15 @@ class Intake:
             counting=fetched.next_offset > known_until,
         )
 
-    def _queue_commands(self, lane: Lane, fetched: Fetched) -> None:
+    def _queue_commands(self, lane: Lane, fetched: Fetched, room: int) -> int:
+        """Queue a lane's commands as far as there is room for it, and for all. Returns the bytes queued."""
+        before, lane.waits = lane.size, lane.waits + 1 if room < 0 else 0
         lane.end = fetched.high_watermark
         partitions = self.settings.reply_partitions if lane.name == OPEN_LANE else 1
         for batch in fetched.batches:
-            if lane.size > self.lanes.share:
+            if lane.size > self.lanes.share or lane.size - before > room:
                 lane.at = max(lane.at, batch.base_offset)  # the rest is fetched again
-                return
+                return lane.size - before
             native = read_header(batch.data).is_transactional
             self.lanes.add(
                 lane,
@@ -243,6 +245,7 @@ class Intake:
                 ],
             )
         lane.at = fetched.next_offset
+        return lane.size - before
 
     def _queue_control(self) -> None:
         """Read the committed records of the control topic.

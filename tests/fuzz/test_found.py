@@ -35,7 +35,6 @@ from anabranch.kafka.wire.errors import ConnectionBroken, MalformedAnswer
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.processors.history_tail import load_tail
-from anabranch.processors.lanes import queues
 from anabranch.processors.leadership import fold_to_end
 from anabranch.reading.history import history_record
 from anabranch.schemas import records as r
@@ -115,7 +114,7 @@ def test_commands_are_queued_within_bounds() -> None:
         queue = place.controller._lanes.on["open"].queue
         most = max(most, sum(len(command.payload) for command in queue))
         place.controller.step(0)
-    assert (8 << 20) < most < queues.QUEUED_BYTES + (9 << 20)
+    assert (8 << 20) < most < limits.QUEUED.value + (9 << 20)
     answers = place.world.committed(TopicPartition(replies_topic(), 0))
     assert len([answer for answer in answers if answer.key == b"1" * 16]) == 8
 

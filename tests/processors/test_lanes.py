@@ -135,7 +135,7 @@ def test_a_flood_costs_its_own_lane(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_room_for_a_flood_is_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(culprit, "MAX_COMMANDS", 1)
-    monkeypatch.setattr(queues, "QUEUED_BYTES", 40_000)
+    monkeypatch.setattr(limits, "QUEUED", limits.QUEUED._replace(value=40_000))
     play = Lanes()
     play.send(A, 500)
     lanes = play.leader._lanes
@@ -144,6 +144,27 @@ def test_room_for_a_flood_is_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
         play.steps(3)
         assert lanes.on[A].size <= lanes.share + 1_000 == 11_000
     assert len(lanes.on[B].queue) < 10
+
+
+def test_room_for_all_floods_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lane has a batch beyond its share; they come in one after the other, and each has its turn."""
+    monkeypatch.setattr(culprit, "MAX_COMMANDS", 1)
+    most = 40_000
+    monkeypatch.setattr(limits, "QUEUED", limits.QUEUED._replace(value=most))
+    play = Lanes()
+    floods = [A, *(f"flood-{number}" for number in range(6))]
+    for lane in floods[1:]:
+        play.make(lane)
+    lanes = play.leader._lanes
+    (asked,) = play.send(B)
+    for _ in range(4 * len(floods)):
+        for lane in floods:
+            play.send(lane, command=play.shot(value=bytes(30_000)))
+        play.leader.step(0)
+        assert sum(lane.size for lane in lanes.on.values()) < most + 31_000
+    assert play.states([asked]) == {"COMMITTED"}
+    served = {lane: play.leader.state.lane_positions.get(lane, 0) for lane in floods}
+    assert min(served.values()) > 0, served
 
 
 def test_turns_go_by_bytes() -> None:

@@ -25,8 +25,6 @@ from anabranch.processors.lanes.trouble import LaneTrouble
 from anabranch.schemas.records import LaneRow
 from anabranch.topics.names import commands_topic
 
-# The most bytes queued at once: clients write commands, and a small batch can unpack to much.
-QUEUED_BYTES = 32 << 20
 QUANTUM = 64 << 10  # bytes of a lane's turn, about
 CHUNKS = 20  # a second, of a lane that has as many commands as its quota allows
 _LANE = attrgetter("lane")
@@ -39,6 +37,7 @@ class Lane(LaneSeen):
     ``unlogged``: ``at`` is the end that was found, and no round has logged it. ``served``: bytes decided, compared
     with other lanes'. ``asked_end``: its end as of ``asked_ms``; ``decided_ms``: that of an ask before. ``rate``:
     commands a second that its quota allows, 0: any; ``allowance``: commands that it may send now, or owes.
+    ``waits``: how often in a row it found no room beside others.
     """
 
     name: str = field(kw_only=True)
@@ -53,6 +52,7 @@ class Lane(LaneSeen):
     decided_ms: int = -1
     rate: int = 0
     allowance: float = 0.0
+    waits: int = 0
 
     @property
     def due(self) -> int:
@@ -177,12 +177,17 @@ class Lanes:
     @property
     def share(self) -> int:
         """The bytes that each lane may queue, about."""
-        return QUEUED_BYTES // max(1, len(self.on))
+        return limits.QUEUED.value // max(1, len(self.on))
+
+    @property
+    def room(self) -> int:
+        """The bytes that all lanes together may still queue: clients write commands, and little unpacks to much."""
+        return limits.QUEUED.value - sum([lane.size for lane in self.on.values()])
 
     def wanted(self) -> dict[TopicPartition, int]:
         """Positions to fetch from, of the lanes that have room."""
         lanes = self.on.values()
-        if sum([lane.size for lane in lanes]) > QUEUED_BYTES:
+        if self.room < 0:
             return {}  # single batches that unpack to much
         room, waiting = self.share // 2, self.trouble.waiting
         return {
@@ -193,6 +198,11 @@ class Lanes:
             and not lane.unlogged
             and lane.place.topic not in waiting
         }
+
+    def among(self, places: Collection[TopicPartition]) -> list[Lane]:
+        """The lanes of these places; those first that found no room for the longest time."""
+        found = [lane for lane in self.on.values() if lane.place in places]
+        return sorted(found, key=lambda lane: -lane.waits)
 
     def has(self, place: TopicPartition) -> bool:
         """Whether a lane's commands are there."""
@@ -206,7 +216,10 @@ class Lanes:
         """Queue a lane's next commands."""
         if not lane.queue:  # no lane saves up turns, or has to make up for some
             served = [one.served for one in self.on.values() if one.queue]
-            lane.served = min(served, default=lane.served)
+            least = min(served) if served else max([one.served for one in self.on.values()])
+            lane.served = max(
+                lane.served, least
+            )  # its last turn counts: it must not come first again
         lane.queue += commands
         lane.size += sum([command.weight for command in commands])
 
