@@ -44,6 +44,12 @@ SETTING = Limit(256, "characters", "a setting's name, or its value")
 DIGITS = Limit(20, "digits", "a number in a setting")
 CORRELATION_ID = Limit(64, "bytes", "a correlation id")
 TOKENS = Limit(1_000, "tokens", "a heartbeat")
+HELPERS = Limit(
+    8, "lanes", "lanes, not its owner's, that a leader knows to send a transaction's heartbeats"
+)
+UNREAD = Limit(
+    10, "keepalives", "the silence of a transaction while a lane of its heartbeats can't be read"
+)
 EXTENTS = Limit(20_000, "extents", "a receipt")
 RECEIPTS = Limit(3 << 20, "bytes", "the receipts of a transaction's writers, about")
 WAITERS = Limit(1_000, "askers", "askers that wait for one commit")

@@ -162,3 +162,32 @@ def test_silence(owner: str, writers: tuple[str, ...], seen: dict[str, int], end
     assert silent_lanes(world.state, world.memory.keepalives, world.now_ms) == {owner, *writers}
     world.turn()
     assert world.row("A").state == ("ABORTED" if ends else "OPEN")
+
+
+@pytest.mark.parametrize(("well_ms", "end"), [(0, "ABORTED"), (5_000, "ABORTED"), (5_001, "OPEN")])
+def test_silence_of_a_lane_that_can_not_be_read(well_ms: int, end: str) -> None:
+    """``well_ms``: until when it could be read, ms behind the begin. One that is merely behind is waited for."""
+    world = nyc()
+    world.grant("web", "nyc/*", Right.WRITE)
+    with world.by("web"):
+        world.begin("A", keepalive_ms=5_000)
+    world.memory.lanes = {"web": LaneSeen(well_ms=world.now_ms + well_ms)}
+    world.wait(limits.UNREAD.value * 5_000)
+    assert world.row("A").state == "OPEN"
+    world.wait(500)
+    assert world.row("A").state == end
+    assert len(world.round.unread) == (end == "ABORTED")
+
+
+def test_only_so_many_lanes_of_helpers_are_known() -> None:
+    world = nyc()
+    world.begin("A", keepalive_ms=5_000)
+    lanes = [f"l{number}" for number in range(limits.HELPERS.value + 2)]
+    for lane in (OPEN_LANE, *lanes, *lanes):
+        with world.by(lane):
+            assert world.heartbeat("A") == ""
+    world.now_ms += 5_500
+    known = silent_lanes(world.state, world.memory.keepalives, world.now_ms)
+    assert known == {OPEN_LANE, *lanes[: limits.HELPERS.value]}
+    world.abort("A")
+    assert world.memory.keepalives.helpers.as_dict() == {}

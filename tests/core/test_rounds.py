@@ -183,7 +183,7 @@ def test_within_the_round_that_forgets_it_an_outcome_is_expired_already() -> Non
     world.wall_us += (WEEK + 1) * 1000
     world.now_ms += WEEK + 1
     turn = world.new_turn()
-    expired_ms = decide_module.decide_due(turn, read_to_end=True)
+    expired_ms = decide_module.decide_due(turn, judge_silence=True)
     again = r.OneShot(world.id("A"), "nyc", None, (event(),))
     decide(turn, again, world.asker("again"))
     assert world.close(turn, expired_ms) == "[again] Expired"
@@ -196,7 +196,7 @@ def test_closing_a_round_keeps_the_horizon_even_if_nobody_hands_it_on() -> None:
     world.wall_us += (WEEK + 1) * 1000
     world.now_ms += WEEK + 1
     turn = world.new_turn()
-    decide_module.decide_due(turn, read_to_end=True)
+    decide_module.decide_due(turn, judge_silence=True)
     world.close(turn)
     assert world.state.round.expired_ms == made_ms
 
@@ -331,7 +331,7 @@ def test_outcomes_are_forgotten_as_fast_as_they_are_made() -> None:
             )
             turn.put(k.name_key("nyc", name), r.NameRow(txn_id))
             turn.put(k.txn_key(txn_id), row)
-        close_round(turn, 0, 0, expired_ms=decide_due(turn, read_to_end=True))
+        close_round(turn, 0, 0, expired_ms=decide_due(turn, judge_silence=True))
         turn.done()
         table.write(state.take_changes())
         most.append(len(store.snapshot()))

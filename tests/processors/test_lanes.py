@@ -546,18 +546,20 @@ def test_a_blocked_lanes_own_transactions_end() -> None:
 def test_silence_beside_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flooded lane's heartbeats wait behind its flood: its transactions live, others end in time."""
     monkeypatch.setattr(culprit, "MAX_COMMANDS", 10)
+    monkeypatch.setattr(limits, "UNREAD", limits.UNREAD._replace(value=3))
     play = Lanes()
     flooded, token = play.begin(A)
+    hasty, hasty_token = play.begin(A, keepalive_ms=1_000)
     silent, _ = play.begin(A)
     other, _ = play.begin(B)
     worker, its_token = play.begin(B)
     play.world.ask(play.leader, r.Register(its_token, r.Receipt(worker, 7, 1, False, ())), lane=A)
     play.send(A, 300)
-    play.send(A, command=r.Heartbeat((token, its_token)))
+    play.send(A, command=r.Heartbeat((token, its_token, hasty_token)))
     play.steps(8, 5.2)
     play.steps(2, 0.5)
     assert not play.is_open(other)
-    assert all(map(play.is_open, (flooded, silent, worker))), "not read to the end"
+    assert all(map(play.is_open, (flooded, silent, worker, hasty))), "not read to the end"
     play.until(lambda: not play.leader._lanes.on[A].queue, 60)
     play.steps(3, 1.0)
     assert (play.is_open(silent), play.is_open(flooded)) == (False, True)
@@ -575,3 +577,41 @@ def test_a_flood_without_end_does_not_keep_its_own_alive(monkeypatch: pytest.Mon
         play.steps(1, 0.1)
     assert len(play.leader._lanes.on[A].queue) > 100, "the flood goes on"
     assert not play.is_open(txn_id)
+
+
+def test_a_helper_is_heard_through_its_own_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It only ever sends heartbeats; the transaction is of `open`, and has no writer."""
+    monkeypatch.setattr(culprit, "MAX_COMMANDS", 10)
+    play = Lanes()
+    txn_id, token = play.begin(OPEN_LANE)
+    beat = r.Heartbeat((token,))
+    for wait_s in (1.0, 0.1):
+        play.send(A, command=beat)
+        play.steps(4, wait_s)
+    play.send(A, 300)
+    play.send(A, command=beat)
+    play.steps(10, 5.7)
+    assert play.is_open(txn_id)
+    play.until(lambda: not play.leader._lanes.on[A].queue, 60)
+    play.steps(3, 1.0)
+    assert play.is_open(txn_id), "it was heard"
+    play.steps(10, 5.0)
+    assert not play.is_open(txn_id)
+
+
+def test_a_lane_that_can_not_be_read_keeps_nothing_alive_for_ever(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    play = Lanes()
+    txn_id, _ = play.begin(A, keepalive_ms=1_000)
+    other, _ = play.begin(B, keepalive_ms=1_000)
+    in_trouble(Kind.LEADERLESS)(play, commands_topic(lane=A))
+    play.send(A)
+    play.steps(20, 9.0)
+    assert (play.is_open(txn_id), play.is_open(other)) == (True, False)
+    play.steps(8, 2.0)
+    row = play.leader.state.txn_row(txn_id)
+    assert row is not None
+    assert row.reason.endswith("commands of etl can't be read")
+    assert f"{txn_id.hex()} is aborted: stale" in caplog.text
+    assert play.leader.metrics.values["expired_unread"] == {(): 1}

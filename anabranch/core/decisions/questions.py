@@ -55,7 +55,7 @@ def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None)
 
 
 def _between(turn: Turn, last: bytes | None, key: bytes) -> bytes | None:
-    """Where a list goes on behind the key looked at last, before this one. It tells no id that the lane may not see."""
+    """The place where a list goes on, behind the key looked at last: it tells no id that the lane may not see."""
     txn_id = (last or b"")[:TXN_ID_SIZE]
     row = turn.state.txn_row(txn_id)
     if last is None or (row is not None and sees(turn.state, turn.lane, row)):

@@ -283,10 +283,12 @@ class Lanes:
         if not names:
             return
         places = []
-        for lane in self.on.values():
-            if lane.name in names and lane.at != AT_END and lane.after(0) >= lane.asked_end:
+        for lane in [lane for lane in self.on.values() if lane.name in names]:
+            readable = self._readable(lane)
+            lane.well_ms = now_ms if readable else lane.well_ms
+            if lane.at != AT_END and lane.after(0) >= lane.asked_end:
                 lane.decided_ms = lane.asked_ms
-                places += [lane.place] if self._readable(lane) else []
+                places += [lane.place] if readable else []
         for place, end in self._ends(places).items() if places else ():
             lane = self._by_place[place]
             lane.asked_ms, lane.asked_end = now_ms, end
