@@ -272,6 +272,14 @@ def test_poison_beside_a_busy_lane(cause: str, monkeypatch: pytest.MonkeyPatch) 
     assert play.states(others) == {"COMMITTED"}
 
 
+def test_an_operator_skips_a_command_of_one_lane() -> None:
+    play = Lanes()
+    skipped, *others = play.send(A, 2) + play.send(B, 2) + play.send(OPEN_LANE, 2)
+    play.fresh(skip_commands=frozenset(((A, 0),)))
+    play.until(lambda: play.served([skipped, *others]))
+    assert (play.states([skipped]), play.states(others)) == ({"SetAside"}, {"COMMITTED"})
+
+
 def test_poison_in_two_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both kill, at the same offset; a successor must not take one's tries for the other's."""
     monkeypatch.setattr(culprit, "PIECE", 7)
