@@ -19,7 +19,12 @@ from anabranch.errors import (
 )
 from anabranch.ports import Log, LogDenied, LogError, LogRefused
 from anabranch.schemas import records as r
-from anabranch.topics.creation import create_lane_topics, lane_topic_ids, refusal_of
+from anabranch.topics.creation import (
+    create_lane_topics,
+    grow_lane_topic,
+    lane_topic_ids,
+    refusal_of,
+)
 from anabranch.topics.rights import Acl, client_rights
 from anabranch.types import AuditEntry, CommandsInfo, Grant, Lane, right_bits, right_words
 
@@ -44,6 +49,8 @@ class Administration(Streams):
         timeout: float | None = None,
     ) -> Lane:
         """Make a lane: its two topics, then the lane itself in all control partitions. Repeating it is safe.
+
+        A lane that exists gets more partitions for its commands if control partitions were added.
 
         Before that its ``principals`` (``User:etl``) must be the only ones who may write to its commands and read
         its answers: with ``apply`` the brokers are told so first, else `anabranch.topics.rights.client_rights` says
@@ -182,10 +189,11 @@ class Administration(Streams):
             if lane is None:
                 create_lane_topics(log, prefix, name, like=own, adopt=adopt)
             ids = self._ids_at_last(log, name, deadline)
-        if lane is not None and ids != lane.topic_ids:
-            raise IllegalState(
-                f"the topics of lane {name!r} are not those that it was made with: its name can't be used again"
-            )
+            if lane is not None and ids != lane.topic_ids:
+                raise IllegalState(
+                    f"the topics of lane {name!r} are not those that it was made with: its name can't be used again"
+                )
+            grow_lane_topic(log, prefix, name, like=own)
         return ids
 
     def _ids_at_last(self, log: Log, lane: str, deadline: float) -> tuple[str, ...]:
