@@ -36,7 +36,9 @@ COMMAND = Limit(
 BATCH = Limit(32 << 20, "bytes", "a record batch of commands, unpacked")
 BATCH_RECORDS = Limit(100_000, "records", "a record batch of commands")
 QUEUED = Limit(
-    32 << 20, "bytes", "commands of all lanes that wait in a leader; a batch may come on top"
+    32 << 20,
+    "bytes",
+    "commands of all lanes that wait in a leader, about; and each lane's share of that",
 )
 TEXT = Limit(1 << 10, "characters", "a reason, or a refusal's text: the rest is cut off")
 NAME = Limit(256, "characters", "the name of a transaction or a series")

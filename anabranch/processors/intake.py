@@ -31,7 +31,7 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.processors.index_journals import index_fetched
-from anabranch.processors.lanes.command import Command, command_of
+from anabranch.processors.lanes.command import Command, command_of, weight_of
 from anabranch.processors.lanes.queues import Lane, Lanes
 from anabranch.topics.names import control_topic, journal_topic, status_topic
 
@@ -227,25 +227,34 @@ class Intake:
         )
 
     def _queue_commands(self, lane: Lane, fetched: Fetched, room: int) -> int:
-        """Queue a lane's commands as far as there is room for it, and for all. Returns the bytes queued."""
-        before, lane.waits = lane.size, lane.waits + 1 if room < 0 else 0
+        """Queue a lane's commands as far as it may have them. Returns the bytes queued.
+
+        ``room``: as much of all lanes' room is left. Without any a lane gets its own share: little beside a flood.
+        """
+        before = lane.size
         lane.end = fetched.high_watermark
         partitions = self.settings.reply_partitions if lane.name == OPEN_LANE else 1
         for batch in fetched.batches:
-            if lane.size > self.lanes.share or lane.size - before > room:
+            full = lane.size - before > room
+            over = lane.size > self.lanes.share
+            cut = over or (full and lane.waits > 0)
+            commands = [] if cut else self._commands(lane, batch, partitions)
+            if cut or (full and lane.size + weight_of(commands) > self.lanes.share):
+                lane.waits += full and not over
                 lane.at = max(lane.at, batch.base_offset)  # the rest is fetched again
                 return lane.size - before
-            native = read_header(batch.data).is_transactional
-            self.lanes.add(
-                lane,
-                [
-                    command_of(record, native, lane.name, partitions)
-                    for record in self._records(lane.place, batch, lane.name)
-                    if record.offset >= lane.at
-                ],
-            )
+            lane.waits = 0
+            self.lanes.add(lane, commands)
         lane.at = fetched.next_offset
         return lane.size - before
+
+    def _commands(self, lane: Lane, batch: RawBatch, partitions: int) -> list[Command]:
+        native = read_header(batch.data).is_transactional
+        return [
+            command_of(record, native, lane.name, partitions)
+            for record in self._records(lane.place, batch, lane.name)
+            if record.offset >= lane.at
+        ]
 
     def _queue_control(self) -> None:
         """Read the committed records of the control topic.

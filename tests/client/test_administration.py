@@ -167,6 +167,8 @@ def test_a_lane_grows_with_the_control_partitions(place: Place, repeated: int) -
     place.log.add_partitions("p.commands", PARTITIONS + 1)
     place.bus.partitions = PARTITIONS + 1
     place.lanes.append({})
+    place.grants.append({})
+    place.audit.append([])
     assert "control partition 2 lacks it" in place.client.lanes()[0].trouble
     for _ in range(repeated):
         assert place.client.add_lane("etl").topic_ids == born.topic_ids

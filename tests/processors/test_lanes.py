@@ -12,7 +12,7 @@ from anabranch.batches.records import Record
 from anabranch.core import limits
 from anabranch.core.decisions import decide as entrance
 from anabranch.core.decisions.turn import AT_END
-from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.core.ids import ADMIN_LANE, CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER
 from anabranch.memory.partition import Partition
 from anabranch.memory.table import MemoryStore
 from anabranch.memory.trouble import Kind, Trouble
@@ -165,6 +165,35 @@ def test_room_for_all_floods_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert play.states([asked]) == {"COMMITTED"}
     served = {lane: play.leader.state.lane_positions.get(lane, 0) for lane in floods}
     assert min(served.values()) > 0, served
+
+
+@pytest.mark.parametrize("size", [10, 30_000])
+def test_a_batch_that_a_quota_holds_up_costs_its_own_lane(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All others' commands go on, also those that are beyond their lane's share of the room."""
+    monkeypatch.setattr(limits, "QUEUED", limits.QUEUED._replace(value=40_000))
+    play = Lanes()
+    slow = play.leader._lanes.on[A]
+    slow.rate, slow.allowance = 1, 0.0
+    flood = [(play.shot(), bytes((7, number)) * 8) for number in range(200)]
+    headers = [((CORRELATION_HEADER, each), (REPLY_HEADER, bytes(4))) for _, each in flood]
+    records = [
+        Record(0, 0, b"", encode(shot), h) for (shot, _), h in zip(flood, headers, strict=True)
+    ]
+    play.world.cluster.produce(TopicPartition(commands_topic(lane=A), 0), records)
+    play.steps(2)
+    assert slow.size > 40_000
+    for _ in range(3):
+        asked = play.send(B, command=play.shot(value=bytes(size)))
+        play.steps(3)
+        assert play.states(asked) == {"COMMITTED"}
+    assert play.leader.state.lane_positions.get(A, 0) == 0
+    assert (slow.size > 40_000) == (size == 10)
+    slow.rate = 0
+    play.steps(30)
+    assert play.leader.state.lane_positions[A] == 200
+    assert play.events == 203
 
 
 def test_turns_go_by_bytes() -> None:

@@ -78,6 +78,7 @@ def test_no_secret_is_shown(spark: SparkSession, place: LanesPlace, tmp_path: Pa
     rows = spark.read.format("anabranch").options(**options).load()
     assert rows.count() == 5
     plan = rows._jdf.queryExecution()
+    assert spark._jvm is not None
     said += [spark._jvm.PythonSQLUtils.explainString(plan, how) for how in ("extended", "cost")]
     failing = rows.select(boom)
     refused(failing.collect)

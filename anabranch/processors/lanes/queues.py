@@ -20,7 +20,7 @@ from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.core.memory import LaneSeen
 from anabranch.core.state import State
 from anabranch.ports import LogError, TopicPartition
-from anabranch.processors.lanes.command import Command
+from anabranch.processors.lanes.command import Command, weight_of
 from anabranch.processors.lanes.trouble import LaneTrouble
 from anabranch.schemas.records import LaneRow
 from anabranch.topics.names import commands_topic
@@ -37,7 +37,7 @@ class Lane(LaneSeen):
     ``unlogged``: ``at`` is the end that was found, and no round has logged it. ``served``: bytes decided, compared
     with other lanes'. ``asked_end``: its end as of ``asked_ms``; ``decided_ms``: that of an ask before. ``rate``:
     commands a second that its quota allows, 0: any; ``allowance``: commands that it may send now, or owes.
-    ``waits``: how often in a row it found no room beside others.
+    ``waits``: how often in a row its next batch, beyond its share, found no room beside others.
     """
 
     name: str = field(kw_only=True)
@@ -65,6 +65,12 @@ class Lane(LaneSeen):
         if not self.rate:
             return len(self.queue)
         return min(len(self.queue), int(self.allowance)) if self.allowance >= self.due else 0
+
+    def give_back(self, most: int) -> None:
+        """Let go of what is beyond so many bytes: it is fetched again."""
+        while self.size > most:
+            command = self.queue.pop()
+            self.size, self.at = self.size - command.weight, command.offset
 
     def after(self, count: int) -> int:
         """The lane's position once so many of the queue are decided."""
@@ -187,13 +193,16 @@ class Lanes:
     def wanted(self) -> dict[TopicPartition, int]:
         """Positions to fetch from, of the lanes that have room."""
         lanes = self.on.values()
-        if self.room < 0:
-            return {}  # single batches that unpack to much
+        full = self.room < 0
+        for lane in lanes if full and any(one.waits for one in lanes) else ():
+            if lane.rate:  # else it is decided soon
+                lane.give_back(self.share)
         room, waiting = self.share // 2, self.trouble.waiting
         return {
             lane.place: lane.at
             for lane in lanes
             if lane.size <= room
+            and not (full and lane.waits)  # its next batch is a big one
             and lane.at != AT_END
             and not lane.unlogged
             and lane.place.topic not in waiting
@@ -221,7 +230,7 @@ class Lanes:
                 lane.served, least
             )  # its last turn counts: it must not come first again
         lane.queue += commands
-        lane.size += sum([command.weight for command in commands])
+        lane.size += weight_of(commands)
 
     # -- out ------------------------------------------------------------------------------------------
 
@@ -270,7 +279,7 @@ class Lanes:
                 continue
             done = lane.size
             if count < len(lane.queue):
-                done = sum([command.weight for command in lane.queue[:count]])
+                done = weight_of(lane.queue[:count])
             del lane.queue[:count]
             lane.size -= done
             lane.served += done
