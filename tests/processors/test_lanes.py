@@ -213,6 +213,21 @@ def test_turns_go_by_bytes() -> None:
     assert 0.7 < served[A] / served[B] < 1.4
 
 
+def test_turns_count_though_a_lane_ends_its_queue() -> None:
+    play = Lanes()
+    lanes, served = play.leader._lanes, {A: 0, B: 0}
+    one, many = lanes.on[A], lanes.on[B]
+    one.rate = many.rate = 0
+    lanes.add(many, [Command(i, None, bytes(1_000), False, B) for i in range(100)])
+    for i in range(40):
+        if not one.queue:
+            lanes.add(one, [Command(i, None, bytes(1_000), False, A)])
+        (command,) = batch = lanes.next(1, lanes.active)
+        served[command.lane] += 1
+        lanes.passed(batch)
+    assert served == {A: 20, B: 20}
+
+
 LISTS = (
     r.ListTransactions(None, True, 10, None),
     r.ListSeries("nyc", None, None),

@@ -226,9 +226,7 @@ class Lanes:
         if not lane.queue:  # no lane saves up turns, or has to make up for some
             served = [one.served for one in self.on.values() if one.queue]
             least = min(served) if served else max([one.served for one in self.on.values()])
-            lane.served = max(
-                lane.served, least
-            )  # its last turn counts: it must not come first again
+            lane.served = max(lane.served, least)  # or a lane of one command came first each time
         lane.queue += commands
         lane.size += weight_of(commands)
 
