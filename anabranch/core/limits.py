@@ -50,7 +50,9 @@ HELPERS = Limit(
     8, "lanes", "lanes, not its owner's, that a leader knows to send a transaction's heartbeats"
 )
 UNREAD = Limit(
-    10, "keepalives", "the silence of a transaction while a lane of its heartbeats can't be read"
+    10,
+    "keepalives",
+    "a transaction's silence (10 minutes at least) while a lane of its heartbeats can't be read",
 )
 EXTENTS = Limit(20_000, "extents", "a receipt")
 RECEIPTS = Limit(3 << 20, "bytes", "the receipts of a transaction's writers, about")

@@ -8,7 +8,7 @@ import pytest
 
 from anabranch.core import limits
 from anabranch.core.authorize import Right
-from anabranch.core.decisions.expiry import silent_lanes
+from anabranch.core.decisions.expiry import UNREAD_MS, silent_lanes
 from anabranch.core.decisions.lanes import position_of, resume
 from anabranch.core.decisions.turn import AT_END
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
@@ -164,15 +164,16 @@ def test_silence(owner: str, writers: tuple[str, ...], seen: dict[str, int], end
     assert world.row("A").state == ("ABORTED" if ends else "OPEN")
 
 
-@pytest.mark.parametrize(("well_ms", "end"), [(0, "ABORTED"), (5_000, "ABORTED"), (5_001, "OPEN")])
-def test_silence_of_a_lane_that_can_not_be_read(well_ms: int, end: str) -> None:
-    """``well_ms``: until when it could be read, ms behind the begin. One that is merely behind is waited for."""
+@pytest.mark.parametrize("keepalive_ms", [5_000, 2 * UNREAD_MS])
+@pytest.mark.parametrize(("well_ms", "end"), [(-1, "ABORTED"), (0, "ABORTED"), (1, "OPEN")])
+def test_silence_of_a_lane_that_can_not_be_read(keepalive_ms: int, well_ms: int, end: str) -> None:
+    """``well_ms``: until when it could be read, ms behind the keepalive. One merely behind is waited for."""
     world = nyc()
     world.grant("web", "nyc/*", Right.WRITE)
     with world.by("web"):
-        world.begin("A", keepalive_ms=5_000)
-    world.memory.lanes = {"web": LaneSeen(well_ms=world.now_ms + well_ms)}
-    world.wait(limits.UNREAD.value * 5_000)
+        world.begin("A", keepalive_ms=keepalive_ms)
+    world.memory.lanes = {"web": LaneSeen(well_ms=world.now_ms + keepalive_ms + well_ms)}
+    world.wait(max(UNREAD_MS, 10 * keepalive_ms))
     assert world.row("A").state == "OPEN"
     world.wait(500)
     assert world.row("A").state == end

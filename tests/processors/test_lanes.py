@@ -11,6 +11,7 @@ import pytest
 from anabranch.batches.records import Record
 from anabranch.core import limits
 from anabranch.core.decisions import decide as entrance
+from anabranch.core.decisions import expiry
 from anabranch.core.decisions.turn import AT_END
 from anabranch.core.ids import ADMIN_LANE, CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER
 from anabranch.memory.partition import Partition
@@ -599,6 +600,7 @@ def test_silence_beside_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flooded lane's heartbeats wait behind its flood: its transactions live, others end in time."""
     monkeypatch.setattr(culprit, "MAX_COMMANDS", 10)
     monkeypatch.setattr(limits, "UNREAD", limits.UNREAD._replace(value=3))
+    monkeypatch.setattr(expiry, "UNREAD_MS", 0)
     play = Lanes()
     flooded, token = play.begin(A)
     hasty, hasty_token = play.begin(A, keepalive_ms=1_000)
@@ -659,7 +661,7 @@ def test_a_lane_that_can_not_be_read_keeps_nothing_alive_for_ever(
     other, _ = play.begin(B, keepalive_ms=1_000)
     in_trouble(Kind.LEADERLESS)(play, commands_topic(lane=A))
     play.send(A)
-    play.steps(20, 9.0)
+    play.steps(200, 599.0)
     assert (play.is_open(txn_id), play.is_open(other)) == (True, False)
     play.steps(8, 2.0)
     row = play.leader.state.txn_row(txn_id)

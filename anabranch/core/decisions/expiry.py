@@ -11,6 +11,7 @@ from anabranch.core.memory import Keepalives
 from anabranch.core.state import OpenTxn, State
 
 AUDIT_MS = 90 * DAY_MS
+UNREAD_MS = 600_000  # a short keepalive's commands may have no leader for some time, too
 _AUDIT_ROWS = 20  # looked at each time
 # A round forgets this many old outcomes for each that it adds: the table never outgrows them.
 PURGE_SHARE = 2
@@ -54,7 +55,7 @@ def _is_stale(turn: Turn, txn: OpenTxn) -> bool:
     if not _seems_stale(txn, turn.keepalives, turn.now_ms):
         return False
     last, keepalive_ms = turn.keepalives.last(txn.row.txn_id), txn.row.keepalive_ms
-    long = turn.now_ms - last > limits.UNREAD.value * keepalive_ms
+    long = turn.now_ms - last > max(limits.UNREAD.value * keepalive_ms, UNREAD_MS)
     seen = [turn.memory.lanes[name] for name in _unread(turn, txn)]
     return all(long and lane.well_ms <= last + keepalive_ms for lane in seen)
 
