@@ -184,7 +184,7 @@ class EventTooLarge(FixCallError):
 
 
 class TooManyStreams(FixCallError):
-    """A control partition has all the streams, or partitions of streams, that it may."""
+    """A control partition, or a lane, has all the streams, partitions of streams or scopes that it may."""
 
 
 class SetAside(FixCallError):

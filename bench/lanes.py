@@ -145,7 +145,7 @@ def _token_us() -> float:
         token = tokens.narrow(token, not_after_ms=2_000_000_000_000 - sooner)
     began = time.process_time()
     for _ in range(TIMES):
-        tokens.verify(token, secret)
+        tokens.is_genuine(tokens.peek(token), secret)
     return 1e6 * (time.process_time() - began) / TIMES
 
 

@@ -107,8 +107,8 @@ class Given:
         list[str] | None,
         typer.Option(
             RENAMED["skip_commands"],
-            metavar="PARTITION:OFFSET",
-            help="Set this command aside instead of trying it (may be given again).",
+            metavar="[LANE/]PARTITION:OFFSET",
+            help="Set this command aside instead of trying it (may be given again); without LANE, of `open`.",
         ),
     ] = None
     lanes_only: Annotated[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
 
 from anabranch.client.client_streams import Streams
 from anabranch.client.exchange import FIRST_RETRY_S
@@ -20,11 +19,14 @@ from anabranch.errors import (
 )
 from anabranch.ports import Log, LogDenied, LogError, LogRefused
 from anabranch.schemas import records as r
-from anabranch.topics.creation import create_lane_topics, lane_topic_ids, refusal_of
+from anabranch.topics.creation import (
+    create_lane_topics,
+    grow_lane_topic,
+    lane_topic_ids,
+    refusal_of,
+)
 from anabranch.topics.rights import Acl, client_rights
 from anabranch.types import AuditEntry, CommandsInfo, Grant, Lane, right_bits, right_words
-
-T = TypeVar("T")
 
 
 class Administration(Streams):
@@ -47,6 +49,8 @@ class Administration(Streams):
         timeout: float | None = None,
     ) -> Lane:
         """Make a lane: its two topics, then the lane itself in all control partitions. Repeating it is safe.
+
+        A lane that exists gets more partitions for its commands if control partitions were added.
 
         Before that its ``principals`` (``User:etl``) must be the only ones who may write to its commands and read
         its answers: with ``apply`` the brokers are told so first, else `anabranch.topics.rights.client_rights` says
@@ -85,7 +89,7 @@ class Administration(Streams):
 
     def grants(self, *, timeout: float | None = None) -> list[Grant]:
         """All grants, by lane and pattern. Raises: NotAuthorized, NotReady, DeadlineExceeded."""
-        return _grants(self._ask_each(r.ListGrants(), r.GrantList, self._deadline(timeout)))
+        return _grants(self._session.ask_each(r.ListGrants(), r.GrantList, self._deadline(timeout)))
 
     def grant(
         self, lane: str, pattern: str, rights: Iterable[str], *, timeout: float | None = None
@@ -123,7 +127,7 @@ class Administration(Streams):
             raise InvalidArgument(f"limit {limit}: 1 or more")
         deadline = self._deadline(timeout)
         found: list[AuditEntry] = []
-        for number, part in self._ask_each(r.ListAudit(), r.AuditList, deadline):
+        for number, part in self._session.ask_each(r.ListAudit(), r.AuditList, deadline):
             rows = list(part.entries)
             while part.more is not None and len(rows) < limit:
                 part = self._session.ask(number, r.ListAudit(part.more), r.AuditList, deadline)
@@ -136,7 +140,7 @@ class Administration(Streams):
 
         Raises: NotReady, DeadlineExceeded.
         """
-        found = self._ask_each(r.ListCommands(), r.CommandList, self._deadline(timeout))
+        found = self._session.ask_each(r.ListCommands(), r.CommandList, self._deadline(timeout))
         return [
             CommandsInfo(
                 n, got.position, got.end, got.set_aside, got.open_transactions, got.outcomes
@@ -150,19 +154,16 @@ class Administration(Streams):
             raise IllegalState("this client can't ask brokers who may do what")
         return self._ports.acls.listed(self._deadline(timeout))
 
-    def _ask_each(self, command: object, expected: type[T], deadline: float) -> list[tuple[int, T]]:
-        return self._session.ask_each(command, expected, deadline)
-
     def _set_grant(self, lane: str, pattern: str, more: int, less: int, deadline: float) -> Grant:
         check_lane(lane)
-        found = _grants(self._ask_each(r.ListGrants(), r.GrantList, deadline))
+        found = _grants(self._session.ask_each(r.ListGrants(), r.GrantList, deadline))
         has = right_bits(w for g in found if g[:2] == (lane, pattern) for w in g.rights)
         command = r.SetGrant(lane, pattern, int((has | more) & ~less))
-        self._ask_each(command, r.GrantList, deadline)
+        self._session.ask_each(command, r.GrantList, deadline)
         return Grant(lane, pattern, right_words(command.rights))
 
     def _lanes(self, deadline: float) -> list[Lane]:
-        return _lanes(self._ask_each(r.ListLanes(), r.LaneList, deadline))
+        return _lanes(self._session.ask_each(r.ListLanes(), r.LaneList, deadline))
 
     def _block(self, name: str, blocked: bool, deadline: float) -> Lane:
         lane = {lane.name: lane for lane in self._lanes(deadline)}.get(check_lane(name))
@@ -171,7 +172,7 @@ class Administration(Streams):
         return self._set_lane(r.SetLane(name, blocked, lane.topic_ids, lane.quotas), deadline)
 
     def _set_lane(self, command: r.SetLane, deadline: float) -> Lane:
-        found = _lanes(self._ask_each(command, r.LaneList, deadline))
+        found = _lanes(self._session.ask_each(command, r.LaneList, deadline))
         return next(lane for lane in found if lane.name == command.lane)
 
     def _lane_topics(
@@ -188,10 +189,11 @@ class Administration(Streams):
             if lane is None:
                 create_lane_topics(log, prefix, name, like=own, adopt=adopt)
             ids = self._ids_at_last(log, name, deadline)
-        if lane is not None and ids != lane.topic_ids:
-            raise IllegalState(
-                f"the topics of lane {name!r} are not those that it was made with: its name can't be used again"
-            )
+            if lane is not None and ids != lane.topic_ids:
+                raise IllegalState(
+                    f"the topics of lane {name!r} are not those that it was made with: its name can't be used again"
+                )
+            grow_lane_topic(log, prefix, name, like=own)
         return ids
 
     def _ids_at_last(self, log: Log, lane: str, deadline: float) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ FIRST_REPEAT_S = 2.0
 LONGEST_REPEAT_S = 10.0
 FIRST_RETRY_S = 0.02
 LONGEST_RETRY_S = 1.0
+_NOTHING = "nothing was changed"  # as refusals say
 
 T = TypeVar("T")
 
@@ -96,7 +97,7 @@ class Exchange:
                 return result
             # Not kept in a name: the traceback would hold this frame, and so the error itself.
             if result.code != NotReady.__name__ or self.now() + pause >= deadline:
-                raise error_of(result.code, result.message)
+                raise error_of(result.code, _truly(result.message, unheard))
             refused = result  # the reason, if no answer comes in time
             self._clock.sleep(pause)
             pause = min(pause * 2, LONGEST_RETRY_S)
@@ -163,6 +164,12 @@ class Exchange:
                 told += f"; or lane {self._lane!r} is not read: `anabranch lane list` says why"
             return NotReady(f"{told}{said}")
         return DeadlineExceeded(f"{name} was not answered in time; call again{said}")
+
+
+def _truly(message: str, unheard: Collection[bytes]) -> str:
+    """A refusal's text: it is of one copy of the command, and of others that were sent no answer came."""
+    more = f"{_NOTHING} by this copy, but one sent before may be carried out"
+    return message.replace(_NOTHING, more) if unheard else message
 
 
 def _belongs(result: Any, command: Any | None) -> bool:

@@ -35,12 +35,25 @@ COMMAND = Limit(
 )
 BATCH = Limit(32 << 20, "bytes", "a record batch of commands, unpacked")
 BATCH_RECORDS = Limit(100_000, "records", "a record batch of commands")
+QUEUED = Limit(
+    32 << 20,
+    "bytes",
+    "commands of all lanes that wait in a leader, about; and each lane's share of that",
+)
 TEXT = Limit(1 << 10, "characters", "a reason, or a refusal's text: the rest is cut off")
 NAME = Limit(256, "characters", "the name of a transaction or a series")
 SETTING = Limit(256, "characters", "a setting's name, or its value")
 DIGITS = Limit(20, "digits", "a number in a setting")
 CORRELATION_ID = Limit(64, "bytes", "a correlation id")
 TOKENS = Limit(1_000, "tokens", "a heartbeat")
+HELPERS = Limit(
+    8, "lanes", "lanes, not its owner's, that a leader knows to send a transaction's heartbeats"
+)
+UNREAD = Limit(
+    10,
+    "keepalives",
+    "a transaction's silence (10 minutes at least) while a lane of its heartbeats can't be read",
+)
 EXTENTS = Limit(20_000, "extents", "a receipt")
 RECEIPTS = Limit(3 << 20, "bytes", "the receipts of a transaction's writers, about")
 WAITERS = Limit(1_000, "askers", "askers that wait for one commit")
@@ -76,6 +89,7 @@ QUOTAS = {
     "open": Limit(1_000, "transactions", "open transactions of a lane"),
     "staged": Limit(4 << 30, "bytes", "a lane's open transactions in journals"),
     "commands": Limit(2_000, "commands a second", "a lane's commands; more of them wait"),
+    "scopes": Limit(100, "scopes", "scopes that a lane made"),
     "streams": Limit(100, "streams", "streams that a lane made"),
     "partitions": Limit(2_000, "partitions", "partitions of streams that a lane made"),
     "keepalive": Limit(86_400_000, "ms", "the keepalive of a lane's transactions"),

@@ -83,10 +83,14 @@ class Part:
 
 @dataclass(slots=True)
 class Keepalives(Part):
-    """When each open transaction was last heard of, and when silent ones are looked for again."""
+    """When each open transaction was last heard of, and when silent ones are looked for again.
+
+    ``helpers``: lanes, not its owner's, by which its heartbeats came.
+    """
 
     since_ms: int
     heard: Kept[bytes, int] = field(default_factory=Kept)
+    helpers: Kept[bytes, tuple[str, ...]] = field(default_factory=Kept)
     next_check_ms: int = 0
 
     def last(self, txn_id: bytes) -> int:
@@ -151,11 +155,13 @@ class Histories(Part):
 class LaneSeen:
     """A lane whose commands are read. ``end``: their end offset, as read last. ``trouble``: why they are not.
 
-    ``read_ms``: each command that was there at this time is decided, by this round at the latest.
+    ``read_ms``: each command that was there at this time is decided, by this round at the latest. ``well_ms``: when
+    they could be read last, as far as some transaction's silence asked.
     """
 
     end: int = 0
     read_ms: int = -1
+    well_ms: int = -1
     trouble: str = ""
 
 
@@ -203,6 +209,7 @@ class LeaderMemory:
             self.histories.follow(histories)
         for txn_id in ended:
             self.keepalives.heard.put(txn_id, None)
+            self.keepalives.helpers.put(txn_id, None)
             self.merging.forget_txn(txn_id)
         for stream in forgotten:
             self.merging.forget_stream(stream)

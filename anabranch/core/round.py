@@ -112,6 +112,7 @@ class Round:
     history: list[Step] = field(default_factory=list)  # all streams', by rising timestamps
     commands: list[tuple[int, Any]] = field(default_factory=list)  # to other control partitions
     audit: list[AuditRow] = field(default_factory=list)  # for the controller's log
+    unread: list[str] = field(default_factory=list)  # … expired though a lane can't be read
 
     @property
     def streams(self) -> list[str]:

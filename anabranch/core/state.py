@@ -78,6 +78,7 @@ class State:
         self.term: TermRow | None = None
         self.round = _NO_ROUND
         self.scopes: dict[str, int] = {}
+        self.scope_owners: dict[str, str] = {}
         self.streams: dict[str, StreamRow] = {}
         self.layouts: dict[str, Layout] = {}  # active epochs only
         self.epochs: dict[str, dict[int, tuple[SegmentRange, ...]]] = {}  # reference epochs only
@@ -117,9 +118,9 @@ class State:
         self.round = _NO_ROUND
         self.suspect = None
         for view in (
-            self.scopes, self.streams, self.layouts, self.epochs, self.places, self.pins, self.plain,
-            self.plain_refused, self.low_water, self.forgotten, self._retired, self.set_aside, self.lanes,
-            self.lane_positions, self.grants, self.rights, self.open, self.open_of, self.committing,
+            self.scopes, self.scope_owners, self.streams, self.layouts, self.epochs, self.places, self.pins,
+            self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.set_aside,
+            self.lanes, self.lane_positions, self.grants, self.rights, self.open, self.open_of, self.committing,
         ):  # fmt: skip
             view.clear()
         for key, value in self._table.scan(k.STATUS + NO_TXN):
@@ -196,6 +197,7 @@ class State:
             self.round = row
         elif entry is Entry.SCOPE:
             _put(self.scopes, identifier.decode(), row and row.control_partition)
+            _put(self.scope_owners, identifier.decode(), row and row.owner)
         elif entry is Entry.STREAM:
             _put(self.streams, identifier.decode(), row)
             _put(self.layouts, identifier.decode(), row and Layout(row.segments))

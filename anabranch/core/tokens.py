@@ -161,14 +161,6 @@ def peek(data: bytes) -> Token:
         ) from None
 
 
-def verify(data: bytes, secret: bytes) -> Token:
-    """The content of a token that was made by this secret and only narrowed since. `InvalidToken` otherwise."""
-    token = peek(data)
-    if not is_genuine(token, secret):
-        raise InvalidToken("the token was tampered with, or made by another secret")
-    return token
-
-
 def is_genuine(token: Token, secret: bytes) -> bool:
     """Whether a token that was read from bytes was made by this secret and only narrowed since."""
     signed, *caveats, told = token.chain

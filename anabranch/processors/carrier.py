@@ -71,7 +71,7 @@ class _Refused(NamedTuple):
     error: LogError
 
 
-class Lane:
+class Carrier:
     """Carries one chunk after the other through two transactional ids in turn. One thread at a time."""
 
     def __init__(
@@ -159,19 +159,21 @@ def is_carrying(state: State) -> bool:
     )
 
 
-def lanes_of(
+def carriers_of(
     log: Log,
     status: TopicPartition,
     pairs: Sequence[Sequence[Producer]],
     chunk_bytes: int,
     read_ahead: bool,
-) -> list[Lane]:
-    """A lane for each pair of producers; a pair that waits for markers has none."""
-    return [Lane(log, status, pair, chunk_bytes, read_ahead=read_ahead) for pair in pairs if pair]
+) -> list[Carrier]:
+    """A carrier for each pair of producers; a pair that waits for markers has none."""
+    return [
+        Carrier(log, status, pair, chunk_bytes, read_ahead=read_ahead) for pair in pairs if pair
+    ]
 
 
 class Carriers:
-    """All lanes of a leader. Steppable: without ``threads`` each `take` carries one chunk a lane itself.
+    """All carriers of a leader. Steppable: without ``threads`` each `take` carries one chunk a carrier itself.
 
     Threads carry one chunk at a time between them: two at once were no quicker on one broker, and rounds of
     small commits waited for more.
@@ -179,14 +181,14 @@ class Carriers:
 
     def __init__(
         self,
-        lanes: Sequence[Lane],
+        carriers: Sequence[Carrier],
         *,
         threads: bool,
     ) -> None:
         # Transactions with a chunk that may be on its way: those of the last `sync`, or more.
         self.carrying: set[bytes] = set()
         self.trouble: dict[bytes, str] = {}  # transaction id -> the broker's refusal
-        self._lanes = lanes
+        self._each = carriers
         self._jobs: dict[Key, Job] = {}
         self._waiting: deque[Job] = deque()
         self._todo: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
@@ -197,8 +199,10 @@ class Carriers:
         self._one_chunk = threading.Lock()
         self._threads = (
             [
-                threading.Thread(target=self._run, args=(lane,), name=f"carrier-{i}", daemon=True)
-                for i, lane in enumerate(lanes)
+                threading.Thread(
+                    target=self._run, args=(carrier,), name=f"carrier-{i}", daemon=True
+                )
+                for i, carrier in enumerate(carriers)
             ]
             if threads
             else []
@@ -209,7 +213,7 @@ class Carriers:
     def sync(
         self, state: State, index: JournalIndex, wall_ms: int, usable: Callable[[str], bool]
     ) -> None:
-        """Begin the carries on the log that no lane here has.
+        """Begin the carries on the log that no carrier here has.
 
         ``usable``: whether a stream's topics are there; a transaction with a stream without them is not carried.
         """
@@ -245,9 +249,9 @@ class Carriers:
         """
         rows = []
         if not self._threads:
-            for lane in self._lanes[: len(self._waiting)]:
+            for carrier in self._each[: len(self._waiting)]:
                 job = self._waiting.popleft()
-                self._told.put(done := _chunk(lane, job, wall_ms))
+                self._told.put(done := _chunk(carrier, job, wall_ms))
                 if isinstance(done, CarryRow) and not done.done:
                     self._waiting.append(job)
         while True:
@@ -300,17 +304,17 @@ class Carriers:
             self._todo.put(None)
         for thread in self._threads:
             thread.join(_JOIN_S)
-        for lane in self._lanes:
-            lane.close()
+        for carrier in self._each:
+            carrier.close()
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _run(self, lane: Lane) -> None:
+    def _run(self, carrier: Carrier) -> None:
         while (work := self._todo.get()) is not None:
             job, wall_ms = work
             try:
                 while not self._stop.is_set():
                     with self._one_chunk:
-                        told = _chunk(lane, job, wall_ms)
+                        told = _chunk(carrier, job, wall_ms)
                     self._told.put(told)
                     if isinstance(told, _Refused) or told.done:
                         break
@@ -319,8 +323,8 @@ class Carriers:
                 return
 
 
-def _chunk(lane: Lane, job: Job, wall_ms: int) -> CarryRow | _Refused:
+def _chunk(carrier: Carrier, job: Job, wall_ms: int) -> CarryRow | _Refused:
     try:
-        return lane.chunk(job, wall_ms)
+        return carrier.chunk(job, wall_ms)
     except (LogRefused, LogUnavailable) as error:
         return _Refused(job.key, error)

@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from anabranch.core.decisions.turn import DAY_MS
+from anabranch.core.ids import OPEN_LANE, check_lane
 from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX
 
 
-def parse_place(text: str) -> tuple[int, int]:
-    """(partition, offset) of ``PARTITION:OFFSET``."""
-    partition, _, offset = text.partition(":")
+def parse_place(text: str) -> tuple[str, int, int]:
+    """(lane, partition, offset) of ``LANE/PARTITION:OFFSET``; without a lane, of `open`. `InvalidArgument`."""
+    lane, slash, place = text.rpartition("/")
+    partition, _, offset = place.partition(":")
     if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit()):
-        raise InvalidArgument(f"{text!r} is not the place of a command: give PARTITION:OFFSET")
-    return int(partition), int(offset)
+        raise InvalidArgument(f"{text!r} is not the place of a command: give LANE/PARTITION:OFFSET")
+    return check_lane(lane) if slash else OPEN_LANE, int(partition), int(offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class ControllerOptions:
     in this time. ``move_bytes``: unneeded bytes that an old open one may keep in a journal before it is moved.
     ``lost_after_s``: how long a stream waits for a topic that is not found, before it is given up.
     ``max_streams``, ``max_partitions``: of a control partition.
-    ``skip_commands``: as PARTITION:OFFSET, commands that are set aside instead of being tried.
+    ``skip_commands``: as LANE/PARTITION:OFFSET, commands that are set aside instead of being tried.
     ``lanes_only``: the lane `open` is not served.
     ``status_file``: where to write, as JSON, which control partitions this process leads. ``http``: HOST:PORT of
     `/metrics`, `/live` and `/ready`. ``log_json``: the log as JSON, a document a line.

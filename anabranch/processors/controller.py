@@ -38,7 +38,7 @@ from anabranch.ports import (
     TableError,
     TopicPartition,
 )
-from anabranch.processors.carrier import Carriers, is_carrying, lanes_of
+from anabranch.processors.carrier import Carriers, carriers_of, is_carrying
 from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.history_tail import tail_for
 from anabranch.processors.intake import Intake
@@ -147,9 +147,8 @@ class Controller:
         self._tails.clear()
         self._autoscaling = Autoscaling()
         status = TopicPartition(status_topic(self.settings.prefix), self.settings.control_partition)
-        how = self.settings.chunk_bytes, self.threads
-        lanes = lanes_of(self.log, status, self.lease.carriers, *how)
-        self._carriers = Carriers(lanes, threads=self.threads)
+        how = self.lease.carriers, self.settings.chunk_bytes, self.threads
+        self._carriers = Carriers(carriers_of(self.log, status, *how), threads=self.threads)
         every_ms = self.settings.clean_history_ms
         self._cutter = Cutter(self.log, threads=self.threads, histories_ms=every_ms)
         self._gaps = Gaps(self.log, threads=self.threads)
@@ -172,12 +171,7 @@ class Controller:
     def hand_over(self) -> None:
         """Log that this leader has let go, and resign: a successor need not fear its unfinished work."""
         term, carriers = self._state.term, self._carriers
-        if (
-            self.lease is not None
-            and term is not None
-            and carriers is not None
-            and carriers.close()
-        ):
+        if self.lease and term and carriers and carriers.close():
             turn = self._turn()
             turn.put(k.TERM_KEY, replace(term, resigned=True))
             self._write(turn)
@@ -274,7 +268,7 @@ class Controller:
         if not (self._culprit.careful and commands):
             if judge:
                 self._lanes.judge(commands)
-            horizon = decide_due(turn, read_to_end=judge)
+            horizon = decide_due(turn, judge_silence=judge)
         wrote = self._write(turn, commands, horizon)
         if asked is not None:
             self._autoscaling.has_asked(asked, turn.now_ms)
@@ -407,6 +401,8 @@ class Controller:
             self._cutter.logged(turn.cut)
         for row in round_.audit:
             log.info("by lane %s: %s %s", row.lane, row.command, row.what)
+        for what in round_.unread:
+            log.warning("%s", what)
         self.rounds += 1
         self.metrics.wrote(round_, len(commands), begun)
         return True

@@ -31,7 +31,7 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.processors.index_journals import index_fetched
-from anabranch.processors.lanes.command import Command, command_of
+from anabranch.processors.lanes.command import Command, command_of, weight_of
 from anabranch.processors.lanes.queues import Lane, Lanes
 from anabranch.topics.names import control_topic, journal_topic, status_topic
 
@@ -158,9 +158,9 @@ class Intake:
         for tp, (stream, _) in journals.items():
             if tp in fetched:
                 self._index_journal(state, stream, tp.partition, fetched[tp])
-        for lane in self.lanes.on.values():
-            if lane.place in fetched:
-                self._queue_commands(lane, fetched[lane.place])
+        room = self.lanes.room
+        for lane in self.lanes.among(fetched):
+            room -= self._queue_commands(lane, fetched[lane.place], room)
         errors = []
         for tp, error in failed.items():
             try:
@@ -226,23 +226,35 @@ class Intake:
             counting=fetched.next_offset > known_until,
         )
 
-    def _queue_commands(self, lane: Lane, fetched: Fetched) -> None:
+    def _queue_commands(self, lane: Lane, fetched: Fetched, room: int) -> int:
+        """Queue a lane's commands as far as it may have them. Returns the bytes queued.
+
+        ``room``: as much of all lanes' room is left. Without any a lane gets its own share: little beside a flood.
+        """
+        before = lane.size
         lane.end = fetched.high_watermark
         partitions = self.settings.reply_partitions if lane.name == OPEN_LANE else 1
         for batch in fetched.batches:
-            if lane.size > self.lanes.share:
+            full = lane.size - before > room
+            over = lane.size > self.lanes.share
+            cut = over or (full and lane.waits > 0)
+            commands = [] if cut else self._commands(lane, batch, partitions)
+            if cut or (full and lane.size + weight_of(commands) > self.lanes.share):
+                lane.waits += full and not over
                 lane.at = max(lane.at, batch.base_offset)  # the rest is fetched again
-                return
-            native = read_header(batch.data).is_transactional
-            self.lanes.add(
-                lane,
-                [
-                    command_of(record, native, lane.name, partitions)
-                    for record in self._records(lane.place, batch, lane.name)
-                    if record.offset >= lane.at
-                ],
-            )
+                return lane.size - before
+            lane.waits = 0
+            self.lanes.add(lane, commands)
         lane.at = fetched.next_offset
+        return lane.size - before
+
+    def _commands(self, lane: Lane, batch: RawBatch, partitions: int) -> list[Command]:
+        native = read_header(batch.data).is_transactional
+        return [
+            command_of(record, native, lane.name, partitions)
+            for record in self._records(lane.place, batch, lane.name)
+            if record.offset >= lane.at
+        ]
 
     def _queue_control(self) -> None:
         """Read the committed records of the control topic.

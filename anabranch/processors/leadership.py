@@ -32,7 +32,7 @@ from anabranch.topics.names import carrier_ids, status_topic, transactional_ids
 
 STATUS_POSITION = k.POSITION + b"status"
 FOLD_DEADLINE_S = 60.0
-CARRIER_LANES = 2  # the same in every controller: a leader fences the lanes of the one before
+CARRIERS = 2  # the same in every controller: a leader fences the carriers of the one before
 _FETCH_BYTES = 8 << 20
 
 
@@ -40,7 +40,7 @@ _FETCH_BYTES = 8 << 20
 class Lease:
     """The right to act: initialised producers, two of them used in turn, and the term.
 
-    ``carriers``: up to two more for each lane that carries merges aside.
+    ``carriers``: up to two more for each carrier of merges.
     """
 
     producers: list[Producer]
@@ -95,7 +95,7 @@ def take_lead(
     # leader's open round holds it, until its transactional id is initialised again.
     fold_to_end(log, table, state, clock, status, stable_only=True)
     ids = transactional_ids(control_partition, prefix)
-    lanes = [carrier_ids(control_partition, lane, prefix) for lane in range(CARRIER_LANES)]
+    pairs = [carrier_ids(control_partition, n, prefix) for n in range(CARRIERS)]
     busy: list[LogBusy] = []
     with ExitStack() as failed:
 
@@ -111,7 +111,7 @@ def take_lead(
             return made
 
         producers = initialised(ids)
-        carriers = [initialised(pair) for pair in lanes]
+        carriers = [initialised(pair) for pair in pairs]
         for producer in chain(producers, *carriers):
             producer.check([status])
         fold_to_end(log, table, state, clock, status)

@@ -58,6 +58,9 @@ TABLE = {
     "lane_usage": Number("gauge", "How much a lane has of each quota", ("lane", "quota")),
     "lane_quota": Number("gauge", "How much it may have, where it has a quota", ("lane", "quota")),
     "open_transactions": Number("gauge", "Transactions that are not finished"),
+    "expired_unread": Number(
+        "counter", "Silent transactions aborted while a lane of their heartbeats could not be read"
+    ),
     "committing_transactions": Number("gauge", "Transactions whose commit is decided, not done"),
     "staged_bytes": Number("gauge", "Bytes of open transactions in journals"),
     "streams": Number("gauge", "Streams by state", ("state",)),
@@ -111,6 +114,7 @@ class Metrics:
         self.seconds_sum += took
         self.add("rounds")
         self.add("commands", by=commands)
+        self.add("expired_unread", by=len(round_.unread))
         for _, result in round_.replies:
             if isinstance(result, Refusal):
                 self.add("refusals", result.code)

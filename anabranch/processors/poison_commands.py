@@ -29,7 +29,6 @@ from anabranch.core import limits
 from anabranch.core.decisions.lanes import position_of
 from anabranch.core.decisions.set_aside import set_aside, suspect
 from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.ids import OPEN_LANE
 from anabranch.core.state import State
 from anabranch.errors import SetAside
 from anabranch.ports import LogError, LogFenced, LogUnavailable, LogUncertain
@@ -64,10 +63,10 @@ class Culprit:
     ``count``: commands that this process set aside, by lane.
     """
 
-    def __init__(self, skip: Iterable[int] = ()) -> None:
-        """``skip``: offsets that an operator wants to skip."""
+    def __init__(self, skip: Iterable[Key] = ()) -> None:
+        """``skip``: lanes and offsets that an operator wants to skip."""
         why = ["an operator skipped it"] * limits.TRIES.value
-        self._skip = {(OPEN_LANE, offset): why for offset in skip}
+        self._skip = dict.fromkeys(skip, why)
         self.careful = False
         self.count = Counter[str]()
         self._kind = PLAIN

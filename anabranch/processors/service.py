@@ -282,7 +282,7 @@ class ControllerService(mode.Service):
             max_open=self.options.max_open,
             max_streams=self.options.max_streams,
             max_partitions=self.options.max_partitions,
-            skip_commands=frozenset(offset for number, offset in self._skip if number == partition),
+            skip_commands=frozenset((lane, at) for lane, n, at in self._skip if n == partition),
             lanes_only=self.options.lanes_only,
             max_staged_bytes=self.options.max_staged_bytes,
             round_bytes=self.options.chunk_bytes,

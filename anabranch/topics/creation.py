@@ -169,6 +169,14 @@ def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bo
     _create(log, [_spec(n, p, s, {}, factor) for n, p, s in topics if n not in there])
 
 
+def grow_lane_topic(log: Log, prefix: str, lane: str, *, like: str) -> None:
+    """Give a lane's commands topic as many partitions as that of lane ``like`` has. Safe to repeat."""
+    name, model = commands_topic(prefix, lane), commands_topic(prefix, like)
+    infos = _describe(log, (name, model))
+    if infos[name].partitions < infos[model].partitions:
+        log.add_partitions(name, infos[model].partitions)
+
+
 def lane_topic_ids(log: Log, prefix: str, lane: str) -> tuple[str, ...]:
     """The ids of a lane's commands and replies topics. `NotReady`: one is not there (yet)."""
     names = commands_topic(prefix, lane), replies_topic(prefix, lane)

@@ -40,9 +40,11 @@ def transactional_ids(control_partition: int, prefix: str = DEFAULT_PREFIX) -> t
     return tuple(f"{prefix}.control.{control_partition}.{letter}" for letter in "abcdef")
 
 
-def carrier_ids(control_partition: int, lane: int, prefix: str = DEFAULT_PREFIX) -> tuple[str, str]:
-    """The two transactional ids of a lane that carries big merges aside."""
-    base = f"{prefix}.control.{control_partition}.carrier.{lane}"
+def carrier_ids(
+    control_partition: int, number: int, prefix: str = DEFAULT_PREFIX
+) -> tuple[str, str]:
+    """The two transactional ids of a carrier of big merges."""
+    base = f"{prefix}.control.{control_partition}.carrier.{number}"
     return f"{base}.a", f"{base}.b"
 
 

@@ -95,8 +95,11 @@ def lane_maker_rights(prefix: str = DEFAULT_PREFIX) -> Iterator[Right]:
     """The rights of an operator who adds lanes, besides those of a client of lane ``admin``."""
     for name in (commands_topic(prefix), replies_topic(prefix)):
         yield Right(TOPIC, name, "Create", "make a lane's topics", True)
-        yield Right(TOPIC, name, "Describe", "see that they are new, and their ids", True)
         yield Right(TOPIC, name, "DescribeConfigs", "make them as the others are", True)
+    grow = "see that they are new, and their ids; let them grow with the control partitions"
+    yield Right(TOPIC, commands_topic(prefix), "Alter", grow, True)
+    see = "see that they are new, and their ids"
+    yield Right(TOPIC, replies_topic(prefix), "Describe", see, True)
     yield Right(CLUSTER, THE_CLUSTER, "Alter", "let a lane's principals in, and list who may what")
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from anabranch.cli.controller import Given, arguments_of
+from anabranch.errors import InvalidArgument
 from anabranch.processors import service
-from anabranch.processors.config import ControllerOptions
+from anabranch.processors.config import ControllerOptions, parse_place
 from tests.cli.conftest import Run
 
 
@@ -49,7 +51,7 @@ def test_options_come_back_from_their_arguments(
         max_open=7,
         max_streams=5,
         max_partitions=6,
-        skip_commands=("0:17", "1:2"),
+        skip_commands=("0:17", "etl/1:2"),
         lanes_only=True,
         max_staged_bytes=8,
         chunk_bytes=9,
@@ -67,6 +69,23 @@ def test_options_come_back_from_their_arguments(
         assert getattr(options, field.name) != getattr(defaults, field.name)
     run(*arguments_of(options))
     assert started == [options]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("0:17", ("open", 0, 17)),
+        ("open/0:17", ("open", 0, 17)),
+        ("etl/3:2", ("etl", 3, 2)),
+        *(
+            (text, None)
+            for text in ("0", "0:", ":1", "0:-1", "/0:1", "Etl/0:1", "a/b/0:1", "etl/", "0:1/etl")
+        ),
+    ],
+)
+def test_the_place_of_a_command(text: str, place: tuple[str, int, int] | None) -> None:
+    with nullcontext() if place else pytest.raises(InvalidArgument):
+        assert parse_place(text) == place
 
 
 def test_without_a_broker_nothing_starts(run: Run, started: list[ControllerOptions]) -> None:

@@ -161,6 +161,22 @@ def test_topics_that_are_not_as_they_would_be_are_not_adopted(
     assert not place.bus.of(r.SetLane)
 
 
+@pytest.mark.parametrize("repeated", [1, 2])
+def test_a_lane_grows_with_the_control_partitions(place: Place, repeated: int) -> None:
+    born = place.client.add_lane("etl")
+    place.log.add_partitions("p.commands", PARTITIONS + 1)
+    place.bus.partitions = PARTITIONS + 1
+    place.lanes.append({})
+    place.grants.append({})
+    place.audit.append([])
+    assert "control partition 2 lacks it" in place.client.lanes()[0].trouble
+    for _ in range(repeated):
+        assert place.client.add_lane("etl").topic_ids == born.topic_ids
+    found = place.log.describe_topics(NAMES)
+    assert [found[name].partitions for name in NAMES] == [PARTITIONS + 1, 1]
+    assert place.client.lanes()[0].trouble == ""
+
+
 def test_topics_that_are_not_the_lanes_are_refused(place: Place) -> None:
     place.client.add_lane("etl")
     for info in place.log.describe_topics(NAMES).values():

@@ -11,7 +11,10 @@ import pytest
 from anabranch import errors
 from anabranch.client.exchange import FIRST_REPEAT_S
 from anabranch.client.session import Session
+from anabranch.core import authorize
+from anabranch.core.stream_states import STREAMS
 from anabranch.core.tokens import peek
+from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.schemas import records as r
 from tests.client.answers import STREAM, TXN, obliging, outcome, refusal, token_of
 from tests.client.doubles import HYBRID_TIME, ManualClock, ScriptedBus, scripted_ports
@@ -142,6 +145,30 @@ def test_a_refusal_is_raised_as_its_error(code: str) -> None:
     with pytest.raises(getattr(errors, code), match="what to do"):
         session.touch(token_of(), STREAM, 1, clock.now + 10)
     assert len(bus.sent) == 1
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: authorize.refusal("etl", authorize.Right.SCALE, STREAM),
+        lambda: TRANSACTIONS.judge("OPEN", "begin_finalize", ""),
+        lambda: STREAMS.judge("LOST", "refuse_create", STREAM),
+    ],
+)
+def test_a_refusal_of_one_copy_does_not_speak_for_the_other(refused: Any, copies: int) -> None:
+    """The first one may be carried out just before its lane's right is taken away."""
+    try:
+        error = refused()
+    except errors.AnabranchError as raised:
+        error = raised
+    answer = refusal(type(error).__name__, str(error))
+    script = in_turn(r.ScopeInfo("nyc", 0), *[None] * (copies - 1), answer)
+    session, bus, clock = session_of(script)
+    said = "nothing was changed by this copy, but one sent before may be carried out"
+    with pytest.raises(type(error), match="nothing was changed") as caught:
+        session.scale(STREAM, 4, (), (), clock.now + 10)
+    assert (len(bus.sent), said in str(caught.value)) == (1 + copies, copies == 2)
 
 
 def test_who_comes_while_it_is_committed_is_told_of_which_transaction() -> None:

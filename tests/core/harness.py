@@ -59,7 +59,7 @@ class World(Journals):
         self.log: list[list[Row]] = []
         self.wall_us = START_MS * 1000
         self.now_ms = 5_000
-        self.read_to_end = True
+        self.judge_silence = True
         self.lane = OPEN_LANE  # of the commands to come
         self.lanes: dict[type, str] = {r.Settle: "admin"}  # … but of these
         self.asked: dict[bytes, str] = {}
@@ -120,7 +120,7 @@ class World(Journals):
             self.offset += 1
             turn.lane = self.lane
             self._decide(turn, decode(encode(command)), self.asker(name))
-        expired_ms = decide_due(turn, read_to_end=self.read_to_end)
+        expired_ms = decide_due(turn, judge_silence=self.judge_silence)
         assert self._kept() == kept, "memory was changed before the round happened"
         return self.close(turn, expired_ms, asked[-1][0] if len(asked) == 1 else None)
 

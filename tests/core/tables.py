@@ -56,6 +56,7 @@ def views_of(state: State) -> dict[str, Any]:
         "term": state.term,
         "round": state.round,
         "scopes": dict(state.scopes),
+        "scope_owners": dict(state.scope_owners),
         "streams": dict(state.streams),
         "open": {
             txn_id: (

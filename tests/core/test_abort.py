@@ -179,10 +179,10 @@ def test_questions_are_none(question: str) -> None:
 def test_only_when_the_commands_are_read_to_their_end() -> None:
     """A heartbeat may wait unread."""
     world = quiet()
-    world.read_to_end = False
+    world.judge_silence = False
     world.wait(60_000)
     assert world.row("A").state == "OPEN"
-    world.read_to_end = True
+    world.judge_silence = True
     assert world.heartbeat("A") == ""
     world.wait(5_000)
     assert world.row("A").state == "OPEN"
@@ -241,7 +241,7 @@ def test_whether_anything_is_stale_is_known_before_the_commands_are_read() -> No
         return silent_lanes(world.state, world.memory.keepalives, world.now_ms) == {"open"}
 
     world.begin("B", keepalive_ms=60_000)
-    world.read_to_end = False
+    world.judge_silence = False
     for waited_ms, expected in (5_000, False), (250, True):
         world.now_ms += waited_ms
         assert stale() is expected

@@ -378,7 +378,7 @@ def test_a_round_may_be_limited_to_a_few_merges(limit: int | None) -> None:
     world.turn(*((label, world.committing(label)) for label in "ABC"))
     turn = world.new_turn()
     turn.merge_limit = limit
-    decide_due(turn, read_to_end=True)
+    decide_due(turn, judge_silence=True)
     assert world.close(turn).count("COMMITTED") == (limit or 3)
 
 

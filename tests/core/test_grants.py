@@ -131,7 +131,6 @@ def test_the_partition_that_serves_the_scope_is_told_its_creator() -> None:
         assert said == r.AdoptScope("lax", "etl")
     assert served != 0
     world = World(control_partition=served, control_partitions=64)
-    world.grant("etl", "lax/*", Right.WRITE)
     world.ask("adopt", said)
     assert f"etl lax/* {CREATORS:d}" in listed(world)
     world.grant("etl", "lax/*", 0)
@@ -140,6 +139,30 @@ def test_the_partition_that_serves_the_scope_is_told_its_creator() -> None:
     directory.grant("etl", "lax/*", 0)
     directory.find_scope("lax")
     assert directory.round.commands == [(served, r.AdoptScope("lax", OPEN_LANE))]
+
+
+@pytest.mark.parametrize("left", [0, CREATORS & ~Right.OPERATE])
+def test_rights_taken_before_the_message_comes_are_not_given_back(left: int) -> None:
+    """An operator takes them in each control partition, and the one that serves the scope hears of that first."""
+    directory = World(control_partitions=64)
+    directory.grant("etl", "*", Right.CREATE)
+    directory.ask("find", r.FindScope("lax", True), lane="etl")
+    ((served, said),) = directory.round.commands
+    world = World(control_partition=served, control_partitions=64)
+    for each in (directory, world):
+        each.grant("etl", "lax/*", left)
+    world.ask("adopt", said)
+    assert f"etl lax/* {left:d}, " in listed(world)
+    world.lead(keep_table=False)
+    assert f"etl lax/* {left:d}, " in listed(world)
+
+
+def test_what_an_operator_said_of_a_scope_stays_when_it_is_made() -> None:
+    """Likewise in the directory: the control partitions have the same."""
+    world = nyc()
+    world.grant("etl", "lax/*", Right.CREATE | Right.WRITE)
+    assert world.ask("find", r.FindScope("lax", True), lane="etl") == "lax at 0"
+    assert "etl lax/* 12, " in listed(world)
 
 
 # -- the audit -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from anabranch.core import limits
 from anabranch.core.authorize import Right
-from anabranch.core.decisions.expiry import silent_lanes
+from anabranch.core.decisions.expiry import UNREAD_MS, silent_lanes
 from anabranch.core.decisions.lanes import position_of, resume
 from anabranch.core.decisions.turn import AT_END
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
@@ -162,3 +162,33 @@ def test_silence(owner: str, writers: tuple[str, ...], seen: dict[str, int], end
     assert silent_lanes(world.state, world.memory.keepalives, world.now_ms) == {owner, *writers}
     world.turn()
     assert world.row("A").state == ("ABORTED" if ends else "OPEN")
+
+
+@pytest.mark.parametrize("keepalive_ms", [5_000, 2 * UNREAD_MS])
+@pytest.mark.parametrize(("well_ms", "end"), [(-1, "ABORTED"), (0, "ABORTED"), (1, "OPEN")])
+def test_silence_of_a_lane_that_can_not_be_read(keepalive_ms: int, well_ms: int, end: str) -> None:
+    """``well_ms``: until when it could be read, ms behind the keepalive. One merely behind is waited for."""
+    world = nyc()
+    world.grant("web", "nyc/*", Right.WRITE)
+    with world.by("web"):
+        world.begin("A", keepalive_ms=keepalive_ms)
+    world.memory.lanes = {"web": LaneSeen(well_ms=world.now_ms + keepalive_ms + well_ms)}
+    world.wait(max(UNREAD_MS, 10 * keepalive_ms))
+    assert world.row("A").state == "OPEN"
+    world.wait(500)
+    assert world.row("A").state == end
+    assert len(world.round.unread) == (end == "ABORTED")
+
+
+def test_only_so_many_lanes_of_helpers_are_known() -> None:
+    world = nyc()
+    world.begin("A", keepalive_ms=5_000)
+    lanes = [f"l{number}" for number in range(limits.HELPERS.value + 2)]
+    for lane in (OPEN_LANE, *lanes, *lanes):
+        with world.by(lane):
+            assert world.heartbeat("A") == ""
+    world.now_ms += 5_500
+    known = silent_lanes(world.state, world.memory.keepalives, world.now_ms)
+    assert known == {OPEN_LANE, *lanes[: limits.HELPERS.value]}
+    world.abort("A")
+    assert world.memory.keepalives.helpers.as_dict() == {}

@@ -235,7 +235,7 @@ def test_when_the_broker_refused_something_they_go_one_by_one() -> None:
     world.read_journals()
     turn = world.new_turn()
     turn.merge_limit = 1
-    decide_due(turn, read_to_end=True)
+    decide_due(turn, judge_silence=True)
     assert turn.merge_limit == 0, "no merges beside"
     assert turn.round.plain_runs == 1
     world.close(turn)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
 from anabranch.core import rows as k
+from anabranch.core.authorize import Right
 from anabranch.core.decisions import questions
 from anabranch.core.decisions.questions import MAX_LISTED
+from anabranch.core.ids import make_txn_id
 from anabranch.schemas import records as r
-from tests.core.harness import DAY, World, event
+from tests.core.harness import DAY, World, event, nyc
 
 # -- heartbeat ---------------------------------------------------------------------------------
 
@@ -208,6 +211,37 @@ def test_a_list_goes_on_where_it_stopped(
         if before is None:
             break
     assert "".join(found) == ("EDCBA" if scope is None else "EDCA")
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("most", [1, 2, 3, 5])
+def test_where_a_list_goes_on_tells_no_id_of_others(
+    monkeypatch: pytest.MonkeyPatch, most: int, finished: bool
+) -> None:
+    """Also where it stops among the rows of a transaction that the lane may not see."""
+    monkeypatch.setattr(questions, "MAX_LOOKED_AT", most)
+    world, rng = nyc(), random.Random(1)
+    for lane in ("etl", "web"):
+        world.grant(lane, "nyc/*", Right.WRITE | Right.DESCRIBE)
+    lanes = {}
+    for label in "ABCDEFGHIJKLMNOP":
+        lanes[label] = rng.choice(["etl", "web"])
+        world.ids[label] = make_txn_id(0, world.wall_ms, rng.getrandbits(64))
+        with world.by(lanes[label]):
+            world.begin(label)
+            world.touch(label)
+            world.register(label, r.Receipt(world.id(label), 1, 1, True, ()))
+        world.wait(rng.choice([0, 1]))
+    found, before, parts = [], None, 0
+    while parts == 0 or before is not None:
+        listing = r.ListTransactions(None, finished, 100, before)
+        world.ask("list", listing, lane="etl")
+        found += [world.label(outcome.txn_id) for outcome in world.result.transactions]
+        before, parts = world.result.more, parts + 1
+        for label, lane in lanes.items():
+            assert lane == "etl" or world.id(label)[:12] not in (before or b"")
+    mine = sorted((world.id(label), label) for label in lanes if lanes[label] == "etl")
+    assert found == [label for _, label in mine][:: -1 if finished else 1]
 
 
 def test_a_list_is_not_changed_by_what_ends_meanwhile(several: World) -> None:

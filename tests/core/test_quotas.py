@@ -90,6 +90,20 @@ def staged() -> None:
     assert opens(world, OTHER, "D") == "begun D"
 
 
+def scopes() -> None:
+    world = made(scopes=2)
+    for lane in (ETL, OTHER):
+        world.grant(lane, "*", Right.CREATE)
+    with world.by(ETL):
+        world.create("nyc/x")
+        assert [world.find_scope(f"s{n}") for n in range(3)][1:] == ["s1 at 0", "TooManyStreams"]
+        assert "anabranch lane add etl --quota scopes=3" in world.message
+        assert world.find_scope("s1") == "s1 at 0", "it is there"
+        assert world.create("s0/x") == ""
+    with world.by(OTHER):
+        assert world.find_scope("s2") == "s2 at 0"
+
+
 def streams() -> None:
     world = made(streams=1)
     assert creates(world, ETL, "x") == ""
@@ -115,6 +129,7 @@ SCENES: tuple[Callable[[], None], ...] = (
     open_transactions,
     replaced_by_name,
     staged,
+    scopes,
     streams,
     partitions,
     keepalives,
@@ -132,7 +147,7 @@ def _without(name: str) -> AbstractContextManager[object]:
     return patch.object(quotas, "quota", lambda *at: None if at[2] == name else real(*at))
 
 
-NAMES = ("open", "open", "staged", "streams", "partitions", "keepalive")
+NAMES = ("open", "open", "staged", "scopes", "streams", "partitions", "keepalive")
 
 
 @pytest.mark.parametrize(("scene", "name"), list(zip(SCENES, NAMES, strict=True)))
@@ -152,6 +167,19 @@ def test_quotas_from_the_start_and_as_set() -> None:
         assert (world.state.lanes[ETL].quotas == {}) == (expected == 1_000), "no default is kept"
     assert lanes["open"].quotas == lanes[ADMIN_LANE].quotas == {}
     assert lanes[ETL].quotas == {name: limit.value for name, limit in limits.QUOTAS.items()}
+
+
+def test_open_may_have_a_quota_of_scopes() -> None:
+    """It may make scopes from the start; each is counted once, where the directory is."""
+    world = nyc()
+    command = r.SetLane("open", False, (), {"scopes": 1})
+    world.ask("set", command, lane=ADMIN_LANE)
+    assert world.result.lanes[0].usage["scopes"] == 1
+    assert world.find_scope("lax") == "TooManyStreams"
+    other = World(control_partition=1, control_partitions=2)
+    other.adopt("sfo")
+    other.ask("list", command, lane=ADMIN_LANE)
+    assert other.result.lanes[0].usage.get("scopes", 0) == 0
 
 
 def test_quotas_that_can_not_be() -> None:

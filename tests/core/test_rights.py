@@ -245,6 +245,23 @@ def test_a_refusal_does_not_tell_what_is_there(pair: tuple[str, str], lane: str)
     assert lane != "none" or len(said) == 2
 
 
+def test_a_lane_that_may_create_and_not_see_is_told_nothing_of_what_is_there() -> None:
+    """Its own streams it may create again."""
+    world, told = made(), []
+    for segments, settings in ((2, {}), (3, {}), (2, {"retention.ms": "12345678"})):
+        command = r.CreateStream("nyc/a", segments, settings)
+        assert world.ask("create", command, lane="create-only") == "StreamExists"
+        told.append(world.message)
+    assert len(set(told)) == 1
+    other = r.CreateStream("nyc/a", 3, {})
+    assert world.ask("create", other, lane="own") == "StreamExists"
+    assert "2 segments" in world.message
+    with world.by("create-only"):
+        world.create("nyc/mine")
+        world.created("nyc/mine", 0, 0)
+        assert world.create("nyc/mine") == "nyc/mine ACTIVE 2"
+
+
 # -- patterns ------------------------------------------------------------------------------------
 
 # the grants of a lane, and what it may write to then

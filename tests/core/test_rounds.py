@@ -66,7 +66,7 @@ def test_a_term_is_carried_on(world: World) -> None:
 def test_only_the_last_row_of_a_key_is_logged_and_at_its_last_place(world: World) -> None:
     turn = world.new_turn()
     for key, term in (k.scope_key("x"), 1), (k.scope_key("y"), 2), (k.scope_key("x"), 3):
-        turn.put(key, r.ScopeRow("x", term))
+        turn.put(key, r.ScopeRow("x", term, ""))
     assert list(turn.round.rows) == [k.scope_key("y"), k.scope_key("x")]
     assert decode(turn.round.rows[k.scope_key("x")] or b"").control_partition == 3
 
@@ -90,7 +90,7 @@ def test_what_is_no_command(world: World, thing: object) -> None:
 
 def test_a_refusal_that_changed_something_is_a_defect(world: World) -> None:
     def put() -> None:
-        turn.put(k.scope_key("x"), r.ScopeRow("x", 0))
+        turn.put(k.scope_key("x"), r.ScopeRow("x", 0, ""))
         raise NotReady("too late")
 
     def tell_time() -> None:
@@ -183,7 +183,7 @@ def test_within_the_round_that_forgets_it_an_outcome_is_expired_already() -> Non
     world.wall_us += (WEEK + 1) * 1000
     world.now_ms += WEEK + 1
     turn = world.new_turn()
-    expired_ms = decide_module.decide_due(turn, read_to_end=True)
+    expired_ms = decide_module.decide_due(turn, judge_silence=True)
     again = r.OneShot(world.id("A"), "nyc", None, (event(),))
     decide(turn, again, world.asker("again"))
     assert world.close(turn, expired_ms) == "[again] Expired"
@@ -196,7 +196,7 @@ def test_closing_a_round_keeps_the_horizon_even_if_nobody_hands_it_on() -> None:
     world.wall_us += (WEEK + 1) * 1000
     world.now_ms += WEEK + 1
     turn = world.new_turn()
-    decide_module.decide_due(turn, read_to_end=True)
+    decide_module.decide_due(turn, judge_silence=True)
     world.close(turn)
     assert world.state.round.expired_ms == made_ms
 
@@ -331,7 +331,7 @@ def test_outcomes_are_forgotten_as_fast_as_they_are_made() -> None:
             )
             turn.put(k.name_key("nyc", name), r.NameRow(txn_id))
             turn.put(k.txn_key(txn_id), row)
-        close_round(turn, 0, 0, expired_ms=decide_due(turn, read_to_end=True))
+        close_round(turn, 0, 0, expired_ms=decide_due(turn, judge_silence=True))
         turn.done()
         table.write(state.take_changes())
         most.append(len(store.snapshot()))

@@ -17,12 +17,12 @@ from anabranch.core.tokens import (
     Rights,
     Token,
     TokenBytes,
+    is_genuine,
     make,
     names_of,
     narrow,
     peek,
     rights_of_names,
-    verify,
 )
 from anabranch.errors import InvalidArgument, InvalidToken
 
@@ -51,6 +51,14 @@ tokens = st.builds(
 )
 
 
+def verify(data: bytes, secret: bytes) -> Token:
+    """The content of a genuine token, as a controller takes it."""
+    token = peek(data)
+    if not is_genuine(token, secret):
+        raise InvalidToken("not genuine")
+    return token
+
+
 def mac(key: bytes, *messages: bytes) -> bytes:
     for message in messages:
         key = hmac.digest(key, message, "sha256")
@@ -69,7 +77,7 @@ def test_a_token_comes_back(token: Token, secret: bytes) -> None:
     data = make(secret, token)
     assert verify(data, secret) == token == peek(data)
     assert make(secret, token) == data
-    with pytest.raises(InvalidToken, match="another secret"):
+    with pytest.raises(InvalidToken, match="not genuine"):
         verify(data, bytes(reversed(secret)) if secret[0] != secret[-1] else OTHER[:31] + b"z")
 
 
@@ -129,7 +137,7 @@ def test_a_caveat_is_never_taken_off_or_changed() -> None:
     for caveats in ((), (b"\1\1",), (b"\3a",), (b"\1\3", b"\3a"), (b"\3a", b"\1\1")):
         forged = raw(HEAD, *caveats)[:-32] + data[-32:]
         peek(forged)
-        with pytest.raises(InvalidToken, match="tampered"):
+        with pytest.raises(InvalidToken, match="not genuine"):
             verify(forged, SECRET)
 
 

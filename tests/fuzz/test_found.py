@@ -35,7 +35,6 @@ from anabranch.kafka.wire.errors import ConnectionBroken, MalformedAnswer
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.processors.history_tail import load_tail
-from anabranch.processors.lanes import queues
 from anabranch.processors.leadership import fold_to_end
 from anabranch.reading.history import history_record
 from anabranch.schemas import records as r
@@ -115,7 +114,7 @@ def test_commands_are_queued_within_bounds() -> None:
         queue = place.controller._lanes.on["open"].queue
         most = max(most, sum(len(command.payload) for command in queue))
         place.controller.step(0)
-    assert (8 << 20) < most < queues.QUEUED_BYTES + (9 << 20)
+    assert (8 << 20) < most < limits.QUEUED.value + (9 << 20)
     answers = place.world.committed(TopicPartition(replies_topic(), 0))
     assert len([answer for answer in answers if answer.key == b"1" * 16]) == 8
 
@@ -152,7 +151,7 @@ def test_room_for_a_giant_is_given_back() -> None:
 
 
 NOT_READ = (MalformedRecord, UnsupportedVersion)
-SCOPE_ROW = encode(r.ScopeRow("nyc", 0))
+SCOPE_ROW = encode(r.ScopeRow("nyc", 0, ""))
 TXN_KEY = k.txn_key(b"t" * 16)
 FOREIGN_ROWS = {
     "noise under a key of no transaction": (k.scope_key("x"), b"hello"),
@@ -184,7 +183,7 @@ def test_foreign_status_rows(what: str) -> None:
     assert store.get(k.STATUS + key) is None
 
 
-@pytest.mark.parametrize("value", [b"", b"hello", SCOPE_ROW, encode(r.ScopeRow("x", 1))])
+@pytest.mark.parametrize("value", [b"", b"hello", SCOPE_ROW, encode(r.ScopeRow("x", 1, ""))])
 def test_foreign_history_records(value: bytes) -> None:
     place = Place()
     place.world.cluster.produce(HISTORY, [Record(0, 5, None, value)])

@@ -47,4 +47,4 @@ def positions_unlogged() -> Planted:
 
 def open_alone_is_read() -> Planted:
     """Silence is judged once the commands of `open` are read, also of other lanes' transactions."""
-    return patch.object(expiry, "_heartbeats_of", lambda _: {OPEN_LANE})
+    return patch.object(expiry, "_heartbeats_of", lambda *_: {OPEN_LANE})

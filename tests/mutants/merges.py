@@ -271,10 +271,10 @@ def skip_a_run() -> Planted:
 
 def carry_row_late() -> Planted:
     """What a chunk logs is where its carrier stood before it: a successor carries that chunk again."""
-    real_chunk = carrier.Lane.chunk
+    real_chunk = carrier.Carrier.chunk
     former: dict[carrier.Key, CarryRow] = {}
 
-    def chunk(self: carrier.Lane, job: carrier.Job, wall_ms: int) -> CarryRow:
+    def chunk(self: carrier.Carrier, job: carrier.Job, wall_ms: int) -> CarryRow:
         former[job.key] = job.row
         return real_chunk(self, job, wall_ms)
 
@@ -284,7 +284,7 @@ def carry_row_late() -> Planted:
 
     @contextmanager
     def planted() -> Iterator[None]:
-        with patch.object(carrier.Lane, "chunk", chunk), patch.object(carrier, "encode", encode):
+        with patch.object(carrier.Carrier, "chunk", chunk), patch.object(carrier, "encode", encode):
             yield
 
     return planted()

@@ -157,10 +157,10 @@ def unchecked_guess() -> Planted:
 def _initialise(log: Any, given: Any) -> tuple[list[Producer], list[list[Producer]]]:
     """A, B, and those of the carriers."""
     partition, prefix = given["control_partition"], given["prefix"]
-    lanes = [carrier_ids(partition, n, prefix) for n in range(leadership.CARRIER_LANES)]
+    pairs = [carrier_ids(partition, n, prefix) for n in range(leadership.CARRIERS)]
     main, *carriers = (
         [log.producer(id_, timeout=given["native_timeout"]) for id_ in ids]
-        for ids in (transactional_ids(partition, prefix), *lanes)
+        for ids in (transactional_ids(partition, prefix), *pairs)
     )
     return main, carriers
 

@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from anabranch.ports import LogUncertain
-from anabranch.processors.carrier import Carriers, Job, Lane
+from anabranch.processors.carrier import Carrier, Carriers, Job
 from anabranch.schemas.records import CarryRow
 
 CHUNKS = 4
 DEADLINE_S = 10.0
 
 
-class WatchedLane(Lane):
-    """A lane without a log: it counts who carries beside it."""
+class WatchedCarrier(Carrier):
+    """A carrier without a log: it counts who carries beside it."""
 
     carrying = 0
     most = 0
@@ -29,11 +29,11 @@ class WatchedLane(Lane):
 
     def chunk(self, job: Job, wall_ms: int) -> CarryRow:
         with self.lock:
-            WatchedLane.carrying += 1
-            WatchedLane.most = max(WatchedLane.most, WatchedLane.carrying)
+            WatchedCarrier.carrying += 1
+            WatchedCarrier.most = max(WatchedCarrier.most, WatchedCarrier.carrying)
         time.sleep(0.01)
         with self.lock:
-            WatchedLane.carrying -= 1
+            WatchedCarrier.carrying -= 1
         if self._fails:
             raise LogUncertain("the broker went away")
         count = job.row.count + 1
@@ -45,10 +45,10 @@ class WatchedLane(Lane):
 
 
 @contextmanager
-def carrying(lanes: list[Lane], jobs: int) -> Iterator[Carriers]:
+def carrying(each: list[Carrier], jobs: int) -> Iterator[Carriers]:
     """Threads at work on so many jobs."""
-    WatchedLane.carrying = WatchedLane.most = 0
-    carriers = Carriers(lanes, threads=True)
+    WatchedCarrier.carrying = WatchedCarrier.most = 0
+    carriers = Carriers(each, threads=True)
     try:
         for number in range(jobs):
             row = CarryRow(
@@ -74,17 +74,17 @@ def take_until(carriers: Carriers, count: int) -> list[CarryRow]:
 
 
 def test_one_chunk_at_a_time() -> None:
-    with carrying([WatchedLane(), WatchedLane()], jobs=2) as carriers:
+    with carrying([WatchedCarrier(), WatchedCarrier()], jobs=2) as carriers:
         rows = take_until(carriers, 2 * CHUNKS)
-    assert WatchedLane.most == 1
+    assert WatchedCarrier.most == 1
     for number in range(2):
         mine = [row.count for row in rows if row.number == number]
         assert mine == list(range(1, CHUNKS + 1)), "each segment's chunks in order, none twice"
     assert sum(row.done for row in rows) == 2
 
 
-def test_a_failure_does_not_hold_up_the_other_lane() -> None:
-    with carrying([WatchedLane(fails=True), WatchedLane(fails=True)], jobs=2) as carriers:
+def test_a_failure_does_not_hold_up_the_other_carrier() -> None:
+    with carrying([WatchedCarrier(fails=True), WatchedCarrier(fails=True)], jobs=2) as carriers:
         failures = 0
         until = time.monotonic() + DEADLINE_S
         while failures < 2:

@@ -11,8 +11,9 @@ import pytest
 from anabranch.batches.records import Record
 from anabranch.core import limits
 from anabranch.core.decisions import decide as entrance
+from anabranch.core.decisions import expiry
 from anabranch.core.decisions.turn import AT_END
-from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.core.ids import ADMIN_LANE, CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER
 from anabranch.memory.partition import Partition
 from anabranch.memory.table import MemoryStore
 from anabranch.memory.trouble import Kind, Trouble
@@ -135,7 +136,7 @@ def test_a_flood_costs_its_own_lane(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_room_for_a_flood_is_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(culprit, "MAX_COMMANDS", 1)
-    monkeypatch.setattr(queues, "QUEUED_BYTES", 40_000)
+    monkeypatch.setattr(limits, "QUEUED", limits.QUEUED._replace(value=40_000))
     play = Lanes()
     play.send(A, 500)
     lanes = play.leader._lanes
@@ -144,6 +145,56 @@ def test_room_for_a_flood_is_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
         play.steps(3)
         assert lanes.on[A].size <= lanes.share + 1_000 == 11_000
     assert len(lanes.on[B].queue) < 10
+
+
+def test_room_for_all_floods_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lane has a batch beyond its share; they come in one after the other, and each has its turn."""
+    monkeypatch.setattr(culprit, "MAX_COMMANDS", 1)
+    most = 40_000
+    monkeypatch.setattr(limits, "QUEUED", limits.QUEUED._replace(value=most))
+    play = Lanes()
+    floods = [A, *(f"flood-{number}" for number in range(6))]
+    for lane in floods[1:]:
+        play.make(lane)
+    lanes = play.leader._lanes
+    (asked,) = play.send(B)
+    for _ in range(4 * len(floods)):
+        for lane in floods:
+            play.send(lane, command=play.shot(value=bytes(30_000)))
+        play.leader.step(0)
+        assert sum(lane.size for lane in lanes.on.values()) < most + 31_000
+    assert play.states([asked]) == {"COMMITTED"}
+    served = {lane: play.leader.state.lane_positions.get(lane, 0) for lane in floods}
+    assert min(served.values()) > 0, served
+
+
+@pytest.mark.parametrize("size", [10, 30_000])
+def test_a_batch_that_a_quota_holds_up_costs_its_own_lane(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All others' commands go on, also those that are beyond their lane's share of the room."""
+    monkeypatch.setattr(limits, "QUEUED", limits.QUEUED._replace(value=40_000))
+    play = Lanes()
+    slow = play.leader._lanes.on[A]
+    slow.rate, slow.allowance = 1, 0.0
+    flood = [(play.shot(), bytes((7, number)) * 8) for number in range(200)]
+    headers = [((CORRELATION_HEADER, each), (REPLY_HEADER, bytes(4))) for _, each in flood]
+    records = [
+        Record(0, 0, b"", encode(shot), h) for (shot, _), h in zip(flood, headers, strict=True)
+    ]
+    play.world.cluster.produce(TopicPartition(commands_topic(lane=A), 0), records)
+    play.steps(2)
+    assert slow.size > 40_000
+    for _ in range(3):
+        asked = play.send(B, command=play.shot(value=bytes(size)))
+        play.steps(3)
+        assert play.states(asked) == {"COMMITTED"}
+    assert play.leader.state.lane_positions.get(A, 0) == 0
+    assert (slow.size > 40_000) == (size == 10)
+    slow.rate = 0
+    play.steps(30)
+    assert play.leader.state.lane_positions[A] == 200
+    assert play.events == 203
 
 
 def test_turns_go_by_bytes() -> None:
@@ -161,6 +212,21 @@ def test_turns_go_by_bytes() -> None:
             served[command.lane] += len(command.payload)
         lanes.passed(batch)
     assert 0.7 < served[A] / served[B] < 1.4
+
+
+def test_turns_count_though_a_lane_ends_its_queue() -> None:
+    play = Lanes()
+    lanes, served = play.leader._lanes, {A: 0, B: 0}
+    one, many = lanes.on[A], lanes.on[B]
+    one.rate = many.rate = 0
+    lanes.add(many, [Command(i, None, bytes(1_000), False, B) for i in range(100)])
+    for i in range(40):
+        if not one.queue:
+            lanes.add(one, [Command(i, None, bytes(1_000), False, A)])
+        (command,) = batch = lanes.next(1, lanes.active)
+        served[command.lane] += 1
+        lanes.passed(batch)
+    assert served == {A: 20, B: 20}
 
 
 LISTS = (
@@ -249,6 +315,14 @@ def test_poison_beside_a_busy_lane(cause: str, monkeypatch: pytest.MonkeyPatch) 
     assert play.states([bad]) == {"SetAside" if cause == "raises" else "EventTooLarge"}
     play.steps(5)
     assert play.states(others) == {"COMMITTED"}
+
+
+def test_an_operator_skips_a_command_of_one_lane() -> None:
+    play = Lanes()
+    skipped, *others = play.send(A, 2) + play.send(B, 2) + play.send(OPEN_LANE, 2)
+    play.fresh(skip_commands=frozenset(((A, 0),)))
+    play.until(lambda: play.served([skipped, *others]))
+    assert (play.states([skipped]), play.states(others)) == ({"SetAside"}, {"COMMITTED"})
 
 
 def test_poison_in_two_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -525,18 +599,21 @@ def test_a_blocked_lanes_own_transactions_end() -> None:
 def test_silence_beside_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flooded lane's heartbeats wait behind its flood: its transactions live, others end in time."""
     monkeypatch.setattr(culprit, "MAX_COMMANDS", 10)
+    monkeypatch.setattr(limits, "UNREAD", limits.UNREAD._replace(value=3))
+    monkeypatch.setattr(expiry, "UNREAD_MS", 0)
     play = Lanes()
     flooded, token = play.begin(A)
+    hasty, hasty_token = play.begin(A, keepalive_ms=1_000)
     silent, _ = play.begin(A)
     other, _ = play.begin(B)
     worker, its_token = play.begin(B)
     play.world.ask(play.leader, r.Register(its_token, r.Receipt(worker, 7, 1, False, ())), lane=A)
     play.send(A, 300)
-    play.send(A, command=r.Heartbeat((token, its_token)))
+    play.send(A, command=r.Heartbeat((token, its_token, hasty_token)))
     play.steps(8, 5.2)
     play.steps(2, 0.5)
     assert not play.is_open(other)
-    assert all(map(play.is_open, (flooded, silent, worker))), "not read to the end"
+    assert all(map(play.is_open, (flooded, silent, worker, hasty))), "not read to the end"
     play.until(lambda: not play.leader._lanes.on[A].queue, 60)
     play.steps(3, 1.0)
     assert (play.is_open(silent), play.is_open(flooded)) == (False, True)
@@ -554,3 +631,41 @@ def test_a_flood_without_end_does_not_keep_its_own_alive(monkeypatch: pytest.Mon
         play.steps(1, 0.1)
     assert len(play.leader._lanes.on[A].queue) > 100, "the flood goes on"
     assert not play.is_open(txn_id)
+
+
+def test_a_helper_is_heard_through_its_own_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It only ever sends heartbeats; the transaction is of `open`, and has no writer."""
+    monkeypatch.setattr(culprit, "MAX_COMMANDS", 10)
+    play = Lanes()
+    txn_id, token = play.begin(OPEN_LANE)
+    beat = r.Heartbeat((token,))
+    for wait_s in (1.0, 0.1):
+        play.send(A, command=beat)
+        play.steps(4, wait_s)
+    play.send(A, 300)
+    play.send(A, command=beat)
+    play.steps(10, 5.7)
+    assert play.is_open(txn_id)
+    play.until(lambda: not play.leader._lanes.on[A].queue, 60)
+    play.steps(3, 1.0)
+    assert play.is_open(txn_id), "it was heard"
+    play.steps(10, 5.0)
+    assert not play.is_open(txn_id)
+
+
+def test_a_lane_that_can_not_be_read_keeps_nothing_alive_for_ever(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    play = Lanes()
+    txn_id, _ = play.begin(A, keepalive_ms=1_000)
+    other, _ = play.begin(B, keepalive_ms=1_000)
+    in_trouble(Kind.LEADERLESS)(play, commands_topic(lane=A))
+    play.send(A)
+    play.steps(200, 599.0)
+    assert (play.is_open(txn_id), play.is_open(other)) == (True, False)
+    play.steps(8, 2.0)
+    row = play.leader.state.txn_row(txn_id)
+    assert row is not None
+    assert row.reason.endswith("commands of etl can't be read")
+    assert f"{txn_id.hex()} is aborted: stale" in caplog.text
+    assert play.leader.metrics.values["expired_unread"] == {(): 1}

@@ -11,6 +11,7 @@ from anabranch.batches.records import Record
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import decide as entrance
+from anabranch.core.ids import OPEN_LANE
 from anabranch.errors import InvariantViolation
 from anabranch.memory.log import MemoryLog
 from anabranch.memory.table import MemoryStore
@@ -250,7 +251,7 @@ def test_an_operator_skips_a_command() -> None:
     at = play.world.cluster.log("x").end_offsets(
         [place := TopicPartition(commands_topic(), 0)], committed=False
     )[place] - 4  # fmt: skip
-    play.leader = play.world.controller("other", skip_commands=frozenset((at,)))
+    play.leader = play.world.controller("other", skip_commands=frozenset(((OPEN_LANE, at),)))
     play.leader.lead()
     play.until(lambda: play.served([asked, *others]))
     answer = play.world.reply(asked)

@@ -65,8 +65,8 @@ class Stuck(Play):
     def read_anew(self) -> None:
         """The carriers' earlier fetches of the journals are dropped."""
         assert self.controller._carriers is not None
-        for lane in self.controller._carriers._lanes:
-            lane._renew_readers()
+        for carrier in self.controller._carriers._each:
+            carrier._renew_readers()
 
     def settle(self) -> Any:
         return self.ask(Settle(self.token, "the operator said so"))
@@ -142,13 +142,13 @@ def test_what_was_read_ahead_of_a_journal_is_let_go_when_a_chunk_is_refused() ->
     play = Stuck(lost=False)
     carriers = play.controller._carriers
     assert carriers is not None
-    lane = carriers._lanes[0]
-    readers = lane._readers
+    carrier = carriers._each[0]
+    readers = carrier._readers
     play.world.cluster.delete_topic(stream_topic(GONE))
     job = next(job for job in carriers._waiting if job.row.stream == GONE)
     with pytest.raises(LogRefused):
-        lane.chunk(job, 0)
-    assert lane._readers is not readers
+        carrier.chunk(job, 0)
+    assert carrier._readers is not readers
 
 
 def test_then_the_lost_stream_can_be_forgotten() -> None:

@@ -20,7 +20,12 @@ from anabranch.librdkafka.command_bus import KafkaBus
 from anabranch.librdkafka.options import Options
 from anabranch.ports import LogError
 from anabranch.topics import rights
-from anabranch.topics.creation import create_control_topics, create_lane_topics, lane_topic_ids
+from anabranch.topics.creation import (
+    create_control_topics,
+    create_lane_topics,
+    grow_lane_topic,
+    lane_topic_ids,
+)
 from anabranch.topics.names import commands_topic
 from anabranch.topics.rights import Acl, Right
 from tests.conftest import Broker
@@ -97,6 +102,19 @@ def test_a_lane_lets_in_its_principal_alone(place: Place) -> None:
             ),
         ):
             bus.ready(soon())
+
+
+def test_a_lane_grows(place: Place) -> None:
+    lane, model = (f"n{next(place.numbers)}" for _ in range(2))
+    place.make(lane)
+    place.make(model)
+    with closing(KafkaLog(place.secured.broker.bootstrap)) as log:
+        log.add_partitions(commands_topic(lane=model), 3)
+        at_last(lambda: grow_lane_topic(place.log, "anabranch", lane, like=model))
+        for _ in range(2):
+            grow_lane_topic(place.log, "anabranch", lane, like=model)
+        name = commands_topic(lane=lane)
+        assert log.describe_topics([name])[name].partitions == 3
 
 
 def test_the_brokers_passwords_are_for_its_owner_alone(place: Place) -> None:

@@ -178,7 +178,8 @@ def test_the_token() -> None:
         assert caveat[0] == len(caveat) - 1
         key = hmac.digest(key, caveat[1:], "sha256")
     assert key == narrowed[-1]
-    found = tokens.verify(b"".join(narrowed), SECRET)
+    found = tokens.peek(b"".join(narrowed))
+    assert tokens.is_genuine(found, SECRET)
     expected = tokens.Token(
         TXN, 60_000, MS + 12, "nyc", "open", 3, MS + 12 + DAY_MS, frozenset({"etl"})
     )

@@ -1,4 +1,4 @@
-"""Carriers that run beside the leader's loop, as its threads do on Kafka: each lane is a task of the process."""
+"""Carriers that run beside the leader's loop, as its threads do on Kafka: each is a task of the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.state import State
 from anabranch.processors import carrier
-from anabranch.processors.carrier import Carriers, Lane
+from anabranch.processors.carrier import Carrier, Carriers
 from anabranch.schemas.records import CarryRow
 from tests.sim.world import START_S, World
 
@@ -20,17 +20,17 @@ _LOOK_S = 0.02
 def carriers_beside(world: World) -> Callable[..., Carriers]:
     """What takes the place of `Carriers` in a run."""
 
-    def make(lanes: Sequence[Lane], *, threads: bool) -> Carriers:
-        return CarriersBeside(world, lanes)
+    def make(each: Sequence[Carrier], *, threads: bool) -> Carriers:
+        return CarriersBeside(world, each)
 
     return make
 
 
 class CarriersBeside(Carriers):
-    """See `Carriers`: what a lane does and says is the same, only who runs it is another."""
+    """See `Carriers`: what a carrier does and says is the same, only who runs it is another."""
 
-    def __init__(self, world: World, lanes: Sequence[Lane]) -> None:
-        super().__init__(lanes, threads=False)
+    def __init__(self, world: World, each: Sequence[Carrier]) -> None:
+        super().__init__(each, threads=False)
         self._world = world
         self._busy = 0
         self._started = False
@@ -42,8 +42,8 @@ class CarriersBeside(Carriers):
         super().sync(state, index, wall_ms, usable)
         if self._waiting and not self._started:
             self._started = True
-            for number, lane in enumerate(self._lanes):
-                body = partial(self._run, lane)
+            for number, one in enumerate(self._each):
+                body = partial(self._run, one)
                 self._world.spawn(self._world.current, f"carrier-{number}", body)
 
     def take(self, wall_ms: int) -> list[CarryRow]:
@@ -54,7 +54,7 @@ class CarriersBeside(Carriers):
         finally:
             self._waiting = waiting
 
-    def _run(self, lane: Lane) -> None:
+    def _run(self, one: Carrier) -> None:
         while not self._stop.is_set():
             if not self._waiting:
                 self._world.sleep(_LOOK_S)
@@ -64,7 +64,7 @@ class CarriersBeside(Carriers):
             try:
                 while not self._stop.is_set():
                     wall_ms = int((START_S + self._world.now) * 1000)
-                    self._told.put(told := carrier._chunk(lane, job, wall_ms))
+                    self._told.put(told := carrier._chunk(one, job, wall_ms))
                     if not isinstance(told, CarryRow) or told.done:
                         break
             except Exception as error:  # noqa: BLE001 the leader raises it

@@ -76,11 +76,11 @@ def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
     attempt(turn, to, run)
 
 
-def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
+def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     """Decide what is due: plain writes, commits, merges, stale transactions, old outcomes, journals to cut.
 
-    ``read_to_end``: whether silence is judged, as `LeaderMemory.lanes` tell how far each lane's commands are
-    decided (a heartbeat may wait unread). Returns the new horizon of forgotten ids, or None if it stays.
+    ``judge_silence``: `LeaderMemory.lanes` tell how far each lane's commands are decided (a heartbeat may wait
+    unread). Returns the new horizon of forgotten ids, or None if it stays.
     """
     # Plain writes go to the active layouts, so they come before any stream leaves its own.
     plain.commit_plain(turn)
@@ -88,7 +88,7 @@ def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
     looks = turn.now_ms >= turn.keepalives.next_check_ms
     if looks:
         turn.keepalives.next_check_ms = turn.now_ms + CHECK_MS
-        if read_to_end:
+        if judge_silence:
             expiry.abort_stale(turn)
     most = expiry.PURGE_SHARE * turn.finished + looks * turn.settings.purge_per_look
     horizon = expiry.forget_outcomes(turn, most) if most else None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import transactions
 from anabranch.core.decisions.turn import DAY_MS, Turn
-from anabranch.core.ids import made_ms_of
+from anabranch.core.ids import made_ms_of, txn_text
 from anabranch.core.memory import Keepalives
 from anabranch.core.state import OpenTxn, State
 
 AUDIT_MS = 90 * DAY_MS
+UNREAD_MS = 600_000  # a short keepalive's commands may have no leader for some time, too
 _AUDIT_ROWS = 20  # looked at each time
 # A round forgets this many old outcomes for each that it adds: the table never outgrows them.
 PURGE_SHARE = 2
@@ -21,7 +23,7 @@ def silent_lanes(state: State, keepalives: Keepalives, now_ms: int) -> set[str]:
     if now_ms >= keepalives.next_check_ms:
         for txn in state.open.values():
             if _seems_stale(txn, keepalives, now_ms):
-                found |= _heartbeats_of(txn)
+                found |= _heartbeats_of(txn, keepalives)
     return found
 
 
@@ -31,21 +33,31 @@ def _seems_stale(txn: OpenTxn, keepalives: Keepalives, now_ms: int) -> bool:
     return silent_ms > txn.row.keepalive_ms and txn.row.state == "OPEN" and txn.pending is None
 
 
-def _heartbeats_of(txn: OpenTxn) -> set[str]:
-    """The lanes by which a transaction's heartbeats may come: its owner's and its writers'."""
-    return {txn.row.owner, *txn.lanes.values()}
+def _heartbeats_of(txn: OpenTxn, keepalives: Keepalives) -> set[str]:
+    """The lanes by which a transaction's heartbeats may come: its owner's, its writers', its known helpers'."""
+    helpers = keepalives.helpers.get(txn.row.txn_id, ())
+    return {txn.row.owner, *txn.lanes.values(), *helpers}
 
 
-def _is_stale(turn: Turn, txn: OpenTxn) -> bool:
-    """Likewise, and each lane is decided up to an end that was asked for when the keepalive was over.
+def _unread(turn: Turn, txn: OpenTxn) -> list[str]:
+    """Those of them that are not decided up to an end that was asked for when its keepalive was over.
 
     A lane that is not read, as it is blocked, does not count.
     """
+    over_ms = turn.keepalives.last(txn.row.txn_id) + txn.row.keepalive_ms
+    lanes = turn.memory.lanes
+    names = sorted(_heartbeats_of(txn, turn.keepalives) & lanes.keys())
+    return [name for name in names if lanes[name].read_ms <= over_ms]
+
+
+def _is_stale(turn: Turn, txn: OpenTxn) -> bool:
+    """Whether an open transaction is silent: no lane is unread, but for some that could not be read for long."""
     if not _seems_stale(txn, turn.keepalives, turn.now_ms):
         return False
-    over_ms = turn.keepalives.last(txn.row.txn_id) + txn.row.keepalive_ms
-    seen = [turn.memory.lanes.get(lane) for lane in _heartbeats_of(txn)]
-    return all(lane.read_ms > over_ms for lane in seen if lane is not None)
+    last, keepalive_ms = turn.keepalives.last(txn.row.txn_id), txn.row.keepalive_ms
+    long = turn.now_ms - last > max(limits.UNREAD.value * keepalive_ms, UNREAD_MS)
+    seen = [turn.memory.lanes[name] for name in _unread(turn, txn)]
+    return all(long and lane.well_ms <= last + keepalive_ms for lane in seen)
 
 
 def abort_stale(turn: Turn) -> None:
@@ -53,6 +65,9 @@ def abort_stale(turn: Turn) -> None:
     for txn_id in sorted(stale):
         silent_ms = turn.now_ms - turn.keepalives.last(txn_id)
         reason = f"stale: nothing heard of it for {silent_ms} ms"
+        if unread := _unread(turn, turn.open(txn_id)):
+            reason += f"; commands of {', '.join(unread)} can't be read"
+            turn.round.unread.append(f"{txn_text(txn_id)} is aborted: {reason}")
         transactions.abort_txn(turn, txn_id, reason, op="expire")
 
 

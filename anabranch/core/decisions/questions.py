@@ -9,6 +9,7 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import sees
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.core.round import ReplyTo
 from anabranch.errors import InvalidArgument, NotReady
 from anabranch.schemas.records import (
@@ -41,6 +42,7 @@ def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None)
         turn.look(1)
         full = len(found) == command.limit or size >= limits.ANSWER.value // 2
         if full or looked_at == MAX_LOOKED_AT:
+            last = _between(turn, last, key)
             break
         wanted = row is not None and command.scope in (None, row.scope)
         if row is not None and wanted and sees(turn.state, turn.lane, row):
@@ -50,6 +52,18 @@ def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None)
     else:
         last = None
     turn.reply(to, TransactionList(tuple(found), last))
+
+
+def _between(turn: Turn, last: bytes | None, key: bytes) -> bytes | None:
+    """The place where a list goes on, behind the key looked at last: it tells no id that the lane may not see."""
+    txn_id = (last or b"")[:TXN_ID_SIZE]
+    row = turn.state.txn_row(txn_id)
+    if last is None or (row is not None and sees(turn.state, turn.lane, row)):
+        return last
+    if key.startswith(txn_id):  # the rest of that transaction is passed over
+        key = next((key for key, _ in turn.state.txn_rows_below(k.txn_key(txn_id))), b"")
+    same = next(i for i in range(TXN_ID_SIZE) if last[i : i + 1] != key[i : i + 1])
+    return max(last, key)[: same + 1]
 
 
 def _open_after(turn: Turn, key: bytes) -> Iterator[tuple[bytes, TxnRow | None]]:

@@ -27,6 +27,7 @@ from anabranch.schemas.records import StreamRow
 _ERRORS: dict[str, type[AnabranchError]] = {
     "open": TooManyTransactions,
     "staged": TooMuchStaged,
+    "scopes": TooManyStreams,
     "streams": TooManyStreams,
     "partitions": TooManyStreams,
     "keepalive": InvalidArgument,
@@ -61,6 +62,13 @@ def check_staged(turn: Turn, lane: str) -> None:
     staged = turn.index.staged
     if most is not None and staged.total >= most:  # only then is the sum worth its time
         _check(turn, lane, "staged", staged.size_of(turn.state.open_of.get(lane, ())) + 1)
+
+
+def check_scopes(turn: Turn, lane: str) -> None:
+    """`TooManyStreams` if the lane would have made more scopes than it may."""
+    if quota(turn.state, lane, "scopes") is not None:
+        made = sum(owner == lane for owner in turn.state.scope_owners.values())
+        _check(turn, lane, "scopes", made + 1)
 
 
 def check_room(turn: Turn, lane: str, streams: int, partitions: int) -> None:
@@ -98,6 +106,9 @@ def usages(state: State, staged: Staged, lanes: Iterable[str]) -> dict[str, Coun
     for lane in lanes:
         mine = state.open_of.get(lane, ())
         found[lane] = Counter(open=len(mine), staged=staged.size_of(mine))
+    for owner in state.scope_owners.values():
+        if owner in found:
+            found[owner]["scopes"] += 1
     for row in state.streams.values():
         if row.owner in found:
             found[row.owner]["streams"] += 1

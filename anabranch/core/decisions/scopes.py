@@ -46,8 +46,9 @@ def find_scope(turn: Turn, command: FindScope, to: ReplyTo | None) -> None:
         if not command.create:
             raise UnknownScope(f"there is no scope {scope!r}: create a stream in it first")
         limits.SCOPES.check(len(turn.state.scopes) + 1, "the cluster")
+        quotas.check_scopes(turn, turn.lane)
         chosen = crc32(scope.encode()) % turn.settings.control_partitions
-        turn.put(k.scope_key(scope), ScopeRow(scope, chosen))
+        turn.put(k.scope_key(scope), ScopeRow(scope, chosen, turn.lane))
         _grant_creator(turn, scope, turn.lane)
     served = turn.state.scopes[scope]
     if command.create and served != DIRECTORY:
@@ -57,26 +58,27 @@ def find_scope(turn: Turn, command: FindScope, to: ReplyTo | None) -> None:
 
 
 def _grant_creator(turn: Turn, scope: str, lane: str) -> None:
-    """Grant a new scope to the lane that made it; `open` and `admin` have what they have everywhere."""
-    if lane not in (OPEN_LANE, ADMIN_LANE):
-        pattern = of_scope(scope)
-        rights = turn.state.grants.get(lane, {}).get(pattern, 0) | int(CREATORS)
-        turn.put(k.grant_key(lane, pattern), GrantRow(lane, pattern, rights))
+    """Grant a new scope to the lane that made it; `open` and `admin` have what they have everywhere.
+
+    A row that is there is an operator's word, and stays: it may have come before the directory's message did.
+    """
+    pattern = of_scope(scope)
+    if lane not in (OPEN_LANE, ADMIN_LANE) and pattern not in turn.state.grants.get(lane, {}):
+        turn.put(k.grant_key(lane, pattern), GrantRow(lane, pattern, int(CREATORS)))
 
 
 def _creator(turn: Turn, scope: str) -> str:
-    """A lane that has a creator's rights on the scope; without any, `open`, which gets none by it."""
-    for lane, granted in turn.state.grants.items():
-        if granted.get(of_scope(scope), 0) & CREATORS == CREATORS:
-            return lane
-    return OPEN_LANE
+    """The lane that made the scope while it has a creator's rights; else `open`, which gets none by it."""
+    lane = turn.state.scope_owners[scope]
+    rights = turn.state.grants.get(lane, {}).get(of_scope(scope), 0)
+    return lane if rights & CREATORS == CREATORS else OPEN_LANE
 
 
 def adopt_scope(turn: Turn, command: AdoptScope, to: ReplyTo | None) -> None:
     """The directory gave this control partition a scope."""
     scope = _own_scope(turn, command.scope)
     if scope not in turn.state.scopes:
-        turn.put(k.scope_key(scope), ScopeRow(scope, turn.settings.control_partition))
+        turn.put(k.scope_key(scope), ScopeRow(scope, turn.settings.control_partition, ""))
         _grant_creator(turn, scope, command.lane)
     turn.reply(to, ScopeInfo(scope, turn.state.scopes[scope]))
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from anabranch.core import rows as k
+from anabranch.core.authorize import Right, rights_of
 from anabranch.core.decisions.merge import TORN
 from anabranch.core.decisions.scale import asker
 from anabranch.core.decisions.scopes import check_room, check_served, stream_info
@@ -95,6 +96,9 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
     even_ranges(command.segments)  # refuses impossible counts
     check_settings(command.settings)
     row = turn.state.streams.get(command.stream)
+    known = rights_of(turn.state, turn.lane, command.stream) & Right.DESCRIBE
+    if row is not None and row.owner != turn.lane and not known:
+        raise StreamExists(f"{command.stream} exists; lane {turn.lane!r} has no right to see it")
     if row is None:
         check_room(turn, turn.lane, 1, command.segments)
         row = _without_topics(command, turn.lane)

@@ -243,6 +243,9 @@ def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
             continue
         if row.state not in ("ABORT_IN_PROGRESS", "ABORTED", "COMMITTED"):
             turn.hear(row.txn_id)
+            helpers = turn.keepalives.helpers.get(row.txn_id, ())
+            if turn.lane not in (row.owner, *helpers) and len(helpers) < limits.HELPERS.value:
+                turn.keepalives.helpers.put(row.txn_id, (*helpers, turn.lane))
         else:
             gone.append(turn.outcome(row, full=False))
     if gone:

@@ -72,7 +72,8 @@ class Settings:
     max_keepalive_ms: int = MAX_KEEPALIVE_MS
     max_streams: int = 10_000
     max_partitions: int = 50_000  # in all streams
-    skip_commands: frozenset[int] = frozenset()  # offsets of commands that an operator sets aside
+    # Lanes and offsets of commands that an operator sets aside.
+    skip_commands: frozenset[tuple[str, int]] = frozenset()
     lanes_only: bool = False  # the lane `open` is not served
     # The most that the commands topic takes of big commands, unpacked.
     command_bytes: int = limits.COMMAND.value

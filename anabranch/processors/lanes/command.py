@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from anabranch.batches.records import Record
@@ -42,6 +43,11 @@ class Command:
     def weight(self) -> int:
         """Bytes in a queue, about."""
         return len(self.payload) + _RECORD_BYTES
+
+
+def weight_of(commands: Iterable[Command]) -> int:
+    """Bytes of all of them in a queue, about."""
+    return sum([command.weight for command in commands])
 
 
 def decide_command(turn: Turn, command: Command) -> None:

@@ -20,13 +20,11 @@ from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.core.memory import LaneSeen
 from anabranch.core.state import State
 from anabranch.ports import LogError, TopicPartition
-from anabranch.processors.lanes.command import Command
+from anabranch.processors.lanes.command import Command, weight_of
 from anabranch.processors.lanes.trouble import LaneTrouble
 from anabranch.schemas.records import LaneRow
 from anabranch.topics.names import commands_topic
 
-# The most bytes queued at once: clients write commands, and a small batch can unpack to much.
-QUEUED_BYTES = 32 << 20
 QUANTUM = 64 << 10  # bytes of a lane's turn, about
 CHUNKS = 20  # a second, of a lane that has as many commands as its quota allows
 _LANE = attrgetter("lane")
@@ -39,6 +37,7 @@ class Lane(LaneSeen):
     ``unlogged``: ``at`` is the end that was found, and no round has logged it. ``served``: bytes decided, compared
     with other lanes'. ``asked_end``: its end as of ``asked_ms``; ``decided_ms``: that of an ask before. ``rate``:
     commands a second that its quota allows, 0: any; ``allowance``: commands that it may send now, or owes.
+    ``waits``: how often in a row its next batch, beyond its share, found no room beside others.
     """
 
     name: str = field(kw_only=True)
@@ -53,6 +52,7 @@ class Lane(LaneSeen):
     decided_ms: int = -1
     rate: int = 0
     allowance: float = 0.0
+    waits: int = 0
 
     @property
     def due(self) -> int:
@@ -65,6 +65,12 @@ class Lane(LaneSeen):
         if not self.rate:
             return len(self.queue)
         return min(len(self.queue), int(self.allowance)) if self.allowance >= self.due else 0
+
+    def give_back(self, most: int) -> None:
+        """Let go of what is beyond so many bytes: it is fetched again."""
+        while self.size > most:
+            command = self.queue.pop()
+            self.size, self.at = self.size - command.weight, command.offset
 
     def after(self, count: int) -> int:
         """The lane's position once so many of the queue are decided."""
@@ -177,22 +183,35 @@ class Lanes:
     @property
     def share(self) -> int:
         """The bytes that each lane may queue, about."""
-        return QUEUED_BYTES // max(1, len(self.on))
+        return limits.QUEUED.value // max(1, len(self.on))
+
+    @property
+    def room(self) -> int:
+        """The bytes that all lanes together may still queue: clients write commands, and little unpacks to much."""
+        return limits.QUEUED.value - sum([lane.size for lane in self.on.values()])
 
     def wanted(self) -> dict[TopicPartition, int]:
         """Positions to fetch from, of the lanes that have room."""
         lanes = self.on.values()
-        if sum([lane.size for lane in lanes]) > QUEUED_BYTES:
-            return {}  # single batches that unpack to much
+        full = self.room < 0
+        for lane in lanes if full and any(one.waits for one in lanes) else ():
+            if lane.rate:  # else it is decided soon
+                lane.give_back(self.share)
         room, waiting = self.share // 2, self.trouble.waiting
         return {
             lane.place: lane.at
             for lane in lanes
             if lane.size <= room
+            and not (full and lane.waits)  # its next batch is a big one
             and lane.at != AT_END
             and not lane.unlogged
             and lane.place.topic not in waiting
         }
+
+    def among(self, places: Collection[TopicPartition]) -> list[Lane]:
+        """The lanes of these places; those first that found no room for the longest time."""
+        found = [lane for lane in self.on.values() if lane.place in places]
+        return sorted(found, key=lambda lane: -lane.waits)
 
     def has(self, place: TopicPartition) -> bool:
         """Whether a lane's commands are there."""
@@ -206,9 +225,10 @@ class Lanes:
         """Queue a lane's next commands."""
         if not lane.queue:  # no lane saves up turns, or has to make up for some
             served = [one.served for one in self.on.values() if one.queue]
-            lane.served = min(served, default=lane.served)
+            least = min(served) if served else max([one.served for one in self.on.values()])
+            lane.served = max(lane.served, least)  # or a lane of one command came first each time
         lane.queue += commands
-        lane.size += sum([command.weight for command in commands])
+        lane.size += weight_of(commands)
 
     # -- out ------------------------------------------------------------------------------------------
 
@@ -257,7 +277,7 @@ class Lanes:
                 continue
             done = lane.size
             if count < len(lane.queue):
-                done = sum([command.weight for command in lane.queue[:count]])
+                done = weight_of(lane.queue[:count])
             del lane.queue[:count]
             lane.size -= done
             lane.served += done
@@ -270,10 +290,12 @@ class Lanes:
         if not names:
             return
         places = []
-        for lane in self.on.values():
-            if lane.name in names and lane.at != AT_END and lane.after(0) >= lane.asked_end:
+        for lane in [lane for lane in self.on.values() if lane.name in names]:
+            readable = self._readable(lane)
+            lane.well_ms = now_ms if readable else lane.well_ms
+            if lane.at != AT_END and lane.after(0) >= lane.asked_end:
                 lane.decided_ms = lane.asked_ms
-                places += [lane.place] if self._readable(lane) else []
+                places += [lane.place] if readable else []
         for place, end in self._ends(places).items() if places else ():
             lane = self._by_place[place]
             lane.asked_ms, lane.asked_end = now_ms, end

@@ -36,6 +36,7 @@ class ScopeRow:
 
     scope: str
     control_partition: int
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)

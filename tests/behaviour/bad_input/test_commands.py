@@ -125,7 +125,7 @@ GARBAGE: dict[str, tuple[bytes, str]] = {
     "a length of 2^60": (b"\x01\x01" + b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f", "MalformedRecord"),
     "a length below zero": (b"\x01\x01\x01", "MalformedRecord"),
     "text that is not UTF-8": (b"\x01\x01\x04\xff\xfe\x00", "MalformedRecord"),
-    "a status row": (encode(r.ScopeRow("x", 0)), "MalformedRecord"),
+    "a status row": (encode(r.ScopeRow("x", 0, "")), "MalformedRecord"),
     "a reply": (encode(r.Reply(b"", b"", 0, r.Registered(1))), "MalformedRecord"),
     "64 kB of noise": (b"\x01\x08" + bytes(range(256)) * 256, "MalformedRecord"),
 }
