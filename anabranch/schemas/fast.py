@@ -149,7 +149,9 @@ def _write_one_shot(record: r.OneShot) -> bytes:
             add(_long(timestamp))
         else:
             add(_PLAIN_TAIL)
-    add(_END)
+    if record.consumed is not None:
+        raise Unusual
+    add(_END + _NULL)
     return b"".join(out)
 
 
@@ -203,6 +205,8 @@ def _write_reply(record: r.Reply) -> bytes:
 
 
 def _write_txn_row(row: r.TxnRow) -> bytes:
+    if row.consumes is not None:
+        raise Unusual
     return b"".join(
         (
             _TXN_ROW,
@@ -216,7 +220,7 @@ def _write_txn_row(row: r.TxnRow) -> bytes:
             _long(row.commit_timestamp),
             _long(row.committed),
             _losses(row.rejected, row.left_out, row.reason),
-            _optional_secret(row.secret) + _name(row.owner),
+            _optional_secret(row.secret) + _name(row.owner) + _NULL,
         )
     )
 
@@ -316,7 +320,7 @@ def _read_one_shot(data: bytes) -> r.OneShot:
     events: list[r.Event] = []
     if count:
         at = _read_events(data, at, count, events)
-    if at != len(data):
+    if data[at] or at + 1 != len(data):  # it moves positions, or has more than it should
         raise Unusual
     return r.OneShot(data[2 : 2 + _TXN_ID_SIZE], scope, name, tuple(events))
 

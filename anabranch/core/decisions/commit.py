@@ -17,6 +17,7 @@ from anabranch.core import limits, vectors
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right, check_writes
 from anabranch.core.decisions import names_and_series as claims
+from anabranch.core.decisions import tenures
 from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
@@ -36,7 +37,7 @@ from anabranch.core.decisions.writers import (
     take_exactly,
     writers_text,
 )
-from anabranch.core.ids import check_name, check_number
+from anabranch.core.ids import check_name, check_number, is_marked
 from anabranch.core.journal.index import JournalIndex, Weighed
 from anabranch.core.memory import Merging
 from anabranch.core.round import Part, ReplyTo, StreamCommit
@@ -54,6 +55,7 @@ from anabranch.errors import (
     OutcomeUnknown,
     ReceiptMismatch,
     ReceiptsNotCovered,
+    TenureLost,
     TransactionAborted,
 )
 from anabranch.schemas.records import (
@@ -76,6 +78,8 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     """Receive a commit: it is logged as pending, and decided as soon as the journal covers it."""
     row = turn.transaction(command.token, Rights.COMMIT, partial(_heard_late, turn, to))
     named = (*command.own, *(command.receipts or ()))
+    if row.state != "OPEN":
+        _check_decided(row, command)
     if row.state == "COMMITTED":
         behind = left_behind(named, turn.state.writers(row.txn_id))
         if behind:
@@ -102,6 +106,13 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     if _waits(txn.pending, to):
         return  # repeated: the first request and its deadline count
     check_writes(turn.state, row, txn.participants)
+    try:
+        _check_consumed(turn, row, command)
+    except TenureLost as error:  # no later tenure may commit what was made under this one
+        end_pending(turn, row.txn_id, error)
+        abort_txn(turn, row.txn_id, str(error))
+        turn.reply(to, refuse(error))
+        return
     check_name(command.name)
     check_number(command.name, command.number)
     claims.check_jump(turn, row, command.name, command.number)
@@ -114,7 +125,11 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     writers = choose_writers(txn, command)
     former = txn.pending
     if former is not None:
-        same = (former.name, former.number) == (command.name, command.number)
+        same = (former.name, former.number, former.consumed) == (
+            command.name,
+            command.number,
+            command.consumed,
+        )
         try:
             _check_replaced(former.writers, {receipt.writer: receipt for receipt in writers}, same)
         except OutcomeUnknown as error:  # this commit may end otherwise than the former
@@ -128,8 +143,35 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
             name=command.name,
             number=command.number,
             deadline_ms=turn.wall_ms + command.wait_ms,
+            consumed=command.consumed,
         ),
     )
+
+
+def _check_consumed(turn: Turn, row: TxnRow, command: Commit) -> None:
+    """Whether the commit moves the positions of the tenure that its begin named, now. Raises as `tenures.judge`."""
+    consumed = command.consumed
+    named = None if consumed is None else tenures.hash_of(consumed.processor, consumed.tenure)
+    if named != row.consumes:
+        raise InvalidArgument(
+            "a commit moves the positions of the tenure that its transaction began with, and no others: begin it "
+            "with the tenure, and give `consumed`"
+        )
+    if consumed is not None:
+        if command.name is not None:
+            raise InvalidArgument("a commit that moves positions claims no name and no number")
+        tenures.judge(turn, consumed, row.txn_id, row.scope, row.owner)
+
+
+def _check_decided(row: TxnRow, command: Commit) -> None:
+    """`AlreadyCommitted` for a commit that was decided with other positions than this one's."""
+    consumed = command.consumed
+    if row.state == "ABORTED" or row.state == "ABORT_IN_PROGRESS":
+        return
+    if row.consumes != (None if consumed is None else tenures.digest_of(consumed)):
+        raise AlreadyCommitted(
+            "the transaction is committed, or being committed, with other positions: its outcome stands"
+        )
 
 
 def _heard_late(turn: Turn, to: ReplyTo | None, row: TxnRow) -> bool:
@@ -237,6 +279,9 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
     error = _why_not(turn, txn, weighed, pending)
     if error is None:
         _decide(turn, txn_id, txn, pending, weighed)
+    elif isinstance(error, TenureLost):
+        end_pending(turn, txn_id, error)
+        abort_txn(turn, txn_id, str(error))
     elif late or not isinstance(error, ReceiptsNotCovered | NotReady):
         end_pending(turn, txn_id, error)
         turn.hear(txn_id)  # the keepalive stopped at the commit: it begins afresh
@@ -259,7 +304,10 @@ def _why_not(
     try:
         check_writes(turn.state, txn.row, txn.participants)
         _earlier(turn, txn.row, pending)
-    except (NotAuthorized, NotReady) as error:
+        if pending.consumed is not None:
+            parts = txn.row.txn_id, txn.row.scope, txn.row.owner
+            tenures.judge(turn, pending.consumed, *parts)
+    except (NotAuthorized, NotReady, TenureLost, InvalidArgument) as error:
         return error
     return None
 
@@ -278,6 +326,9 @@ def _decide(
     elif pending.name is not None and pending.name != row.name:
         supersede(turn, row.scope, pending.name, txn_id)
         row = row._replace(name=pending.name)
+    if pending.consumed is not None:
+        tenures.begin_moving(turn, pending.consumed, txn_id)
+        row = row._replace(consumes=tenures.digest_of(pending.consumed))
     moved = turn.move(row, "begin_commit", committed=weighed.committed, left_out=weighed.left_out)
     turn.put(k.txn_key(txn_id), moved)
     turn.put(k.pending_key(txn_id), replace(pending, decided=True))
@@ -318,6 +369,9 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     check_served(turn, command.scope)
     check_id_partition(turn, command.txn_id)
     check_name(command.name)
+    if command.consumed is not None or is_marked(command.txn_id):
+        _one_shot_of_tasks(turn, command, to)
+        return
     row = turn.state.txn_row(command.txn_id)
     if row is not None:
         if row.state == "ABORTED":
@@ -353,20 +407,8 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
         turn.put(k.txn_key(command.txn_id), never)
         turn.reply(to, turn.outcome(earlier))
         return
-    timestamp = turn.next_timestamp()
     supersede(turn, command.scope, command.name, command.txn_id)
-    for stream, by_segment in placed.items():
-        parts = tuple(
-            [
-                Part(segment.segment_id, segment.partition, events=tuple(events))
-                for segment, events in by_segment
-            ]
-        )
-        target = turn.state.streams[stream]
-        epoch = target.stream_epoch
-        wide = vectors.FEW + target.partitions // vectors.EVERY  # not each record has the vector
-        turn.size += 16 * min(target.partitions, wide)  # in the history's record, about
-        turn.round.history.append(StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
+    timestamp = _append(turn, command, placed)
     row = born(
         "one_shot",
         command.txn_id,
@@ -379,6 +421,46 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     )
     turn.put(k.txn_key(command.txn_id), row)
     turn.reply(to, turn.outcome(row, full=False))
+
+
+def _one_shot_of_tasks(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
+    """A one-shot that moves positions: the tasks' rows are its outcome, so it leaves none of its own."""
+    consumed = command.consumed
+    if consumed is None or command.name is not None or not is_marked(command.txn_id):
+        raise InvalidArgument(
+            "a one-shot moves positions if its id is marked so, and then has no name"
+        )
+    before = tenures.moved_by(turn, consumed, command.txn_id)
+    if before is not None:
+        turn.reply(to, tenures.outcome(command.scope, before, turn.lane))
+        return
+    tenures.judge(turn, consumed, command.txn_id, command.scope, turn.lane)
+    placed = _place(turn, command)
+    timestamp = _append(turn, command, placed)
+    tenures.move(turn, consumed, command.txn_id, timestamp, len(command.events))
+    task = (consumed.processor, consumed.steps[0].tasks[0])
+    turn.reply(to, tenures.outcome(command.scope, turn.state.tasks[task], turn.lane))
+
+
+_Placed = Mapping[str, list[tuple[SegmentRange, list[Event]]]]
+
+
+def _append(turn: Turn, command: OneShot, placed: _Placed) -> int:
+    """Put the events of a one-shot into the round. Returns their commit timestamp."""
+    timestamp = turn.next_timestamp()
+    for stream, by_segment in placed.items():
+        parts = tuple(
+            [
+                Part(segment.segment_id, segment.partition, events=tuple(events))
+                for segment, events in by_segment
+            ]
+        )
+        target = turn.state.streams[stream]
+        epoch = target.stream_epoch
+        wide = vectors.FEW + target.partitions // vectors.EVERY  # not each record has the vector
+        turn.size += 16 * min(target.partitions, wide)  # in the history's record, about
+        turn.round.history.append(StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
+    return timestamp
 
 
 def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, list[Event]]]]:

@@ -18,6 +18,7 @@ from anabranch.core.decisions import (
     scopes,
     set_aside,
     streams,
+    tenures,
     transactions,
     writers,
 )
@@ -55,6 +56,10 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.ListAudit: grants.list_audit,
     r.SetLane: lanes.set_lane,
     r.ListLanes: lanes.list_lanes,
+    r.CreateProcessor: tenures.create_processor,
+    r.Take: tenures.take,
+    r.Release: tenures.release,
+    r.DescribeProcessors: tenures.describe_processors,
 }
 check(_DECISIONS.keys() <= RULES.keys(), "a command is not in core.authorize: who may send it?")
 

@@ -102,3 +102,18 @@ from anabranch.schemas.records.rows import YieldedRow as YieldedRow
 def is_record(cls: type) -> bool:
     """Whether a class of this package is a record of the protocol."""
     return is_dataclass(cls) or issubclass(cls, tuple)
+
+
+from anabranch.schemas.records.commands import CreateProcessor as CreateProcessor
+from anabranch.schemas.records.commands import DescribeProcessors as DescribeProcessors
+from anabranch.schemas.records.commands import Release as Release
+from anabranch.schemas.records.commands import Take as Take
+from anabranch.schemas.records.parts import Consumed as Consumed
+from anabranch.schemas.records.parts import ProcessorInput as ProcessorInput
+from anabranch.schemas.records.parts import TaskPosition as TaskPosition
+from anabranch.schemas.records.parts import TaskStep as TaskStep
+from anabranch.schemas.records.replies import ProcessorInfo as ProcessorInfo
+from anabranch.schemas.records.replies import ProcessorList as ProcessorList
+from anabranch.schemas.records.replies import TaskInfo as TaskInfo
+from anabranch.schemas.records.rows import ProcessorRow as ProcessorRow
+from anabranch.schemas.records.rows import TaskRow as TaskRow
