@@ -11,7 +11,7 @@ from anabranch.client.receipt_account import StreamLane, WriterAccount, headers_
 from anabranch.client.reservation import Reservation, abort_reserved
 from anabranch.client.session import unknown
 from anabranch.client.tokens import WRITER, RightNames, narrow_at
-from anabranch.core.decisions.writers import left_behind
+from anabranch.core.decisions.commits.writers import left_behind
 from anabranch.core.ids import check_number, txn_text
 from anabranch.core.tokens import TokenBytes
 from anabranch.errors import (

@@ -59,6 +59,7 @@ TYPES: dict[int, type] = {
     31: r.DescribeProcessors,
     32: r.Reply,
     33: r.Receipt,
+    34: r.Consumed,
     64: r.TermRow,
     65: r.RoundRow,
     66: r.ScopeRow,
@@ -314,6 +315,8 @@ def _reader(avro: Any) -> _Plain | None:
         if _record_class(avro[1]) is not None and inner is not None:
             whole = inner
             return _optional(lambda pair: whole(pair[1]))  # fastavro names the branch here too
+        if isinstance(avro[1], str) and avro[1].startswith("anabranch."):
+            return _optional(lambda pair: pair[1] if type(pair) is tuple else pair)  # and here
         return _optional(inner) if inner else None
     if isinstance(avro, dict) and avro["type"] == "array":
         item = _reader(avro["items"])

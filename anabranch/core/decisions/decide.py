@@ -8,7 +8,6 @@ from typing import Any
 from anabranch.core.authorize import RULES
 from anabranch.core.decisions import (
     cleanup,
-    commit,
     expiry,
     grants,
     lanes,
@@ -20,9 +19,9 @@ from anabranch.core.decisions import (
     streams,
     tenures,
     transactions,
-    writers,
 )
-from anabranch.core.decisions import names_and_series as claims
+from anabranch.core.decisions.commits import commit, one_shot, writers
+from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.turn import Turn, attempt
 from anabranch.core.round import ReplyTo
 from anabranch.errors import MalformedRecord, check
@@ -47,7 +46,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.ListTransactions: questions.list_transactions,
     r.ListCommands: set_aside.list_commands,
     r.Commit: commit.commit,
-    r.OneShot: commit.one_shot,
+    r.OneShot: one_shot.one_shot,
     r.SafeTime: questions.safe_time,
     r.ListSeries: claims.list_series,
     r.SetSeries: claims.set_series,

@@ -7,11 +7,12 @@ from hmac import compare_digest
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes, refusal
-from anabranch.core.decisions import names_and_series as claims
-from anabranch.core.decisions import quotas, tenures
+from anabranch.core.decisions import quotas
+from anabranch.core.decisions.commits import names_and_series as claims
+from anabranch.core.decisions.commits import positions
+from anabranch.core.decisions.commits.writers import put_receipt
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.turn import Turn, is_finished, refuse
-from anabranch.core.decisions.writers import put_receipt
 from anabranch.core.ids import (
     TXN_ID_SIZE,
     check_name,
@@ -68,9 +69,9 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         raise InvalidArgument(
             "ids like this one are of one-shots that move positions: make another one"
         )
-    if command.tenure is not None and (command.name or len(command.tenure) != tenures.HASH_SIZE):
+    if command.tenure is not None and (command.name or len(command.tenure) != positions.HASH_SIZE):
         raise InvalidArgument(
-            f"a transaction that moves positions has no name; its tenure's hash has {tenures.HASH_SIZE} bytes"
+            f"a transaction that moves positions has no name; its tenure's hash has {positions.HASH_SIZE} bytes"
         )
     if not MIN_KEEPALIVE_MS <= command.keepalive_ms <= turn.settings.max_keepalive_ms:
         raise InvalidArgument(
@@ -286,7 +287,7 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
         journal_op(turn, stream, JournalOp("ABORT_TXN", txn_id, epoch, 0))
     claims.give_back(turn, row.scope, txn.pending)
     if txn.pending is not None:
-        tenures.give_back(turn, txn.pending.consumed, txn_id)
+        positions.give_back(turn, txn.pending.consumed, txn_id)
     end_pending(turn, txn_id, TransactionAborted(f"the transaction is aborted ({reason})"))
     finish(turn, row)
 
@@ -366,8 +367,8 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
         check_right(turn.state, turn.lane, Right.WRITE, where)
         if is_marked(command.txn_id):
             raise InvalidArgument(
-                "a one-shot that moves positions has no outcome of its own: take its tasks, their rows say whether it "
-                "is committed"
+                "a one-shot that moves positions has no outcome of its own: take its tasks; where they stand says "
+                "whether it is committed"
             )
         if turn.is_forgotten(command.txn_id):
             raise Expired("the outcome is older than the retention of outcomes")

@@ -267,7 +267,7 @@ class CreateProcessor:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Command: take tasks of a processor; whoever had them can commit for them no more. Repeating it is harmless."""
+    """Command: take tasks of a processor; no other tenure commits for them any more. Repeating it is harmless."""
 
     processor: str
     tenure: bytes = field(repr=False)
