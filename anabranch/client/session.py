@@ -19,7 +19,9 @@ from anabranch.core.ids import (
     check_scope,
     command_digest,
     control_partition_of,
+    is_marked,
     made_ms_of,
+    make_marked_id,
     make_txn_id,
     split_stream,
     txn_text,
@@ -34,6 +36,7 @@ from anabranch.errors import (
     MalformedRecord,
     NotAuthorized,
     OutcomeUnknown,
+    TenureLost,
     TransactionAborted,
     UnknownScope,
 )
@@ -45,7 +48,7 @@ RESOLVE_SHARE = 1 / 3  # of a commit's time, kept to ask for its outcome
 # A controller's refusal at its deadline arrives so long before ours, at least and at most.
 _MARGIN_S = (0.3, 2.0)
 # A refusal that holds for all copies of a command; any other holds only for a command sent once.
-_FINAL = (TransactionAborted, AlreadyCommitted, EventTooLarge)
+_FINAL = (TransactionAborted, AlreadyCommitted, EventTooLarge, TenureLost)
 
 
 class Session(Exchange):
@@ -185,11 +188,15 @@ class Session(Exchange):
 
     # -- transactions ---------------------------------------------------------------------------------
 
-    def new_txn_id(self, scope: str, deadline: float) -> bytes:
-        """A transaction id for a scope."""
+    def new_txn_id(self, scope: str, deadline: float, *, marked: bool = False) -> bytes:
+        """A transaction id for a scope. ``marked``: of a one-shot that moves positions, and of no other."""
         partition = self.find_scope(scope, deadline)
         now_ms = int(self._clock.wall() * 1000)
-        return make_txn_id(partition, now_ms, int.from_bytes(self._entropy(8), "big"))
+        while True:
+            make = make_marked_id if marked else make_txn_id
+            txn_id = make(partition, now_ms, int.from_bytes(self._entropy(8), "big"))
+            if is_marked(txn_id) == marked:
+                return txn_id
 
     def begin(self, command: r.Begin, deadline: float) -> r.Begun | r.Outcome:
         """Begin; an `Outcome`: the name is committed (or the transaction over)."""
@@ -219,6 +226,7 @@ class Session(Exchange):
         name: str | None,
         deadline: float,
         number: int | None = None,
+        consumed: r.Consumed | None = None,
     ) -> r.Outcome:
         """Commit until the outcome is COMMITTED. `OutcomeUnknown` at the deadline; refusals leave it open.
 
@@ -226,7 +234,7 @@ class Session(Exchange):
         """
         named = None if receipts is None else tuple(receipts)
         # `_until_known` says how long to wait.
-        command = r.Commit(token, tuple(own), named, name, 0, number)
+        command = r.Commit(token, tuple(own), named, name, 0, number, consumed)
         with _about(token):
             return self._until_known(peek(token).txn_id, command, token, deadline)
 
@@ -241,6 +249,32 @@ class Session(Exchange):
         """A whole transaction in one command, until it is COMMITTED. `OutcomeUnknown` at the deadline."""
         command = r.OneShot(txn_id, scope, name, tuple(events))
         return self._until_known(txn_id, command, None, deadline)
+
+    def one_shot_of_tasks(
+        self,
+        txn_id: bytes,
+        scope: str,
+        events: Sequence[r.Event],
+        consumed: r.Consumed,
+        deadline: float,
+    ) -> r.Outcome:
+        """A one-shot that moves positions. `TenureLost`; `OutcomeUnknown`: repeat it, or take the tasks again.
+
+        There is no RESOLVE for it: the rows of its tasks are its outcome.
+        """
+        command = r.OneShot(txn_id, scope, None, tuple(events), consumed)
+        unheard: list[bytes] = []
+        try:
+            outcome = self.try_ask(control_partition_of(txn_id), command, deadline, unheard)
+        except AnabranchError as error:
+            if not unheard or isinstance(error, _FINAL):
+                raise
+            raise unknown(f"is not known: {error}", txn_id, None) from error
+        if outcome is None:
+            raise unknown("was not known in time", txn_id, None)
+        if not isinstance(outcome, r.Outcome):
+            raise MalformedRecord(f"the controller answered {type(outcome).__name__} to OneShot")
+        return committed(outcome)
 
     def _until_known(
         self, txn_id: bytes, command: Any, token: bytes | None, deadline: float

@@ -11,8 +11,9 @@ from anabranch.client.receipt_account import StreamLane, WriterAccount, headers_
 from anabranch.client.reservation import Reservation, abort_reserved
 from anabranch.client.session import unknown
 from anabranch.client.tokens import WRITER, RightNames, narrow_at
+from anabranch.core.decisions.commits.positions import hash_of
 from anabranch.core.decisions.commits.writers import left_behind
-from anabranch.core.ids import check_number, txn_text
+from anabranch.core.ids import check_number, check_type, is_marked, txn_text
 from anabranch.core.tokens import TokenBytes
 from anabranch.errors import (
     AlreadyCommitted,
@@ -23,6 +24,7 @@ from anabranch.errors import (
     MalformedRecord,
     NotAuthorized,
     OutcomeUnknown,
+    TenureLost,
     TransactionAborted,
     UnsupportedVersion,
 )
@@ -46,9 +48,18 @@ class Transaction(Handle):
     `Client.begin`. Any thread may use it.
     """
 
-    def __init__(self, shared: Shared, scope: str, name: str | None, keepalive_ms: int) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        scope: str,
+        name: str | None,
+        keepalive_ms: int,
+        tenure: bytes | None = None,
+    ) -> None:
+        """``tenure``: the hash of one, if the commit moves positions."""
         super().__init__(shared, scope, keepalive_ms)
         self._name = name
+        self._tenure = tenure
         self._txn_id: bytes | None = None
         self._secret: bytes | None = None
         self._buffer: list[r.Event] = []
@@ -127,7 +138,9 @@ class Transaction(Handle):
         txn_id = self._make_id(deadline)
         self._begun = True
         self._secret = self._secret or self._session.new_secret()  # the same when this is repeated
-        begin = r.Begin(txn_id, self._scope, self._name, self.keepalive_ms, self._secret)
+        begin = r.Begin(
+            txn_id, self._scope, self._name, self.keepalive_ms, self._secret, self._tenure
+        )
         begun = self._session.begin(begin, deadline)
         if isinstance(begun, r.Outcome):
             self._take_outcome(begun)
@@ -139,9 +152,9 @@ class Transaction(Handle):
         self.beating = True
         self._shared.heart(self)
 
-    def _make_id(self, deadline: float) -> bytes:
+    def _make_id(self, deadline: float, *, marked: bool = False) -> bytes:
         if self._txn_id is None:
-            self._txn_id = self._session.new_txn_id(self._scope, deadline)
+            self._txn_id = self._session.new_txn_id(self._scope, deadline, marked=marked)
         return self._txn_id
 
     def _open(self, deadline: float) -> None:
@@ -224,6 +237,7 @@ class Transaction(Handle):
         *,
         name: str | None = None,
         number: int | None = None,
+        consumed: r.Consumed | None = None,
         timeout: float | None = None,
     ) -> Result:
         """Commit: everything becomes visible at once. Repeating it returns the same result.
@@ -231,10 +245,13 @@ class Transaction(Handle):
         ``receipts``: the writers to take besides this handle's own writes; None: every finished one. ``name``:
         claim this name; if it is committed already, its outcome is the result, and this transaction has no effect.
         ``number``, 0 or more: claim this number of the series ``name`` instead; it must be above all numbers that
-        were ever committed in the series. ``timeout`` in seconds.
+        were ever committed in the series. ``consumed``: of a `TaskReader`; these positions move with the events, or
+        neither does. The transaction was begun with its tenure, and has no name. ``timeout`` in seconds.
 
         Raises:
-            AlreadyCommitted: the series is beyond this number, or its outcome is not kept any more; this
+            TenureLost: another one has taken tasks of ``consumed``; this transaction is aborted, or committed if
+                    their positions say so: take them again.
+                AlreadyCommitted: the series is beyond this number, or its outcome is not kept any more; this
                     transaction is aborted.
                 WritersUnfinished, ReceiptMismatch, ReceiptsNotCovered, UnknownStream, InvalidArgument: the
                     transaction is open and unchanged; correct it and commit again, or abort.
@@ -249,29 +266,38 @@ class Transaction(Handle):
             self._shared.check()
             self._check_not_over()
             check_number(name, number)
+            check_consumed(self._tenure, consumed)
             deadline = self._shared.deadline(timeout)
             if self._token is None and not self._begun and not receipts and number is None:
-                return self._commit_one_shot(name, deadline)
+                return self._commit_one_shot(name, deadline, consumed)
             if self._token is None and receipts:
                 raise InvalidArgument(
                     "nobody can have written: this transaction's token was never asked for"
                 )
             self._open(deadline)
             if self._result is None:
-                self._commit_open(receipts, name, deadline, number)
+                self._commit_open(receipts, name, deadline, number, consumed)
             return self._done()
 
-    def _commit_one_shot(self, name: str | None, deadline: float) -> Result:
-        txn_id = self._make_id(deadline)
+    def _commit_one_shot(
+        self, name: str | None, deadline: float, consumed: r.Consumed | None
+    ) -> Result:
+        txn_id = self._make_id(deadline, marked=consumed is not None)
         self._place_null_keys(deadline)
         # From here on an interruption leaves it in doubt.
         before, self._in_doubt, self._told = self._in_doubt, True, False
         try:
-            outcome = self._session.one_shot(txn_id, self._scope, name, self._buffer, deadline)
+            if consumed is None:
+                outcome = self._session.one_shot(txn_id, self._scope, name, self._buffer, deadline)
+            else:
+                parts = txn_id, self._scope, self._buffer, consumed
+                outcome = self._session.one_shot_of_tasks(*parts, deadline)
         except EventTooLarge:
             self._in_doubt = before
+            if consumed is not None:
+                self._txn_id = None  # a marked one is good for one-shots alone
             self._open(deadline)
-            self._commit_open(None, name, deadline)
+            self._commit_open(None, name, deadline, consumed=consumed)
             return self._done()
         except AnabranchError as error:
             self._failed_to_commit(error, before)
@@ -287,6 +313,7 @@ class Transaction(Handle):
         name: str | None,
         deadline: float,
         number: int | None = None,
+        consumed: r.Consumed | None = None,
     ) -> None:
         others = receipt_records(receipts, self._txn_id)
         self._flush(deadline)
@@ -299,7 +326,9 @@ class Transaction(Handle):
         # From here on an interruption leaves it in doubt.
         before, self._in_doubt, self._told = self._in_doubt, True, False
         try:
-            outcome = self._session.commit(self._token, own, others, name, deadline, number)
+            outcome = self._session.commit(
+                self._token, own, others, name, deadline, number, consumed
+            )
             self._check_taken(outcome, own)
         except AnabranchError as error:
             self._failed_to_commit(error, before)
@@ -317,7 +346,7 @@ class Transaction(Handle):
 
     def _failed_to_commit(self, error: AnabranchError, before: bool) -> None:
         """``before``: a former commit was in doubt; a refusal of this one says nothing about that one."""
-        if isinstance(error, TransactionAborted | AlreadyCommitted):
+        if isinstance(error, TransactionAborted | AlreadyCommitted | TenureLost):
             self._in_doubt = False
             self._end(error)
             self._discard()
@@ -388,6 +417,9 @@ class Transaction(Handle):
         """Send the abort, and wait for the controller's answer."""
         if self._token is not None:
             self._session.abort(self._token, reason, deadline)
+        elif self._txn_id is not None and is_marked(self._txn_id):
+            if self._in_doubt:
+                raise unknown("is not known: take the tasks again to know it", self._txn_id, None)
         elif self._txn_id is not None and (self._begun or self._in_doubt):
             secret = self._secret or self._session.new_secret()
             sent = Reservation(self._scope, self._txn_id, self.keepalive_ms, secret, self._name)
@@ -407,6 +439,16 @@ class Transaction(Handle):
                 "the outcome of the commit is unknown: commit again, or ask client.state"
             )
         self._check_not_over()
+
+
+def check_consumed(tenure: bytes | None, consumed: r.Consumed | None) -> None:
+    """`InvalidArgument` unless a commit moves positions of the tenure whose hash its transaction began with."""
+    if consumed is not None:
+        check_type("consumed", consumed, r.Consumed)
+    if tenure != (None if consumed is None else hash_of(consumed.processor, consumed.tenure)):
+        raise InvalidArgument(
+            "begin with a tenure, and commit with what its reader gives as `consumed`: both, or neither"
+        )
 
 
 def _pairs(event: r.Event) -> RecordHeaders | None:

@@ -1,6 +1,6 @@
 """Tasks are taken, and positions move with commits: transcripts, and bugs planted into each check.
 
-A line is what was asked and the answer. Rows read ``term holder sequence:record`` and ``!X`` while X is being merged.
+A line is what was asked and the answer. Rows read ``term holder sequence:record``, and ``!X`` while X is merged.
 """
 
 from __future__ import annotations
@@ -278,17 +278,20 @@ def another_commit_of_it_does_not_replace_the_positions() -> None:
 def sequences_have_no_gap_and_positions_rise() -> None:
     w = made()
     w.take("a")
-    for sequence, record, more in (
+    refused: tuple[tuple[int, int, dict[str, Any]], ...] = (
         (2, 12, {}),  # a gap
         (0, 12, {}),
         (1, 9, {}),  # before the processor's start
         (1, 12, {"number": 2}),  # no such input
         (1, 12, {"segment": 3}),  # a segment without an offset
         (1, -1, {}),
-    ):
+    )
+    for sequence, record, more in refused:
         assert w.shot("X", w.consumed("a", sequence, record, **more)) == "InvalidArgument"
     assert w.shot("X", w.consumed("a", 1, 12, segment=1, offset=5)) == "X COMMITTED 1"
-    for record, more in ((11, {}), (12, {}), (12, {"segment": 1, "offset": 4})):
+    back: tuple[tuple[int, dict[str, Any]], ...]
+    back = (11, {}), (12, {}), (12, {"segment": 1, "offset": 4})
+    for record, more in back:
         assert w.shot("Y", w.consumed("a", 2, record, **more)) == "InvalidArgument", "it goes back"
     assert w.shot("Y", w.consumed("a", 2, 12, segment=1, offset=6)) == "Y COMMITTED 1"
     assert w.shot("Z", w.consumed("a", 3, 12, segment=0, offset=2)) == "Z COMMITTED 1"
@@ -349,9 +352,10 @@ def creating_again_changes_nothing() -> None:
     assert w.create(4, (start, INPUTS[1])) == f"{NAME} 4 tasks", "its start was logged once"
     w.take("a")
     assert w.shot("X", w.consumed("a", 1, 12)) == "X COMMITTED 1", "from the first start on"
-    for tasks, inputs in (
+    bad: tuple[tuple[int, Sequence[r.ProcessorInput]], ...] = (
         (0, INPUTS), (3, INPUTS), (2048, INPUTS), (4, ()), (4, (INPUTS[0], INPUTS[0])),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for tasks, inputs in bad:
         w.state.processors.clear()
         assert w.create(tasks, inputs) == "InvalidArgument"
 

@@ -265,9 +265,9 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
     late = turn.wall_ms >= pending.deadline_ms
     try:
         _judge(turn, txn.row, pending.consumed)
-    except TenureLost as error:  # no later tenure may commit what was made under this one
-        end_pending(turn, txn_id, error)
-        abort_txn(turn, txn_id, str(error))
+    except TenureLost as lost:  # no later tenure may commit what was made under this one
+        end_pending(turn, txn_id, lost)
+        abort_txn(turn, txn_id, str(lost))
         return
     except (NotReady, InvalidArgument, NotAuthorized):
         pass  # as is said below
