@@ -56,9 +56,6 @@ SCOPES = Limit(10_000, "scopes", "a control partition")
 PROCESSORS = Limit(1_000, "processors", "a control partition")
 TASKS = Limit(1_024, "tasks", "a processor")
 ALL_TASKS = Limit(32_768, "tasks", "all processors of a control partition")
-TASKS_TAKEN = Limit(
-    128, "tasks", "a command that takes or releases tasks, or a commit that moves them"
-)
 INPUTS = Limit(64, "inputs", "a processor")
 HOLDER = Limit(256, "characters", "the name of who takes tasks")
 GRANTS = Limit(10_000, "grants", "a control partition; those of scopes' creators come on top")

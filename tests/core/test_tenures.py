@@ -355,9 +355,9 @@ def creating_again_changes_nothing() -> None:
     bad: tuple[tuple[int, Sequence[r.ProcessorInput]], ...] = (
         (0, INPUTS), (3, INPUTS), (2048, INPUTS), (4, ()), (4, (INPUTS[0], INPUTS[0])),
     )  # fmt: skip
-    for tasks, inputs in bad:
+    for tasks, given in bad:
         w.state.processors.clear()
-        assert w.create(tasks, inputs) == "InvalidArgument"
+        assert w.create(tasks, given) == "InvalidArgument"
 
 
 SCENES: tuple[Callable[[], None], ...] = (
@@ -424,7 +424,6 @@ def _unscoped(turn: Any, consumed: r.Consumed, txn_id: bytes, scope: str, lane: 
     _JUDGE(turn, consumed, txn_id, consumed.processor.partition("/")[0], lane)
 
 
-_DECIDE = decide_module._DECISIONS
 BUGS: dict[str, Callable[[], Any]] = {
     "the tenure is not judged": lambda: patch.object(positions, "judge", _own_tenure),
     "… nor when it is decided": lambda: patch.object(positions, "judge", _judge_late),
@@ -433,8 +432,8 @@ BUGS: dict[str, Callable[[], Any]] = {
     "nor what is in progress": lambda: patch.object(positions, "_steps", _free),
     "nor the scope": lambda: patch.object(positions, "judge", _unscoped),
     "nor the right": lambda: patch.object(positions, "check_right", lambda *_: None),
-    "nor the term of a take": lambda: patch.dict(_DECIDE, {r.Take: _any_term}),
-    "the fence waits": lambda: patch.dict(_DECIDE, {r.Take: _take_of_ended}),
+    "nor the term of a take": lambda: patch.dict(decide_module._DECISIONS, {r.Take: _any_term}),
+    "the fence waits": lambda: patch.dict(decide_module._DECISIONS, {r.Take: _take_of_ended}),
     "a merge moves nothing": lambda: patch.object(positions, "move", lambda *_: None),
     "a decision marks nothing": lambda: patch.object(positions, "begin_moving", lambda *_: None),
     "an abort gives nothing back": lambda: patch.object(positions, "give_back", lambda *_: None),
