@@ -230,7 +230,7 @@ class AuditEntry:
 class Tenure:
     """The right to commit for tasks of a processor, until another one takes them. Plain data: it may be pickled.
 
-    ``tasks``: by number, as they stood when they were taken. ``secret``: 16 bytes, whoever has them may commit.
+    ``tasks``: by number, as they stood when they were taken. ``secret``: 16 bytes that let their holder commit.
     """
 
     processor: str

@@ -36,7 +36,7 @@ class Processors(Reading):
         """Make a processor (``scope/name``, of an existing scope). Repeating it changes nothing.
 
         ``inputs``: streams, of any scopes. ``tasks``: a power of two up to 1,024; the most that work side by side,
-        for ever. ``start``: where its tasks begin, as of `read`; logged once.
+        it never changes. ``start``: where its tasks begin, as of `read`; logged once.
 
         Raises: UnknownScope, UnknownStream, IllegalState (it exists with other tasks or inputs), InvalidArgument,
         NotAuthorized (the right process), NotReady, DeadlineExceeded.
@@ -74,7 +74,7 @@ class Processors(Reading):
         holder: str | None = None,
         timeout: float | None = None,
     ) -> Tenure:
-        """Take tasks of a processor (None: all): whoever had them can commit for them no more, from now on.
+        """Take tasks of a processor (None: all): no other tenure commits for them from now on.
 
         The answer comes once their commits that were decided before are merged: so where the tasks stand is final.
         ``holder``: for people; None: this host and process.

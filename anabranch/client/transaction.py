@@ -6,14 +6,20 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
-from anabranch.client.handle import QUIET_S, Handle, Shared, check_layout
+from anabranch.client.handle import (
+    QUIET_S,
+    Handle,
+    Shared,
+    check_consumed,
+    check_taken,
+    pairs_of,
+    place_null_keys,
+)
 from anabranch.client.receipt_account import StreamLane, WriterAccount, headers_size
 from anabranch.client.reservation import Reservation, abort_reserved
 from anabranch.client.session import unknown
 from anabranch.client.tokens import WRITER, RightNames, narrow_at
-from anabranch.core.decisions.commits.positions import hash_of
-from anabranch.core.decisions.commits.writers import left_behind
-from anabranch.core.ids import check_number, check_type, is_marked, txn_text
+from anabranch.core.ids import check_number, is_marked, txn_text
 from anabranch.core.tokens import TokenBytes
 from anabranch.errors import (
     AlreadyCommitted,
@@ -56,7 +62,6 @@ class Transaction(Handle):
         keepalive_ms: int,
         tenure: bytes | None = None,
     ) -> None:
-        """``tenure``: the hash of one, if the commit moves positions."""
         super().__init__(shared, scope, keepalive_ms)
         self._name = name
         self._tenure = tenure
@@ -163,10 +168,10 @@ class Transaction(Handle):
             self._begin(deadline)
         lanes = {event.stream: self._touch(event.stream, deadline) for event in self._buffer}
         for event in self._buffer:
-            lanes[event.stream].check_size(event.key, event.value, _pairs(event))
+            lanes[event.stream].check_size(event.key, event.value, pairs_of(event))
         for event in self._buffer:
             stamp = event.timestamp if event.timestamp > 0 else None
-            lanes[event.stream].write(event.key, event.value, _pairs(event), stamp)
+            lanes[event.stream].write(event.key, event.value, pairs_of(event), stamp)
         self._buffer.clear()
         self._buffered_bytes = 0
         for stream, lane in lanes.items():
@@ -283,19 +288,15 @@ class Transaction(Handle):
         self, name: str | None, deadline: float, consumed: r.Consumed | None
     ) -> Result:
         txn_id = self._make_id(deadline, marked=consumed is not None)
-        self._place_null_keys(deadline)
+        place_null_keys(self._shared, self._buffer, deadline)
         # From here on an interruption leaves it in doubt.
         before, self._in_doubt, self._told = self._in_doubt, True, False
         try:
-            if consumed is None:
-                outcome = self._session.one_shot(txn_id, self._scope, name, self._buffer, deadline)
-            else:
-                parts = txn_id, self._scope, self._buffer, consumed
-                outcome = self._session.one_shot_of_tasks(*parts, deadline)
+            parts = txn_id, self._scope, name, self._buffer, deadline, consumed
+            outcome = self._session.one_shot(*parts)
         except EventTooLarge:
             self._in_doubt = before
-            if consumed is not None:
-                self._txn_id = None  # a marked one is good for one-shots alone
+            self._txn_id = None if consumed is not None else txn_id  # a marked one is for one-shots
             self._open(deadline)
             self._commit_open(None, name, deadline, consumed=consumed)
             return self._done()
@@ -329,20 +330,12 @@ class Transaction(Handle):
             outcome = self._session.commit(
                 self._token, own, others, name, deadline, number, consumed
             )
-            self._check_taken(outcome, own)
+            check_taken(outcome, own, self._txn_id)
         except AnabranchError as error:
             self._failed_to_commit(error, before)
             raise
         warn_left_out(outcome, receipts)
         self._take_outcome(outcome)
-
-    def _check_taken(self, outcome: r.Outcome, own: Sequence[r.Receipt]) -> None:
-        """Raise if another holder of the token committed before, without the writes of this handle."""
-        taken = {receipt.writer: receipt for receipt in outcome.writers}
-        if outcome.txn_id == self._txn_id and left_behind(own, taken):
-            raise AlreadyCommitted(
-                "the transaction was committed elsewhere, without what this handle wrote"
-            )
 
     def _failed_to_commit(self, error: AnabranchError, before: bool) -> None:
         """``before``: a former commit was in doubt; a refusal of this one says nothing about that one."""
@@ -374,19 +367,6 @@ class Transaction(Handle):
             raise IllegalState("the transaction is not committed")
         return self._result
 
-    def _place_null_keys(self, deadline: float) -> None:
-        """Spread events without a key over the segments as far as the layout is known."""
-        turn: dict[str, int] = {}
-        for i, event in enumerate(self._buffer):
-            if event.key is None and event.segment_id == -1:
-                layout = self._shared.layouts.get(event.stream)
-                if layout is None:
-                    info = self._session.describe(event.stream, deadline)
-                    layout = self._shared.layouts[event.stream] = info.segments
-                check_layout(event.stream, layout)
-                at = turn.setdefault(event.stream, self._session.random64() % len(layout))
-                self._buffer[i] = _placed(event, layout[at % len(layout)].segment_id)
-
     def abort(self, reason: str = "aborted by the client", *, timeout: float | None = None) -> None:
         """Give up: after this, no event of it ever becomes visible. Repeating the call is fine.
 
@@ -414,7 +394,6 @@ class Transaction(Handle):
                     self._discard()
 
     def _abort(self, reason: str, deadline: float) -> None:
-        """Send the abort, and wait for the controller's answer."""
         if self._token is not None:
             self._session.abort(self._token, reason, deadline)
         elif self._txn_id is not None and is_marked(self._txn_id):
@@ -439,21 +418,3 @@ class Transaction(Handle):
                 "the outcome of the commit is unknown: commit again, or ask client.state"
             )
         self._check_not_over()
-
-
-def check_consumed(tenure: bytes | None, consumed: r.Consumed | None) -> None:
-    """`InvalidArgument` unless a commit moves positions of the tenure whose hash its transaction began with."""
-    if consumed is not None:
-        check_type("consumed", consumed, r.Consumed)
-    if tenure != (None if consumed is None else hash_of(consumed.processor, consumed.tenure)):
-        raise InvalidArgument(
-            "begin with a tenure, and commit with what its reader gives as `consumed`: both, or neither"
-        )
-
-
-def _pairs(event: r.Event) -> RecordHeaders | None:
-    return [(h.key, h.value) for h in event.headers] if event.headers else None
-
-
-def _placed(event: r.Event, segment_id: int) -> r.Event:
-    return r.Event(event.stream, segment_id, event.key, event.value, event.headers, event.timestamp)

@@ -19,11 +19,8 @@ from anabranch.schemas import records as r
 
 DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
-_ONE_SHOT = b"\x01\x08"
-_REPLY = b"\x01\x20"
-_ROUND_ROW = b"\x01\x41"
-_TXN_ROW = b"\x01\x44"
-_COMMIT_RECORD = b"\x01\x62"
+_ONE_SHOT, _REPLY, _ROUND_ROW = b"\x01\x08", b"\x01\x20", b"\x01\x41"
+_TXN_ROW, _COMMIT_RECORD = b"\x01\x44", b"\x01\x62"
 _OUTCOME = 6  # place in the union of a reply's results
 _TXN_ID_SIZE = 16
 _SECRET_SIZE = 32
@@ -318,8 +315,7 @@ def _read_one_shot(data: bytes) -> r.OneShot:
     name, at = _read_optional_string(data, at)
     count, at = _read_size(data, at)
     events: list[r.Event] = []
-    if count:
-        at = _read_events(data, at, count, events)
+    at = _read_events(data, at, count, events) if count else at
     if data[at] or at + 1 != len(data):  # it moves positions, or has more than it should
         raise Unusual
     return r.OneShot(data[2 : 2 + _TXN_ID_SIZE], scope, name, tuple(events))

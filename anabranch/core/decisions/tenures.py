@@ -99,7 +99,7 @@ def _task_info(turn: Turn, processor: str, task: int) -> TaskInfo:
 
 
 def take(turn: Turn, command: Take, to: ReplyTo | None) -> None:
-    """Fence whoever had these tasks, at once; the answer names commits that are being merged meanwhile."""
+    """Fence the former tenures of these tasks at once; the answer names commits that are being merged meanwhile."""
     row = processor_of(turn, command.processor)
     limits.HOLDER.check(len(command.holder), "a holder")
     tenure = check_tasks(row, command.tasks, command.tenure)
@@ -125,7 +125,7 @@ def take(turn: Turn, command: Take, to: ReplyTo | None) -> None:
 
 
 def release(turn: Turn, command: Release, to: ReplyTo | None) -> None:
-    """Give tasks up; those that somebody else has by now stay theirs."""
+    """Give tasks up; those of another tenure by now stay so."""
     row = processor_of(turn, command.processor)
     tenure = check_tasks(row, command.tasks, command.tenure)
     for task in command.tasks:

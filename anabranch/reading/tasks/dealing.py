@@ -1,4 +1,4 @@
-"""Which task of a processor an event belongs to: the same, whoever reads it."""
+"""Which task of a processor an event belongs to: the same for each reader."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class TaskReader(Iteration[Event]):
     def consumed(self) -> Consumed:
         """All that was given since the last call: plain data, to be committed once, after those before it.
 
-        It may be pickled, or sent as bytes. Give it to `Transaction.commit` or `Client.commit`, in any process.
+        The caller may pickle it, or send it as bytes. Any process may give it to `commit`.
         Once a commit with it fails for good, this reader is of no more use: take the tasks again.
         """
         now = self._clock.monotonic()
@@ -209,7 +209,7 @@ class TaskReader(Iteration[Event]):
 
 
 def _place(position: TaskPosition, order: dict[int, int]) -> _Place:
-    """Where a task stands in, or behind, a record. ``order``: the record's segments."""
+    """The place of a task in, or behind, a record. ``order``: the record's segments."""
     if position.segment < 0:
         return _Place(position.record)
     return _Place(position.record, order.get(position.segment, -1), position.offset)

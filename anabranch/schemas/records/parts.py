@@ -77,7 +77,7 @@ class TaskPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskStep:
-    """What a commit consumes for tasks that stand alike."""
+    """A step of tasks that stand alike, by one commit."""
 
     tasks: tuple[int, ...]
     sequence: int
@@ -86,7 +86,7 @@ class TaskStep:
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """What a commit consumes: it moves positions of tasks together with its events."""
+    """Positions of tasks that a commit moves together with its events."""
 
     processor: str
     tenure: bytes = field(repr=False)
