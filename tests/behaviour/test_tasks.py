@@ -31,7 +31,7 @@ from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
 
-QUIET_S = 1.0
+QUIET_S = 0.6
 KEYS = [b"key-%d" % i for i in range(12)]
 
 
