@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Receipt,
         Result,
         StreamDescription,
+        Tenure,
         TransactionInfo,
     )
 
@@ -54,6 +55,7 @@ _HOMES = {
     "Snapshot": "anabranch.reading.snapshot",
     "SnapshotPlan": "anabranch.reading.snapshot",
     "StreamDescription": "anabranch.types",
+    "Tenure": "anabranch.types",
     "Transaction": "anabranch.client.transaction",
     "TransactionInfo": "anabranch.types",
     "Writer": "anabranch.client.joined_writer",
@@ -76,6 +78,7 @@ __all__ = [
     "Snapshot",
     "SnapshotPlan",
     "StreamDescription",
+    "Tenure",
     "Transaction",
     "TransactionInfo",
     "Writer",

@@ -80,6 +80,10 @@ class TransactionAborted(BeginAgainError):
     """The transaction is aborted (by a client, an operator, staleness or a newer one of its name)."""
 
 
+class TenureLost(BeginAgainError):
+    """Another process took these tasks: take them again. Their positions say what is committed, this too."""
+
+
 class Expired(BeginAgainError):
     """The outcome is older than the stated retention, or the id older than what is still known."""
 
@@ -126,6 +130,10 @@ class StreamLost(FixCallError):
 
 class UnknownScope(FixCallError):
     """The scope does not exist: create a stream in it first."""
+
+
+class UnknownProcessor(FixCallError):
+    """The processor does not exist: create it first."""
 
 
 class UnknownLane(FixCallError):

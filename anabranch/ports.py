@@ -220,6 +220,9 @@ class Log(Protocol):
     def partition_counts(self, names: Sequence[str]) -> dict[str, int]:
         """Likewise, but only how many partitions each has: that takes no more right than Describe."""
 
+    def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
+        """Likewise their ids; empty if brokers have none."""
+
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         """Whether the topic does not exist, or has fewer partitions, by the word of the brokers' quorum.
 

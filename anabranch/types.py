@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
 from anabranch.core.authorize import Right
+from anabranch.core.decisions.commits.positions import hash_of
 from anabranch.core.ids import OPEN_LANE, check_type, txn_text
 from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import InvalidArgument, TransactionAborted
@@ -223,6 +224,30 @@ class AuditEntry:
     command: str
     what: str
     control_partition: int
+
+
+@dataclass(frozen=True)
+class Tenure:
+    """The right to commit for tasks of a processor, until another one takes them. Plain data: it may be pickled.
+
+    ``tasks``: by number, as they stood when they were taken. ``secret``: 16 bytes that let their holder commit.
+    """
+
+    processor: str
+    task_count: int
+    inputs: tuple[r.ProcessorInput, ...]
+    tasks: Mapping[int, r.TaskInfo]
+    secret: bytes = field(repr=False)
+
+    @property
+    def scope(self) -> str:
+        """The processor's scope, of which its transactions are."""
+        return self.processor.partition("/")[0]
+
+    @property
+    def hash(self) -> bytes:
+        """The hash by which `Begin` names it."""
+        return hash_of(self.processor, self.secret)
 
 
 _RIGHTS = {(right.name or "").lower().replace("_", "-"): right for right in Right}

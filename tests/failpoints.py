@@ -185,6 +185,9 @@ class FailingLog:
     def partition_counts(self, names: Sequence[str]) -> dict[str, int]:
         return self._log.partition_counts(names)  # readers' own
 
+    def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
+        return self._log.topic_ids(names)  # readers' own
+
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         return _around(
             self._hook, "is_gone", lambda: self._log.is_gone(topic, partitions, topic_id)

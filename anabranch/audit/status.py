@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from anabranch.audit.findings import Findings, text
-from anabranch.core.ids import NO_TXN
+from anabranch.core.ids import MARK, NO_TXN
 from anabranch.core.rows import Entry
 
 
@@ -83,7 +83,9 @@ def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> Non
     made_ms = F.conv(F.hex(F.substring("txn_id", 3, 6)), 16, 10).cast("long")
     in_both = F.col("has_row") & F.col("has_commit")
     committed = F.col("state") == "COMMITTED"
-    old = F.col("has_commit") & ~F.col("has_row") & (made_ms <= expired_ms)
+    # One-shots that move positions leave no row: those of their tasks are their outcome.
+    marked = F.substring("txn_id", 9, 2) == F.lit(MARK)
+    old = F.col("has_commit") & ~F.col("has_row") & (marked | (made_ms <= expired_ms))
     due = F.col("has_row") & committed & F.col("decided") & (F.col("committed") > 0)
     lacks = due & ~F.col("has_commit")
     counted = due & F.col("has_commit")

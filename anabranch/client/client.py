@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from anabranch.client.client_admin import Administration
-from anabranch.client.client_reads import Reading
+from anabranch.client.client_processors import Processors
 from anabranch.client.handle import Shared
 from anabranch.client.heartbeats import Heart
 from anabranch.client.joined_writer import Writer
@@ -30,10 +30,11 @@ from anabranch.client.transaction import Transaction
 from anabranch.core.ids import check_number, check_scope, check_type
 from anabranch.core.tokens import Rights, check_right, peek
 from anabranch.errors import InvalidArgument, NotForkSafe
-from anabranch.schemas.records import Outcome, SeriesInfo, SetSeries
+from anabranch.schemas.records import Consumed, Outcome, SeriesInfo, SetSeries
 from anabranch.types import (
     Receipt,
     Result,
+    Tenure,
     TransactionInfo,
     info_of,
     receipt_records,
@@ -47,7 +48,7 @@ DEFAULT_ONE_SHOT_BYTES = 256 << 10
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
-class Client(Reading, Administration):
+class Client(Processors, Administration):
     """A connection to the controllers of a cluster. Thread-safe; a forked child can't use it.
 
     Made by `anabranch.connect`. Calls without a ``timeout`` end after the client's own, in seconds.
@@ -95,20 +96,31 @@ class Client(Reading, Administration):
     # -- transactions ---------------------------------------------------------------------------------
 
     def begin(
-        self, scope: str, name: str | None = None, keepalive: float = DEFAULT_KEEPALIVE_S
+        self,
+        scope: str,
+        name: str | None = None,
+        keepalive: float = DEFAULT_KEEPALIVE_S,
+        *,
+        tenure: Tenure | None = None,
     ) -> Transaction:
         """Begin a transaction in a scope.
 
         Only a ``name`` is sent at once: names are unique in a scope. If it is committed already, the handle has
         its `result`; an open transaction of that name is aborted. ``keepalive``: seconds (at least 1) of silence
-        after which the controller aborts the transaction; the handle sends heartbeats by itself.
+        after which the controller aborts the transaction; the handle sends heartbeats by itself. ``tenure``: the
+        commit will move positions of its tasks; then without a name.
 
         Raises: InvalidArgument; with a name also UnknownScope, TooManyTransactions, ClockSkew, NotReady,
         DeadlineExceeded.
         """
         self._shared.check()
         keepalive_ms = keepalive_ms_of(keepalive)
-        txn = Transaction(self._shared, check_scope(scope), name, keepalive_ms)
+        if tenure is not None and (name is not None or tenure.scope != scope):
+            raise InvalidArgument(
+                f"a transaction that moves positions of {tenure.processor} is of its scope, and has no name"
+            )
+        of = None if tenure is None else tenure.hash
+        txn = Transaction(self._shared, check_scope(scope), name, keepalive_ms, of)
         if name is not None:
             txn.open_named()
         return txn
@@ -150,6 +162,7 @@ class Client(Reading, Administration):
         name: str | None = None,
         number: int | None = None,
         *,
+        consumed: Consumed | None = None,
         timeout: float | None = None,
     ) -> Result:
         """Commit a transaction by its reservation, or by a token with the right commit.
@@ -168,7 +181,7 @@ class Client(Reading, Administration):
                 return result_of(begun)
             transaction = self._session.token_of(transaction.begin, begun.begun_ms)
         check_right(peek(transaction), Rights.COMMIT)
-        outcome = self._session.commit(transaction, (), records, name, deadline, number)
+        outcome = self._session.commit(transaction, (), records, name, deadline, number, consumed)
         warn_left_out(outcome, receipts)
         return result_of(outcome)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 from anabranch.client.handle import Shared
 from anabranch.client.ports import ClientPorts
@@ -11,7 +12,9 @@ from anabranch.reading.history_search import Start
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.snapshot import At, Snapshot, SnapshotPlan, check_at, streams_of
+from anabranch.reading.tasks.reader import TaskReader
 from anabranch.reading.transaction_reader import TransactionReader
+from anabranch.types import Tenure
 
 
 class Reading:
@@ -20,13 +23,31 @@ class Reading:
     _ports: ClientPorts
     _shared: Shared
 
+    @overload
     def read(
         self,
         streams: str | Sequence[str],
         group: str | None = None,
         timeout: float | None = None,
         start: Start = "begin",
-    ) -> Reader:
+        *,
+        tenure: None = None,
+    ) -> Reader: ...
+
+    @overload
+    def read(
+        self, streams: str | Sequence[str], *, timeout: float | None = None, tenure: Tenure
+    ) -> TaskReader: ...
+
+    def read(
+        self,
+        streams: str | Sequence[str],
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+        *,
+        tenure: Tenure | None = None,
+    ) -> Reader | TaskReader:
         """Committed events of one or more streams; iterate over what is returned, and close it.
 
         Events of one key come in commit order, however the stream is scaled meanwhile.
@@ -36,10 +57,17 @@ class Reading:
         never. ``start``, where there is no position yet: 'begin', 'end', or what was committed after a commit
         timestamp: a hybrid time (of a `Result`) or a datetime with its time zone.
 
+        ``tenure``: events of these tasks of a processor alone, from where they stand; the reader's `consumed` moves
+        their positions with a commit. Then without ``group`` and ``start``.
+
         Raises: UnknownStream, InvalidArgument, NotReady, DeadlineExceeded; while iterating NotReady and
         DeadlineExceeded (going on is safe), FixCallError.
         """
-        return self._readers().read(streams, group, timeout, start)
+        if tenure is None:
+            return self._readers().read(streams, group, timeout, start)
+        if group is not None or start != "begin":
+            raise InvalidArgument("a tenure says where to read on: give no group and no start")
+        return self._readers().read_tasks(streams, tenure, timeout)
 
     def read_transactions(
         self,

@@ -21,6 +21,8 @@ from anabranch.client.receipt_account import (
     check_timestamp,
 )
 from anabranch.client.session import Session
+from anabranch.core.decisions.commits.positions import hash_of
+from anabranch.core.decisions.commits.writers import left_behind
 from anabranch.core.ids import check_type, split_stream
 from anabranch.core.stream_states import ACTIVE, FORGOTTEN, WAITING
 from anabranch.errors import (
@@ -38,7 +40,7 @@ from anabranch.errors import (
     WriteFailed,
 )
 from anabranch.ports import JournalMissing, RecordHeaders
-from anabranch.schemas.records import Outcome, SegmentRange
+from anabranch.schemas.records import Consumed, Event, Outcome, Receipt, SegmentRange
 from anabranch.types import Headers
 
 if TYPE_CHECKING:
@@ -351,6 +353,44 @@ class Handle:
         """In a forked child: no call may reach the parent's connections or wait for its locks."""
         self._lock = threading.RLock()
         self._hot = {}
+
+
+def check_consumed(tenure: bytes | None, consumed: Consumed | None) -> None:
+    """`InvalidArgument` unless a commit moves positions of the tenure whose hash its transaction began with."""
+    if consumed is not None:
+        check_type("consumed", consumed, Consumed)
+    if tenure != (None if consumed is None else hash_of(consumed.processor, consumed.tenure)):
+        raise InvalidArgument(
+            "begin with a tenure, and commit with what its reader gives as `consumed`: both, or neither"
+        )
+
+
+def check_taken(outcome: Outcome, own: Iterable[Receipt], txn_id: bytes | None) -> None:
+    """Raise if another holder of the token committed before, without the writes of this handle."""
+    taken = {receipt.writer: receipt for receipt in outcome.writers}
+    if outcome.txn_id == txn_id and left_behind(own, taken):
+        raise AlreadyCommitted(
+            "the transaction was committed elsewhere, without what this handle wrote"
+        )
+
+
+def pairs_of(event: Event) -> RecordHeaders | None:
+    """The headers of a one-shot's event, as journals take them."""
+    return [(h.key, h.value) for h in event.headers] if event.headers else None
+
+
+def place_null_keys(shared: Shared, events: list[Event], deadline: float) -> None:
+    """Spread a one-shot's events without a key over the segments, as far as the layout is known."""
+    turn: dict[str, int] = {}
+    for i, event in enumerate(events):
+        if event.key is None and event.segment_id == -1:
+            layout = shared.layouts.get(event.stream)
+            if layout is None:
+                info = shared.session.describe(event.stream, deadline)
+                layout = shared.layouts[event.stream] = info.segments
+            check_layout(event.stream, layout)
+            at = turn.setdefault(event.stream, shared.session.random64() % len(layout))
+            events[i] = event._replace(segment_id=layout[at % len(layout)].segment_id)
 
 
 def _again(error: AnabranchError) -> AnabranchError:

@@ -6,22 +6,22 @@ or makes a random number except through the ports.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from anabranch.client.exchange import FIRST_REPEAT_S, FIRST_RETRY_S, LONGEST_RETRY_S, Exchange, T
+from anabranch.client.exchange import FIRST_REPEAT_S, FIRST_RETRY_S, LONGEST_RETRY_S, T
 from anabranch.client.ports import ClientPorts
+from anabranch.client.stream_calls import StreamCalls
 from anabranch.core.ids import (
-    DIRECTORY,
     SECRET_SIZE,
-    check_scope,
     command_digest,
     control_partition_of,
+    is_marked,
     made_ms_of,
+    make_marked_id,
     make_txn_id,
-    split_stream,
     txn_text,
 )
 from anabranch.core.limits import MAX_WAIT_MS
@@ -34,8 +34,8 @@ from anabranch.errors import (
     MalformedRecord,
     NotAuthorized,
     OutcomeUnknown,
+    TenureLost,
     TransactionAborted,
-    UnknownScope,
 )
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
@@ -45,17 +45,16 @@ RESOLVE_SHARE = 1 / 3  # of a commit's time, kept to ask for its outcome
 # A controller's refusal at its deadline arrives so long before ours, at least and at most.
 _MARGIN_S = (0.3, 2.0)
 # A refusal that holds for all copies of a command; any other holds only for a command sent once.
-_FINAL = (TransactionAborted, AlreadyCommitted, EventTooLarge)
+_FINAL = (TransactionAborted, AlreadyCommitted, EventTooLarge, TenureLost)
 
 
-class Session(Exchange):
+class Session(StreamCalls):
     """The commands of the protocol. Thread-safe: calls share nothing but caches."""
 
     def __init__(self, ports: ClientPorts) -> None:
         super().__init__(ports)
         self._entropy = ports.entropy
         self._lane = ports.lane
-        self._scopes: dict[str, int] = {}
 
     def new_secret(self) -> bytes:
         """The secret of a new transaction, which proves later that this client began it."""
@@ -75,121 +74,17 @@ class Session(Exchange):
         """64 random bits, as a signed number."""
         return int.from_bytes(self._entropy(8), "big", signed=True)
 
-    # -- scopes and streams ---------------------------------------------------------------------------
-
-    def find_scope(self, scope: str, deadline: float, *, create: bool = False) -> int:
-        """The control partition of a scope; it never changes. `UnknownScope`."""
-        known = self._scopes.get(scope)
-        if known is None:
-            info = self.ask(DIRECTORY, r.FindScope(scope, create), r.ScopeInfo, deadline)
-            known = self._scopes[scope] = info.control_partition
-        return known
-
-    def create_stream(
-        self,
-        stream: str,
-        segments: int,
-        settings: Mapping[str, str],
-        deadline: float,
-        *,
-        adopt: bool = False,
-    ) -> r.StreamInfo:
-        """Create a stream, and its scope if needed. `StreamExists` if it exists with other settings."""
-        scope, _ = split_stream(stream)
-        command = r.CreateStream(stream, segments, dict(settings), adopt)
-        pause = FIRST_RETRY_S
-        while True:
-            partition = self.find_scope(scope, deadline, create=True)
-            try:
-                return self.ask(partition, command, r.StreamList, deadline).streams[0]
-            except UnknownScope:
-                # The directory's message to that partition is on its way, or retention removed it unread: let the
-                # directory send it again.
-                if pause > LONGEST_RETRY_S or self.now() + pause >= deadline:
-                    raise
-                self._scopes.pop(scope, None)
-            self._clock.sleep(pause)
-            pause *= 2
-
-    def _ask_of_stream(self, stream: str, command: Any, deadline: float) -> Sequence[r.StreamInfo]:
-        """Ask the control partition of a stream's scope. `UnknownScope`."""
-        partition = self.find_scope(split_stream(stream)[0], deadline)
-        return self.ask(partition, command, r.StreamList, deadline).streams
-
-    def forget_stream(self, stream: str, deadline: float) -> None:
-        """Remove a LOST stream; the answer comes once its topics are gone."""
-        self._ask_of_stream(stream, r.ForgetStream(stream), deadline)
-
-    def recover_stream(self, stream: str, deadline: float) -> r.StreamInfo:
-        """Take a LOST stream back; `IllegalState` unless its topics are the same ones."""
-        return self._ask_of_stream(stream, r.RecoverStream(stream), deadline)[0]
-
-    def scale(
-        self,
-        stream: str,
-        segments: int,
-        seal: Sequence[int],
-        ranges: Sequence[tuple[int, int]],
-        deadline: float,
-    ) -> r.StreamInfo:
-        """Scale a stream; the answer comes when the new epoch is in the history."""
-        opened = tuple(r.KeyRange(low, high) for low, high in ranges)
-        command = r.Scale(stream, segments, tuple(seal), opened)
-        return self._ask_of_stream(stream, command, deadline)[0]
-
-    def describe(self, stream: str, deadline: float) -> r.StreamInfo:
-        """One stream. `UnknownScope`, `UnknownStream`."""
-        return self._ask_of_stream(stream, r.DescribeStreams(None, stream), deadline)[0]
-
-    def streams(self, scope: str | None, deadline: float) -> list[r.StreamInfo]:
-        """All streams of a scope, or of the cluster, by name. `UnknownScope`."""
-        found: list[r.StreamInfo] = []
-        for partition in self._partitions(scope, deadline):
-            after = None
-            while True:
-                command = r.DescribeStreams(scope, None, after)
-                part = self.ask(partition, command, r.StreamList, deadline)
-                found += part.streams
-                after = part.more
-                if after is None:
-                    break
-        return sorted(found, key=lambda info: info.stream)
-
-    def _partitions(self, scope: str | None, deadline: float) -> Sequence[int]:
-        if scope is not None:
-            return [self.find_scope(check_scope(scope), deadline)]
-        self._bus.ready(deadline)
-        return range(self._bus.control_partitions())
-
-    def safe_time(self, scope: str, at: int | None, deadline: float) -> int:
-        """A timestamp (None: now) that all later commits of the scope exceed. `NotReady`: still to come."""
-        partition = self.find_scope(scope, deadline)
-        return self.ask(partition, r.SafeTime(scope, at), r.SafeTimeIs, deadline).timestamp
-
-    def series(self, scope: str, name: str | None, deadline: float) -> list[r.SeriesInfo]:
-        """The latest number of one series of a scope, or of all, by name. `UnknownScope`."""
-        partition = self.find_scope(check_scope(scope), deadline)
-        found: list[r.SeriesInfo] = []
-        more = True
-        while more:
-            command = r.ListSeries(scope, name, found[-1].series if found else None)
-            part = self.ask(partition, command, r.SeriesList, deadline)
-            found += part.series
-            more = part.more
-        return found[::-1]
-
-    def set_series(self, command: r.SetSeries, deadline: float) -> None:
-        """Move a series. `IllegalState`, `NotAuthorized`."""
-        partition = self.find_scope(check_scope(command.scope), deadline)
-        self.ask(partition, command, r.SeriesList, deadline)
-
     # -- transactions ---------------------------------------------------------------------------------
 
-    def new_txn_id(self, scope: str, deadline: float) -> bytes:
-        """A transaction id for a scope."""
+    def new_txn_id(self, scope: str, deadline: float, *, marked: bool = False) -> bytes:
+        """A transaction id for a scope. ``marked``: of a one-shot that moves positions, and of no other."""
         partition = self.find_scope(scope, deadline)
         now_ms = int(self._clock.wall() * 1000)
-        return make_txn_id(partition, now_ms, int.from_bytes(self._entropy(8), "big"))
+        while True:
+            make = make_marked_id if marked else make_txn_id
+            txn_id = make(partition, now_ms, int.from_bytes(self._entropy(8), "big"))
+            if is_marked(txn_id) == marked:
+                return txn_id
 
     def begin(self, command: r.Begin, deadline: float) -> r.Begun | r.Outcome:
         """Begin; an `Outcome`: the name is committed (or the transaction over)."""
@@ -219,6 +114,7 @@ class Session(Exchange):
         name: str | None,
         deadline: float,
         number: int | None = None,
+        consumed: r.Consumed | None = None,
     ) -> r.Outcome:
         """Commit until the outcome is COMMITTED. `OutcomeUnknown` at the deadline; refusals leave it open.
 
@@ -226,7 +122,7 @@ class Session(Exchange):
         """
         named = None if receipts is None else tuple(receipts)
         # `_until_known` says how long to wait.
-        command = r.Commit(token, tuple(own), named, name, 0, number)
+        command = r.Commit(token, tuple(own), named, name, 0, number, consumed)
         with _about(token):
             return self._until_known(peek(token).txn_id, command, token, deadline)
 
@@ -237,10 +133,28 @@ class Session(Exchange):
         name: str | None,
         events: Sequence[r.Event],
         deadline: float,
+        consumed: r.Consumed | None = None,
     ) -> r.Outcome:
-        """A whole transaction in one command, until it is COMMITTED. `OutcomeUnknown` at the deadline."""
-        command = r.OneShot(txn_id, scope, name, tuple(events))
-        return self._until_known(txn_id, command, None, deadline)
+        """A whole transaction in one command, until it is COMMITTED. `OutcomeUnknown` at the deadline.
+
+        ``consumed``: the positions that it moves; its id is a marked one then, and `TenureLost` a refusal.
+        """
+        command = r.OneShot(txn_id, scope, name, tuple(events), consumed)
+        if consumed is None:
+            return self._until_known(txn_id, command, None, deadline)
+        # There is no RESOLVE of a marked id: the rows of its tasks are its outcome.
+        unheard: list[bytes] = []
+        try:
+            outcome = self.try_ask(control_partition_of(txn_id), command, deadline, unheard)
+        except AnabranchError as error:
+            if not unheard or isinstance(error, _FINAL):
+                raise
+            raise unknown(f"is not known: {error}", txn_id, None) from error
+        if outcome is None:
+            raise unknown("was not known in time", txn_id, None)
+        if not isinstance(outcome, r.Outcome):
+            raise MalformedRecord(f"the controller answered {type(outcome).__name__} to OneShot")
+        return committed(outcome)
 
     def _until_known(
         self, txn_id: bytes, command: Any, token: bytes | None, deadline: float

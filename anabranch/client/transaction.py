@@ -6,13 +6,20 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
-from anabranch.client.handle import QUIET_S, Handle, Shared, check_layout
+from anabranch.client.handle import (
+    QUIET_S,
+    Handle,
+    Shared,
+    check_consumed,
+    check_taken,
+    pairs_of,
+    place_null_keys,
+)
 from anabranch.client.receipt_account import StreamLane, WriterAccount, headers_size
 from anabranch.client.reservation import Reservation, abort_reserved
 from anabranch.client.session import unknown
 from anabranch.client.tokens import WRITER, RightNames, narrow_at
-from anabranch.core.decisions.writers import left_behind
-from anabranch.core.ids import check_number, txn_text
+from anabranch.core.ids import check_number, is_marked, txn_text
 from anabranch.core.tokens import TokenBytes
 from anabranch.errors import (
     AlreadyCommitted,
@@ -23,6 +30,7 @@ from anabranch.errors import (
     MalformedRecord,
     NotAuthorized,
     OutcomeUnknown,
+    TenureLost,
     TransactionAborted,
     UnsupportedVersion,
 )
@@ -46,9 +54,17 @@ class Transaction(Handle):
     `Client.begin`. Any thread may use it.
     """
 
-    def __init__(self, shared: Shared, scope: str, name: str | None, keepalive_ms: int) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        scope: str,
+        name: str | None,
+        keepalive_ms: int,
+        tenure: bytes | None = None,
+    ) -> None:
         super().__init__(shared, scope, keepalive_ms)
         self._name = name
+        self._tenure = tenure
         self._txn_id: bytes | None = None
         self._secret: bytes | None = None
         self._buffer: list[r.Event] = []
@@ -127,7 +143,9 @@ class Transaction(Handle):
         txn_id = self._make_id(deadline)
         self._begun = True
         self._secret = self._secret or self._session.new_secret()  # the same when this is repeated
-        begin = r.Begin(txn_id, self._scope, self._name, self.keepalive_ms, self._secret)
+        begin = r.Begin(
+            txn_id, self._scope, self._name, self.keepalive_ms, self._secret, self._tenure
+        )
         begun = self._session.begin(begin, deadline)
         if isinstance(begun, r.Outcome):
             self._take_outcome(begun)
@@ -139,9 +157,9 @@ class Transaction(Handle):
         self.beating = True
         self._shared.heart(self)
 
-    def _make_id(self, deadline: float) -> bytes:
+    def _make_id(self, deadline: float, *, marked: bool = False) -> bytes:
         if self._txn_id is None:
-            self._txn_id = self._session.new_txn_id(self._scope, deadline)
+            self._txn_id = self._session.new_txn_id(self._scope, deadline, marked=marked)
         return self._txn_id
 
     def _open(self, deadline: float) -> None:
@@ -150,10 +168,10 @@ class Transaction(Handle):
             self._begin(deadline)
         lanes = {event.stream: self._touch(event.stream, deadline) for event in self._buffer}
         for event in self._buffer:
-            lanes[event.stream].check_size(event.key, event.value, _pairs(event))
+            lanes[event.stream].check_size(event.key, event.value, pairs_of(event))
         for event in self._buffer:
             stamp = event.timestamp if event.timestamp > 0 else None
-            lanes[event.stream].write(event.key, event.value, _pairs(event), stamp)
+            lanes[event.stream].write(event.key, event.value, pairs_of(event), stamp)
         self._buffer.clear()
         self._buffered_bytes = 0
         for stream, lane in lanes.items():
@@ -224,6 +242,7 @@ class Transaction(Handle):
         *,
         name: str | None = None,
         number: int | None = None,
+        consumed: r.Consumed | None = None,
         timeout: float | None = None,
     ) -> Result:
         """Commit: everything becomes visible at once. Repeating it returns the same result.
@@ -231,10 +250,13 @@ class Transaction(Handle):
         ``receipts``: the writers to take besides this handle's own writes; None: every finished one. ``name``:
         claim this name; if it is committed already, its outcome is the result, and this transaction has no effect.
         ``number``, 0 or more: claim this number of the series ``name`` instead; it must be above all numbers that
-        were ever committed in the series. ``timeout`` in seconds.
+        were ever committed in the series. ``consumed``: of a `TaskReader`; these positions move with the events, or
+        neither does. The transaction was begun with its tenure, and has no name. ``timeout`` in seconds.
 
         Raises:
-            AlreadyCommitted: the series is beyond this number, or its outcome is not kept any more; this
+            TenureLost: another one has taken tasks of ``consumed``; this transaction is aborted, or committed if
+                    their positions say so: take them again.
+                AlreadyCommitted: the series is beyond this number, or its outcome is not kept any more; this
                     transaction is aborted.
                 WritersUnfinished, ReceiptMismatch, ReceiptsNotCovered, UnknownStream, InvalidArgument: the
                     transaction is open and unchanged; correct it and commit again, or abort.
@@ -249,29 +271,34 @@ class Transaction(Handle):
             self._shared.check()
             self._check_not_over()
             check_number(name, number)
+            check_consumed(self._tenure, consumed)
             deadline = self._shared.deadline(timeout)
             if self._token is None and not self._begun and not receipts and number is None:
-                return self._commit_one_shot(name, deadline)
+                return self._commit_one_shot(name, deadline, consumed)
             if self._token is None and receipts:
                 raise InvalidArgument(
                     "nobody can have written: this transaction's token was never asked for"
                 )
             self._open(deadline)
             if self._result is None:
-                self._commit_open(receipts, name, deadline, number)
+                self._commit_open(receipts, name, deadline, number, consumed)
             return self._done()
 
-    def _commit_one_shot(self, name: str | None, deadline: float) -> Result:
-        txn_id = self._make_id(deadline)
-        self._place_null_keys(deadline)
+    def _commit_one_shot(
+        self, name: str | None, deadline: float, consumed: r.Consumed | None
+    ) -> Result:
+        txn_id = self._make_id(deadline, marked=consumed is not None)
+        place_null_keys(self._shared, self._buffer, deadline)
         # From here on an interruption leaves it in doubt.
         before, self._in_doubt, self._told = self._in_doubt, True, False
         try:
-            outcome = self._session.one_shot(txn_id, self._scope, name, self._buffer, deadline)
+            parts = txn_id, self._scope, name, self._buffer, deadline, consumed
+            outcome = self._session.one_shot(*parts)
         except EventTooLarge:
             self._in_doubt = before
+            self._txn_id = None if consumed is not None else txn_id  # a marked one is for one-shots
             self._open(deadline)
-            self._commit_open(None, name, deadline)
+            self._commit_open(None, name, deadline, consumed=consumed)
             return self._done()
         except AnabranchError as error:
             self._failed_to_commit(error, before)
@@ -287,6 +314,7 @@ class Transaction(Handle):
         name: str | None,
         deadline: float,
         number: int | None = None,
+        consumed: r.Consumed | None = None,
     ) -> None:
         others = receipt_records(receipts, self._txn_id)
         self._flush(deadline)
@@ -299,25 +327,19 @@ class Transaction(Handle):
         # From here on an interruption leaves it in doubt.
         before, self._in_doubt, self._told = self._in_doubt, True, False
         try:
-            outcome = self._session.commit(self._token, own, others, name, deadline, number)
-            self._check_taken(outcome, own)
+            outcome = self._session.commit(
+                self._token, own, others, name, deadline, number, consumed
+            )
+            check_taken(outcome, own, self._txn_id)
         except AnabranchError as error:
             self._failed_to_commit(error, before)
             raise
         warn_left_out(outcome, receipts)
         self._take_outcome(outcome)
 
-    def _check_taken(self, outcome: r.Outcome, own: Sequence[r.Receipt]) -> None:
-        """Raise if another holder of the token committed before, without the writes of this handle."""
-        taken = {receipt.writer: receipt for receipt in outcome.writers}
-        if outcome.txn_id == self._txn_id and left_behind(own, taken):
-            raise AlreadyCommitted(
-                "the transaction was committed elsewhere, without what this handle wrote"
-            )
-
     def _failed_to_commit(self, error: AnabranchError, before: bool) -> None:
         """``before``: a former commit was in doubt; a refusal of this one says nothing about that one."""
-        if isinstance(error, TransactionAborted | AlreadyCommitted):
+        if isinstance(error, TransactionAborted | AlreadyCommitted | TenureLost):
             self._in_doubt = False
             self._end(error)
             self._discard()
@@ -344,19 +366,6 @@ class Transaction(Handle):
         if self._result is None:
             raise IllegalState("the transaction is not committed")
         return self._result
-
-    def _place_null_keys(self, deadline: float) -> None:
-        """Spread events without a key over the segments as far as the layout is known."""
-        turn: dict[str, int] = {}
-        for i, event in enumerate(self._buffer):
-            if event.key is None and event.segment_id == -1:
-                layout = self._shared.layouts.get(event.stream)
-                if layout is None:
-                    info = self._session.describe(event.stream, deadline)
-                    layout = self._shared.layouts[event.stream] = info.segments
-                check_layout(event.stream, layout)
-                at = turn.setdefault(event.stream, self._session.random64() % len(layout))
-                self._buffer[i] = _placed(event, layout[at % len(layout)].segment_id)
 
     def abort(self, reason: str = "aborted by the client", *, timeout: float | None = None) -> None:
         """Give up: after this, no event of it ever becomes visible. Repeating the call is fine.
@@ -385,9 +394,11 @@ class Transaction(Handle):
                     self._discard()
 
     def _abort(self, reason: str, deadline: float) -> None:
-        """Send the abort, and wait for the controller's answer."""
         if self._token is not None:
             self._session.abort(self._token, reason, deadline)
+        elif self._txn_id is not None and is_marked(self._txn_id):
+            if self._in_doubt:
+                raise unknown("is not known: take the tasks again to know it", self._txn_id, None)
         elif self._txn_id is not None and (self._begun or self._in_doubt):
             secret = self._secret or self._session.new_secret()
             sent = Reservation(self._scope, self._txn_id, self.keepalive_ms, secret, self._name)
@@ -407,11 +418,3 @@ class Transaction(Handle):
                 "the outcome of the commit is unknown: commit again, or ask client.state"
             )
         self._check_not_over()
-
-
-def _pairs(event: r.Event) -> RecordHeaders | None:
-    return [(h.key, h.value) for h in event.headers] if event.headers else None
-
-
-def _placed(event: r.Event, segment_id: int) -> r.Event:
-    return r.Event(event.stream, segment_id, event.key, event.value, event.headers, event.timestamp)

@@ -23,10 +23,11 @@ class Right(IntFlag):
     SERIES = 32
     OPERATE = 64
     ADMIN = 128
+    PROCESS = 256
 
 
 EVERYWHERE = "*"
-ALL = Right(255)
+ALL = Right(511)
 CREATORS = ALL & ~Right.ADMIN  # of the lane that creates a scope, on that scope
 _FIND = Right.DESCRIBE | Right.CREATE  # one of them finds a scope that is there
 
@@ -148,6 +149,10 @@ def _describe(state: State, lane: str, command: r.DescribeStreams) -> None:
         check_right(state, lane, Right.DESCRIBE, what)
 
 
+def _describe_processors(state: State, lane: str, command: r.DescribeProcessors) -> None:
+    check_right(state, lane, Right.DESCRIBE, command.processor or of_scope(command.scope))
+
+
 def _list_transactions(state: State, lane: str, command: r.ListTransactions) -> None:
     """Without a scope a list has what the lane may see."""
     if command.scope is not None:
@@ -162,6 +167,8 @@ def _begin(state: State, lane: str, command: r.Begin | r.OneShot) -> None:
     elif row.owner != lane:
         raise refusal(lane, Right.WRITE, command.scope)
 
+
+_processor = _on(Right.PROCESS, lambda command: command.processor)
 
 RULES: Mapping[type, Rule] = {
     r.FindScope: _find_scope,
@@ -182,6 +189,10 @@ RULES: Mapping[type, Rule] = {
     r.GetState: _by_transaction,
     r.Resolve: _by_transaction,
     r.ListTransactions: _list_transactions,
+    r.CreateProcessor: _processor,
+    r.Take: _processor,
+    r.Release: _processor,
+    r.DescribeProcessors: _describe_processors,
     r.ListCommands: _everywhere(Right.OPERATE),
     r.SafeTime: _within(Right.SAFE_TIME),
     r.ListSeries: _within(Right.DESCRIBE),

@@ -17,6 +17,8 @@ from anabranch.errors import InvalidArgument, MalformedRecord
 TXN_ID_SIZE = 16
 NO_TXN = bytes(TXN_ID_SIZE)
 SECRET_SIZE = 32  # bytes of the secret that begins a transaction
+TENURE_SIZE = 16  # random bytes of a tenure
+MARK = b"\xff\xff"  # the random half of ids of one-shots that move positions begins so
 CORRELATION_ID_SIZE = 16
 MAX_NAME = limits.NAME.value
 DIRECTORY = 0  # the control partition that knows where each scope is served
@@ -46,6 +48,17 @@ def make_txn_id(control_partition: int, unix_ms: int, random64: int) -> bytes:
         + unix_ms.to_bytes(6, "big")
         + (random64 & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "big")
     )
+
+
+def make_marked_id(control_partition: int, unix_ms: int, random64: int) -> bytes:
+    """The id of a one-shot that moves positions of tasks: their rows are its outcome, it has none of its own."""
+    txn_id = make_txn_id(control_partition, unix_ms, random64)
+    return txn_id[:8] + MARK + txn_id[10:]
+
+
+def is_marked(txn_id: bytes) -> bool:
+    """Whether the id is of a one-shot that moves positions of tasks."""
+    return txn_id[8:10] == MARK
 
 
 def command_digest(payload: bytes) -> bytes:

@@ -66,6 +66,11 @@ STREAM_PARTITIONS = Limit(20_000, "partitions", "a stream")
 MESSAGE = Limit(64 << 20, "bytes", "`max.message.bytes` of a stream")
 LEAST_MESSAGE = Limit(16 << 10, "bytes", "`max.message.bytes` of any topic: this or more")
 SCOPES = Limit(10_000, "scopes", "a control partition")
+PROCESSORS = Limit(1_000, "processors", "a control partition")
+TASKS = Limit(1_024, "tasks", "a processor")
+ALL_TASKS = Limit(32_768, "tasks", "all processors of a control partition")
+INPUTS = Limit(64, "inputs", "a processor")
+HOLDER = Limit(256, "characters", "the name of who takes tasks")
 GRANTS = Limit(10_000, "grants", "a control partition; those of scopes' creators come on top")
 LANES = Limit(1_000, "lanes", "a control partition")
 ANSWER = Limit(4 << 20, "bytes", "an answer; lists go on in the next one (`more`)")
@@ -131,6 +136,11 @@ def weight(answer: object) -> int:
             return sum(256 + 4 * len(row.what) for row in answer.entries)
         case r.GrantList():
             return 512 * len(answer.grants)
+        case r.ProcessorList():
+            return sum(map(weight, answer.processors))
+        case r.ProcessorInfo():
+            tasks = sum(160 + len(task.holder) + 40 * len(task.positions) for task in answer.tasks)
+            return 256 + 160 * len(answer.inputs) + tasks
         case r.StreamList():
             return sum(map(weight, answer.streams))
         case r.StreamInfo() | r.Touched():

@@ -43,6 +43,8 @@ class Entry(IntEnum):
     YIELDED = 22
     GRANT = 32
     AUDIT = 33
+    PROCESSOR = 34
+    TASK = 35
 
 
 _ROWS: dict[Entry, type] = {
@@ -70,6 +72,8 @@ _ROWS: dict[Entry, type] = {
     Entry.YIELDED: r.YieldedRow,
     Entry.GRANT: r.GrantRow,
     Entry.AUDIT: r.AuditRow,
+    Entry.PROCESSOR: r.ProcessorRow,
+    Entry.TASK: r.TaskRow,
 }
 _ENTRIES = {int(entry): entry for entry in Entry}  # quicker than Entry(…)
 _TXN = bytes((Entry.TXN,))
@@ -143,6 +147,14 @@ def grant_key(lane: str, pattern: str) -> bytes:
 def audit_key(at_ms: int, number: int) -> bytes:
     """``number`` tells those of a millisecond apart."""
     return AUDIT_KEY + at_ms.to_bytes(8, "big") + number.to_bytes(4, "big")
+
+
+def processor_key(processor: str) -> bytes:
+    return NO_TXN + bytes((Entry.PROCESSOR,)) + processor.encode()
+
+
+def task_key(processor: str, task: int) -> bytes:
+    return NO_TXN + bytes((Entry.TASK,)) + _numbered(processor, task)
 
 
 def carry_key(txn_id: bytes, stream: str, number: int) -> bytes:

@@ -31,6 +31,7 @@ from anabranch.schemas.records import (
     NameRow,
     ParticipantRow,
     PendingCommitRow,
+    ProcessorRow,
     Receipt,
     RetiredRow,
     RoundRow,
@@ -39,6 +40,7 @@ from anabranch.schemas.records import (
     SetAsideRow,
     StreamRow,
     SuspectRow,
+    TaskRow,
     TermRow,
     TxnRow,
     WriterRow,
@@ -97,6 +99,8 @@ class State:
         self.grants: dict[str, dict[str, int]] = {}  # lane -> pattern -> rights
         # Lane, place -> rights, as asked since the last grant.
         self.rights: dict[tuple[str, str], int] = {}
+        self.processors: dict[str, ProcessorRow] = {}
+        self.tasks: dict[tuple[str, int], TaskRow] = {}
         self.open: dict[bytes, OpenTxn] = {}
         self.open_of: dict[str, set[bytes]] = {}  # by the lane that made them
         self.committing: dict[bytes, None] = {}  # open ones with a pending commit
@@ -120,7 +124,8 @@ class State:
         for view in (
             self.scopes, self.scope_owners, self.streams, self.layouts, self.epochs, self.places, self.pins,
             self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.set_aside,
-            self.lanes, self.lane_positions, self.grants, self.rights, self.open, self.open_of, self.committing,
+            self.lanes, self.lane_positions, self.grants, self.rights, self.processors, self.tasks, self.open,
+            self.open_of, self.committing,
         ):  # fmt: skip
             view.clear()
         for key, value in self._table.scan(k.STATUS + NO_TXN):
@@ -226,6 +231,10 @@ class State:
             lane, _, pattern = identifier.decode().partition(" ")
             _put(self.grants.setdefault(lane, {}), pattern, row and row.rights)
             self.rights.clear()
+        elif entry is Entry.PROCESSOR:
+            _put(self.processors, identifier.decode(), row)
+        elif entry is Entry.TASK:
+            _put(self.tasks, k.numbered(identifier), row)
 
     def _derive_txn(self, txn_id: bytes, entry: Entry, identifier: bytes, row: Any) -> None:
         if entry is Entry.TXN:

@@ -124,6 +124,7 @@ def born(
     reason: str = "",
     secret: bytes | None = None,
     owner: str,
+    consumes: bytes | None = None,
 ) -> TxnRow:
     """A transaction's first row. ``wall_ms``: now, Unix milliseconds. Does not put it."""
     state = BIRTHS[birth]
@@ -142,6 +143,7 @@ def born(
         reason=reason,
         secret=secret,
         owner=owner,
+        consumes=consumes,
     )
 
 

@@ -372,6 +372,10 @@ class KafkaLog:
         found = self._cluster.refresh(names, self._cluster.deadline())
         return {name: topic.partitions for name, topic in found.items()}
 
+    def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
+        found = self._cluster.refresh(names, self._cluster.deadline())
+        return {name: topic.topic_id.hex() * any(topic.topic_id) for name, topic in found.items()}
+
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         deadline = self._cluster.soon(self._cluster.deadline())
         return self._cluster.repeat(

@@ -259,6 +259,9 @@ class MemoryLog:
     def partition_counts(self, names: Sequence[str]) -> dict[str, int]:
         return {name: info.partitions for name, info in self.describe_topics(names).items()}
 
+    def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
+        return {name: info.topic_id for name, info in self.describe_topics(names).items()}
+
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         self.called("is_gone")
         with self.cluster.lock:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions.cleanup import say_epochs_again
-from anabranch.core.decisions.commit import next_due_ms
+from anabranch.core.decisions.commits.commit import next_due_ms
 from anabranch.core.decisions.decide import CHECK_MS, decide_due
 from anabranch.core.decisions.expiry import silent_lanes
 from anabranch.core.decisions.lanes import resume

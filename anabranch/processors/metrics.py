@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from anabranch.core.decisions.merge import TORN
+from anabranch.core.decisions.commits.merge import TORN
 from anabranch.core.decisions.quotas import quotas_of, usages
 from anabranch.core.decisions.turn import trouble_of
 from anabranch.core.rows import HISTORY

@@ -147,6 +147,10 @@ class CommittedLog:
         """How many partitions each of these topics has; those that don't exist are left out."""
         return self._ask(deadline, lambda _: self.raw.partition_counts(topics))
 
+    def topic_ids(self, topics: Sequence[str], deadline: float) -> dict[str, str]:
+        """The ids of these topics, empty if brokers have none; those that don't exist are left out."""
+        return self._ask(deadline, lambda _: self.raw.topic_ids(topics))
+
     def start_offsets(
         self, places: Iterable[TopicPartition], deadline: float
     ) -> dict[TopicPartition, int]:

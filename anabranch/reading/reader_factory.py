@@ -11,7 +11,10 @@ from anabranch.reading.history_search import Start
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.snapshot import SnapshotPlan, take
 from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
+from anabranch.reading.tasks.reader import TaskReader, first_inputs
 from anabranch.reading.transaction_reader import TransactionReader
+from anabranch.schemas.records import ProcessorInput
+from anabranch.types import Tenure
 
 
 class Readers:
@@ -20,7 +23,9 @@ class Readers:
     def __init__(self, ports: ReaderPorts, timeout: float) -> None:
         self._ports = ports
         self._timeout = timeout
-        self._made: weakref.WeakSet[Reader | TransactionReader | SnapshotReader] = weakref.WeakSet()
+        self._made: weakref.WeakSet[Reader | TransactionReader | SnapshotReader | TaskReader] = (
+            weakref.WeakSet()
+        )
 
     def read(
         self, streams: str | Sequence[str], group: str | None, timeout: float | None, start: Start
@@ -40,6 +45,27 @@ class Readers:
         reader = TransactionReader(self._ports, stream, group, timeout, start, self._timeout)
         self._made.add(reader)
         return reader
+
+    def read_tasks(
+        self, streams: str | Sequence[str], tenure: Tenure, timeout: float | None
+    ) -> TaskReader:
+        """A reader of the events of a tenure's tasks."""
+        names = [streams] if isinstance(streams, str) else list(dict.fromkeys(streams))
+        if not names:
+            raise InvalidArgument("read at least one stream")
+        reader = TaskReader(self._ports, names, tenure, timeout, self._timeout)
+        self._made.add(reader)
+        return reader
+
+    def first_inputs(
+        self, streams: Sequence[str], start: Start, deadline: float
+    ) -> tuple[ProcessorInput, ...]:
+        """The inputs of a new processor, each with the place where it starts."""
+        source = self._ports.committed_log(self._timeout)
+        try:
+            return first_inputs(source, streams, start, self._timeout, deadline)
+        finally:
+            source.close()
 
     def plan(self, streams: Sequence[str], timestamp: int, deadline: float) -> SnapshotPlan:
         """The offsets of streams as of a safe timestamp. ``deadline``: monotonic seconds."""

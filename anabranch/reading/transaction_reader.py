@@ -79,7 +79,7 @@ class TransactionReader(Iteration[Committed]):
         self._member = None if group is None else ports.member(group)
         self._source = ports.committed_log(ask_timeout)
         self._history = HistoryCursor(self._source, stream)
-        self._parts = _Parts(self._source, stream, ask_timeout)
+        self._parts = StreamParts(self._source, stream, ask_timeout)
         self._closed = False
         partitions_of(self._source, [stream], self._assigned_by)
         if self._member is None:
@@ -209,7 +209,7 @@ class TransactionReader(Iteration[Committed]):
             self._member.commit({self._history.place: self._done}, wait=wait)
 
 
-class _Parts:
+class StreamParts:
     """Reads the stream's partitions by the ranges of COMMIT records. Their offsets rise with the history."""
 
     def __init__(self, source: CommittedLog, stream: str, timeout: float) -> None:
@@ -332,7 +332,7 @@ class TransactionEvents:
     if retention has come to them meanwhile. Events of one key are in order.
     """
 
-    def __init__(self, parts: _Parts, record: CommitRecord) -> None:
+    def __init__(self, parts: StreamParts, record: CommitRecord) -> None:
         self._parts = parts
         self._record = record
         self._in_hand: list[Event] | None = None

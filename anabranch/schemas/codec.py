@@ -52,9 +52,14 @@ TYPES: dict[int, type] = {
     24: r.SetGrant,
     25: r.ListGrants,
     26: r.ListAudit,
+    27: r.CreateProcessor,
     28: r.RecoverStream,
+    29: r.Take,
+    30: r.Release,
+    31: r.DescribeProcessors,
     32: r.Reply,
     33: r.Receipt,
+    34: r.Consumed,
     64: r.TermRow,
     65: r.RoundRow,
     66: r.ScopeRow,
@@ -79,6 +84,8 @@ TYPES: dict[int, type] = {
     85: r.LanePositionRow,
     86: r.GrantRow,
     87: r.AuditRow,
+    88: r.ProcessorRow,
+    89: r.TaskRow,
     96: r.JournalOp,
     97: r.EpochRecord,
     98: r.CommitRecord,
@@ -308,6 +315,8 @@ def _reader(avro: Any) -> _Plain | None:
         if _record_class(avro[1]) is not None and inner is not None:
             whole = inner
             return _optional(lambda pair: whole(pair[1]))  # fastavro names the branch here too
+        if isinstance(avro[1], str) and avro[1].startswith("anabranch."):
+            return _optional(lambda pair: pair[1] if type(pair) is tuple else pair)  # and here
         return _optional(inner) if inner else None
     if isinstance(avro, dict) and avro["type"] == "array":
         item = _reader(avro["items"])

@@ -19,11 +19,8 @@ from anabranch.schemas import records as r
 
 DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
-_ONE_SHOT = b"\x01\x08"
-_REPLY = b"\x01\x20"
-_ROUND_ROW = b"\x01\x41"
-_TXN_ROW = b"\x01\x44"
-_COMMIT_RECORD = b"\x01\x62"
+_ONE_SHOT, _REPLY, _ROUND_ROW = b"\x01\x08", b"\x01\x20", b"\x01\x41"
+_TXN_ROW, _COMMIT_RECORD = b"\x01\x44", b"\x01\x62"
 _OUTCOME = 6  # place in the union of a reply's results
 _TXN_ID_SIZE = 16
 _SECRET_SIZE = 32
@@ -149,7 +146,9 @@ def _write_one_shot(record: r.OneShot) -> bytes:
             add(_long(timestamp))
         else:
             add(_PLAIN_TAIL)
-    add(_END)
+    if record.consumed is not None:
+        raise Unusual
+    add(_END + _NULL)
     return b"".join(out)
 
 
@@ -203,6 +202,8 @@ def _write_reply(record: r.Reply) -> bytes:
 
 
 def _write_txn_row(row: r.TxnRow) -> bytes:
+    if row.consumes is not None:
+        raise Unusual
     return b"".join(
         (
             _TXN_ROW,
@@ -216,7 +217,7 @@ def _write_txn_row(row: r.TxnRow) -> bytes:
             _long(row.commit_timestamp),
             _long(row.committed),
             _losses(row.rejected, row.left_out, row.reason),
-            _optional_secret(row.secret) + _name(row.owner),
+            _optional_secret(row.secret) + _name(row.owner) + _NULL,
         )
     )
 
@@ -314,9 +315,8 @@ def _read_one_shot(data: bytes) -> r.OneShot:
     name, at = _read_optional_string(data, at)
     count, at = _read_size(data, at)
     events: list[r.Event] = []
-    if count:
-        at = _read_events(data, at, count, events)
-    if at != len(data):
+    at = _read_events(data, at, count, events) if count else at
+    if data[at] or at + 1 != len(data):  # it moves positions, or has more than it should
         raise Unusual
     return r.OneShot(data[2 : 2 + _TXN_ID_SIZE], scope, name, tuple(events))
 

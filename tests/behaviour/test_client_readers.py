@@ -206,7 +206,7 @@ def test_arguments(
     client: anabranch.Client, stream: str, arguments: dict[str, str], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        client.read(stream, **arguments)  # type: ignore[arg-type]
+        client.read(stream, **arguments)  # type: ignore[call-overload]
     with pytest.raises(error):
         client.read_transactions(stream, **arguments)  # type: ignore[arg-type]
     with pytest.raises(errors.InvalidArgument):

@@ -19,7 +19,7 @@ from copy import copy
 from typing import Any
 
 from anabranch.core import rows as k
-from anabranch.core.decisions.commit import next_due_ms
+from anabranch.core.decisions.commits.commit import next_due_ms
 from anabranch.core.decisions.decide import decide, decide_due
 from anabranch.core.decisions.streams import stream_created, stream_refused
 from anabranch.core.decisions.turn import Settings, Turn, close_round

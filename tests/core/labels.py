@@ -106,9 +106,20 @@ class Labels:
             return f"at {result.position}"
         if isinstance(result, r.LaneList):
             return ", ".join(lane.lane for lane in result.lanes)
+        if isinstance(result, r.ProcessorList):
+            return ", ".join(map(self.processor_text, result.processors))
         if isinstance(result, r.SafeTimeIs):
             return f"safe at {result.timestamp}"
         raise AssertionError(f"no text for {result}")
+
+    def processor_text(self, info: r.ProcessorInfo) -> str:
+        """A processor, or its tasks: number, holder, sequence:records, and what is being merged."""
+        found = []
+        for task in info.tasks:
+            at = ",".join(str(position.record) for position in task.positions) or "-"
+            busy = "" if task.in_progress is None else f" !{self.label(task.in_progress)}"
+            found.append(f"{task.task} {task.holder or 'nobody'} {task.sequence}:{at}{busy}")
+        return " ".join(found) or f"{info.processor} {info.task_count} tasks"
 
     def outcome_text(self, o: r.Outcome) -> str:
         text = f"{self.label(o.txn_id)} {o.state}"

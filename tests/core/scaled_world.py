@@ -12,7 +12,7 @@ from typing import Any
 
 from anabranch.batches.records import Record
 from anabranch.core import rows as k
-from anabranch.core.decisions.merge import runs_to_carry
+from anabranch.core.decisions.commits.merge import runs_to_carry
 from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.turn import Turn

@@ -16,7 +16,7 @@ from anabranch.schemas import records as r
 from tests.core.harness import DAY, World, event, nyc
 from tests.core.labels import SECRET
 
-FROM_THE_START = "admin * 255, open * 63"
+FROM_THE_START = "admin * 511, open * 319"
 
 
 def listed(world: World) -> str:
@@ -38,7 +38,7 @@ def test_grants_are_set_listed_and_read_by_a_successor(world: World) -> None:
     assert world.grant("etl", "nyc/a", 0) == "etl nyc/a 0"
     assert world.grant(OPEN_LANE, "*", 1) == "open * 1"
     for _ in range(2):
-        assert listed(world) == "admin * 255, etl nyc/* 5, etl nyc/a 0, open * 1"
+        assert listed(world) == "admin * 511, etl nyc/* 5, etl nyc/a 0, open * 1"
         world.lead(keep_table=False)
     assert world.grant("etl", "nyc/*", 5) == "etl nyc/* 5"
     assert world.round.rows.keys() == {k.ROUND_KEY}, "it stands already"
@@ -62,8 +62,8 @@ def test_grants_are_set_listed_and_read_by_a_successor(world: World) -> None:
         ("etl", "nyc/a*", 4, "is not a stream"),
         ("etl", "nyc/a/b", 4, "is not a stream"),
         ("etl", "**", 4, "is not a stream"),
-        ("etl", "nyc/*", 256, "0 to 255"),
-        ("etl", "nyc/*", -1, "0 to 255"),
+        ("etl", "nyc/*", 512, "0 to 511"),
+        ("etl", "nyc/*", -1, "0 to 511"),
         ("admin", "*", 254, "keeps all rights"),
         ("admin", "*", 0, "keeps all rights"),
     ],
@@ -73,7 +73,7 @@ def test_bad_grants(world: World, lane: str, pattern: str, rights: int, said: st
     command = r.SetGrant(lane, pattern, rights)
     assert world.ask("bad", command, lane=ADMIN_LANE) == "InvalidArgument"
     assert said in world.message
-    assert listed(world) == "admin * 255, etl * 0, open * 63"
+    assert listed(world) == "admin * 511, etl * 0, open * 319"
 
 
 def test_no_more_grants_than_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_a_scope_is_its_creators() -> None:
     world = nyc()
     world.grant("etl", "*", Right.CREATE)
     assert world.ask("find", r.FindScope("lax", True), lane="etl") == "lax at 0"
-    assert listed(world) == f"admin * 255, etl * 8, etl lax/* {CREATORS:d}, open * 63"
+    assert listed(world) == f"admin * 511, etl * 8, etl lax/* {CREATORS:d}, open * 319"
     world.grant("etl", "*", 0)
     for _ in range(2):
         with world.by("etl"):
@@ -181,7 +181,7 @@ def test_what_operators_do_leaves_a_row_once_it_is_carried_out() -> None:
         "SetGrant ops on nyc/a: operate": r.SetGrant("ops", "nyc/a", 64),
     }
     expected = [
-        "admin: SetGrant ops on *: " + "describe, safe-time, write, create, scale, series, operate"
+        "admin: SetGrant ops on *: describe, safe-time, write, create, scale, series, operate, process"
     ]
     for said, command in commands.items():
         lane = ADMIN_LANE if isinstance(command, r.SetGrant) else "ops"

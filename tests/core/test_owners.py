@@ -14,8 +14,9 @@ import pytest
 
 from anabranch.core import authorize
 from anabranch.core.authorize import ALL, Right
-from anabranch.core.decisions import commit, decide, questions, transactions, writers
-from anabranch.core.decisions import names_and_series as claims
+from anabranch.core.decisions import decide, questions, transactions
+from anabranch.core.decisions.commits import commit, one_shot, writers
+from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import ReplyTo
 from anabranch.schemas import records as r
@@ -420,6 +421,7 @@ def _names_of_all() -> AbstractContextManager[object]:
     both = ExitStack()
     both.enter_context(patch.object(transactions, "earlier_outcome", earlier))
     both.enter_context(patch.object(commit, "earlier_outcome", earlier))
+    both.enter_context(patch.object(one_shot, "earlier_outcome", earlier))
     return both
 
 
@@ -449,7 +451,7 @@ BUGS: dict[str, tuple[Callable[[], None], Planted]] = {
     ),
     "streams of a one-shot": (
         each_stream_of_a_one_shot,
-        lambda: patch.object(commit, "check_right", _nothing),
+        lambda: patch.object(one_shot, "check_right", _nothing),
     ),
     "askers": (askers, lambda: patch.object(commit, "_waits", _ids_alone)),
     "scalings": (

@@ -19,7 +19,7 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import ALL, CREATORS, RULES, Right
 from anabranch.core.decisions import decide
 from anabranch.core.decisions.streams import give_up_stream
-from anabranch.core.ids import OPEN_LANE
+from anabranch.core.ids import OPEN_LANE, make_marked_id
 from anabranch.errors import InvariantViolation
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import TYPES
@@ -46,6 +46,7 @@ def made() -> World:
     world = nyc("nyc/a", "nyc/lost")
     for lane, (pattern, rights) in LANES.items():
         world.grant(lane, pattern, rights)
+    world.ask("make", r.CreateProcessor("nyc/a", 1, INPUTS))
     for lane in ("own", "removed"):
         with world.by(lane):
             world.begin(lane, name=f"open-{lane}")
@@ -71,6 +72,9 @@ ADMINS = "admin-only admin"
 OPERATORS = "operate-only admin"
 DESCRIBERS = "own reader stream describe-only open admin"
 WRITERS = "own write-only open admin"
+PROCESSORS = "own process-only open admin"
+INPUTS = (r.ProcessorInput("nyc/a", "", 0, 0),)
+CONSUMED = r.Consumed("nyc/a", bytes(16), (r.TaskStep((0,), 1, (r.TaskPosition(0, 1, 0),)),))
 MATRIX: dict[str, Row] = {
     "find a scope": (lambda w: r.FindScope("nyc", False), DESCRIBERS),
     "find no scope": (lambda w: r.FindScope("lax", False), "describe-only open admin"),
@@ -137,6 +141,30 @@ MATRIX: dict[str, Row] = {
     "set another's series": (
         lambda w: r.SetSeries("nyc", "s-own", 1, 2),
         "own series-only open admin",
+    ),
+    "make a processor": (lambda w: r.CreateProcessor("nyc/p", 1, INPUTS), PROCESSORS),
+    "make a processor again": (
+        lambda w: r.CreateProcessor("nyc/a", 1, INPUTS),
+        f"{PROCESSORS} stream",
+    ),
+    "take": (lambda w: r.Take("nyc/a", bytes(16), "me", (0,), (0,)), f"{PROCESSORS} stream"),
+    "take of nothing": (lambda w: r.Take("nyc/no", bytes(16), "me", (0,), (0,)), PROCESSORS),
+    "release": (lambda w: r.Release("nyc/a", bytes(16), (0,)), f"{PROCESSORS} stream"),
+    "describe a processor": (lambda w: r.DescribeProcessors("nyc", "nyc/a"), DESCRIBERS),
+    "describe no processor": (
+        lambda w: r.DescribeProcessors("nyc", "nyc/no"),
+        "own reader describe-only open admin",
+    ),
+    "describe processors": (
+        lambda w: r.DescribeProcessors("nyc"),
+        "own reader describe-only open admin",
+    ),
+    "one-shot that moves positions": (
+        lambda w: (
+            w.ask("take", r.Take("nyc/a", bytes(16), "me", (0,), (0,)), lane="admin")
+            and r.OneShot(make_marked_id(0, w.wall_ms, 1), "nyc", None, (), CONSUMED)
+        ),
+        "own stream open admin",
     ),
     "list commands": (lambda w: r.ListCommands(), OPERATORS),
     "set a lane": (lambda w: r.SetLane("new", False, ("1", "2"), {}), ADMINS),

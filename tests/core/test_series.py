@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anabranch.core import rows as k
-from anabranch.core.decisions import names_and_series as claims
+from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.schemas import records as r
 from tests.core.harness import DAY, World, nyc
 from tests.core.labels import MINUTE

@@ -20,8 +20,10 @@ import pytest
 
 from anabranch.ports import Log
 from tests.conftest import Broker
+from tests.crash.cases import AFTER_DECISION as FIRST_DECISION
 from tests.crash.cases import LAST_DECISION, Case, Place
 from tests.crash.leader import Lead
+from tests.crash.moving import Moving
 from tests.crash.points import Point
 from tests.crash.reshaping import CHUNK_BYTES, Reshaping
 from tests.crash.scenario import Scenario
@@ -75,6 +77,7 @@ class Play(NamedTuple):
 
 PLAYS = (
     Play(Scenario, Lead.chunk_bytes, LAST_DECISION, KNOWN),
+    Play(Moving, Lead.chunk_bytes, FIRST_DECISION, {AFTER_DECISION}),
     Play(Reshaping, CHUNK_BYTES, Point("end:commit", "*>chunk:*", 3, "after"), RESHAPING_KNOWN),
 )
 

@@ -11,9 +11,10 @@ from unittest.mock import patch
 from anabranch.client import transaction
 from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
-from anabranch.core.decisions import commit, merge, transactions
-from anabranch.core.decisions import names_and_series as claims
+from anabranch.core.decisions import transactions
 from anabranch.core.decisions import turn as turn_module
+from anabranch.core.decisions.commits import commit, merge
+from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
 from anabranch.core.journal import index

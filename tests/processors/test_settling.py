@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.core.decisions.merge import TORN
+from anabranch.core.decisions.commits.merge import TORN
 from anabranch.memory.log import MemoryLog
 from anabranch.ports import LogRefused, OffsetOutOfRange, TopicPartition
 from anabranch.schemas.codec import decode

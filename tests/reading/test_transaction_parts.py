@@ -15,7 +15,7 @@ from anabranch.memory.log import MemoryCluster, MemoryLog
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.reading import feed, transaction_reader
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.reading.transaction_reader import _Parts
+from anabranch.reading.transaction_reader import StreamParts
 from anabranch.schemas.records import CommitRecord, Position, SegmentCommit
 from anabranch.topics.names import stream_topic
 
@@ -41,8 +41,8 @@ def write(log: MemoryLog, *txns: bytes) -> None:
         log.produce_batch(PLACE, encode_batch([Record(0, 0, b"k", b"v", (header,))]))
 
 
-def parts(log: MemoryLog, timeout: float = 30.0) -> _Parts:
-    return _Parts(CommittedLog(log, SystemClock()), STREAM, timeout)
+def parts(log: MemoryLog, timeout: float = 30.0) -> StreamParts:
+    return StreamParts(CommittedLog(log, SystemClock()), STREAM, timeout)
 
 
 def deletes_at(log: MemoryLog, fetches: int, before: int) -> Callable[..., Any]:

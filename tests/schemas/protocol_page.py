@@ -35,6 +35,8 @@ SECRET = bytes(range(32, 64))
 TOKEN = tokens.make(SECRET, tokens.Token(TXN, 60_000, MS + 12, "nyc", "open"))
 NARROWED = tokens.narrow(TOKEN, rights=3, not_after_ms=MS + 12 + DAY_MS, lane="etl")
 WRITER = 0x1122334455667788
+TENURE = bytes(range(64, 80))
+MOVING = ids.make_marked_id(3, MS + 9000, 0x0123456789ABCDEF)
 CREATED = hybrid_time.from_us((MS - 1000) * 1000)
 STAMP = hybrid_time.from_us((MS + 2500) * 1000 + 7)
 EVENTS = [(b"UA", b"1545"), (b"AA", b"1141"), (b"UA", b"1714")]
@@ -76,6 +78,9 @@ OUTCOME = r.Outcome(
     writers=(RECEIPT,),
     owner="open",
 )
+INPUTS = (r.ProcessorInput("nyc/flights", "6ba7b8109dad41d180b400c04fd430c8", 0, 0),)
+AT = (r.TaskPosition(0, 12, STAMP),)
+CONSUMED = r.Consumed("nyc/delays", TENURE, (r.TaskStep((0, 1), 3, AT),))
 VECTOR = tuple(
     r.Position(i, 40 + sum(e.count for e in RECEIPT.extents if e.partition == i)) for i in range(2)
 )
@@ -109,6 +114,7 @@ COMMANDS: dict[int, Any] = {
     13: r.SetLane("etl", False, IDS, {"open": 1000}),
     14: r.SetGrant("etl", "nyc/*", 7),
     15: r.ListAudit(None),
+    16: r.Take("nyc/delays", TENURE, "host:4711", (0, 1), (0, 0)),
 }
 EXAMPLES: dict[str, Any] = {
     "FindScope": COMMANDS[1],
@@ -225,6 +231,31 @@ EXAMPLES: dict[str, Any] = {
             None,
         ),
     ),
+    "CreateProcessor": r.CreateProcessor("nyc/delays", 2, INPUTS),
+    "DescribeProcessors": r.DescribeProcessors("nyc", "nyc/delays"),
+    "Take": COMMANDS[16],
+    "Reply: ProcessorList": _reply(
+        16,
+        r.ProcessorList(
+            (
+                r.ProcessorInfo(
+                    "nyc/delays",
+                    2,
+                    INPUTS,
+                    0,
+                    (
+                        r.TaskInfo(0, 1, "host:4711", MS, 0, bytes(16), 0, None, ()),
+                        r.TaskInfo(1, 1, "host:4711", MS, 2, MOVING, STAMP, TXN, AT),
+                    ),
+                ),
+            )
+        ),
+    ),
+    "Consumed": CONSUMED,
+    "OneShot that moves positions": r.OneShot(
+        MOVING, "nyc", None, (r.Event("nyc/late", -1, b"UA", b"1545", (), -1),), CONSUMED
+    ),
+    "Release": r.Release("nyc/delays", TENURE, (0, 1)),
     "JournalOp": r.JournalOp("FINALIZE_COMMIT", TXN, 0, STAMP),
 }
 IN_THE_TEXT = ("Begin", "Reply: Begun")
@@ -405,6 +436,8 @@ def rows_block() -> str:
         Entry.LANE_POSITION: (r.LanePositionRow, "lane"),
         Entry.GRANT: (r.GrantRow, "lane, a blank, pattern"),
         Entry.AUDIT: (r.AuditRow, "Unix milliseconds, 8 bytes, and a number, 4 bytes"),
+        Entry.PROCESSOR: (r.ProcessorRow, "scope/processor"),
+        Entry.TASK: (r.TaskRow, "scope/processor/ and the task, 4 bytes"),
     }
     rows = []
     for entry in Entry:

@@ -205,7 +205,7 @@ def test_a_megabyte_of_the_smallest_events_is_read_in_bounded_time_and_memory() 
     count = 160_000
     head = bytes((FORMAT_VERSION, 8)) + bytes(16) + zigzag(1) + b"a" + zigzag(0)
     began = time.perf_counter()
-    record = decode(head + zigzag(count) + bytes(6) * count + zigzag(0))
+    record = decode(head + zigzag(count) + bytes(6) * count + zigzag(0) + b"\0")
     assert len(record.events) == count
     assert time.perf_counter() - began < 20
 
@@ -221,7 +221,7 @@ def test_blocks_with_sizes_are_read() -> None:
 def test_an_int_has_32_bits_both_ways(value: int) -> None:
     good = encode(r.Begin(bytes(16), "nyc", None, 0, SECRET))
     with pytest.raises(MalformedRecord, match="32 bits"):
-        decode(good[: -len(SECRET) - 1] + zigzag(value) + SECRET)
+        decode(good[: -len(SECRET) - 2] + zigzag(value) + SECRET + b"\0")
     with pytest.raises(MalformedRecord, match="32 bits"):
         encode(r.Begin(bytes(16), "nyc", None, value, SECRET))
     receipt = r.Receipt(bytes(16), 1, value, True, ())

@@ -39,6 +39,9 @@ def of_json(plain: Any, avro: Any) -> Any:
     """The value that the page's JSON stands for, read by the schema and not by the code above."""
     if isinstance(avro, list):
         if isinstance(plain, dict):
+            branches = [branch for branch in avro if branch != "null"]
+            if len(branches) == 1:  # nullable: the page does not name the branch
+                return of_json(plain, branches[0])
             [(name, inner)] = plain.items()
             return of_json(inner, f"anabranch.{name}")
         return None if plain is None else of_json(plain, avro[1])

@@ -8,7 +8,6 @@ from typing import Any
 from anabranch.core.authorize import RULES
 from anabranch.core.decisions import (
     cleanup,
-    commit,
     expiry,
     grants,
     lanes,
@@ -18,10 +17,11 @@ from anabranch.core.decisions import (
     scopes,
     set_aside,
     streams,
+    tenures,
     transactions,
-    writers,
 )
-from anabranch.core.decisions import names_and_series as claims
+from anabranch.core.decisions.commits import commit, one_shot, writers
+from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.turn import Turn, attempt
 from anabranch.core.round import ReplyTo
 from anabranch.errors import MalformedRecord, check
@@ -46,7 +46,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.ListTransactions: questions.list_transactions,
     r.ListCommands: set_aside.list_commands,
     r.Commit: commit.commit,
-    r.OneShot: commit.one_shot,
+    r.OneShot: one_shot.one_shot,
     r.SafeTime: questions.safe_time,
     r.ListSeries: claims.list_series,
     r.SetSeries: claims.set_series,
@@ -55,6 +55,10 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.ListAudit: grants.list_audit,
     r.SetLane: lanes.set_lane,
     r.ListLanes: lanes.list_lanes,
+    r.CreateProcessor: tenures.create_processor,
+    r.Take: tenures.take,
+    r.Release: tenures.release,
+    r.DescribeProcessors: tenures.describe_processors,
 }
 check(_DECISIONS.keys() <= RULES.keys(), "a command is not in core.authorize: who may send it?")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, rights_of
-from anabranch.core.decisions.merge import TORN
+from anabranch.core.decisions.commits.merge import TORN
 from anabranch.core.decisions.scale import asker
 from anabranch.core.decisions.scopes import check_room, check_served, stream_info
 from anabranch.core.decisions.transactions import abort_txn

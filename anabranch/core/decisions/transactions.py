@@ -7,16 +7,18 @@ from hmac import compare_digest
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes, refusal
-from anabranch.core.decisions import names_and_series as claims
 from anabranch.core.decisions import quotas
+from anabranch.core.decisions.commits import names_and_series as claims
+from anabranch.core.decisions.commits import positions
+from anabranch.core.decisions.commits.writers import put_receipt
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.turn import Turn, is_finished, refuse
-from anabranch.core.decisions.writers import put_receipt
 from anabranch.core.ids import (
     TXN_ID_SIZE,
     check_name,
     check_scope,
     control_partition_of,
+    is_marked,
     split_stream,
     txn_text,
 )
@@ -63,6 +65,14 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
     check_served(turn, command.scope)
     check_id_partition(turn, command.txn_id)
     check_name(command.name)
+    if is_marked(command.txn_id):
+        raise InvalidArgument(
+            "ids like this one are of one-shots that move positions: make another one"
+        )
+    if command.tenure is not None and (command.name or len(command.tenure) != positions.HASH_SIZE):
+        raise InvalidArgument(
+            f"a transaction that moves positions has no name; its tenure's hash has {positions.HASH_SIZE} bytes"
+        )
     if not MIN_KEEPALIVE_MS <= command.keepalive_ms <= turn.settings.max_keepalive_ms:
         raise InvalidArgument(
             f"keepalive {command.keepalive_ms} ms is not within {MIN_KEEPALIVE_MS} and "
@@ -77,10 +87,12 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         TRANSACTIONS.judge(row.state, "begin", row.reason)
         # Begun without a name, its commit may have claimed one.
         name = row.name if row.state == "OPEN" or command.name is not None else None
-        if (row.scope, name, row.keepalive_ms) != (
+        moves = row.consumes if row.state == "OPEN" else command.tenure
+        if (row.scope, name, row.keepalive_ms, moves) != (
             command.scope,
             command.name,
             command.keepalive_ms,
+            command.tenure,
         ):
             raise InvalidArgument(
                 "the transaction id is in use with other arguments: make a new one"
@@ -118,6 +130,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         keepalive_ms=command.keepalive_ms,
         secret=command.secret,
         owner=turn.lane,
+        consumes=command.tenure,
     )
     turn.put(k.txn_key(command.txn_id), row)
     turn.hear(command.txn_id)
@@ -276,6 +289,8 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, JournalOp("ABORT_TXN", txn_id, epoch, 0))
     claims.give_back(turn, row.scope, txn.pending)
+    if txn.pending is not None:
+        positions.give_back(turn, txn.pending.consumed, txn_id)
     end_pending(turn, txn_id, TransactionAborted(f"the transaction is aborted ({reason})"))
     finish(turn, row)
 
@@ -353,6 +368,11 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
             raise
     else:
         check_right(turn.state, turn.lane, Right.WRITE, where)
+        if is_marked(command.txn_id):
+            raise InvalidArgument(
+                "a one-shot that moves positions has no outcome of its own: take its tasks; where they stand says "
+                "whether it is committed"
+            )
         if turn.is_forgotten(command.txn_id):
             raise Expired("the outcome is older than the retention of outcomes")
         turn.check_new_id(command.txn_id)

@@ -12,7 +12,9 @@ from anabranch.schemas.records.commands import Abort as Abort
 from anabranch.schemas.records.commands import AdoptScope as AdoptScope
 from anabranch.schemas.records.commands import Begin as Begin
 from anabranch.schemas.records.commands import Commit as Commit
+from anabranch.schemas.records.commands import CreateProcessor as CreateProcessor
 from anabranch.schemas.records.commands import CreateStream as CreateStream
+from anabranch.schemas.records.commands import DescribeProcessors as DescribeProcessors
 from anabranch.schemas.records.commands import DescribeStreams as DescribeStreams
 from anabranch.schemas.records.commands import Event as Event
 from anabranch.schemas.records.commands import EventHeader as EventHeader
@@ -29,6 +31,7 @@ from anabranch.schemas.records.commands import ListTransactions as ListTransacti
 from anabranch.schemas.records.commands import OneShot as OneShot
 from anabranch.schemas.records.commands import RecoverStream as RecoverStream
 from anabranch.schemas.records.commands import Register as Register
+from anabranch.schemas.records.commands import Release as Release
 from anabranch.schemas.records.commands import Resolve as Resolve
 from anabranch.schemas.records.commands import SafeTime as SafeTime
 from anabranch.schemas.records.commands import Scale as Scale
@@ -36,6 +39,7 @@ from anabranch.schemas.records.commands import SetGrant as SetGrant
 from anabranch.schemas.records.commands import SetLane as SetLane
 from anabranch.schemas.records.commands import SetSeries as SetSeries
 from anabranch.schemas.records.commands import Settle as Settle
+from anabranch.schemas.records.commands import Take as Take
 from anabranch.schemas.records.commands import Touch as Touch
 from anabranch.schemas.records.history import CommitRecord as CommitRecord
 from anabranch.schemas.records.history import EpochRecord as EpochRecord
@@ -45,12 +49,16 @@ from anabranch.schemas.records.history import ParticipantOp as ParticipantOp
 from anabranch.schemas.records.history import Position as Position
 from anabranch.schemas.records.history import SegmentCommit as SegmentCommit
 from anabranch.schemas.records.history import SegmentEnd as SegmentEnd
+from anabranch.schemas.records.parts import Consumed as Consumed
 from anabranch.schemas.records.parts import Extent as Extent
 from anabranch.schemas.records.parts import KeyRange as KeyRange
+from anabranch.schemas.records.parts import ProcessorInput as ProcessorInput
 from anabranch.schemas.records.parts import Receipt as Receipt
 from anabranch.schemas.records.parts import SegmentRange as SegmentRange
 from anabranch.schemas.records.parts import ShownStreamState as ShownStreamState
 from anabranch.schemas.records.parts import StreamState as StreamState
+from anabranch.schemas.records.parts import TaskPosition as TaskPosition
+from anabranch.schemas.records.parts import TaskStep as TaskStep
 from anabranch.schemas.records.parts import TxnState as TxnState
 from anabranch.schemas.records.replies import Alive as Alive
 from anabranch.schemas.records.replies import AuditList as AuditList
@@ -60,6 +68,8 @@ from anabranch.schemas.records.replies import GrantList as GrantList
 from anabranch.schemas.records.replies import LaneInfo as LaneInfo
 from anabranch.schemas.records.replies import LaneList as LaneList
 from anabranch.schemas.records.replies import Outcome as Outcome
+from anabranch.schemas.records.replies import ProcessorInfo as ProcessorInfo
+from anabranch.schemas.records.replies import ProcessorList as ProcessorList
 from anabranch.schemas.records.replies import Refusal as Refusal
 from anabranch.schemas.records.replies import Registered as Registered
 from anabranch.schemas.records.replies import Reply as Reply
@@ -69,6 +79,7 @@ from anabranch.schemas.records.replies import SeriesInfo as SeriesInfo
 from anabranch.schemas.records.replies import SeriesList as SeriesList
 from anabranch.schemas.records.replies import StreamInfo as StreamInfo
 from anabranch.schemas.records.replies import StreamList as StreamList
+from anabranch.schemas.records.replies import TaskInfo as TaskInfo
 from anabranch.schemas.records.replies import Touched as Touched
 from anabranch.schemas.records.replies import TransactionList as TransactionList
 from anabranch.schemas.records.rows import AuditRow as AuditRow
@@ -85,6 +96,7 @@ from anabranch.schemas.records.rows import NameRow as NameRow
 from anabranch.schemas.records.rows import ParticipantRow as ParticipantRow
 from anabranch.schemas.records.rows import PendingCommitRow as PendingCommitRow
 from anabranch.schemas.records.rows import PlainRow as PlainRow
+from anabranch.schemas.records.rows import ProcessorRow as ProcessorRow
 from anabranch.schemas.records.rows import RetiredRow as RetiredRow
 from anabranch.schemas.records.rows import RoundRow as RoundRow
 from anabranch.schemas.records.rows import Scaling as Scaling
@@ -93,6 +105,7 @@ from anabranch.schemas.records.rows import SeriesRow as SeriesRow
 from anabranch.schemas.records.rows import SetAsideRow as SetAsideRow
 from anabranch.schemas.records.rows import StreamRow as StreamRow
 from anabranch.schemas.records.rows import SuspectRow as SuspectRow
+from anabranch.schemas.records.rows import TaskRow as TaskRow
 from anabranch.schemas.records.rows import TermRow as TermRow
 from anabranch.schemas.records.rows import TxnRow as TxnRow
 from anabranch.schemas.records.rows import WriterRow as WriterRow

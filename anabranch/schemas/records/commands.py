@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from anabranch.schemas.records.parts import KeyRange, Receipt
+from anabranch.schemas.records.parts import Consumed, KeyRange, ProcessorInput, Receipt
 
 
 class EventHeader(NamedTuple):
@@ -87,6 +87,7 @@ class Begin:
     name: str | None
     keepalive_ms: int
     secret: bytes = field(repr=False)
+    tenure: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class Commit:
     name: str | None
     wait_ms: int
     number: int | None = None
+    consumed: Consumed | None = None
 
 
 class OneShot(NamedTuple):
@@ -125,6 +127,7 @@ class OneShot(NamedTuple):
     scope: str
     name: str | None
     events: tuple[Event, ...]
+    consumed: Consumed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,3 +254,42 @@ class ListAudit:
     """Command: list the admin commands that were carried out, the newest first."""
 
     before: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateProcessor:
+    """Command: make a processor; answered again if it exists with equal tasks and inputs."""
+
+    processor: str
+    tasks: int
+    inputs: tuple[ProcessorInput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Command: take tasks of a processor; no other tenure commits for them any more. Repeating it is harmless."""
+
+    processor: str
+    tenure: bytes = field(repr=False)
+    holder: str
+    tasks: tuple[int, ...]
+    terms: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Command: give up tasks; repeating it is harmless."""
+
+    processor: str
+    tenure: bytes = field(repr=False)
+    tasks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeProcessors:
+    """Command: list the processors of a scope; or describe one, and its tasks."""
+
+    scope: str
+    processor: str | None = None
+    after: str | None = None
+    task: int = 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 TxnState = Literal[
     "OPEN",
@@ -63,3 +63,41 @@ class KeyRange:
 
     low: int
     high: int
+
+
+class TaskPosition(NamedTuple):
+    """Up to where a task has consumed an input of its processor."""
+
+    input: int
+    record: int
+    timestamp: int
+    segment: int = -1
+    offset: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStep:
+    """A step of tasks that stand alike, by one commit."""
+
+    tasks: tuple[int, ...]
+    sequence: int
+    positions: tuple[TaskPosition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """Positions of tasks that a commit moves together with its events."""
+
+    processor: str
+    tenure: bytes = field(repr=False)
+    steps: tuple[TaskStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorInput:
+    """An input of a processor."""
+
+    stream: str
+    topic_id: str
+    record: int
+    timestamp: int

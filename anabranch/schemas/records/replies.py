@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from anabranch.schemas.records.parts import Receipt, SegmentRange, ShownStreamState, TxnState
+from anabranch.schemas.records.parts import (
+    ProcessorInput,
+    Receipt,
+    SegmentRange,
+    ShownStreamState,
+    TaskPosition,
+    TxnState,
+)
 from anabranch.schemas.records.rows import AuditRow, GrantRow, SetAsideRow
 
 
@@ -186,6 +193,41 @@ class AuditList:
     more: bytes | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TaskInfo:
+    """A task of a processor as it stands."""
+
+    task: int
+    term: int
+    holder: str
+    taken_ms: int
+    sequence: int
+    txn_id: bytes
+    commit_timestamp: int
+    in_progress: bytes | None
+    positions: tuple[TaskPosition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorInfo:
+    """A processor as it stands."""
+
+    processor: str
+    task_count: int
+    inputs: tuple[ProcessorInput, ...]
+    incarnation: int
+    tasks: tuple[TaskInfo, ...]
+    more: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorList:
+    """Reply to CreateProcessor, DescribeProcessors, Take, Release."""
+
+    processors: tuple[ProcessorInfo, ...]
+    more: str | None = None
+
+
 class Reply(NamedTuple):
     """A controller's answer, on the replies topic."""
 
@@ -208,4 +250,5 @@ class Reply(NamedTuple):
         | LaneList
         | GrantList
         | AuditList
+        | ProcessorList
     )

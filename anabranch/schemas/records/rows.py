@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from anabranch.schemas.records.parts import KeyRange, Receipt, SegmentRange, StreamState, TxnState
+from anabranch.schemas.records.parts import (
+    Consumed,
+    KeyRange,
+    ProcessorInput,
+    Receipt,
+    SegmentRange,
+    StreamState,
+    TaskPosition,
+    TxnState,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +168,7 @@ class TxnRow(NamedTuple):
     reason: str
     secret: bytes | None
     owner: str
+    consumes: bytes | None = None
 
     def __repr__(self) -> str:
         return f"<TxnRow {self.txn_id.hex()} {self.state}>"  # without its secret
@@ -212,6 +222,7 @@ class PendingCommitRow:
     name: str | None
     number: int | None
     deadline_ms: int
+    consumed: Consumed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,3 +308,29 @@ class AuditRow:
     lane: str
     command: str
     what: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorRow:
+    """Status row: a processor."""
+
+    processor: str
+    tasks: int
+    inputs: tuple[ProcessorInput, ...]
+    incarnation: int
+    owner: str
+
+
+class TaskRow(NamedTuple):
+    """Status row: a task of a processor."""
+
+    term: int
+    tenure: bytes
+    holder: str
+    taken_ms: int
+    sequence: int
+    txn_id: bytes
+    commit_timestamp: int
+    committed: int
+    in_progress: bytes | None
+    positions: tuple[TaskPosition, ...]

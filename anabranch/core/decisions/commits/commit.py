@@ -13,69 +13,63 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from anabranch.core import limits, vectors
+from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.authorize import Right, check_right, check_writes
-from anabranch.core.decisions import names_and_series as claims
-from anabranch.core.decisions.merge import merge_decided
-from anabranch.core.decisions.scopes import active_stream, check_served
-from anabranch.core.decisions.transactions import (
-    abort_txn,
-    check_id_partition,
-    check_in_scope,
-    earlier_outcome,
-    end_pending,
-    journal_op,
-    supersede,
-)
-from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.decisions.writers import (
+from anabranch.core.authorize import check_writes
+from anabranch.core.decisions.commits import names_and_series as claims
+from anabranch.core.decisions.commits import positions
+from anabranch.core.decisions.commits.merge import merge_decided
+from anabranch.core.decisions.commits.writers import (
     check_receipts,
     choose_writers,
     left_behind,
     take_exactly,
     writers_text,
 )
+from anabranch.core.decisions.transactions import (
+    abort_txn,
+    earlier_outcome,
+    end_pending,
+    journal_op,
+    supersede,
+)
+from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import check_name, check_number
 from anabranch.core.journal.index import JournalIndex, Weighed
 from anabranch.core.memory import Merging
-from anabranch.core.round import Part, ReplyTo, StreamCommit
+from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
-from anabranch.core.stream_settings import MAX_MESSAGE
 from anabranch.core.tokens import Rights
-from anabranch.core.transaction_states import TRANSACTIONS, born
+from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
-    EventTooLarge,
     InvalidArgument,
     NotAuthorized,
     NotReady,
     OutcomeUnknown,
     ReceiptMismatch,
     ReceiptsNotCovered,
-    TransactionAborted,
+    TenureLost,
 )
 from anabranch.schemas.records import (
     Commit,
-    Event,
+    Consumed,
     JournalOp,
-    OneShot,
     Outcome,
     PendingCommitRow,
     Receipt,
-    SegmentRange,
     TxnRow,
     YieldedRow,
 )
-
-_FRAMING = 68  # least bytes of a record batch with one record, besides its content
 
 
 def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     """Receive a commit: it is logged as pending, and decided as soon as the journal covers it."""
     row = turn.transaction(command.token, Rights.COMMIT, partial(_heard_late, turn, to))
     named = (*command.own, *(command.receipts or ()))
+    if row.state != "OPEN":
+        _check_decided(row, command)
     if row.state == "COMMITTED":
         behind = left_behind(named, turn.state.writers(row.txn_id))
         if behind:
@@ -102,6 +96,8 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     if _waits(txn.pending, to):
         return  # repeated: the first request and its deadline count
     check_writes(turn.state, row, txn.participants)
+    with suppress(TenureLost):  # that aborts it, when it is to be decided
+        _check_consumed(turn, row, command)
     check_name(command.name)
     check_number(command.name, command.number)
     claims.check_jump(turn, row, command.name, command.number)
@@ -114,7 +110,11 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     writers = choose_writers(txn, command)
     former = txn.pending
     if former is not None:
-        same = (former.name, former.number) == (command.name, command.number)
+        same = (former.name, former.number, former.consumed) == (
+            command.name,
+            command.number,
+            command.consumed,
+        )
         try:
             _check_replaced(former.writers, {receipt.writer: receipt for receipt in writers}, same)
         except OutcomeUnknown as error:  # this commit may end otherwise than the former
@@ -128,8 +128,40 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
             name=command.name,
             number=command.number,
             deadline_ms=turn.wall_ms + command.wait_ms,
+            consumed=command.consumed,
         ),
     )
+
+
+def _check_consumed(turn: Turn, row: TxnRow, command: Commit) -> None:
+    """Whether the commit may move these positions, of the tenure that its begin named. As `positions.judge`."""
+    consumed = command.consumed
+    named = None if consumed is None else positions.hash_of(consumed.processor, consumed.tenure)
+    if named != row.consumes:
+        raise InvalidArgument(
+            "a commit moves the positions of the tenure that its transaction began with, and no others: begin it "
+            "with the tenure, and give `consumed`"
+        )
+    if consumed is not None:
+        if command.name is not None:
+            raise InvalidArgument("a commit that moves positions claims no name and no number")
+        _judge(turn, row, consumed)
+
+
+def _judge(turn: Turn, row: TxnRow, consumed: Consumed | None) -> None:
+    if consumed is not None:
+        positions.judge(turn, consumed, row.txn_id, row.scope, row.owner)
+
+
+def _check_decided(row: TxnRow, command: Commit) -> None:
+    """`AlreadyCommitted` for a commit that was decided with other positions than this one's."""
+    consumed = command.consumed
+    if row.state == "ABORTED" or row.state == "ABORT_IN_PROGRESS":
+        return
+    if row.consumes != (None if consumed is None else positions.digest_of(consumed)):
+        raise AlreadyCommitted(
+            "the transaction is committed, or being committed, with other positions: its outcome stands"
+        )
 
 
 def _heard_late(turn: Turn, to: ReplyTo | None, row: TxnRow) -> bool:
@@ -231,6 +263,14 @@ def next_due_ms(
 
 def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitRow) -> None:
     late = turn.wall_ms >= pending.deadline_ms
+    try:
+        _judge(turn, txn.row, pending.consumed)
+    except TenureLost as lost:  # no later tenure may commit what was made under this one
+        end_pending(turn, txn_id, lost)
+        abort_txn(turn, txn_id, str(lost))
+        return
+    except (NotReady, InvalidArgument, NotAuthorized):
+        pass  # as is said below
     if not late and not turn.index.covers(pending.writers):
         return  # the usual wait: don't weigh in vain
     weighed = turn.index.weigh(turn.state, txn_id, pending.writers)
@@ -259,7 +299,8 @@ def _why_not(
     try:
         check_writes(turn.state, txn.row, txn.participants)
         _earlier(turn, txn.row, pending)
-    except (NotAuthorized, NotReady) as error:
+        _judge(turn, txn.row, pending.consumed)
+    except (NotAuthorized, NotReady, InvalidArgument) as error:
         return error
     return None
 
@@ -278,6 +319,9 @@ def _decide(
     elif pending.name is not None and pending.name != row.name:
         supersede(turn, row.scope, pending.name, txn_id)
         row = row._replace(name=pending.name)
+    if pending.consumed is not None:
+        positions.begin_moving(turn, pending.consumed, txn_id)
+        row = row._replace(consumes=positions.digest_of(pending.consumed))
     moved = turn.move(row, "begin_commit", committed=weighed.committed, left_out=weighed.left_out)
     turn.put(k.txn_key(txn_id), moved)
     turn.put(k.pending_key(txn_id), replace(pending, decided=True))
@@ -308,113 +352,3 @@ def _yield_to(turn: Turn, txn_id: bytes, earlier: YieldedRow) -> None:
         turn.reply(to, answer)
     turn.put(k.yielded_key(txn_id), earlier)
     abort_txn(turn, txn_id, claims.reason(earlier))
-
-
-# -- one-shots ----------------------------------------------------------------------------------------
-
-
-def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
-    """A whole transaction in one command; events are placed by key in the active segments."""
-    check_served(turn, command.scope)
-    check_id_partition(turn, command.txn_id)
-    check_name(command.name)
-    row = turn.state.txn_row(command.txn_id)
-    if row is not None:
-        if row.state == "ABORTED":
-            earlier = None
-            with suppress(NotAuthorized):
-                earlier = earlier_outcome(turn, command.scope, command.name, row.owner)
-            if earlier is None:
-                raise TransactionAborted(
-                    f"the transaction is aborted ({row.reason}): begin a new one"
-                )
-            row = earlier
-        elif (row.state, row.scope, row.name, row.committed) != (
-            "COMMITTED",
-            command.scope,
-            command.name,
-            len(command.events),
-        ):
-            raise InvalidArgument(
-                "the transaction id is in use with other arguments: make a new one"
-            )
-        turn.reply(to, turn.outcome(row))
-        return
-    turn.check_new_id(command.txn_id)
-    placed = _place(turn, command)
-    earlier = earlier_outcome(turn, command.scope, command.name, turn.lane)
-    if earlier is not None:
-        # Its own id must not commit when the name is forgotten and the command is repeated.
-        reason = f"the name {command.name!r} was committed before by {earlier.txn_id.hex()}"
-        scope, owner = command.scope, turn.lane
-        never = born(
-            "give_way", command.txn_id, turn.wall_ms, scope=scope, owner=owner, reason=reason
-        )
-        turn.put(k.txn_key(command.txn_id), never)
-        turn.reply(to, turn.outcome(earlier))
-        return
-    timestamp = turn.next_timestamp()
-    supersede(turn, command.scope, command.name, command.txn_id)
-    for stream, by_segment in placed.items():
-        parts = tuple(
-            [
-                Part(segment.segment_id, segment.partition, events=tuple(events))
-                for segment, events in by_segment
-            ]
-        )
-        target = turn.state.streams[stream]
-        epoch = target.stream_epoch
-        wide = vectors.FEW + target.partitions // vectors.EVERY  # not each record has the vector
-        turn.size += 16 * min(target.partitions, wide)  # in the history's record, about
-        turn.round.history.append(StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
-    row = born(
-        "one_shot",
-        command.txn_id,
-        turn.wall_ms,
-        scope=command.scope,
-        name=command.name,
-        commit_timestamp=timestamp,
-        committed=len(command.events),
-        owner=turn.lane,
-    )
-    turn.put(k.txn_key(command.txn_id), row)
-    turn.reply(to, turn.outcome(row, full=False))
-
-
-def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, list[Event]]]]:
-    """Events by stream and active segment, in order."""
-    by_stream: dict[str, list[Event]] = {}
-    events: list[Event] = []
-    former, most, may_be_big = None, 0, True
-    for event in command.events:
-        stream, _, key, value, headers, timestamp = event
-        if stream != former:
-            if stream not in by_stream:
-                # A name that is known is a legal one: mostly that is all there is to check.
-                if stream not in turn.state.streams or not stream.startswith(f"{command.scope}/"):
-                    check_in_scope(stream, command.scope)
-                check_right(turn.state, turn.lane, Right.WRITE, stream)
-                active_stream(turn, stream)
-                by_stream[stream] = []
-            former, events = stream, by_stream[stream]
-            most = int(turn.state.streams[stream].settings.get(MAX_MESSAGE, limits.MESSAGE.value))
-            may_be_big = _FRAMING + turn.command_bytes > most
-        if timestamp != -1 and not 0 <= timestamp <= limits.EVENT_TIME.value:
-            raise InvalidArgument(
-                f"an event's timestamp is {timestamp} ms: -1 (now) to {limits.EVENT_TIME.value}"
-            )
-        if headers or may_be_big:
-            limits.HEADERS.check(len(headers), "an event")
-            size = _FRAMING + len(key or b"") + len(value or b"")
-            size += sum(len(name) + len(content or b"") for name, content in headers)
-            if size > most:
-                raise EventTooLarge(
-                    f"an event of {size:,} bytes; {stream} takes up to {most:,} (its setting {MAX_MESSAGE})"
-                )
-            for name, _ in headers:
-                if name.startswith("ab."):
-                    raise InvalidArgument(f"header {name!r}: names that begin so are reserved")
-        events.append(event)
-    return {
-        stream: turn.state.layouts[stream].spread(events) for stream, events in by_stream.items()
-    }

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
+from anabranch.core.decisions.commits import positions
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish, journal_op
 from anabranch.core.decisions.turn import IN_TROUBLE, Turn
@@ -268,6 +269,8 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
         finished_ms=turn.wall_ms,
         rejected=turn.rejected(row),
     )
+    if txn.pending is not None and txn.pending.consumed is not None:
+        positions.move(turn, txn.pending.consumed, plan.txn_id, timestamp, row.committed)
     waiting = end_pending(turn, plan.txn_id, None)
     finish(turn, row)
     outcome = turn.outcome(row)

@@ -1,0 +1,125 @@
+"""The calls of a client about processors and their tasks (``docs/processing.md``)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from anabranch.client.client_reads import Reading
+from anabranch.client.session import Session
+from anabranch.core.ids import TENURE_SIZE, check_scope, check_type, split_stream
+from anabranch.errors import NotReady
+from anabranch.reading.history_search import Start
+from anabranch.schemas import records as r
+from anabranch.types import Tenure
+
+DEFAULT_TASKS = 16
+_PAUSE_S = 0.02  # before a commit that is being merged is asked about again
+
+
+class Processors(Reading):
+    """See `Client`, which has these calls."""
+
+    _session: Session
+
+    def create_processor(
+        self,
+        processor: str,
+        inputs: str | Sequence[str],
+        tasks: int = DEFAULT_TASKS,
+        start: Start = "begin",
+        *,
+        timeout: float | None = None,
+    ) -> r.ProcessorInfo:
+        """Make a processor (``scope/name``, of an existing scope). Repeating it changes nothing.
+
+        ``inputs``: streams, of any scopes. ``tasks``: a power of two up to 1,024; the most that work side by side,
+        it never changes. ``start``: where its tasks begin, as of `read`; logged once.
+
+        Raises: UnknownScope, UnknownStream, IllegalState (it exists with other tasks or inputs), InvalidArgument,
+        NotAuthorized (the right process), NotReady, DeadlineExceeded.
+        """
+        deadline = self._shared.deadline(timeout)
+        check_type("tasks", tasks, int)
+        names = [inputs] if isinstance(inputs, str) else list(inputs)
+        first = self._readers().first_inputs(names, start, deadline)
+        command = r.CreateProcessor(processor, tasks, first)
+        return self._ask_processor(processor, command, deadline)
+
+    def processors(self, scope: str, *, timeout: float | None = None) -> list[r.ProcessorInfo]:
+        """The processors of a scope, by name, without their tasks. Raises: UnknownScope, NotReady."""
+        deadline = self._shared.deadline(timeout)
+        partition = self._session.find_scope(check_scope(scope), deadline)
+        found: list[r.ProcessorInfo] = []
+        after = None
+        while True:
+            command = r.DescribeProcessors(scope, None, after)
+            part = self._session.ask(partition, command, r.ProcessorList, deadline)
+            found += part.processors
+            after = part.more
+            if after is None:
+                return found
+
+    def processor(self, processor: str, *, timeout: float | None = None) -> r.ProcessorInfo:
+        """A processor, and where its tasks stand. Raises: UnknownScope, UnknownProcessor, NotReady."""
+        return self._described(processor, self._shared.deadline(timeout))
+
+    def take(
+        self,
+        processor: str,
+        tasks: Iterable[int] | None = None,
+        *,
+        holder: str | None = None,
+        timeout: float | None = None,
+    ) -> Tenure:
+        """Take tasks of a processor (None: all): no other tenure commits for them from now on.
+
+        The answer comes once their commits that were decided before are merged: so where the tasks stand is final.
+        ``holder``: for people; None: this host and process.
+
+        Raises: TenureLost (another one took a task at the same time, nothing was changed: take them if they are
+        yours), UnknownScope, UnknownProcessor, InvalidArgument, NotAuthorized, NotReady, DeadlineExceeded.
+        """
+        deadline = self._shared.deadline(timeout)
+        known = self._described(processor, deadline)
+        wanted = range(known.task_count) if tasks is None else sorted(set(tasks))
+        terms = {task.task: task.term for task in known.tasks}
+        secret = self._ports.entropy(TENURE_SIZE)
+        who = f"{socket.gethostname()}:{os.getpid()}" if holder is None else holder
+        seen = tuple(terms.get(task, 0) for task in wanted)
+        command = r.Take(processor, secret, who, tuple(wanted), seen)
+        while True:
+            info = self._ask_processor(processor, command, deadline)
+            merging = {task.in_progress for task in info.tasks} - {None}
+            if not merging:
+                break
+            if self._session.now() + _PAUSE_S >= deadline:
+                ids = ", ".join(sorted(one.hex() for one in merging if one is not None))
+                raise NotReady(f"the tasks are taken, but {ids} is still being merged: take again")
+            self._ports.clock.sleep(_PAUSE_S)
+        found = {task.task: task for task in info.tasks}
+        return Tenure(processor, info.task_count, info.inputs, found, secret)
+
+    def release(self, tenure: Tenure, *, timeout: float | None = None) -> None:
+        """Give up tasks. Those that another one has taken are left alone. Repeating it is fine."""
+        command = r.Release(tenure.processor, tenure.secret, tuple(sorted(tenure.tasks)))
+        self._ask_processor(tenure.processor, command, self._shared.deadline(timeout))
+
+    def _described(self, processor: str, deadline: float) -> r.ProcessorInfo:
+        scope = split_stream(processor)[0]
+        found: tuple[r.TaskInfo, ...] = ()
+        first = 0
+        while True:
+            command = r.DescribeProcessors(scope, processor, None, first)
+            info = self._ask_processor(processor, command, deadline)
+            found += info.tasks
+            if info.more is None:
+                return replace(info, tasks=found)
+            first = info.more
+
+    def _ask_processor(self, processor: str, command: object, deadline: float) -> r.ProcessorInfo:
+        self._shared.check()
+        partition = self._session.find_scope(split_stream(processor)[0], deadline)
+        return self._session.ask(partition, command, r.ProcessorList, deadline).processors[0]

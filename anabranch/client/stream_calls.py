@@ -1,0 +1,126 @@
+"""The client's side of the protocol: scopes, streams, series."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anabranch.client.exchange import FIRST_RETRY_S, LONGEST_RETRY_S, Exchange
+from anabranch.client.ports import ClientPorts
+from anabranch.core.ids import DIRECTORY, check_scope, split_stream
+from anabranch.errors import UnknownScope
+from anabranch.schemas import records as r
+
+
+class StreamCalls(Exchange):
+    """A call for each command about scopes, streams and series. Thread-safe."""
+
+    def __init__(self, ports: ClientPorts) -> None:
+        super().__init__(ports)
+        self._scopes: dict[str, int] = {}
+
+    def find_scope(self, scope: str, deadline: float, *, create: bool = False) -> int:
+        """The control partition of a scope; it never changes. `UnknownScope`."""
+        known = self._scopes.get(scope)
+        if known is None:
+            info = self.ask(DIRECTORY, r.FindScope(scope, create), r.ScopeInfo, deadline)
+            known = self._scopes[scope] = info.control_partition
+        return known
+
+    def create_stream(
+        self,
+        stream: str,
+        segments: int,
+        settings: Mapping[str, str],
+        deadline: float,
+        *,
+        adopt: bool = False,
+    ) -> r.StreamInfo:
+        """Create a stream, and its scope if needed. `StreamExists` if it exists with other settings."""
+        scope, _ = split_stream(stream)
+        command = r.CreateStream(stream, segments, dict(settings), adopt)
+        pause = FIRST_RETRY_S
+        while True:
+            partition = self.find_scope(scope, deadline, create=True)
+            try:
+                return self.ask(partition, command, r.StreamList, deadline).streams[0]
+            except UnknownScope:
+                # The directory's message to that partition is on its way, or retention removed it unread: let the
+                # directory send it again.
+                if pause > LONGEST_RETRY_S or self.now() + pause >= deadline:
+                    raise
+                self._scopes.pop(scope, None)
+            self._clock.sleep(pause)
+            pause *= 2
+
+    def _ask_of_stream(self, stream: str, command: Any, deadline: float) -> Sequence[r.StreamInfo]:
+        """Ask the control partition of a stream's scope. `UnknownScope`."""
+        partition = self.find_scope(split_stream(stream)[0], deadline)
+        return self.ask(partition, command, r.StreamList, deadline).streams
+
+    def forget_stream(self, stream: str, deadline: float) -> None:
+        """Remove a LOST stream; the answer comes once its topics are gone."""
+        self._ask_of_stream(stream, r.ForgetStream(stream), deadline)
+
+    def recover_stream(self, stream: str, deadline: float) -> r.StreamInfo:
+        """Take a LOST stream back; `IllegalState` unless its topics are the same ones."""
+        return self._ask_of_stream(stream, r.RecoverStream(stream), deadline)[0]
+
+    def scale(
+        self,
+        stream: str,
+        segments: int,
+        seal: Sequence[int],
+        ranges: Sequence[tuple[int, int]],
+        deadline: float,
+    ) -> r.StreamInfo:
+        """Scale a stream; the answer comes when the new epoch is in the history."""
+        opened = tuple(r.KeyRange(low, high) for low, high in ranges)
+        command = r.Scale(stream, segments, tuple(seal), opened)
+        return self._ask_of_stream(stream, command, deadline)[0]
+
+    def describe(self, stream: str, deadline: float) -> r.StreamInfo:
+        """One stream. `UnknownScope`, `UnknownStream`."""
+        return self._ask_of_stream(stream, r.DescribeStreams(None, stream), deadline)[0]
+
+    def streams(self, scope: str | None, deadline: float) -> list[r.StreamInfo]:
+        """All streams of a scope, or of the cluster, by name. `UnknownScope`."""
+        found: list[r.StreamInfo] = []
+        for partition in self._partitions(scope, deadline):
+            after = None
+            while True:
+                command = r.DescribeStreams(scope, None, after)
+                part = self.ask(partition, command, r.StreamList, deadline)
+                found += part.streams
+                after = part.more
+                if after is None:
+                    break
+        return sorted(found, key=lambda info: info.stream)
+
+    def _partitions(self, scope: str | None, deadline: float) -> Sequence[int]:
+        if scope is not None:
+            return [self.find_scope(check_scope(scope), deadline)]
+        self._bus.ready(deadline)
+        return range(self._bus.control_partitions())
+
+    def safe_time(self, scope: str, at: int | None, deadline: float) -> int:
+        """A timestamp (None: now) that all later commits of the scope exceed. `NotReady`: still to come."""
+        partition = self.find_scope(scope, deadline)
+        return self.ask(partition, r.SafeTime(scope, at), r.SafeTimeIs, deadline).timestamp
+
+    def series(self, scope: str, name: str | None, deadline: float) -> list[r.SeriesInfo]:
+        """The latest number of one series of a scope, or of all, by name. `UnknownScope`."""
+        partition = self.find_scope(check_scope(scope), deadline)
+        found: list[r.SeriesInfo] = []
+        more = True
+        while more:
+            command = r.ListSeries(scope, name, found[-1].series if found else None)
+            part = self.ask(partition, command, r.SeriesList, deadline)
+            found += part.series
+            more = part.more
+        return found[::-1]
+
+    def set_series(self, command: r.SetSeries, deadline: float) -> None:
+        """Move a series. `IllegalState`, `NotAuthorized`."""
+        partition = self.find_scope(check_scope(command.scope), deadline)
+        self.ask(partition, command, r.SeriesList, deadline)

@@ -1,0 +1,165 @@
+"""Decisions on one-shots: a whole transaction in one command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from anabranch.core import limits, vectors
+from anabranch.core import rows as k
+from anabranch.core.authorize import Right, check_right
+from anabranch.core.decisions.commits import positions
+from anabranch.core.decisions.scopes import active_stream, check_served
+from anabranch.core.decisions.transactions import (
+    check_id_partition,
+    check_in_scope,
+    earlier_outcome,
+    supersede,
+)
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.ids import check_name, is_marked
+from anabranch.core.round import Part, ReplyTo, StreamCommit
+from anabranch.core.stream_settings import MAX_MESSAGE
+from anabranch.core.transaction_states import born
+from anabranch.errors import EventTooLarge, InvalidArgument, NotAuthorized, TransactionAborted
+from anabranch.schemas.records import Event, OneShot, SegmentRange
+
+_FRAMING = 68  # least bytes of a record batch with one record, besides its content
+
+
+def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
+    """A whole transaction in one command; events are placed by key in the active segments."""
+    check_served(turn, command.scope)
+    check_id_partition(turn, command.txn_id)
+    check_name(command.name)
+    if command.consumed is not None or is_marked(command.txn_id):
+        _one_shot_of_tasks(turn, command, to)
+        return
+    row = turn.state.txn_row(command.txn_id)
+    if row is not None:
+        if row.state == "ABORTED":
+            earlier = None
+            with suppress(NotAuthorized):
+                earlier = earlier_outcome(turn, command.scope, command.name, row.owner)
+            if earlier is None:
+                raise TransactionAborted(
+                    f"the transaction is aborted ({row.reason}): begin a new one"
+                )
+            row = earlier
+        elif (row.state, row.scope, row.name, row.committed) != (
+            "COMMITTED",
+            command.scope,
+            command.name,
+            len(command.events),
+        ):
+            raise InvalidArgument(
+                "the transaction id is in use with other arguments: make a new one"
+            )
+        turn.reply(to, turn.outcome(row))
+        return
+    turn.check_new_id(command.txn_id)
+    placed = _place(turn, command)
+    earlier = earlier_outcome(turn, command.scope, command.name, turn.lane)
+    if earlier is not None:
+        # Its own id must not commit when the name is forgotten and the command is repeated.
+        reason = f"the name {command.name!r} was committed before by {earlier.txn_id.hex()}"
+        scope, owner = command.scope, turn.lane
+        never = born(
+            "give_way", command.txn_id, turn.wall_ms, scope=scope, owner=owner, reason=reason
+        )
+        turn.put(k.txn_key(command.txn_id), never)
+        turn.reply(to, turn.outcome(earlier))
+        return
+    supersede(turn, command.scope, command.name, command.txn_id)
+    timestamp = _append(turn, command, placed)
+    row = born(
+        "one_shot",
+        command.txn_id,
+        turn.wall_ms,
+        scope=command.scope,
+        name=command.name,
+        commit_timestamp=timestamp,
+        committed=len(command.events),
+        owner=turn.lane,
+    )
+    turn.put(k.txn_key(command.txn_id), row)
+    turn.reply(to, turn.outcome(row, full=False))
+
+
+def _one_shot_of_tasks(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
+    """A one-shot that moves positions: the tasks' rows are its outcome, so it leaves none of its own."""
+    consumed = command.consumed
+    if consumed is None or command.name is not None or not is_marked(command.txn_id):
+        raise InvalidArgument(
+            "a one-shot moves positions if its id is marked so, and then has no name"
+        )
+    before = positions.moved_by(turn, consumed, command.txn_id)
+    if before is not None:
+        turn.reply(to, positions.outcome(command.scope, before, turn.lane))
+        return
+    positions.judge(turn, consumed, command.txn_id, command.scope, turn.lane)
+    placed = _place(turn, command)
+    timestamp = _append(turn, command, placed)
+    positions.move(turn, consumed, command.txn_id, timestamp, len(command.events))
+    task = (consumed.processor, consumed.steps[0].tasks[0])
+    turn.reply(to, positions.outcome(command.scope, turn.state.tasks[task], turn.lane))
+
+
+_Placed = Mapping[str, list[tuple[SegmentRange, list[Event]]]]
+
+
+def _append(turn: Turn, command: OneShot, placed: _Placed) -> int:
+    """Put the events of a one-shot into the round. Returns their commit timestamp."""
+    timestamp = turn.next_timestamp()
+    for stream, by_segment in placed.items():
+        parts = tuple(
+            [
+                Part(segment.segment_id, segment.partition, events=tuple(events))
+                for segment, events in by_segment
+            ]
+        )
+        target = turn.state.streams[stream]
+        epoch = target.stream_epoch
+        wide = vectors.FEW + target.partitions // vectors.EVERY  # not each record has the vector
+        turn.size += 16 * min(target.partitions, wide)  # in the history's record, about
+        turn.round.history.append(StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
+    return timestamp
+
+
+def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, list[Event]]]]:
+    """Events by stream and active segment, in order."""
+    by_stream: dict[str, list[Event]] = {}
+    events: list[Event] = []
+    former, most, may_be_big = None, 0, True
+    for event in command.events:
+        stream, _, key, value, headers, timestamp = event
+        if stream != former:
+            if stream not in by_stream:
+                # A name that is known is a legal one: mostly that is all there is to check.
+                if stream not in turn.state.streams or not stream.startswith(f"{command.scope}/"):
+                    check_in_scope(stream, command.scope)
+                check_right(turn.state, turn.lane, Right.WRITE, stream)
+                active_stream(turn, stream)
+                by_stream[stream] = []
+            former, events = stream, by_stream[stream]
+            most = int(turn.state.streams[stream].settings.get(MAX_MESSAGE, limits.MESSAGE.value))
+            may_be_big = _FRAMING + turn.command_bytes > most
+        if timestamp != -1 and not 0 <= timestamp <= limits.EVENT_TIME.value:
+            raise InvalidArgument(
+                f"an event's timestamp is {timestamp} ms: -1 (now) to {limits.EVENT_TIME.value}"
+            )
+        if headers or may_be_big:
+            limits.HEADERS.check(len(headers), "an event")
+            size = _FRAMING + len(key or b"") + len(value or b"")
+            size += sum(len(name) + len(content or b"") for name, content in headers)
+            if size > most:
+                raise EventTooLarge(
+                    f"an event of {size:,} bytes; {stream} takes up to {most:,} (its setting {MAX_MESSAGE})"
+                )
+            for name, _ in headers:
+                if name.startswith("ab."):
+                    raise InvalidArgument(f"header {name!r}: names that begin so are reserved")
+        events.append(event)
+    return {
+        stream: turn.state.layouts[stream].spread(events) for stream, events in by_stream.items()
+    }

@@ -1,0 +1,180 @@
+"""Positions of tasks that move with a commit (``docs/processing.md``).
+
+A task's row says who may commit for it, and where it stands. A commit is judged by it when it is decided. Its
+positions move when it is merged, by the transaction's id: a `Take` in between replaces the tenure, and leaves
+``in_progress`` alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from anabranch.core import rows as k
+from anabranch.core.authorize import Right, check_right
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.ids import NO_TXN, TENURE_SIZE, split_stream
+from anabranch.errors import InvalidArgument, NotReady, TenureLost, UnknownProcessor
+from anabranch.schemas.codec import encode
+from anabranch.schemas.records import (
+    Consumed,
+    Outcome,
+    ProcessorRow,
+    TaskPosition,
+    TaskRow,
+)
+
+HASH_SIZE = 16
+_NEVER_TAKEN = TaskRow(0, b"", "", 0, 0, NO_TXN, 0, 0, None, ())
+
+
+def hash_of(processor: str, tenure: bytes) -> bytes:
+    """The hash by which rows and `Begin` name a tenure."""
+    return hashlib.sha256(processor.encode() + b"\0" + tenure).digest()[:HASH_SIZE]
+
+
+def digest_of(consumed: Consumed) -> bytes:
+    """The hash by which a transaction's row names what it consumes."""
+    return hashlib.sha256(encode(consumed)).digest()[:HASH_SIZE]
+
+
+def processor_of(turn: Turn, name: str) -> ProcessorRow:
+    row = turn.state.processors.get(name)
+    if row is None:
+        raise UnknownProcessor(f"there is no processor {name!r}: create it first")
+    return row
+
+
+def task_of(turn: Turn, processor: str, task: int) -> TaskRow:
+    return turn.state.tasks.get((processor, task), _NEVER_TAKEN)
+
+
+def check_tasks(row: ProcessorRow, tasks: tuple[int, ...], tenure: bytes) -> bytes:
+    """The tenure's hash. `InvalidArgument` for tasks that are none, or named twice."""
+    if len(tenure) != TENURE_SIZE:
+        raise InvalidArgument(f"a tenure has {TENURE_SIZE} bytes")
+    if not tasks or len(set(tasks)) < len(tasks) or not all(0 <= t < row.tasks for t in tasks):
+        raise InvalidArgument(f"tasks of {row.processor} are 0 to {row.tasks - 1}, each once")
+    return hash_of(row.processor, tenure)
+
+
+class _Step(NamedTuple):
+    """A task, its row, and where the commit moves it."""
+
+    task: int
+    row: TaskRow
+    sequence: int
+    positions: tuple[TaskPosition, ...]
+
+
+def moved_by(turn: Turn, consumed: Consumed, txn_id: bytes) -> TaskRow | None:
+    """The row of a task that this transaction moved last: so it is committed. None: no row tells."""
+    for step in _steps(turn, consumed):
+        if step.row.txn_id == txn_id:
+            return step.row
+    return None
+
+
+def judge(turn: Turn, consumed: Consumed, txn_id: bytes, scope: str, lane: str) -> None:
+    """Whether a transaction of that scope and lane may move these tasks now.
+
+    Raises: TenureLost, NotReady (another one is being merged), InvalidArgument, NotAuthorized, UnknownProcessor.
+    """
+    if split_stream(consumed.processor)[0] != scope:
+        raise InvalidArgument(
+            f"{consumed.processor} is of another scope than the transaction, {scope!r}"
+        )
+    check_right(turn.state, lane, Right.PROCESS, consumed.processor)
+    row = processor_of(turn, consumed.processor)
+    steps = list(_steps(turn, consumed))
+    tenure = check_tasks(row, tuple(step.task for step in steps), consumed.tenure)
+    lost = [step for step in steps if step.row.tenure != tenure]
+    if lost:
+        holders = sorted({step.row.holder or "nobody" for step in lost})
+        raise TenureLost(
+            f"task {', '.join(str(step.task) for step in lost[:20])} of {row.processor} is not of this tenure, but "
+            f"of {', '.join(holders)[:200]}: take your tasks again; where they stand says what is committed"
+        )
+    for step in steps:
+        if step.row.in_progress not in (None, txn_id):
+            raise NotReady(f"another commit of task {step.task} of {row.processor} is being merged")
+        if step.sequence != step.row.sequence + 1:
+            raise InvalidArgument(
+                f"sequence {step.sequence} of task {step.task} of {row.processor}, which stands at "
+                f"{step.row.sequence}: take your tasks again; where they stand says what is committed"
+            )
+        _check_positions(row, step)
+
+
+def _check_positions(row: ProcessorRow, step: _Step) -> None:
+    before = {position.input: position for position in step.row.positions}
+    if len({position.input for position in step.positions}) < len(step.positions):
+        raise InvalidArgument(f"task {step.task} has an input twice")
+    for position in step.positions:
+        if not 0 <= position.input < len(row.inputs):
+            raise InvalidArgument(f"{row.processor} has no input {position.input}")
+        inside = (position.segment, position.offset)
+        if position.record < 0 or (inside != (-1, -1) and min(inside) < 0):
+            raise InvalidArgument(f"task {step.task}: {position} is no place in a history")
+        start = row.inputs[position.input].record
+        known = before.get(position.input, TaskPosition(position.input, start, 0))
+        same = position.segment == known.segment
+        if position.record < known.record or (
+            position.record == known.record
+            and (position.segment < 0 <= known.segment or (same and position.offset < known.offset))
+        ):
+            stream = row.inputs[position.input].stream
+            raise InvalidArgument(
+                f"task {step.task} of {row.processor} goes back in {stream}, from record {known.record} to "
+                f"{position.record}: positions only rise"
+            )
+
+
+def begin_moving(turn: Turn, consumed: Consumed, txn_id: bytes) -> None:
+    """Log on its tasks that this transaction is decided: no other commit moves them until it ends."""
+    for step in _steps(turn, consumed):
+        turn.put(k.task_key(consumed.processor, step.task), step.row._replace(in_progress=txn_id))
+
+
+def move(
+    turn: Turn, consumed: Consumed, txn_id: bytes, commit_timestamp: int, committed: int
+) -> None:
+    """Move the tasks: the transaction is committed in this round."""
+    for step in _steps(turn, consumed):
+        positions = {position.input: position for position in step.row.positions}
+        positions |= {position.input: position for position in step.positions}
+        moved = step.row._replace(
+            sequence=step.sequence,
+            txn_id=txn_id,
+            commit_timestamp=commit_timestamp,
+            committed=committed,
+            in_progress=None,
+            positions=tuple(positions[number] for number in sorted(positions)),
+        )
+        turn.put(k.task_key(consumed.processor, step.task), moved)
+
+
+def give_back(turn: Turn, consumed: Consumed | None, txn_id: bytes) -> None:
+    """Let others commit for the tasks again: the decided transaction is aborted after all."""
+    if consumed is None:
+        return
+    for step in _steps(turn, consumed):
+        if step.row.in_progress == txn_id:
+            turn.put(k.task_key(consumed.processor, step.task), step.row._replace(in_progress=None))
+
+
+def _steps(turn: Turn, consumed: Consumed) -> Iterator[_Step]:
+    for step in consumed.steps:
+        for task in step.tasks:
+            row = task_of(turn, consumed.processor, task)
+            yield _Step(task, row, step.sequence, step.positions)
+
+
+def outcome(scope: str, row: TaskRow, owner: str) -> Outcome:
+    """The outcome of a one-shot that a task's row names."""
+    return Outcome(
+        txn_id=row.txn_id, state="COMMITTED", scope=scope, name=None,
+        commit_timestamp=row.commit_timestamp, committed=row.committed, rejected=0, left_out=0, reason="",
+        begun_ms=0, finished_ms=0, keepalive_ms=0, streams=(), writers=(), owner=owner,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Reading for the tasks of a processor (``docs/processing.md``)."""

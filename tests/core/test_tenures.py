@@ -1,0 +1,463 @@
+"""Tasks are taken, and positions move with commits: transcripts, and bugs planted into each check.
+
+A line is what was asked and the answer. Rows read ``term holder sequence:record``, and ``!X`` while X is merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from anabranch.core.authorize import Right
+from anabranch.core.decisions import decide as decide_module
+from anabranch.core.decisions import tenures, transactions
+from anabranch.core.decisions.commits import commit, one_shot, positions
+from anabranch.core.decisions.streams import give_up_stream
+from anabranch.core.ids import make_marked_id
+from anabranch.errors import AnabranchError
+from anabranch.schemas import records as r
+from tests.core.harness import World, event
+from tests.core.labels import MINUTE, SECRET
+
+NAME = "nyc/p"
+INPUTS = (r.ProcessorInput("nyc/in", "", 10, 0), r.ProcessorInput("lax/in", "a" * 32, 0, 0))
+ALL = (0, 1, 2, 3)
+
+
+class Tasks(World):
+    """A processor of four tasks; who takes them has a letter, each time another one."""
+
+    def create(self, tasks: int = 4, inputs: Sequence[r.ProcessorInput] = INPUTS) -> str:  # type: ignore[override]
+        return self.ask("create", r.CreateProcessor(NAME, tasks, tuple(inputs)))
+
+    def tenure(self, who: str) -> bytes:
+        return who.encode().ljust(16, b".")
+
+    def terms(self, tasks: Sequence[int] = ALL) -> tuple[int, ...]:
+        rows = self.state.tasks
+        return tuple(rows[NAME, t].term if (NAME, t) in rows else 0 for t in tasks)
+
+    def taking(
+        self, who: str, tasks: Sequence[int] = ALL, terms: Sequence[int] | None = None
+    ) -> r.Take:
+        seen = self.terms(tasks) if terms is None else tuple(terms)
+        return r.Take(NAME, self.tenure(who), who, tuple(tasks), seen)
+
+    def take(self, who: str, *tasks: int, terms: Sequence[int] | None = None) -> str:
+        return self.ask(f"take {who}", self.taking(who, tasks or ALL, terms))
+
+    def consumed(
+        self, who: str, sequence: int, record: int, tasks: Sequence[int] = ALL, **more: Any
+    ) -> r.Consumed:
+        position = r.TaskPosition(more.pop("number", 0), record, 0, **more)
+        step = r.TaskStep(tuple(tasks), sequence, (position,))
+        return r.Consumed(NAME, self.tenure(who), (step,))
+
+    def marked(self, label: str) -> str:
+        self.ids[label] = make_marked_id(0, self.wall_ms, len(self.ids) + 1)
+        return label
+
+    def shot(self, label: str, consumed: r.Consumed | None, name: str | None = None) -> str:
+        if label not in self.ids:
+            self.marked(label)
+        command = r.OneShot(self.id(label), "nyc", name, (event(value=label.encode()),), consumed)
+        return self.ask(f"shot {label}", command)
+
+    def open(self, label: str, who: str | None, **more: Any) -> str:
+        """A transaction with a record of writer ``w`` in a journal."""
+        hash_ = None if who is None else positions.hash_of(NAME, self.tenure(who))
+        begin = r.Begin(self.id(label), "nyc", more.get("name"), MINUTE, SECRET, hash_)
+        said = self.ask(f"begin {label}", begin)
+        if said.startswith("begun"):
+            self.touch(label)
+            self.write(label, f"w{label}")
+        return said
+
+    def end(self, label: str, consumed: r.Consumed | None, **more: Any) -> str:
+        receipt = self.receipt(label, f"w{label}", sequence=1)
+        command = r.Commit(
+            self.token(label), (), (receipt,), more.get("name"), 10_000, None, consumed
+        )
+        return self.ask(more.get("asker", f"commit {label}"), command)
+
+    def row(self, task: int = 0) -> str:  # type: ignore[override]
+        found = self.state.tasks.get((NAME, task))
+        if found is None:
+            return "never"
+        at = ",".join(str(p.record) for p in found.positions) or "-"
+        busy = "" if found.in_progress is None else f" !{self.label(found.in_progress)}"
+        return f"{found.term} {found.holder or 'nobody'} {found.sequence}:{at}{busy}"
+
+
+def made() -> Tasks:
+    world = Tasks()
+    world.find_scope("nyc")
+    for stream in ("nyc/a", "nyc/in"):
+        World.create(world, stream)
+        world.created(stream, 0, 0)
+    assert world.create() == f"{NAME} 4 tasks"
+    return world
+
+
+def committed(world: Tasks) -> list[str]:
+    """Labels of what the rounds merged, in order."""
+    return [world.label(c.txn_id) for round_ in world.rounds for c in round_.commits]
+
+
+def check_unmoved(world: Tasks, row: str) -> None:
+    assert world.row() == row
+    successor = Tasks()
+    successor.log, successor.table = world.log, world.table
+    successor.ids = world.ids
+    successor.lead(keep_table=False)
+    assert [successor.row(task) for task in ALL] == [world.row(task) for task in ALL], "of the log"
+
+
+# -- what must hold; each is played again with each bug planted ---------------------------------------
+
+
+def a_task_is_taken_and_moved() -> None:
+    w = made()
+    assert w.row() == "never"
+    assert w.take("a") == "0 a 0:- 1 a 0:- 2 a 0:- 3 a 0:-"
+    assert w.take("a") == "0 a 0:- 1 a 0:- 2 a 0:- 3 a 0:-", "repeated"
+    assert w.row() == "1 a 0:-"
+    assert w.shot("X", w.consumed("a", 1, 12)) == "X COMMITTED 1"
+    assert w.row() == "1 a 1:12"
+    assert w.shot("X", w.consumed("a", 1, 12)) == "X COMMITTED 1", "repeated: of the row"
+    assert w.shot("Y", w.consumed("a", 2, 12, tasks=(0, 2))) == "Y COMMITTED 1"
+    assert [w.row(t) for t in ALL] == ["1 a 2:12", "1 a 1:12", "1 a 2:12", "1 a 1:12"]
+    assert w.shot("Z", w.consumed("a", 3, 1, tasks=(0,), number=1)) == "Z COMMITTED 1"
+    assert w.row() == "1 a 3:12,1"
+    assert committed(w) == ["X", "Y", "Z"]
+    assert not [key for key in w.table.rows if w.id("X") in key], "no outcome row is left"
+    check_unmoved(w, "1 a 3:12,1")
+
+
+def whoever_takes_last_has_it() -> None:
+    w = made()
+    w.take("a")
+    assert w.shot("X", w.consumed("a", 1, 12)) == "X COMMITTED 1"
+    assert w.take("b", 0, 1) == "0 b 1:12 1 b 1:12"
+    assert w.shot("Y", w.consumed("a", 2, 13)) == "TenureLost"
+    assert w.message.startswith("task 0, 1 of nyc/p is not of this tenure, but of b:")
+    assert w.shot("Y", w.consumed("a", 2, 13, tasks=(2, 3))) == "Y COMMITTED 1", "the rest is a's"
+    assert w.shot("X", w.consumed("a", 1, 12)) == "X COMMITTED 1", "committed before b came"
+    assert w.shot("Z", w.consumed("b", 2, 13, tasks=(0, 1))) == "Z COMMITTED 1"
+    assert w.shot("X", w.consumed("a", 1, 12)) == "TenureLost", "no row tells any more"
+    assert committed(w) == ["X", "Y", "Z"]
+
+
+def a_delayed_take_takes_nothing_back() -> None:
+    w = made()
+    late = w.taking("a")
+    w.ask("take a", late)
+    w.take("b")
+    assert w.ask("take a", late) == "TenureLost"
+    assert w.row() == "2 b 0:-"
+    assert w.take("a", 0, 1, terms=(2, 1)) == "TenureLost", "one of them was taken meanwhile"
+    check_unmoved(w, "2 b 0:-")
+
+
+def a_release_ends_a_tenure() -> None:
+    w = made()
+    w.take("a")
+    w.take("b", 1)
+    assert w.ask("release", r.Release(NAME, w.tenure("a"), (0, 1))) == "0 nobody 0:- 1 b 0:-"
+    assert w.shot("X", w.consumed("a", 1, 12, tasks=(0,))) == "TenureLost"
+    assert w.shot("X", w.consumed("", 1, 12, tasks=(0,))) == "TenureLost", "nobody's"
+    assert w.ask("again", r.Release(NAME, w.tenure("a"), (0,))) == "0 nobody 0:-"
+    assert w.row() == "2 nobody 0:-"
+
+
+def a_commit_by_journals_moves_when_it_is_merged() -> None:
+    w = made()
+    w.take("a")
+    assert w.open("X", "a") == "begun X"
+    assert w.end("X", w.consumed("a", 1, 12)) == ""
+    assert w.row() == "1 a 0:- !X", "decided"
+    check_unmoved(w, "1 a 0:- !X")
+    both = w.shot("Y", w.consumed("a", 1, 12))
+    assert both == "NotReady; [commit X] X COMMITTED 1", "else both would be committed"
+    assert w.row() == "1 a 1:12"
+    assert w.end("X", w.consumed("a", 1, 12)) == "X COMMITTED 1", "repeated"
+    assert w.end("X", w.consumed("a", 1, 13)) == "AlreadyCommitted", "with other positions"
+    assert w.end("X", None) == "AlreadyCommitted", "or with none"
+    assert w.shot("Y", w.consumed("a", 1, 12)) == "InvalidArgument", "that sequence is gone"
+    assert committed(w) == ["X"]
+
+
+def a_take_fences_first_and_waits_for_what_is_decided() -> None:
+    w = made()
+    w.take("a")
+    w.open("X", "a")
+    w.end("X", w.consumed("a", 1, 12))
+    assert w.take("b") == (
+        "0 b 0:- !X 1 b 0:- !X 2 b 0:- !X 3 b 0:- !X; [commit X] X COMMITTED 1"
+    ), "the answer names what is being merged"
+    assert w.row() == "2 b 1:12", "merged by its id, whoever has the task by now"
+    assert w.shot("Y", w.consumed("a", 2, 13)) == "TenureLost"
+    assert w.shot("Y", w.consumed("b", 2, 13)) == "Y COMMITTED 1"
+
+
+def what_waits_undecided_is_lost_with_its_tenure() -> None:
+    w = made()
+    w.take("a")
+    w.held = True  # the journal does not show it yet
+    w.open("X", "a")
+    assert w.end("X", w.consumed("a", 1, 12)) == ""
+    assert w.row() == "1 a 0:-"
+    assert w.take("b").endswith("; [commit X] TenureLost")
+    w.held = False
+    w.turn()
+    assert w.get("X").startswith("X ABORTED (task 0, 1, 2, 3 of nyc/p is not of this tenure")
+    assert w.row() == "2 b 0:-"
+    assert committed(w) == []
+
+
+def a_tenure_that_is_lost_aborts_the_transaction() -> None:
+    w = made()
+    w.take("a")
+    w.open("X", "a")
+    w.take("b")
+    assert w.end("X", w.consumed("a", 1, 12)) == "TenureLost"
+    assert w.get("X").startswith("X ABORTED")
+    w.take("a")  # of the same bits: a client makes fresh ones
+    assert w.end("X", w.consumed("a", 1, 12)) == "TransactionAborted"
+
+
+def an_abort_after_the_decision_gives_the_tasks_back() -> None:
+    w = made()
+    w.take("a")
+    w.open("X", "a")
+    w.end("X", w.consumed("a", 1, 12))
+    assert w.row() == "1 a 0:- !X"
+    w.abort("X")
+    assert w.row() == "1 a 0:-"
+    assert w.shot("Y", w.consumed("a", 1, 12)) == "Y COMMITTED 1"
+    w.turn()
+    assert (w.row(), committed(w)) == ("1 a 1:12", ["Y"])
+
+
+def outputs_and_positions_are_one() -> None:
+    w = made()
+    w.take("a")
+    w.open("X", "a")
+    assert w.end("X", None) == "InvalidArgument", "outputs without positions"
+    assert w.end("X", w.consumed("b", 1, 12)) == "InvalidArgument", "of another tenure"
+    assert w.end("X", w.consumed("a", 1, 12), name="n") == "InvalidArgument", "it could give way"
+    w.open("P", None)
+    assert w.end("P", w.consumed("a", 1, 12)) == "InvalidArgument", "begun without a tenure"
+    assert w.open("N", "a", name="n") == "InvalidArgument"
+    w.ids["plain"] = w.ids["P"][:8] + b"plainone"
+    assert w.shot("plain", w.consumed("a", 1, 12)) == "InvalidArgument", "its id is not marked"
+    assert w.shot("Y", None) == "InvalidArgument", "a marked id without positions"
+    assert w.shot("Y", w.consumed("a", 1, 12), name="n") == "InvalidArgument"
+    assert w.row() == "1 a 0:-"
+    assert committed(w) == []
+
+
+def another_commit_of_it_does_not_replace_the_positions() -> None:
+    w = made()
+    w.take("a")
+    w.open("X", "a")
+    w.held = True
+    w.write("X", "wX")
+    w.end("X", w.consumed("a", 1, 12), asker="first")
+    assert w.end("X", w.consumed("a", 1, 13), asker="second") == "[first] OutcomeUnknown"
+    w.held = False
+    w.turn()
+    w.turn()
+    assert w.row() == "1 a 1:13"
+
+
+def sequences_have_no_gap_and_positions_rise() -> None:
+    w = made()
+    w.take("a")
+    refused: tuple[tuple[int, int, dict[str, Any]], ...] = (
+        (2, 12, {}),  # a gap
+        (0, 12, {}),
+        (1, 9, {}),  # before the processor's start
+        (1, 12, {"number": 2}),  # no such input
+        (1, 12, {"segment": 3}),  # a segment without an offset
+        (1, -1, {}),
+    )
+    for sequence, record, more in refused:
+        assert w.shot("X", w.consumed("a", sequence, record, **more)) == "InvalidArgument"
+    assert w.shot("X", w.consumed("a", 1, 12, segment=1, offset=5)) == "X COMMITTED 1"
+    back: tuple[tuple[int, dict[str, Any]], ...]
+    back = (11, {}), (12, {}), (12, {"segment": 1, "offset": 4})
+    for record, more in back:
+        assert w.shot("Y", w.consumed("a", 2, record, **more)) == "InvalidArgument", "it goes back"
+    assert w.shot("Y", w.consumed("a", 2, 12, segment=1, offset=6)) == "Y COMMITTED 1"
+    assert w.shot("Z", w.consumed("a", 3, 12, segment=0, offset=2)) == "Z COMMITTED 1"
+    assert w.shot("U", w.consumed("a", 4, 13)) == "U COMMITTED 1"
+    assert w.shot("V", w.consumed("a", 5, 13)) == "V COMMITTED 1", "only outputs"
+
+
+def marked_ids_have_no_outcome_of_their_own() -> None:
+    w = made()
+    w.take("a")
+    w.shot("X", w.consumed("a", 1, 12))
+    w.shot("Y", w.consumed("a", 2, 12))
+    assert w.resolve("X") == "InvalidArgument", "it would log ABORTED for what is committed"
+    w.marked("B")
+    assert w.open("B", "a") == "InvalidArgument"
+
+
+def rights_are_judged() -> None:
+    w = made()
+    w.grant("etl", "nyc/*", Right.WRITE)
+    w.grant("ops", "nyc/*", Right.PROCESS)
+    w.take("a")
+    with w.by("etl"):
+        assert w.take("b") == "NotAuthorized"
+        assert w.shot("X", w.consumed("a", 1, 12)) == "NotAuthorized"
+    with w.by("ops"):
+        assert w.shot("Y", w.consumed("a", 1, 12)) == "NotAuthorized", "no right on the output"
+        assert w.take("b").startswith("0 b")
+    assert w.row() == "2 b 0:-"
+
+
+def a_processor_is_of_the_transactions_scope() -> None:
+    w = made()
+    w.find_scope("lax")
+    w.take("a")
+    command = r.OneShot(w.id(w.marked("X")), "lax", None, (), w.consumed("a", 1, 12))
+    assert w.ask("shot", command) == "InvalidArgument"
+
+
+def a_stream_in_trouble_moves_nothing() -> None:
+    w = made()
+    w.take("a")
+    turn = w.new_turn()
+    give_up_stream(turn, "nyc/a", "gone")
+    w.close(turn)
+    assert w.shot("X", w.consumed("a", 1, 12)) == "StreamLost"
+    assert w.row() == "1 a 0:-"
+
+
+def creating_again_changes_nothing() -> None:
+    w = made()
+    assert w.create() == f"{NAME} 4 tasks"
+    for tasks, inputs in (
+        (8, INPUTS), (4, INPUTS[:1]), (4, (INPUTS[0], r.ProcessorInput("lax/in", "b" * 32, 0, 0))),
+    ):  # fmt: skip
+        assert w.create(tasks, inputs) == "IllegalState"
+    start = r.ProcessorInput("nyc/in", "", 99, 0)
+    assert w.create(4, (start, INPUTS[1])) == f"{NAME} 4 tasks", "its start was logged once"
+    w.take("a")
+    assert w.shot("X", w.consumed("a", 1, 12)) == "X COMMITTED 1", "from the first start on"
+    bad: tuple[tuple[int, Sequence[r.ProcessorInput]], ...] = (
+        (0, INPUTS), (3, INPUTS), (2048, INPUTS), (4, ()), (4, (INPUTS[0], INPUTS[0])),
+    )  # fmt: skip
+    for tasks, given in bad:
+        w.state.processors.clear()
+        assert w.create(tasks, given) == "InvalidArgument"
+
+
+SCENES: tuple[Callable[[], None], ...] = (
+    a_task_is_taken_and_moved, whoever_takes_last_has_it, a_delayed_take_takes_nothing_back,
+    a_release_ends_a_tenure, a_commit_by_journals_moves_when_it_is_merged,
+    a_take_fences_first_and_waits_for_what_is_decided,
+    what_waits_undecided_is_lost_with_its_tenure, a_tenure_that_is_lost_aborts_the_transaction,
+    an_abort_after_the_decision_gives_the_tasks_back, outputs_and_positions_are_one,
+    another_commit_of_it_does_not_replace_the_positions, sequences_have_no_gap_and_positions_rise,
+    marked_ids_have_no_outcome_of_their_own, rights_are_judged,
+    a_processor_is_of_the_transactions_scope, a_stream_in_trouble_moves_nothing,
+    creating_again_changes_nothing,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_scene(scene: Callable[[], None]) -> None:
+    scene()
+
+
+# -- planted bugs -------------------------------------------------------------------------------------
+
+_MOVE, _JUDGE, _STEPS = positions.move, positions.judge, positions._steps
+
+
+def _free(turn: Any, consumed: r.Consumed) -> Any:
+    """Tasks seem to have no transaction in progress."""
+    return (s._replace(row=s.row._replace(in_progress=None)) for s in _STEPS(turn, consumed))
+
+
+def _judge_late(turn: Any, consumed: r.Consumed, txn_id: bytes, *rest: Any) -> None:
+    """Only when a one-shot or a commit comes, not when it is decided."""
+    if txn_id not in turn.state.committing:
+        _JUDGE(turn, consumed, txn_id, *rest)
+
+
+def _own_tenure(turn: Any, consumed: r.Consumed, *rest: Any) -> None:
+    """Positions and sequence are judged, the tenure is not."""
+    tenure = positions.hash_of(consumed.processor, consumed.tenure)
+    steps = lambda *of: (s._replace(row=s.row._replace(tenure=tenure)) for s in _STEPS(*of))  # noqa: E731
+    with patch.object(positions, "_steps", steps):
+        _JUDGE(turn, consumed, *rest)
+
+
+def _any_sequence(turn: Any, consumed: r.Consumed, *rest: Any) -> None:
+    steps = lambda *of: (s._replace(sequence=s.row.sequence + 1) for s in _STEPS(*of))  # noqa: E731
+    with patch.object(positions, "_steps", steps):
+        _JUDGE(turn, consumed, *rest)
+
+
+def _any_term(turn: Any, command: r.Take, to: Any) -> None:
+    rows = (positions.task_of(turn, command.processor, task) for task in command.tasks)
+    tenures.take(turn, replace(command, terms=tuple(row.term for row in rows)), to)
+
+
+def _take_of_ended(turn: Any, command: r.Take, to: Any) -> None:
+    """The fence waits for what is being merged, too."""
+    rows = [positions.task_of(turn, command.processor, task) for task in command.tasks]
+    if all(row.in_progress is None for row in rows):
+        tenures.take(turn, command, to)
+
+
+def _unscoped(turn: Any, consumed: r.Consumed, txn_id: bytes, scope: str, lane: str) -> None:
+    _JUDGE(turn, consumed, txn_id, consumed.processor.partition("/")[0], lane)
+
+
+BUGS: dict[str, Callable[[], Any]] = {
+    "the tenure is not judged": lambda: patch.object(positions, "judge", _own_tenure),
+    "… nor when it is decided": lambda: patch.object(positions, "judge", _judge_late),
+    "nor the sequence": lambda: patch.object(positions, "judge", _any_sequence),
+    "nor positions": lambda: patch.object(positions, "_check_positions", lambda *_: None),
+    "nor what is in progress": lambda: patch.object(positions, "_steps", _free),
+    "nor the scope": lambda: patch.object(positions, "judge", _unscoped),
+    "nor the right": lambda: patch.object(positions, "check_right", lambda *_: None),
+    "nor the term of a take": lambda: patch.dict(decide_module._DECISIONS, {r.Take: _any_term}),
+    "the fence waits": lambda: patch.dict(decide_module._DECISIONS, {r.Take: _take_of_ended}),
+    "a merge moves nothing": lambda: patch.object(positions, "move", lambda *_: None),
+    "a decision marks nothing": lambda: patch.object(positions, "begin_moving", lambda *_: None),
+    "an abort gives nothing back": lambda: patch.object(positions, "give_back", lambda *_: None),
+    "a repeated one-shot is not known": lambda: patch.object(
+        positions, "moved_by", lambda *_: None
+    ),
+    "a commit without positions": lambda: patch.object(
+        commit, "_check_consumed", lambda turn, row, command: None
+    ),
+    "positions of another commit": lambda: patch.object(commit, "_check_decided", lambda *_: None),
+    "a tenure that is lost leaves it open": lambda: patch.object(
+        commit, "abort_txn", lambda *_: None
+    ),
+    "ids are not marked": lambda: patch.object(transactions, "is_marked", lambda _: False),
+    "any id will do": lambda: patch.object(one_shot, "is_marked", lambda _: True),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    with BUGS[bug](), pytest.raises((AssertionError, AnabranchError)):
+        play_all()
+
+
+def play_all() -> None:
+    for scene in SCENES:
+        scene()
