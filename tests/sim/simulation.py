@@ -318,6 +318,10 @@ class _Run:
             leader = self.fleet.leading(partition)
             if leader is None or leader._memory.waiting.keys() - self.ledger.deleted:
                 return False  # a stream's pause may outlast its trouble
+            rows = leader.state.streams.items()
+            growing = {s for s, row in rows if row.wanted_partitions > row.partitions}
+            if growing - self.ledger.deleted.keys():
+                return False  # so may that of its growth
             stuck = len(stuck_of(leader.state, self.ledger.deleted))
             if len(leader.state.open) > stuck or sum(1 for _ in leader.table.scan(k.OPEN)) > stuck:
                 return False
@@ -345,7 +349,6 @@ class _Run:
             hold(not left, f"all is ended, and the journal index still has {left[:3]}")
         deleted = self.ledger.deleted
         picture = Picture.take(self.cluster, PREFIX, self.partitions, self.ledger.carriers, deleted)
-        picture.lagged = self.ledger.lagged | self.ledger.troubled
         check_lost(picture, self.ledger)
         check_safe_times(picture, self.ledger.safe_answers, self.partitions)
         check_log(picture)

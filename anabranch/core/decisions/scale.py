@@ -118,9 +118,15 @@ def partitions_added(turn: Turn, stream: str, partitions: int) -> None:
 
 
 def partitions_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
-    """Take the intent back: the topics can't be grown."""
+    """Take the scaling back: the topics can't be grown, or not now.
+
+    If brokers are away, the partitions stay wanted: some may be there, and plain writes come to these.
+    """
     row = turn.state.streams[stream]
-    turn.put(k.stream_key(stream), replace(row, wanted_partitions=row.partitions, scaling=None))
+    wanted = row.wanted_partitions if isinstance(error, NotReady) else row.partitions
+    left = replace(row, wanted_partitions=wanted, scaling=None)
+    if left != row:
+        turn.put(k.stream_key(stream), left)
     turn.merging.may_grow_ms.put(stream, turn.now_ms + GROW_AGAIN_MS)
     if row.scaling is not None:
         turn.reply(asker(row.scaling), refuse(error))
