@@ -31,7 +31,7 @@ from anabranch.schemas.records import TermRow
 from anabranch.topics.names import carrier_ids, status_topic, transactional_ids
 
 STATUS_POSITION = k.POSITION + b"status"
-FOLD_DEADLINE_S = 60.0
+STALL_S = 5.0  # a rival that came later may have died inside a round: its ids have to be initialised once more
 CARRIER_LANES = 2  # the same in every controller: a leader fences the lanes of the one before
 _FETCH_BYTES = 8 << 20
 
@@ -167,7 +167,7 @@ def fold_to_end(
 
     Raises: LogError; MalformedRecord, UnsupportedVersion: a row of no controller, or of a newer one.
     """
-    deadline = clock.monotonic() + FOLD_DEADLINE_S
+    deadline = clock.monotonic() + STALL_S
     end = log.end_offsets([status], committed=stable_only)[status]
     stored = table.get(STATUS_POSITION)
     position = int.from_bytes(stored, "big") if stored else log.start_offsets([status])[status]
@@ -175,7 +175,7 @@ def fold_to_end(
         if clock.monotonic() > deadline:
             raise LogUnavailable(
                 f"{status.topic}[{status.partition}] could not be read from {position} to {end} in "
-                f"{FOLD_DEADLINE_S:.0f} s"
+                f"{STALL_S:.0f} s"
             )
         fetched = log.fetch(
             {status: position}, max_wait=0.5, max_bytes=_FETCH_BYTES, committed=True
@@ -186,6 +186,8 @@ def fold_to_end(
             for record in decode_records(batch.data):
                 if record.key is not None and record.offset >= position:
                     state.fold_row(record.key, record.value)
+        if fetched[status].next_offset > position:
+            deadline = clock.monotonic() + STALL_S
         position = fetched[status].next_offset
         if state.unreadable:
             continue  # a later record may replace it; if none does, the table stays before it

@@ -26,7 +26,7 @@ from anabranch.processors.lanes.command import Command, Key
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.poison_commands import DIED, Culprit
 from anabranch.reading import feed as feeds
-from anabranch.topics.names import history_topic, status_topic, stream_topic
+from anabranch.topics.names import history_topic, status_topic, stream_topic, topics_of
 from tests.sim import poison
 from tests.sim.carriers import carriers_beside
 from tests.sim.check_clients import check_clients
@@ -348,6 +348,10 @@ class _Run:
             ]
             hold(not left, f"all is ended, and the journal index still has {left[:3]}")
         deleted = self.ledger.deleted
+        given_up = {topic for stream in deleted for topic in topics_of(stream)}
+        for place, producer_id in list(self.cluster.lost_markers):
+            if place.topic in given_up:  # no leader looks there; it is judged as it was decided
+                self.cluster.land_lost(place, producer_id)
         picture = Picture.take(self.cluster, PREFIX, self.partitions, self.ledger.carriers, deleted)
         check_lost(picture, self.ledger)
         check_safe_times(picture, self.ledger.safe_answers, self.partitions)
