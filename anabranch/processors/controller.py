@@ -120,7 +120,8 @@ class Controller:
             raise
 
     def _ends(self, error: LogError) -> None:
-        """Keep a failure that ends leading: the next lead looks at its topics."""
+        """Lead no more, as the state may be ahead of the log; the next lead looks at the topics of the failure."""
+        self.resign()
         if not self._lanes.trouble.find(self._state, error):
             self._stream_trouble.hint(error)
         self._culprit.failed(error, self._trying)
@@ -172,12 +173,7 @@ class Controller:
     def hand_over(self) -> None:
         """Log that this leader has let go, and resign: a successor need not fear its unfinished work."""
         term, carriers = self._state.term, self._carriers
-        if (
-            self.lease is not None
-            and term is not None
-            and carriers is not None
-            and carriers.close()
-        ):
+        if self.lease and term and carriers and carriers.close():
             turn = self._turn()
             turn.put(k.TERM_KEY, replace(term, resigned=True))
             self._write(turn)

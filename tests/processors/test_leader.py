@@ -12,7 +12,7 @@ import pytest
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.core.decisions.turn import Settings
-from anabranch.core.rows import ROUND_KEY
+from anabranch.core.rows import ROUND_KEY, STATUS, scope_key
 from anabranch.librdkafka import membership
 from anabranch.librdkafka.membership import Membership
 from anabranch.memory.log import MemoryLog
@@ -22,6 +22,7 @@ from anabranch.processors.checkpoint import size_on_disk
 from anabranch.processors.controller import Controller
 from anabranch.processors.leader import ASIDE_S, Leader
 from anabranch.schemas.codec import encode
+from anabranch.schemas.records import FindScope
 from anabranch.topics.names import status_topic
 from tests.processors.world import World
 
@@ -201,3 +202,23 @@ def test_who_woke_late_does_not_wait_for_the_open_round_of_a_rival_that_died() -
     late.lead()
     assert late.lease is not None
     assert late.lease.term == 2
+
+
+def test_a_leader_that_failed_inside_a_round_hands_nothing_over() -> None:
+    """Its state is ahead of the log, and a rival may have but one of its ids yet."""
+    world = World()
+    controller = world.controller("c")
+    controller.lead()
+
+    def fenced(process: str, name: str) -> None:
+        if name == "append":
+            raise LogFenced("a rival came")
+
+    before = world.committed(TopicPartition(status_topic(), 0))
+    world.cluster.on_call = fenced
+    with pytest.raises(LogFenced):
+        world.ask(controller, FindScope("s", True))
+    world.cluster.on_call = None
+    controller.hand_over()
+    assert world.committed(TopicPartition(status_topic(), 0)) == before
+    assert controller.table.get(STATUS + scope_key("s")) is None

@@ -100,7 +100,11 @@ class Hands:
     def stands(self, stream: str) -> bool:
         """It has all its topics, and its first epoch."""
         history = self._cluster.partitions.get(TopicPartition(history_topic(stream), 0))
-        return history is not None and history.stable_offset > 0
+        if history is None:
+            return False
+        seen = [entry for entry in history.entries if entry.next_offset <= history.stable_offset]
+        committed = any(not (entry.is_control or entry.is_aborted) for entry in seen)
+        return committed or history.start_offset > 0
 
     def _make_anew(self, stream: str, info: TopicInfo) -> None:
         if self._faults.calm:
