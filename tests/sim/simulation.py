@@ -33,7 +33,7 @@ from tests.sim.check_clients import check_clients
 from tests.sim.check_epochs import Epochs, check_epochs, epochs_of
 from tests.sim.check_log import check_log, check_lost, hold
 from tests.sim.check_readers import check_readers, check_snapshots
-from tests.sim.clients import Worker
+from tests.sim.clients import TIGHT_BYTES, Worker
 from tests.sim.controllers import Fleet
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
@@ -141,7 +141,9 @@ def _strict(faults: Faults) -> Iterator[None]:
         aside(culprit, command, reason, *more)
 
     with (
-        patch.object(limits, "LEAST_MESSAGE", limits.LEAST_MESSAGE._replace(value=1)),
+        patch.object(
+            limits, "LEAST_MESSAGE", limits.LEAST_MESSAGE._replace(value=int(TIGHT_BYTES))
+        ),
         patch.object(Culprit, "raised", raised),
         patch.object(Culprit, "_set_aside", put_aside),
         patch.object(feeds, "_ASIDE_S", 1.0),  # else a reader seems to have come to the end

@@ -59,6 +59,7 @@ class Hands:
         self._random = Random(f"{world.seed}/topics")
         self._lags: list[Lag] = []
         self.gone: set[str] = set()  # topics that no broker knows for a while
+        self.altered: dict[tuple[str, str], str] = {}  # (topic, setting) -> its value before
         self._lagged = ledger.lagged  # once a stream: two of them are no longer one
         self.deleted = ledger.deleted
 
@@ -130,6 +131,26 @@ class Hands:
             self._ledger.history.named(OPERATOR).note("plain", stream=stream, events=[event])
             value = told.value
         self._cluster.produce_batch(place, encode_batch([Record(0, now_ms, None, value, ())]))
+
+    # -- settings -------------------------------------------------------------------------------------
+
+    def alter(self, topic: str, name: str, value: str) -> None:
+        """Somebody alters a topic's setting, until it is restored."""
+        self._world.note(OPERATOR, f"sets {name}={value} of {topic}")
+        self.altered.setdefault((topic, name), self._cluster.topics[topic].config[name])
+        self._set(topic, name, value)
+
+    def restore(self) -> None:
+        """All settings are as they were."""
+        for (topic, name), value in self.altered.items():
+            self._set(topic, name, value)
+        self.altered.clear()
+
+    def _set(self, topic: str, name: str, value: str) -> None:
+        self._cluster.topics[topic].config[name] = value  # new partitions take it over
+        for place, partition in self._cluster.partitions.items():
+            if place.topic == topic:
+                partition.config[name] = value
 
     # -- brokers that lag behind ----------------------------------------------------------------------
 

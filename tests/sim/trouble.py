@@ -19,10 +19,9 @@ from anabranch.topics.names import commands_topic, replies_topic, status_topic
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
 from tests.sim.ports import SimCluster, client_ports
-from tests.sim.recorded import recorded_begin, recorded_commit, told_commit
 from tests.sim.topics import NAMES
 from tests.sim.world import Process, World
-from tests.sim.writers import SCOPE, recorded_write
+from tests.sim.writers import SCOPE, commit_one
 
 BOUND_S = 10.0  # a commit takes at most so long while another stream is all that is in trouble
 _OWN = f"{SCOPE}/probe"  # of all streams there may be only the troubled one yet
@@ -55,7 +54,6 @@ class Outages:
         self._ledger = ledger
         self._random = Random(f"{world.seed}/trouble")
         self._lasting: dict[TopicPartition, Trouble] = {}
-        self._limits: dict[str, str] = {}  # as they were, by topic
         self._lane = ""  # the one that is in trouble
         self._probing = False
         self._whose = ""
@@ -125,8 +123,7 @@ class Outages:
         self._world.note("brokers", f"{topic} from now on: {what}")
         self._ledger.troubled.add(self.stream)
         if kind is None:
-            self._limits[topic] = self._cluster.topics[topic].config[_LIMIT]
-            self._limit(topic, self._random.choice(_LIMITS))
+            self._cluster.hands.alter(topic, _LIMIT, self._random.choice(_LIMITS))
         else:
             made = {place: self._trouble(kind, place) for place in places}
             self._lasting |= made
@@ -144,12 +141,6 @@ class Outages:
             code = _RIGHTS if kind is Kind.DENYING else self._random.choice((_RIGHTS, _POLICY))
             return Trouble(kind, code, _CONTROLLERS)
         return Trouble(kind)
-
-    def _limit(self, topic: str, value: str) -> None:
-        """New partitions of the topic take it over, too."""
-        for place, partition in self._cluster.partitions.items():
-            if place.topic == topic:
-                partition.config[_LIMIT] = value
 
     def _spoil_lane(self) -> None:
         """A topic of a lane can't be used: others must not wait for it."""
@@ -204,7 +195,7 @@ class Outages:
     @property
     def lasts(self) -> bool:
         """Something of a stream is in trouble."""
-        return bool(self._lasting or self._limits or self._lane)
+        return bool(self._lasting or self._cluster.hands.altered or self._lane)
 
     def outlast(self) -> None:
         """Others commit meanwhile; then it is over. Called once all other faults have ended."""
@@ -224,10 +215,8 @@ class Outages:
         world.note("brokers", "the trouble is over")
         for place in self._lasting:
             self._free(place)
-        for topic, value in self._limits.items():
-            self._limit(topic, value)
         self._lasting.clear()
-        self._limits.clear()
+        self._cluster.hands.restore()
         self._cluster.hands.gone.clear()
         self._lane = ""
         world.changed()
@@ -261,22 +250,11 @@ class Outages:
         """One event; ``must``: it is committed in time."""
         timeout = BOUND_S if must else 3.0
         deal = self._ledger.open(SCOPE, "probe")
-        with recorded_begin(self._ledger, deal):
-            txn = client.begin(SCOPE)
-        own = deal.writer("own")
-        told = deal.event(own, self._random.choice(streams), b"probe")
-        attempt = deal.attempt(self._world.now, "own", None)
+        stream = self._random.choice(streams)
         try:
-            recorded_write(self._ledger, deal, own, told, txn.write)
-            with recorded_commit(self._ledger, deal, attempt) as answer:
-                attempt.result = txn.commit(timeout=timeout)
-                told_commit(answer, deal, attempt.result)
+            commit_one(self._world, self._ledger, client, deal, stream, timeout)
         except AnabranchError as error:
-            attempt.error = error
             if must and not isinstance(
                 error, ClockSkew | Expired
             ):  # clocks stay where they jumped to
-                self._waits(told.stream, error)
-        finally:
-            attempt.ended = self._world.now
-            deal.txn_id = txn.txn_id
+                self._waits(stream, error)

@@ -14,7 +14,6 @@ NOT_YET = frozenset(
         "few_replicas_s",  # nobody takes the lead over while markers can't be written
         "failed_disk_s",  # the same
         "small_limit_s",  # the same, below the size of a marker
-        "hostile_s",
     )
 )
 
