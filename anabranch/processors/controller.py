@@ -55,6 +55,7 @@ from anabranch.processors.streams.gaps import Gaps
 from anabranch.processors.streams.health import refuses_data
 from anabranch.processors.streams.topics import StreamTopics
 from anabranch.processors.streams.trouble import StreamTrouble, places_of
+from anabranch.schemas.records import TermRow
 from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
 
 log = logging.getLogger("anabranch.controller")
@@ -93,7 +94,7 @@ class Controller:
     _offset_guess: OffsetGuess = field(default_factory=OffsetGuess)
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
     _stream_trouble: StreamTrouble = field(init=False)
-    _term: int | None = None  # the last term of this leader
+    _terms: list[TermRow] = field(default_factory=list)  # the last ones of this leader, perhaps
     _culprit: Culprit = field(init=False)
     _trying: Sequence[Command] = ()  # the commands of the round that failed
 
@@ -126,7 +127,7 @@ class Controller:
             self._stream_trouble.hint(error)
         self._culprit.failed(error, self._trying)
 
-    def _lead(self) -> None:
+    def _lead(self, *, again: bool = False) -> None:
         self._state = State(self.table)
         self.lease = take_lead(
             self.log,
@@ -137,9 +138,9 @@ class Controller:
             prefix=self.settings.prefix,
             leader=self.leader,
             native_timeout=self.native_timeout,
-            former_term=self._term,
+            terms=self._terms,
+            again=again,
         )
-        self._term = self.lease.term
         keepalives = Keepalives(self._now_ms())
         self._stream_trouble.begin(self._state)
         self._intake.begin(self._state)
@@ -171,7 +172,12 @@ class Controller:
         self._finish_topics()
 
     def hand_over(self) -> None:
-        """Log that this leader has let go, and resign: a successor need not fear its unfinished work."""
+        """Log that this leader has let go, and resign: a successor need not fear its unfinished work.
+
+        A stream in trouble may keep ids busy, which no successor could pass: for that it leads once more.
+        """
+        if self.lease is None and self._terms and self._stream_trouble.suspects:
+            self._lead(again=True)
         term, carriers = self._state.term, self._carriers
         if self.lease and term and carriers and carriers.close():
             turn = self._turn()
@@ -369,18 +375,10 @@ class Controller:
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
         begun = self.metrics.begin()
         producer = producer or self.lease.next_producer()
+        how = self.settings.prefix, self.settings.control_partition, self.threads
         try:
             write_round(
-                Durable(
-                    self.log,
-                    self.table,
-                    self.clock,
-                    self.settings.prefix,
-                    self.settings.control_partition,
-                    self.threads,
-                    self._offset_guess,
-                    self._gaps,
-                ),
+                Durable(self.log, self.table, self.clock, *how, self._offset_guess, self._gaps),
                 producer,
                 round_,
                 self._state,

@@ -84,16 +84,20 @@ def take_lead(
     prefix: str,
     leader: str,
     native_timeout: float,
-    former_term: int | None = None,
+    terms: list[TermRow],
+    again: bool = False,
 ) -> Lease:
     """Go through the whole sequence. `LogFenced` or `NotLeading` if a rival was quicker.
 
-    ``former_term``: the last one that this caller led in; its lease is closed.
+    ``terms``: this caller's last ones, perhaps; its leases are closed. The new one is added. ``again``: only if the
+    last one is among them.
     """
     status = TopicPartition(status_topic(prefix), control_partition)
     # Most of the way, before the present leader is disturbed. Not further than the last stable offset: a dead
     # leader's open round holds it, until its transactional id is initialised again.
     fold_to_end(log, table, state, clock, status, stable_only=True)
+    if again and state.term not in terms:
+        raise NotLeading("another controller led since")
     ids = transactional_ids(control_partition, prefix)
     lanes = [carrier_ids(control_partition, lane, prefix) for lane in range(CARRIER_LANES)]
     busy: list[LogBusy] = []
@@ -116,7 +120,7 @@ def take_lead(
             producer.check([status])
         fold_to_end(log, table, state, clock, status)
         former = state.term
-        own = former is not None and (former.resigned or former.term == former_term)
+        own = former is not None and (former.resigned or former in terms)
         if busy and not (producers and own):
             raise busy[0]
         row = TermRow(
@@ -125,6 +129,7 @@ def take_lead(
             since_ms=int(clock.wall() * 1000),
             resigned=False,
         )
+        terms[:] = [*(term for term in terms if term == former), row]  # its commit may be uncertain
         record = Record(0, row.since_ms, k.TERM_KEY, encode(row))
         producers[0].append([(status, encode_batch([record]))])
         producers[0].commit()

@@ -13,7 +13,7 @@ from anabranch.batches.records import Record
 from anabranch.core.decisions import scale
 from anabranch.core.rows import stream_key
 from anabranch.core.state import State
-from anabranch.errors import InvalidArgument, NotReady
+from anabranch.errors import InvalidArgument, NotReady, TopicMisconfigured
 from anabranch.kafka.wire.codes import CREATE_CODES, GROW_CODES, Act, meaning
 from anabranch.memory.log import MemoryLog
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition, TopicSpec
@@ -40,7 +40,10 @@ def test_too_few_brokers_for_a_new_partition_may_pass() -> None:
     assert meaning(CREATE_CODES, INVALID_REPLICATION_FACTOR).act is Act.REFUSED
 
 
-def test_brokers_that_went_away_before_they_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [LogUnavailable("two of three"), TopicMisconfigured("set 1")])
+def test_topics_that_have_grown_though_it_failed(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     """The journal has the partitions: plain writes that come to them must not wait for the next scaling."""
     asked, add = 0, MemoryLog.add_partitions
 
@@ -48,7 +51,7 @@ def test_brokers_that_went_away_before_they_answered(monkeypatch: pytest.MonkeyP
         nonlocal asked
         asked += 1
         add(log, topic, partitions)
-        raise LogUnavailable("two of three")
+        raise error
 
     world = World()
     controller = world.controller()
@@ -56,7 +59,8 @@ def test_brokers_that_went_away_before_they_answered(monkeypatch: pytest.MonkeyP
     world.stream(controller, "s/a", 1)
     with monkeypatch.context() as patched:
         patched.setattr(MemoryLog, "add_partitions", away)
-        assert world.ask(controller, Scale("s/a", 3, (), ())).code == NotReady.__name__
+        refusal = world.ask(controller, Scale("s/a", 3, (), ()))
+        assert refusal.code in (NotReady.__name__, TopicMisconfigured.__name__)
         row, rounds = controller.state.streams["s/a"], controller.rounds
         assert (row.scaling, row.partitions, row.wanted_partitions) == (None, 1, 3)
         world.cluster.produce(TopicPartition(journal_topic("s/a"), 2), [Record(0, 0, b"k", b"v")])

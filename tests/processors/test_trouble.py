@@ -11,6 +11,7 @@ import pytest
 from anabranch.batches.records import Record
 from anabranch.core.ids import ADMIN_LANE
 from anabranch.core.stream_states import ACTIVE, WAITING
+from anabranch.errors import NotLeading
 from anabranch.memory.log import MemoryLog
 from anabranch.memory.partition import Partition
 from anabranch.memory.producer import MemoryProducer
@@ -19,6 +20,7 @@ from anabranch.ports import (
     LogBusy,
     LogRefused,
     LogUnavailable,
+    LogUncertain,
     OffsetOutOfRange,
     TopicInfo,
     TopicPartition,
@@ -273,6 +275,16 @@ def test_a_busy_id_is_passed_over_by_its_own_leader_alone(monkeypatch: pytest.Mo
     assert play.one_shot(OTHER) == "COMMITTED"
     play.controller.lead()
     assert play.one_shot(OTHER) == "COMMITTED"
+
+    def unsure(process: str, name: str) -> None:
+        if name == "commit.after":
+            raise LogUncertain("of its term")
+
+    monkeypatch.setattr(cluster, "on_call", unsure)
+    with pytest.raises(LogUncertain):
+        play.controller.lead()
+    monkeypatch.setattr(cluster, "on_call", None)
+    play.controller.lead()
     other = play.world.controller("other")
     with pytest.raises(LogBusy):
         other.lead()
@@ -281,6 +293,26 @@ def test_a_busy_id_is_passed_over_by_its_own_leader_alone(monkeypatch: pytest.Mo
     other.lead()  # nothing more can come of who has let go
     with pytest.raises(LogBusy):
         play.controller.lead()  # the last term is not its own any more
+
+
+def test_a_leader_that_is_stopped_before_it_leads_once_more_lets_go() -> None:
+    play = Play()
+    play.world.cluster.troubles[TopicPartition(history_topic(GONE), 0)] = Trouble(Kind.FAILED_DISK)
+    with pytest.raises(LogUncertain):
+        play.one_shot(GONE)
+    first, other = play.controller, play.world.controller("other")
+    with pytest.raises(LogBusy):
+        other.lead()
+    first.hand_over()
+    other.lead()
+    play.controller = other
+    with pytest.raises(LogUncertain):
+        play.play(1)  # the same command
+    other.lead()
+    assert play.one_shot(OTHER) == "COMMITTED"
+    with pytest.raises(NotLeading):
+        first.hand_over()  # it does not disturb who leads since
+    assert play.one_shot(OTHER) == "COMMITTED"
 
 
 def test_streams_of_a_dead_broker_cost_no_id_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,7 +274,7 @@ class Fleet:
                 except LogError:
                     machine.led.pop(partition, None)
                     clock.sleep(TROUBLE_PAUSE_S)
-            with suppress(LogError):
+            with suppress(LogError, NotLeading):
                 controller.hand_over()
         finally:
             machine.led.pop(partition, None)

@@ -55,7 +55,7 @@ class Outages:
         self._random = Random(f"{world.seed}/trouble")
         self._lasting: dict[TopicPartition, Trouble] = {}
         self._lane = ""  # the one that is in trouble
-        self._probing = False
+        self._probing = self._held = False
         self._whose = ""
         self.stream = self._random.choice(ledger.streams)
         if faults.weather.small_limit_s:
@@ -243,6 +243,9 @@ class Outages:
             self._waits(_OWN, error)
 
     def _waits(self, stream: str, error: AnabranchError) -> None:
+        self._held = self._held or self._cluster.held_by_the_dead()
+        if self._held:
+            return  # the successor waits until the trouble is over: docs/decisions/0013
         what = f"{type(error).__name__}: {error}"
         self._world.fail(f"{stream} waits for {self._whose}: {what}")
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
-from anabranch.core.decisions.scale import partitions_added, partitions_refused
+from anabranch.core.decisions.scale import PASSING, partitions_added, partitions_refused
 from anabranch.core.decisions.streams import (
     forget_refused,
     prove_lead,
@@ -285,7 +285,7 @@ def _names(topics: Sequence[TopicInfo]) -> str:
 class Growth:
     """Adds the partitions that are logged as wanted, beside the loop; also those that a former leader left.
 
-    If brokers are away, the growth pauses, and is tried again: they may have added the partitions.
+    A growth that fails for what may pass pauses, and is tried again: brokers may have added the partitions.
     """
 
     def __init__(self, log: Log, clock: Clock, *, threads: bool) -> None:
@@ -331,7 +331,7 @@ class Growth:
             if work.done():
                 del self._under_way[stream]
                 grown = _grown(partitions, work)
-                if isinstance(grown, NotReady):
+                if isinstance(grown, PASSING):
                     last, end = self._pauses.get(stream, (0.0, 0.0))
                     pause = next_pause(last, now - end)
                     self._pauses[stream] = pause, now + pause

@@ -73,6 +73,11 @@ class StreamTrouble:
     _next: float = 0.0
     _looked: float = 0.0  # when the last answer came that counts
 
+    @property
+    def suspects(self) -> bool:
+        """Whether a stream waits, or leading ended for one."""
+        return bool(self.waiting or self._hints)
+
     def hint(self, error: LogError) -> None:
         """Keep a failure for a topic that ends leading: the next lead looks at it."""
         if error.topics:
