@@ -182,7 +182,7 @@ class Controller:
         if self.lease and term and carriers and carriers.close():
             turn = self._turn()
             turn.put(k.TERM_KEY, replace(term, resigned=True))
-            self._write(turn)
+            self._write(turn, producer=self.lease.producers[0])
         self.resign()
 
     def resign(self) -> None:
@@ -220,6 +220,12 @@ class Controller:
         self._carry()
         self._shorten_journals()
         found = self._lanes.follow(self._state)
+        while self.lease is not None and (rested := self._lanes.trouble.rested):
+            try:
+                self.lease.check([rested.pop()])
+            except (LogRefused, LogUnavailable) as error:
+                if not self._lanes.trouble.find(self._state, error):
+                    raise
         if found:  # logged before anything of these lanes is read
             turn = self._turn()
             resume(turn, found)

@@ -103,19 +103,26 @@ def take_lead(
     busy: list[LogBusy] = []
     with ExitStack() as failed:
 
-        def initialised(transactional_ids: Iterable[str]) -> list[Producer]:
-            made = []
+        def initialised(transactional_ids: Iterable[str]) -> dict[str, Producer]:
+            made = {}
             for transactional_id in transactional_ids:
                 try:
-                    made.append(log.producer(transactional_id, timeout=native_timeout))
+                    made[transactional_id] = log.producer(transactional_id, timeout=native_timeout)
                 except LogBusy as error:
                     busy.append(error)
                 else:
-                    failed.callback(made[-1].close)
+                    failed.callback(made[transactional_id].close)
             return made
 
-        producers = initialised(ids)
-        carriers = [initialised(pair) for pair in lanes]
+        made = initialised(ids)
+        carriers = [list(initialised(pair).values()) for pair in lanes]
+        if (
+            busy and made
+        ):  # it was long waited for, and a rival that can't pass it may have come meanwhile
+            first = next(iter(made))
+            made[first].close()
+            made |= initialised([first])
+        producers = list(made.values())
         for producer in chain(producers, *carriers):
             producer.check([status])
         fold_to_end(log, table, state, clock, status)

@@ -306,9 +306,6 @@ def test_a_leader_that_is_stopped_before_it_leads_once_more_lets_go() -> None:
     first.hand_over()
     other.lead()
     play.controller = other
-    with pytest.raises(LogUncertain):
-        play.play(1)  # the same command
-    other.lead()
     assert play.one_shot(OTHER) == "COMMITTED"
     with pytest.raises(NotLeading):
         first.hand_over()  # it does not disturb who leads since

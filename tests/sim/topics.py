@@ -115,7 +115,9 @@ class Hands:
             self._world.later(0.5, lambda: self._make_anew(stream, info))
             return
         self._world.note(OPERATOR, f"makes {info.name} anew")
-        self._cluster.create([TopicSpec(info.name, info.partitions, dict(info.config))])
+        altered = [place for place in self.altered if place[0] == info.name]
+        config = info.config | {place[1]: self.altered.pop(place) for place in altered}
+        self._cluster.create([TopicSpec(info.name, info.partitions, config)])
         if self.deleted[stream] != "history" and self._random.random() < _FILLED:
             for _ in range(self._random.randint(1, 3)):
                 place = TopicPartition(info.name, self._random.randrange(info.partitions))
@@ -147,7 +149,8 @@ class Hands:
         self.altered.clear()
 
     def _set(self, topic: str, name: str, value: str) -> None:
-        self._cluster.topics[topic].config[name] = value  # new partitions take it over
+        if topic in self._cluster.topics:
+            self._cluster.topics[topic].config[name] = value  # new partitions take it over
         for place, partition in self._cluster.partitions.items():
             if place.topic == topic:
                 partition.config[name] = value

@@ -18,7 +18,7 @@ from anabranch.core.decisions.turn import Settings
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.core.round import Round
 from anabranch.core.state import State
-from anabranch.ports import Clock, Log, LogError, LogRefused, TopicInfo
+from anabranch.ports import Clock, Log, LogError, LogRefused, TopicInfo, TopicPartition
 from anabranch.processors.streams.health import (
     FADES_S,
     FIRST_PAUSE_S,
@@ -52,6 +52,9 @@ class LaneTrouble:
     clock: Clock
     settings: Settings
     waiting: dict[str, str] = field(default_factory=dict)
+    rested: list[TopicPartition] = field(
+        default_factory=list
+    )  # of replies that go on: see `Lease.check`
     # By topic, monotonic seconds: until when it waits at least, and how long that was.
     _pauses: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -133,6 +136,8 @@ class LaneTrouble:
                 self.note(name, why, looked=True)
             elif self.waiting.pop(name, ""):
                 log.info("%s goes on", name)
+                numbers = range(0 if topic.commands else topic.partitions)
+                self.rested += [TopicPartition(name, number) for number in numbers]
 
     def _wrong(self, topic: _Topic, info: TopicInfo | None) -> str:
         why = gone(topic.name, info, topic.partitions, topic.topic_id)
