@@ -179,10 +179,14 @@ class Controller:
         if self.lease is None and self._terms and self._stream_trouble.suspects:
             self._lead(again=True)
         term, carriers = self._state.term, self._carriers
-        if self.lease and term and carriers and carriers.close():
+        ready = self.lease and term and carriers and carriers.close()
+        while ready and self.lease and term and self.lease.producers:
             turn = self._turn()
             turn.put(k.TERM_KEY, replace(term, resigned=True))
-            self._write(turn, producer=self.lease.producers[0])
+            try:
+                ready = not self._write(turn, producer=self.lease.producers[0])
+            except LogBusy:  # with the next id
+                self._drop()
         self.resign()
 
     def resign(self) -> None:
@@ -220,12 +224,6 @@ class Controller:
         self._carry()
         self._shorten_journals()
         found = self._lanes.follow(self._state)
-        while self.lease is not None and (rested := self._lanes.trouble.rested):
-            try:
-                self.lease.check([rested.pop()])
-            except (LogRefused, LogUnavailable) as error:
-                if not self._lanes.trouble.find(self._state, error):
-                    raise
         if found:  # logged before anything of these lanes is read
             turn = self._turn()
             resume(turn, found)
@@ -460,13 +458,15 @@ class Controller:
     def _give_up_streams(self) -> None:
         """Log which streams are lost, and which transactions that ends. One round each: they may be many."""
         after_s = self.settings.lost_after_ms / 1000
-        while self.lease is not None and self._stream_trouble.rested:
-            self._tails.pop(self._stream_trouble.rested[-1], None)
-            try:
-                self.lease.check(places_of(self._state, self._stream_trouble.rested.pop()))
-            except (LogRefused, LogUnavailable) as error:
-                if not self._stream_trouble.find(self._state, error):
-                    raise
+        for trouble in (self._stream_trouble, self._lanes.trouble):
+            while self.lease is not None and trouble.rested:
+                name = trouble.rested.pop()
+                self._tails.pop(name, None)
+                try:
+                    self.lease.check(trouble.places(self._state, name))
+                except (LogRefused, LogUnavailable) as error:
+                    if not trouble.find(self._state, error):
+                        raise
         for stream, why in self._stream_trouble.given_up(self._state, after_s):
             turn = self._turn()
             aborted = give_up_stream(turn, stream, why)

@@ -312,6 +312,17 @@ def test_a_leader_that_is_stopped_before_it_leads_once_more_lets_go() -> None:
     assert play.one_shot(OTHER) == "COMMITTED"
 
 
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_leader_with_a_busy_id_hands_over_by_another(rounds: int) -> None:
+    play = Play()
+    for _ in range(rounds):
+        assert play.one_shot(OTHER) == "COMMITTED"
+    play.world.cluster.troubles[TopicPartition(history_topic(GONE), 0)] = Trouble(Kind.FEW_REPLICAS)
+    assert play.one_shot(GONE) == "NotReady"
+    play.controller.hand_over()
+    play.world.controller("other").lead()
+
+
 def test_streams_of_a_dead_broker_cost_no_id_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """An append that too few replicas refuse keeps its id busy: the others are found before they are written to."""
     play = Play()

@@ -111,6 +111,12 @@ class LaneTrouble:
             log.warning("%s waits: %s", topic, why)
         self.waiting[topic] = why
 
+    def places(self, state: State, name: str) -> list[TopicPartition]:
+        """The partitions of a topic that this controller writes to."""
+        topic = self._topics(state).get(name)
+        count = 0 if topic is None or topic.commands else topic.partitions
+        return [TopicPartition(name, number) for number in range(count)]
+
     def look(self, state: State) -> None:
         """Look at the topics whose pause is over."""
         if not self.waiting:
@@ -136,8 +142,7 @@ class LaneTrouble:
                 self.note(name, why, looked=True)
             elif self.waiting.pop(name, ""):
                 log.info("%s goes on", name)
-                numbers = range(0 if topic.commands else topic.partitions)
-                self.rested += [TopicPartition(name, number) for number in numbers]
+                self.rested.append(name)
 
     def _wrong(self, topic: _Topic, info: TopicInfo | None) -> str:
         why = gone(topic.name, info, topic.partitions, topic.topic_id)
