@@ -11,7 +11,7 @@ a stream has to fit together with what was lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -116,7 +116,7 @@ class Hands:
             return
         self._world.note(OPERATOR, f"makes {info.name} anew")
         altered = [place for place in self.altered if place[0] == info.name]
-        config = info.config | {place[1]: self.altered.pop(place) for place in altered}
+        config = {**info.config} | {place[1]: self.altered.pop(place) for place in altered}
         self._cluster.create([TopicSpec(info.name, info.partitions, config)])
         if self.deleted[stream] != "history" and self._random.random() < _FILLED:
             for _ in range(self._random.randint(1, 3)):
@@ -149,8 +149,9 @@ class Hands:
         self.altered.clear()
 
     def _set(self, topic: str, name: str, value: str) -> None:
-        if topic in self._cluster.topics:
-            self._cluster.topics[topic].config[name] = value  # new partitions take it over
+        info = self._cluster.topics.get(topic)
+        if info is not None:  # new partitions take it over
+            self._cluster.topics[topic] = replace(info, config={**info.config, name: value})
         for place, partition in self._cluster.partitions.items():
             if place.topic == topic:
                 partition.config[name] = value

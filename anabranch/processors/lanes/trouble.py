@@ -52,9 +52,7 @@ class LaneTrouble:
     clock: Clock
     settings: Settings
     waiting: dict[str, str] = field(default_factory=dict)
-    rested: list[TopicPartition] = field(
-        default_factory=list
-    )  # of replies that go on: see `Lease.check`
+    rested: list[str] = field(default_factory=list)  # topics that go on, to be checked once more
     # By topic, monotonic seconds: until when it waits at least, and how long that was.
     _pauses: dict[str, tuple[float, float]] = field(default_factory=dict)
 
