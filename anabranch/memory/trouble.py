@@ -85,7 +85,9 @@ class Troubles(dict[TopicPartition, Trouble]):
     def described(self, topic: TopicInfo) -> TopicInfo:
         """The topic as metadata show it in this trouble."""
         found = {place.partition: t.kind for place, t in self.items() if place.topic == topic.name}
-        leaderless = tuple(p for p, kind in found.items() if kind is Kind.LEADERLESS)
+        # A broker takes the partitions of a disk that failed off line at once.
+        away = Kind.LEADERLESS, Kind.FAILED_DISK
+        leaderless = tuple(p for p, kind in found.items() if kind in away)
         in_sync = 0 if Kind.FEW_REPLICAS in found.values() else topic.in_sync
         return replace(topic, leaderless=leaderless, in_sync=in_sync) if found else topic
 

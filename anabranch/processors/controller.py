@@ -55,6 +55,7 @@ from anabranch.processors.streams.gaps import Gaps
 from anabranch.processors.streams.health import refuses_data
 from anabranch.processors.streams.topics import StreamTopics
 from anabranch.processors.streams.trouble import StreamTrouble, places_of
+from anabranch.schemas.records import TermRow
 from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
 
 log = logging.getLogger("anabranch.controller")
@@ -93,7 +94,7 @@ class Controller:
     _offset_guess: OffsetGuess = field(default_factory=OffsetGuess)
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
     _stream_trouble: StreamTrouble = field(init=False)
-    _term: int | None = None  # the last term of this leader
+    _terms: list[TermRow] = field(default_factory=list)  # the last ones of this leader, perhaps
     _culprit: Culprit = field(init=False)
     _trying: Sequence[Command] = ()  # the commands of the round that failed
 
@@ -120,12 +121,13 @@ class Controller:
             raise
 
     def _ends(self, error: LogError) -> None:
-        """Keep a failure that ends leading: the next lead looks at its topics."""
+        """Lead no more, as the state may be ahead of the log; the next lead looks at the topics of the failure."""
+        self.resign()
         if not self._lanes.trouble.find(self._state, error):
             self._stream_trouble.hint(error)
         self._culprit.failed(error, self._trying)
 
-    def _lead(self) -> None:
+    def _lead(self, *, again: bool = False) -> None:
         self._state = State(self.table)
         self.lease = take_lead(
             self.log,
@@ -136,9 +138,9 @@ class Controller:
             prefix=self.settings.prefix,
             leader=self.leader,
             native_timeout=self.native_timeout,
-            former_term=self._term,
+            terms=self._terms,
+            again=again,
         )
-        self._term = self.lease.term
         keepalives = Keepalives(self._now_ms())
         self._stream_trouble.begin(self._state)
         self._intake.begin(self._state)
@@ -169,12 +171,21 @@ class Controller:
         self._finish_topics()
 
     def hand_over(self) -> None:
-        """Log that this leader has let go, and resign: a successor need not fear its unfinished work."""
+        """Log that this leader has let go, and resign: a successor need not fear its unfinished work.
+
+        A stream in trouble may keep ids busy, which no successor could pass: for that it leads once more.
+        """
+        if self.lease is None and self._terms and self._stream_trouble.suspects:
+            self._lead(again=True)
         term, carriers = self._state.term, self._carriers
-        if self.lease and term and carriers and carriers.close():
+        ready = self.lease and term and carriers and carriers.close()
+        while ready and self.lease and term and self.lease.producers:
             turn = self._turn()
             turn.put(k.TERM_KEY, replace(term, resigned=True))
-            self._write(turn)
+            try:
+                ready = not self._write(turn, producer=self.lease.producers[0])
+            except LogBusy:  # with the next id
+                self._drop()
         self.resign()
 
     def resign(self) -> None:
@@ -367,18 +378,10 @@ class Controller:
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
         begun = self.metrics.begin()
         producer = producer or self.lease.next_producer()
+        how = self.settings.prefix, self.settings.control_partition, self.threads
         try:
             write_round(
-                Durable(
-                    self.log,
-                    self.table,
-                    self.clock,
-                    self.settings.prefix,
-                    self.settings.control_partition,
-                    self.threads,
-                    self._offset_guess,
-                    self._gaps,
-                ),
+                Durable(self.log, self.table, self.clock, *how, self._offset_guess, self._gaps),
                 producer,
                 round_,
                 self._state,
@@ -456,13 +459,15 @@ class Controller:
     def _give_up_streams(self) -> None:
         """Log which streams are lost, and which transactions that ends. One round each: they may be many."""
         after_s = self.settings.lost_after_ms / 1000
-        while self.lease is not None and self._stream_trouble.rested:
-            self._tails.pop(self._stream_trouble.rested[-1], None)
-            try:
-                self.lease.check(places_of(self._state, self._stream_trouble.rested.pop()))
-            except (LogRefused, LogUnavailable) as error:
-                if not self._stream_trouble.find(self._state, error):
-                    raise
+        for trouble in (self._stream_trouble, self._lanes.trouble):
+            while self.lease is not None and trouble.rested:
+                name = trouble.rested.pop()
+                self._tails.pop(name, None)
+                try:
+                    self.lease.check(trouble.places(self._state, name))
+                except (LogRefused, LogUnavailable) as error:
+                    if not trouble.find(self._state, error):
+                        raise
         for stream, why in self._stream_trouble.given_up(self._state, after_s):
             turn = self._turn()
             aborted = give_up_stream(turn, stream, why)

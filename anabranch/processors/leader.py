@@ -160,7 +160,7 @@ class Leader:
                         raise
                     self._note(error)
                     self._failed(controller, DEFECT_PAUSE_S)
-            with suppress(LogError):  # only a hint for the successor
+            with suppress(LogError, AnabranchError):  # only a hint for the successor
                 controller.hand_over()
         finally:
             controller.resign()

@@ -31,7 +31,7 @@ from anabranch.schemas.records import TermRow
 from anabranch.topics.names import carrier_ids, status_topic, transactional_ids
 
 STATUS_POSITION = k.POSITION + b"status"
-FOLD_DEADLINE_S = 60.0
+STALL_S = 5.0  # a rival that came later may have died inside a round: its ids have to be initialised once more
 CARRIERS = 2  # the same in every controller: a leader fences the carriers of the one before
 _FETCH_BYTES = 8 << 20
 
@@ -84,39 +84,48 @@ def take_lead(
     prefix: str,
     leader: str,
     native_timeout: float,
-    former_term: int | None = None,
+    terms: list[TermRow],
+    again: bool = False,
 ) -> Lease:
     """Go through the whole sequence. `LogFenced` or `NotLeading` if a rival was quicker.
 
-    ``former_term``: the last one that this caller led in; its lease is closed.
+    ``terms``: this caller's last ones, perhaps; its leases are closed. The new one is added. ``again``: only if the
+    last one is among them.
     """
     status = TopicPartition(status_topic(prefix), control_partition)
     # Most of the way, before the present leader is disturbed. Not further than the last stable offset: a dead
     # leader's open round holds it, until its transactional id is initialised again.
     fold_to_end(log, table, state, clock, status, stable_only=True)
+    if again and state.term not in terms:
+        raise NotLeading("another controller led since")
     ids = transactional_ids(control_partition, prefix)
     pairs = [carrier_ids(control_partition, n, prefix) for n in range(CARRIERS)]
     busy: list[LogBusy] = []
     with ExitStack() as failed:
 
-        def initialised(transactional_ids: Iterable[str]) -> list[Producer]:
-            made = []
+        def initialised(transactional_ids: Iterable[str]) -> dict[str, Producer]:
+            made = {}
             for transactional_id in transactional_ids:
                 try:
-                    made.append(log.producer(transactional_id, timeout=native_timeout))
+                    made[transactional_id] = log.producer(transactional_id, timeout=native_timeout)
                 except LogBusy as error:
                     busy.append(error)
                 else:
-                    failed.callback(made[-1].close)
+                    failed.callback(made[transactional_id].close)
             return made
 
-        producers = initialised(ids)
-        carriers = [initialised(pair) for pair in pairs]
+        made = initialised(ids)
+        carriers = [list(initialised(pair).values()) for pair in pairs]
+        if busy and made:  # after a long wait a rival that can't pass it may have come meanwhile
+            first = next(iter(made))
+            made[first].close()
+            made |= initialised([first])
+        producers = list(made.values())
         for producer in chain(producers, *carriers):
             producer.check([status])
         fold_to_end(log, table, state, clock, status)
         former = state.term
-        own = former is not None and (former.resigned or former.term == former_term)
+        own = former is not None and (former.resigned or former in terms)
         if busy and not (producers and own):
             raise busy[0]
         row = TermRow(
@@ -125,6 +134,7 @@ def take_lead(
             since_ms=int(clock.wall() * 1000),
             resigned=False,
         )
+        terms[:] = [*(term for term in terms if term == former), row]  # its commit may be uncertain
         record = Record(0, row.since_ms, k.TERM_KEY, encode(row))
         producers[0].append([(status, encode_batch([record]))])
         producers[0].commit()
@@ -167,7 +177,7 @@ def fold_to_end(
 
     Raises: LogError; MalformedRecord, UnsupportedVersion: a row of no controller, or of a newer one.
     """
-    deadline = clock.monotonic() + FOLD_DEADLINE_S
+    deadline = clock.monotonic() + STALL_S
     end = log.end_offsets([status], committed=stable_only)[status]
     stored = table.get(STATUS_POSITION)
     position = int.from_bytes(stored, "big") if stored else log.start_offsets([status])[status]
@@ -175,7 +185,7 @@ def fold_to_end(
         if clock.monotonic() > deadline:
             raise LogUnavailable(
                 f"{status.topic}[{status.partition}] could not be read from {position} to {end} in "
-                f"{FOLD_DEADLINE_S:.0f} s"
+                f"{STALL_S:.0f} s"
             )
         fetched = log.fetch(
             {status: position}, max_wait=0.5, max_bytes=_FETCH_BYTES, committed=True
@@ -186,6 +196,8 @@ def fold_to_end(
             for record in decode_records(batch.data):
                 if record.key is not None and record.offset >= position:
                     state.fold_row(record.key, record.value)
+        if fetched[status].next_offset > position:
+            deadline = clock.monotonic() + STALL_S
         position = fetched[status].next_offset
         if state.unreadable:
             continue  # a later record may replace it; if none does, the table stays before it

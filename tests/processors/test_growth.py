@@ -13,7 +13,7 @@ from anabranch.batches.records import Record
 from anabranch.core.decisions import scale
 from anabranch.core.rows import stream_key
 from anabranch.core.state import State
-from anabranch.errors import InvalidArgument, NotReady
+from anabranch.errors import InvalidArgument, NotReady, TopicMisconfigured
 from anabranch.kafka.wire.codes import CREATE_CODES, GROW_CODES, Act, meaning
 from anabranch.memory.log import MemoryLog
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition, TopicSpec
@@ -40,18 +40,41 @@ def test_too_few_brokers_for_a_new_partition_may_pass() -> None:
     assert meaning(CREATE_CODES, INVALID_REPLICATION_FACTOR).act is Act.REFUSED
 
 
-def test_brokers_that_are_away_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [LogUnavailable("two of three"), TopicMisconfigured("set 1")])
+def test_topics_that_have_grown_though_it_failed(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The journal has the partitions: plain writes that come to them must not wait for the next scaling."""
+    asked, add = 0, MemoryLog.add_partitions
+
     def away(log: MemoryLog, topic: str, partitions: int) -> None:
-        raise LogUnavailable("two of three")
+        nonlocal asked
+        asked += 1
+        add(log, topic, partitions)
+        raise error
 
     world = World()
     controller = world.controller()
     controller.lead()
     world.stream(controller, "s/a", 1)
-    monkeypatch.setattr(MemoryLog, "add_partitions", away)
-    assert world.ask(controller, Scale("s/a", 3, (), ())).code == NotReady.__name__
-    row = controller.state.streams["s/a"]
-    assert (row.scaling, row.wanted_partitions) == (None, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLog, "add_partitions", away)
+        refusal = world.ask(controller, Scale("s/a", 3, (), ()))
+        assert refusal.code in (NotReady.__name__, TopicMisconfigured.__name__)
+        row, rounds = controller.state.streams["s/a"], controller.rounds
+        assert (row.scaling, row.partitions, row.wanted_partitions) == (None, 1, 3)
+        world.cluster.produce(TopicPartition(journal_topic("s/a"), 2), [Record(0, 0, b"k", b"v")])
+        for _ in range(40):
+            controller.step(0)
+            world.clock.sleep(1)
+        assert controller.rounds == rounds, "what is tried again is not logged again"
+        assert 4 < asked < 12
+    for _ in range(12):
+        controller.step(0)
+        world.clock.sleep(1)
+    assert controller.state.streams["s/a"].partitions == 3
+    (told,) = world.committed(TopicPartition(stream_topic("s/a"), 0))
+    assert told.value == b"v"
 
 
 def test_whoever_leads_no_more_does_not_wait_for_brokers_that_are_away(
@@ -72,7 +95,7 @@ def test_whoever_leads_no_more_does_not_wait_for_brokers_that_are_away(
     monkeypatch.setattr(MemoryLog, "add_partitions", away)
     state = State(controller.table)
     state.apply(stream_key("s/a"), replace(state.streams["s/a"], wanted_partitions=3))
-    growth = Growth(world.cluster.log("g"), threads=True)
+    growth = Growth(world.cluster.log("g"), world.clock, threads=True)
     assert list(growth.step(state)) == []
     assert came.wait(30)
     closing = threading.Thread(target=growth.close)
@@ -90,7 +113,7 @@ def test_a_stream_that_is_given_up_while_it_grows_keeps_nobody_busy() -> None:
     world.stream(controller, "s/a", 1)
     state = State(controller.table)
     row = state.streams["s/a"]
-    growth = Growth(world.cluster.log("g"), threads=False)
+    growth = Growth(world.cluster.log("g"), world.clock, threads=False)
     state.apply(stream_key("s/a"), replace(row, wanted_partitions=3))
     steps = growth.step(state)
     growth._under_way["s/a"] = 3, Future()

@@ -421,6 +421,28 @@ def test_a_lane_that_can_not_be_read_waits_alone(what: str, leader: str) -> None
     assert play.events == 3 + 8 + 2
 
 
+def test_a_lost_marker_of_an_id_that_is_set_aside_holds_up_no_answers() -> None:
+    play = Lanes()
+    cluster, lease = play.world.cluster, play.leader.lease
+    place = TopicPartition(replies_topic(lane=A), 0)
+    cluster.loses_markers = True
+
+    def leader_goes(process: str, name: str) -> None:
+        if name == "commit":
+            cluster.on_call, cluster.troubles[place] = None, Trouble(Kind.LEADERLESS)
+
+    cluster.on_call = leader_goes
+    asked = play.send(A)
+    play.leader.step(0)
+    assert lease is not None
+    lease.set_aside(lease.producers[lease.turn % 2])
+    asked += play.send(A)
+    play.steps(4, 2.0)
+    cluster.troubles.clear()
+    play.steps(20, 20.0)
+    assert play.states(asked[:1]) == {"COMMITTED"}
+
+
 def test_another_topic_of_the_same_name_is_never_read() -> None:
     """Its offsets go as far as those of the old one."""
     play = Lanes()

@@ -10,15 +10,20 @@ from typing import Any
 
 import pytest
 
+from anabranch.batches.records import Record, encode_batch
 from anabranch.core.decisions.turn import Settings
+from anabranch.core.rows import ROUND_KEY, STATUS, scope_key
 from anabranch.librdkafka import membership
 from anabranch.librdkafka.membership import Membership
 from anabranch.memory.log import MemoryLog
 from anabranch.memory.table import MemoryStore
-from anabranch.ports import LogFenced, LogUnavailable, TopicInfo
+from anabranch.ports import LogFenced, LogUnavailable, TopicInfo, TopicPartition
 from anabranch.processors.checkpoint import size_on_disk
 from anabranch.processors.controller import Controller
 from anabranch.processors.leader import ASIDE_S, Leader
+from anabranch.schemas.codec import encode
+from anabranch.schemas.records import FindScope
+from anabranch.topics.names import status_topic
 from tests.processors.world import World
 
 DEADLINE_S = 30.0
@@ -172,3 +177,48 @@ def test_who_stands_aside_leaves_the_group_for_so_long(monkeypatch: pytest.Monke
     member.stop(DEADLINE_S)
     assert [what for what, _ in done] == ["in", "out", "in"]
     assert done[2][1] - asked >= 0.3
+
+
+def test_who_woke_late_does_not_wait_for_the_open_round_of_a_rival_that_died() -> None:
+    world = World()
+    late, rival = world.controller("late"), world.controller("rival")
+    asked = 0
+
+    def rival_comes(process: str, name: str) -> None:
+        nonlocal asked
+        asked += (process, name) == ("late", "end_offsets")
+        if asked == 2:  # behind its ids, and before it folds
+            world.cluster.on_call = None
+            rival.lead()
+            assert rival.lease is not None
+            left_open = encode_batch([Record(0, 0, ROUND_KEY, encode(rival.state.round))])
+            rival.lease.next_producer().append([(TopicPartition(status_topic(), 0), left_open)])
+
+    world.cluster.on_call = rival_comes
+    before = world.clock.now
+    with pytest.raises(LogUnavailable, match="could not be read"):
+        late.lead()
+    assert world.clock.now - before < 10
+    late.lead()
+    assert late.lease is not None
+    assert late.lease.term == 2
+
+
+def test_a_leader_that_failed_inside_a_round_hands_nothing_over() -> None:
+    """Its state is ahead of the log, and a rival may have but one of its ids yet."""
+    world = World()
+    controller = world.controller("c")
+    controller.lead()
+
+    def fenced(process: str, name: str) -> None:
+        if name == "append":
+            raise LogFenced("a rival came")
+
+    before = world.committed(TopicPartition(status_topic(), 0))
+    world.cluster.on_call = fenced
+    with pytest.raises(LogFenced):
+        world.ask(controller, FindScope("s", True))
+    world.cluster.on_call = None
+    controller.hand_over()
+    assert world.committed(TopicPartition(status_topic(), 0)) == before
+    assert controller.table.get(STATUS + scope_key("s")) is None

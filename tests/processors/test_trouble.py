@@ -11,6 +11,7 @@ import pytest
 from anabranch.batches.records import Record
 from anabranch.core.ids import ADMIN_LANE
 from anabranch.core.stream_states import ACTIVE, WAITING
+from anabranch.errors import NotLeading
 from anabranch.memory.log import MemoryLog
 from anabranch.memory.partition import Partition
 from anabranch.memory.producer import MemoryProducer
@@ -19,6 +20,7 @@ from anabranch.ports import (
     LogBusy,
     LogRefused,
     LogUnavailable,
+    LogUncertain,
     OffsetOutOfRange,
     TopicInfo,
     TopicPartition,
@@ -230,9 +232,11 @@ def test_a_control_topic_in_trouble_is_no_commands_fault(
     trouble = Refusing(monkeypatch, status_topic("anabranch"), code=code)
     event = Event(OTHER, 0, b"k", b"v", (), -1)
     asked = play.world.send(OneShot(play.world.txn_id(), "nyc", None, (event,)))
+    with pytest.raises(LogUnavailable):
+        play.play(3)
     for _ in range(3):
-        with pytest.raises(LogUnavailable):
-            play.play(3)
+        with pytest.raises(LogRefused):
+            play.controller.lead()
     trouble.mend()
     play.controller.lead()
     play.play(3)
@@ -271,6 +275,16 @@ def test_a_busy_id_is_passed_over_by_its_own_leader_alone(monkeypatch: pytest.Mo
     assert play.one_shot(OTHER) == "COMMITTED"
     play.controller.lead()
     assert play.one_shot(OTHER) == "COMMITTED"
+
+    def unsure(process: str, name: str) -> None:
+        if name == "commit.after":
+            raise LogUncertain("of its term")
+
+    monkeypatch.setattr(cluster, "on_call", unsure)
+    with pytest.raises(LogUncertain):
+        play.controller.lead()
+    monkeypatch.setattr(cluster, "on_call", None)
+    play.controller.lead()
     other = play.world.controller("other")
     with pytest.raises(LogBusy):
         other.lead()
@@ -279,6 +293,34 @@ def test_a_busy_id_is_passed_over_by_its_own_leader_alone(monkeypatch: pytest.Mo
     other.lead()  # nothing more can come of who has let go
     with pytest.raises(LogBusy):
         play.controller.lead()  # the last term is not its own any more
+
+
+def test_a_leader_that_is_stopped_before_it_leads_once_more_lets_go() -> None:
+    play = Play()
+    play.world.cluster.troubles[TopicPartition(history_topic(GONE), 0)] = Trouble(Kind.FAILED_DISK)
+    with pytest.raises(LogUncertain):
+        play.one_shot(GONE)
+    first, other = play.controller, play.world.controller("other")
+    with pytest.raises(LogBusy):
+        other.lead()
+    first.hand_over()
+    other.lead()
+    play.controller = other
+    assert play.one_shot(OTHER) == "COMMITTED"
+    with pytest.raises(NotLeading):
+        first.hand_over()  # it does not disturb who leads since
+    assert play.one_shot(OTHER) == "COMMITTED"
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_leader_with_a_busy_id_hands_over_by_another(rounds: int) -> None:
+    play = Play()
+    for _ in range(rounds):
+        assert play.one_shot(OTHER) == "COMMITTED"
+    play.world.cluster.troubles[TopicPartition(history_topic(GONE), 0)] = Trouble(Kind.FEW_REPLICAS)
+    assert play.one_shot(GONE) == "NotReady"
+    play.controller.hand_over()
+    play.world.controller("other").lead()
 
 
 def test_streams_of_a_dead_broker_cost_no_id_each(monkeypatch: pytest.MonkeyPatch) -> None:

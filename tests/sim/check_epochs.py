@@ -309,10 +309,8 @@ def _check_row(picture: Picture, walk: Walk) -> None:
     for topic in (stream_topic(walk.stream), journal_topic(walk.stream)):
         there = picture.topic_partitions[topic]
         counts = row.partitions, row.wanted_partitions
-        # Growing it may have been given up when the topics were not all found.
-        fewer = walk.stream in picture.lagged and counts[0] == counts[1] <= there
         hold(
-            counts == (there, there) or spoiled or fewer,
+            counts == (there, there) or spoiled,
             f"{where}: {counts} partitions, {topic} has {there}",
         )
     kept = picture.epoch_rows.get(walk.stream, set())

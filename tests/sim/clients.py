@@ -88,7 +88,7 @@ class Worker:
         self.client: Client | None = None
         self.process: Process | None = None
         self.noise = Noise(world, cluster, ledger)
-        self.poison = Poison(world, cluster, ledger)
+        self.poison = Poison(world, cluster, ledger, lane)
 
     @property
     def done(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -273,6 +274,8 @@ class Fleet:
                 except LogError:
                     machine.led.pop(partition, None)
                     clock.sleep(TROUBLE_PAUSE_S)
+            with suppress(LogError, NotLeading):
+                controller.hand_over()
         finally:
             machine.led.pop(partition, None)
             controller.resign()

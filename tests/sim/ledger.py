@@ -186,6 +186,7 @@ class Ledger:
         self.poisoned = False  # somebody sent commands that nobody can mean
         self.lanes: set[str] = set()  # those that were made
         self.blocked: set[str] = set()  # … and blocked once
+        self.reopened: set[str] = set()  # … that a late copy of a command may unblock
         self.never: set[bytes] = set()  # ids of one-shots that came while their lane was blocked
         self.asked: dict[bytes, str] = {}  # correlation id -> the lane that it came by
         self._born: dict[bytes, str] = {}  # transaction -> the lane of its first command
@@ -273,6 +274,12 @@ class Ledger:
                 self.doubled.add(command.txn_id)
             elif isinstance(command, r.Commit):
                 self.doubled_commits.add(peek(command.token).txn_id)
+        self.may_reopen(records)
+
+    def may_reopen(self, records: Iterable[Record]) -> None:
+        """Commands arrive behind later ones of who sent them."""
+        found = (decode(record.value or b"") for record in records)
+        self.reopened |= {c.lane for c in found if isinstance(c, r.SetLane) and not c.blocked}
 
     def is_final(self, deal: Deal) -> bool:
         """Whether a refusal of its commit says that it is never committed: one command, of one client."""

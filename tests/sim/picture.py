@@ -165,9 +165,6 @@ class Picture:
     replies: list[tuple[Seen, r.Reply]] = field(default_factory=list)
     unfinished: list[r.TxnRow] = field(default_factory=list)
     deleted: dict[str, str] = field(default_factory=dict)  # stream -> which topic, by outside hands
-    lagged: set[str] = field(
-        default_factory=set
-    )  # streams that some broker did not know, or that were in trouble, for a while
     stuck: set[bytes] = field(default_factory=set)  # decided, and can't be merged for that
 
     @classmethod

@@ -15,38 +15,43 @@ from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
 from anabranch.core.decisions.decide import decide
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, make_txn_id
+from anabranch.core.ids import CORRELATION_HEADER, NO_TXN, REPLY_HEADER, make_txn_id
 from anabranch.core.round import ReplyTo
 from anabranch.ports import TopicPartition
 from anabranch.processors.lanes import command as commands
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
-from anabranch.topics.names import commands_topic
+from anabranch.topics.names import commands_topic, history_topic, journal_topic, stream_topic
 from tests.sim.ledger import Ledger
 from tests.sim.ports import SimCluster
 from tests.sim.weather import Weather
 from tests.sim.world import START_S, World
-from tests.sim.writers import SCOPE
+from tests.sim.writers import SCOPE, commit_one
 
 RAISED = ("a defect",)
 DEFECT = f"{SCOPE}/defect"  # who asks for this one finds a defect of the controller
 _HUGE = 300_000  # characters; a command may have a million bytes
-_HOSTILE = (  # that brokers accept
+_UNFIT = (  # settings that a stream can't have
     {"max.message.bytes": "70"},  # less than a marker has
-    {"max.message.bytes": "100"},
     {"cleanup.policy": "compact"},
-    {"message.timestamp.before.max.ms": "0"},
-    {"message.timestamp.after.max.ms": "0"},
+    {"min.insync.replicas": "3"},
+)
+_BY_HAND = (  # settings that brokers accept of a stream's topics
+    ("max.message.bytes", "100"),
+    ("cleanup.policy", "compact"),
+    ("message.timestamp.before.max.ms", "0"),
+    ("message.timestamp.after.max.ms", "0"),
 )
 
 
 class Poison:
     """Sends it."""
 
-    def __init__(self, world: World, cluster: SimCluster, ledger: Ledger) -> None:
+    def __init__(self, world: World, cluster: SimCluster, ledger: Ledger, lane: str) -> None:
         self._world = world
         self._cluster = cluster
         self._ledger = ledger
+        self._lane = lane
 
     def kinds(self, weather: Weather) -> list[tuple[float, Callable[[Client], None]]]:
         """Mean seconds between, and what is done then."""
@@ -69,13 +74,13 @@ class Poison:
             0, int((START_S + self._world.now) * 1000), self._random.getrandbits(64)
         )
         event = r.Event(text, -1, text.encode(), b"", (), -1)
-        secret = self._random.randbytes(self._random.choice((0, 16, 16)))
+        secret = self._random.randbytes(32)
         keepalive_ms = self._random.choice((-1, 0, 1, 5000))
         command = self._random.choice(
             (
                 r.Begin(txn_id, SCOPE, text, keepalive_ms, secret),
                 r.Begin(txn_id, text, None, keepalive_ms, secret),
-                r.Begin(b"", SCOPE, None, keepalive_ms, secret),
+                r.Begin(NO_TXN, SCOPE, None, keepalive_ms, secret),
                 r.CreateStream(f"{SCOPE}/{text}", 1, {}),
                 r.CreateStream(f"{SCOPE}/many", (1 << 31) - 1, {}),
                 r.FindScope(text, True),
@@ -99,19 +104,17 @@ class Poison:
         self._send(encode(r.DescribeStreams(None, DEFECT)))
 
     def hostile(self, client: Client) -> None:
-        """A stream with settings that can't work; somebody writes to it."""
-        settings = self._random.choice(_HOSTILE)
+        """A stream with settings that can't work, from the beginning or set by hand; somebody writes to it."""
         stream = f"{SCOPE}/hostile-{self._random.getrandbits(32)}"
+        settings = self._random.choice((*_UNFIT, {}, {}, {}))
         client.create_stream(stream, 1, settings, timeout=2.0)
-        with client.begin(SCOPE) as txn:
-            deal = self._ledger.open(SCOPE, "hostile")
-            told = deal.event(deal.writer("own"), stream, b"k0")
-            attempt = deal.attempt(self._world.now, "own", None)
-            try:
-                txn.write(told.stream, told.value, told.key)
-                attempt.result = txn.commit(timeout=2.0)
-            finally:
-                deal.txn_id = txn.txn_id
+        topic = self._random.choice((stream_topic, journal_topic, history_topic))(stream)
+        if not self._cluster.faults.calm and topic in self._cluster.topics:
+            self._ledger.limited.add(stream)
+            self._cluster.hands.alter(topic, *self._random.choice(_BY_HAND))
+        deal = self._ledger.open(SCOPE, "hostile")
+        deal.lane = self._lane
+        commit_one(self._world, self._ledger, client, deal, stream, 2.0)
 
     def _send(self, data: bytes) -> None:
         headers = (

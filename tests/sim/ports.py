@@ -71,6 +71,7 @@ class SimCluster(MemoryCluster):
         # Called with what a native transaction of a controller wrote to, when it is about to end.
         self.on_end: Callable[[list[TopicPartition]], None] | None = None
         self.graves: dict[TopicPartition, list[Partition]] = {}  # what was deleted, for the checks
+        self.owners: dict[str, Process] = {}  # by transactional id: who initialised it last
 
     def _add(self, topic: str, numbers: Iterable[int], config: dict[str, str]) -> None:
         for number in numbers:
@@ -98,6 +99,14 @@ class SimCluster(MemoryCluster):
             place.topic == topic
             for state in self._transactions.values()
             for place in (*state.partitions, *(marker[1] for marker in state.landing))
+        )
+
+    def held_by_the_dead(self) -> bool:
+        """Whether a killed leader left an id busy whose markers can't land: only they can fence that leader."""
+        return any(
+            self.owners[name].dead and not self._takes_markers(marker[1])
+            for name, state in self._transactions.items()
+            for marker in state.landing
         )
 
     def pause(self, seconds: float) -> None:
@@ -217,6 +226,7 @@ class SimLog(MemoryLog):
         if is_b and faults.strikes(weather.torn_lead, "torn lead"):
             self.sim.world.sleep(faults.span(weather.torn_lead_s))
         made = super().producer(transactional_id, timeout=timeout)
+        self.sim.owners[transactional_id] = self.owner
         return SimProducer(self, transactional_id, made.producer_id, made.producer_epoch)
 
     def _find(self, places: Iterable[TopicPartition]) -> None:
@@ -289,6 +299,8 @@ class SimLog(MemoryLog):
         faults, weather = self.sim.faults, self.sim.faults.weather
         journal = self.detail == "journal"
         if faults.strikes(weather.late_write if journal else weather.late_command, "late send"):
+            if not journal:
+                self.sim.ledger.may_reopen(records)
             self.sim.produce_late(partition, records)
             raise LogUncertain("no answer in time; it is on its way")
         lost = faults.strikes(

@@ -26,14 +26,14 @@ from anabranch.processors.lanes.command import Command, Key
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.poison_commands import DIED, Culprit
 from anabranch.reading import feed as feeds
-from anabranch.topics.names import history_topic, status_topic, stream_topic
+from anabranch.topics.names import history_topic, status_topic, stream_topic, topics_of
 from tests.sim import poison
 from tests.sim.carriers import carriers_beside
 from tests.sim.check_clients import check_clients
 from tests.sim.check_epochs import Epochs, check_epochs, epochs_of
 from tests.sim.check_log import check_log, check_lost, hold
 from tests.sim.check_readers import check_readers, check_snapshots
-from tests.sim.clients import Worker
+from tests.sim.clients import TIGHT_BYTES, Worker
 from tests.sim.controllers import Fleet
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
@@ -141,7 +141,9 @@ def _strict(faults: Faults) -> Iterator[None]:
         aside(culprit, command, reason, *more)
 
     with (
-        patch.object(limits, "LEAST_MESSAGE", limits.LEAST_MESSAGE._replace(value=1)),
+        patch.object(
+            limits, "LEAST_MESSAGE", limits.LEAST_MESSAGE._replace(value=int(TIGHT_BYTES))
+        ),
         patch.object(Culprit, "raised", raised),
         patch.object(Culprit, "_set_aside", put_aside),
         patch.object(feeds, "_ASIDE_S", 1.0),  # else a reader seems to have come to the end
@@ -318,6 +320,10 @@ class _Run:
             leader = self.fleet.leading(partition)
             if leader is None or leader._memory.waiting.keys() - self.ledger.deleted:
                 return False  # a stream's pause may outlast its trouble
+            rows = leader.state.streams.items()
+            growing = {s for s, row in rows if row.wanted_partitions > row.partitions}
+            if growing - self.ledger.deleted.keys():
+                return False  # so may that of its growth
             stuck = len(stuck_of(leader.state, self.ledger.deleted))
             if len(leader.state.open) > stuck or sum(1 for _ in leader.table.scan(k.OPEN)) > stuck:
                 return False
@@ -344,8 +350,11 @@ class _Run:
             ]
             hold(not left, f"all is ended, and the journal index still has {left[:3]}")
         deleted = self.ledger.deleted
+        given_up = {topic for stream in deleted for topic in topics_of(stream)}
+        for place, producer_id in list(self.cluster.lost_markers):
+            if place.topic in given_up:  # no leader looks there; it is judged as it was decided
+                self.cluster.land_lost(place, producer_id)
         picture = Picture.take(self.cluster, PREFIX, self.partitions, self.ledger.carriers, deleted)
-        picture.lagged = self.ledger.lagged | self.ledger.troubled
         check_lost(picture, self.ledger)
         check_safe_times(picture, self.ledger.safe_answers, self.partitions)
         check_log(picture)

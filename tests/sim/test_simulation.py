@@ -12,7 +12,7 @@ from checker import judge
 from tests.sim.simulation import simulate
 
 BUDGET_S = 30.0
-LEAST_SEEDS = 30
+LEAST_SEEDS = 46
 # What has to occur in so many seeds, or a test of it is none.
 FAULTS = frozenset(
     (

@@ -11,7 +11,7 @@ a stream has to fit together with what was lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -59,6 +59,7 @@ class Hands:
         self._random = Random(f"{world.seed}/topics")
         self._lags: list[Lag] = []
         self.gone: set[str] = set()  # topics that no broker knows for a while
+        self.altered: dict[tuple[str, str], str] = {}  # (topic, setting) -> its value before
         self._lagged = ledger.lagged  # once a stream: two of them are no longer one
         self.deleted = ledger.deleted
 
@@ -100,7 +101,11 @@ class Hands:
     def stands(self, stream: str) -> bool:
         """It has all its topics, and its first epoch."""
         history = self._cluster.partitions.get(TopicPartition(history_topic(stream), 0))
-        return history is not None and history.stable_offset > 0
+        if history is None:
+            return False
+        seen = [entry for entry in history.entries if entry.next_offset <= history.stable_offset]
+        committed = any(not (entry.is_control or entry.is_aborted) for entry in seen)
+        return committed or history.start_offset > 0
 
     def _make_anew(self, stream: str, info: TopicInfo) -> None:
         if self._faults.calm:
@@ -110,7 +115,9 @@ class Hands:
             self._world.later(0.5, lambda: self._make_anew(stream, info))
             return
         self._world.note(OPERATOR, f"makes {info.name} anew")
-        self._cluster.create([TopicSpec(info.name, info.partitions, dict(info.config))])
+        altered = [place for place in self.altered if place[0] == info.name]
+        config = {**info.config} | {place[1]: self.altered.pop(place) for place in altered}
+        self._cluster.create([TopicSpec(info.name, info.partitions, config)])
         if self.deleted[stream] != "history" and self._random.random() < _FILLED:
             for _ in range(self._random.randint(1, 3)):
                 place = TopicPartition(info.name, self._random.randrange(info.partitions))
@@ -126,6 +133,28 @@ class Hands:
             self._ledger.history.named(OPERATOR).note("plain", stream=stream, events=[event])
             value = told.value
         self._cluster.produce_batch(place, encode_batch([Record(0, now_ms, None, value, ())]))
+
+    # -- settings -------------------------------------------------------------------------------------
+
+    def alter(self, topic: str, name: str, value: str) -> None:
+        """Somebody alters a topic's setting, until it is restored."""
+        self._world.note(OPERATOR, f"sets {name}={value} of {topic}")
+        self.altered.setdefault((topic, name), self._cluster.topics[topic].config[name])
+        self._set(topic, name, value)
+
+    def restore(self) -> None:
+        """All settings are as they were."""
+        for (topic, name), value in self.altered.items():
+            self._set(topic, name, value)
+        self.altered.clear()
+
+    def _set(self, topic: str, name: str, value: str) -> None:
+        info = self._cluster.topics.get(topic)
+        if info is not None:  # new partitions take it over
+            self._cluster.topics[topic] = replace(info, config={**info.config, name: value})
+        for place, partition in self._cluster.partitions.items():
+            if place.topic == topic:
+                partition.config[name] = value
 
     # -- brokers that lag behind ----------------------------------------------------------------------
 

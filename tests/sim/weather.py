@@ -8,15 +8,6 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 
 FAIR = "fair"
-# What the product does not stand yet: never drawn, and there only when asked for.
-NOT_YET = frozenset(
-    (
-        "few_replicas_s",  # nobody takes the lead over while markers can't be written
-        "failed_disk_s",  # the same
-        "small_limit_s",  # the same, below the size of a marker
-        "hostile_s",
-    )
-)
 
 
 @dataclass
@@ -184,7 +175,7 @@ class Weather:
             lose_s=outside.choice((0, 0, 0, 0, 0, 5.0, 12.0)),
             lag_s=outside.choice((0, 0, 0, 0, 3.0)),
         )
-        drawn = drawn.changed(_draw_trouble(Random(f"{own}/trouble")))
+        drawn = drawn.changed(_draw_trouble(Random(f"{own}/what lasts")))
         return drawn.changed(_draw_lanes(Random(f"{own}/lanes")))
 
     def changed(self, values: Mapping[str, float]) -> Weather:
@@ -226,8 +217,8 @@ CLEAR: dict[str, float] = dict.fromkeys(_KINDS, 0.0) | _NO_LANES  # none of it
 
 
 def _draw_trouble(random: Random) -> dict[str, float]:
-    """One kind of what lasts, or two, in three runs of five."""
-    chosen = random.sample(sorted(_KINDS.keys() - NOT_YET), random.choice((0, 0, 1, 1, 2)))
+    """One kind of what lasts, or two, in four runs of five."""
+    chosen = random.sample(sorted(_KINDS), random.choice((0, 1, 1, 2, 2)))
     values = {kind: random.choice(_KINDS[kind]) for kind in chosen}
     values |= {"trouble_for_s": random.choice((11.0, 11.0, 11.0, 30.0))}
     return values | {"lose_markers": random.choice((0.0, 1.0))}

@@ -12,6 +12,7 @@ from anabranch.client.joined_writer import Writer
 from anabranch.client.reservation import Reservation
 from anabranch.errors import (
     AlreadyCommitted,
+    AnabranchError,
     AskOutcomeError,
     BeginAgainError,
     ClockSkew,
@@ -25,6 +26,7 @@ from anabranch.errors import (
 )
 from anabranch.types import Receipt
 from tests.sim.ledger import Deal, Ledger, Told, WriterLog
+from tests.sim.recorded import recorded_begin, recorded_commit, told_commit
 from tests.sim.recording import event_id, text
 from tests.sim.world import Process, World
 
@@ -110,6 +112,33 @@ def recorded_write(
         "write", txn=deal.label, writer=account.part, stream=told.stream, events=events
     ):
         write(told.stream, told.value, told.key)
+
+
+def commit_one(
+    world: World, ledger: Ledger, client: Client, deal: Deal, stream: str, timeout: float
+) -> None:
+    """Commit one event in a transaction of its own."""
+    with recorded_begin(ledger, deal):
+        txn = client.begin(deal.scope)
+    own = deal.writer("own")
+    told = deal.event(own, stream, b"one")
+    attempt = deal.attempt(world.now, "own", None)
+    try:
+        recorded_write(ledger, deal, own, told, txn.write)
+        with recorded_commit(ledger, deal, attempt) as answer:
+            attempt.result = txn.commit(timeout=timeout)
+            told_commit(answer, deal, attempt.result)
+    except AnabranchError as error:
+        attempt.error = error
+        recorded: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if txn.txn_id not in ledger.doubled:
+            recorded = ledger.history.here.asking("abort", txn=deal.label)
+        with contextlib.suppress(AnabranchError), recorded:
+            txn.abort("left by an error", timeout=timeout)
+        raise
+    finally:
+        attempt.ended = world.now
+        deal.txn_id = txn.txn_id
 
 
 def _write(

@@ -17,7 +17,7 @@ from anabranch.core.decisions.transactions import drop_epoch
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import segment_number
 from anabranch.core.round import NewEpoch, ReplyTo
-from anabranch.errors import AnabranchError, InvalidArgument, NotReady
+from anabranch.errors import AnabranchError, InvalidArgument, NotReady, TopicMisconfigured
 from anabranch.schemas.records import (
     EpochRow,
     KeyRange,
@@ -29,6 +29,7 @@ from anabranch.schemas.records import (
 )
 
 MAX_PARTITIONS = limits.STREAM_PARTITIONS.value
+PASSING = (NotReady, TopicMisconfigured)  # the topics may have grown, and are asked for again
 GROW_AGAIN_MS = 5_000  # how soon merges ask again for partitions that the broker did not add
 
 
@@ -118,9 +119,15 @@ def partitions_added(turn: Turn, stream: str, partitions: int) -> None:
 
 
 def partitions_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
-    """Take the intent back: the topics can't be grown."""
+    """Take the scaling back: the topics can't be grown, or not now.
+
+    If that may pass, the partitions stay wanted: some may be there, and plain writes come to these.
+    """
     row = turn.state.streams[stream]
-    turn.put(k.stream_key(stream), replace(row, wanted_partitions=row.partitions, scaling=None))
+    wanted = row.wanted_partitions if isinstance(error, PASSING) else row.partitions
+    left = replace(row, wanted_partitions=wanted, scaling=None)
+    if left != row:
+        turn.put(k.stream_key(stream), left)
     turn.merging.may_grow_ms.put(stream, turn.now_ms + GROW_AGAIN_MS)
     if row.scaling is not None:
         turn.reply(asker(row.scaling), refuse(error))

@@ -18,7 +18,7 @@ from anabranch.core.decisions.turn import Settings
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.core.round import Round
 from anabranch.core.state import State
-from anabranch.ports import Clock, Log, LogError, LogRefused, TopicInfo
+from anabranch.ports import Clock, Log, LogError, LogRefused, TopicInfo, TopicPartition
 from anabranch.processors.streams.health import (
     FADES_S,
     FIRST_PAUSE_S,
@@ -52,6 +52,7 @@ class LaneTrouble:
     clock: Clock
     settings: Settings
     waiting: dict[str, str] = field(default_factory=dict)
+    rested: list[str] = field(default_factory=list)  # topics that go on, to be checked once more
     # By topic, monotonic seconds: until when it waits at least, and how long that was.
     _pauses: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -108,6 +109,12 @@ class LaneTrouble:
             log.warning("%s waits: %s", topic, why)
         self.waiting[topic] = why
 
+    def places(self, state: State, name: str) -> list[TopicPartition]:
+        """The partitions of a topic that this controller writes to."""
+        topic = self._topics(state).get(name)
+        count = 0 if topic is None or topic.commands else topic.partitions
+        return [TopicPartition(name, number) for number in range(count)]
+
     def look(self, state: State) -> None:
         """Look at the topics whose pause is over."""
         if not self.waiting:
@@ -133,6 +140,7 @@ class LaneTrouble:
                 self.note(name, why, looked=True)
             elif self.waiting.pop(name, ""):
                 log.info("%s goes on", name)
+                self.rested.append(name)
 
     def _wrong(self, topic: _Topic, info: TopicInfo | None) -> str:
         why = gone(topic.name, info, topic.partitions, topic.topic_id)

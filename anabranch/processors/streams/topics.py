@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
-from anabranch.core.decisions.scale import partitions_added, partitions_refused
+from anabranch.core.decisions.scale import PASSING, partitions_added, partitions_refused
 from anabranch.core.decisions.streams import (
     forget_refused,
     prove_lead,
@@ -47,6 +47,7 @@ from anabranch.ports import (
 from anabranch.processors.history_tail import load_tail
 from anabranch.processors.streams.beside import helper
 from anabranch.processors.streams.cleanup import Cutter
+from anabranch.processors.streams.health import next_pause
 from anabranch.schemas.records import StreamRow
 from anabranch.topics.creation import (
     create_stream_topics,
@@ -87,7 +88,7 @@ class StreamTopics:
         self._clock = clock
         self._witness = witness
         self._cutter = cutter
-        self._growth = Growth(log, threads=threads)
+        self._growth = Growth(log, clock, threads=threads)
         self._deleting: dict[str, _Deleting] = {}
         self._tried: dict[str, tuple[int, float]] = {}  # failed tries, and when to try again
         self.missed: set[str] = set()  # streams with a topic that was not found
@@ -282,12 +283,17 @@ def _names(topics: Sequence[TopicInfo]) -> str:
 
 
 class Growth:
-    """Adds the partitions that are logged as wanted, beside the loop; also those that a former leader left."""
+    """Adds the partitions that are logged as wanted, beside the loop; also those that a former leader left.
 
-    def __init__(self, log: Log, *, threads: bool) -> None:
+    A growth that fails for what may pass pauses, and is tried again: brokers may have added the partitions.
+    """
+
+    def __init__(self, log: Log, clock: Clock, *, threads: bool) -> None:
         self._log = log
+        self._clock = clock
         self._helper = helper("anabranch-growth", threads=threads)
         self._under_way: dict[str, tuple[int, Future[None]]] = {}
+        self._pauses: dict[str, tuple[float, float]] = {}  # its length, and its monotonic end
 
     @property
     def busy(self) -> bool:
@@ -307,6 +313,7 @@ class Growth:
 
         Raises: LogError, if the log can't be reached.
         """
+        now = self._clock.monotonic()
         for stream in [s for s, (_, work) in self._under_way.items() if work.done()]:
             row = state.streams.get(stream)
             if row is None or row.wanted_partitions <= row.partitions:
@@ -315,7 +322,7 @@ class Growth:
             if row.wanted_partitions <= row.partitions:
                 continue
             if stream not in self._under_way:
-                if stream in waiting:
+                if stream in waiting or now < self._pauses.get(stream, (0, 0))[1]:
                     continue
                 wanted = row.wanted_partitions
                 work = self._helper.submit(grow_stream_topics, self._log, stream, wanted)
@@ -323,16 +330,12 @@ class Growth:
             partitions, work = self._under_way[stream]
             if work.done():
                 del self._under_way[stream]
-                try:
-                    work.result()
-                except AnabranchError as error:
-                    yield stream, error
-                except LogRefused as error:
-                    yield stream, refusal_of(error)
-                except LogUnavailable as error:
-                    yield stream, NotReady(f"the brokers can't add partitions now: {error}")
-                else:
-                    yield stream, partitions
+                grown = _grown(partitions, work)
+                if isinstance(grown, PASSING):
+                    last, end = self._pauses.get(stream, (0.0, 0.0))
+                    pause = next_pause(last, now - end)
+                    self._pauses[stream] = pause, now + pause
+                yield stream, grown
 
     def close(self) -> None:
         """Leave work under way: the next leader does it again.
@@ -341,3 +344,16 @@ class Growth:
         """
         self._helper.shutdown(wait=False, cancel_futures=True)
         self._under_way.clear()
+
+
+def _grown(partitions: int, work: Future[None]) -> int | AnabranchError:
+    """The partitions that there are now, or the reason why the topics can't be grown."""
+    try:
+        work.result()
+    except AnabranchError as error:
+        return error
+    except LogRefused as error:
+        return refusal_of(error)
+    except LogUnavailable as error:
+        return NotReady(f"the brokers can't add partitions now: {error}")
+    return partitions

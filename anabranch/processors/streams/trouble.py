@@ -73,6 +73,11 @@ class StreamTrouble:
     _next: float = 0.0
     _looked: float = 0.0  # when the last answer came that counts
 
+    @property
+    def suspects(self) -> bool:
+        """Whether a stream waits, or leading ended for one."""
+        return bool(self.waiting or self._hints)
+
     def hint(self, error: LogError) -> None:
         """Keep a failure for a topic that ends leading: the next lead looks at it."""
         if error.topics:
@@ -213,6 +218,10 @@ class StreamTrouble:
                     self.rested.append(stream)
                 else:
                     self._next = min(self._next, trouble.until)
+
+    def places(self, state: State, stream: str) -> list[TopicPartition]:
+        """All partitions of a stream's topics."""
+        return places_of(state, stream)
 
     def _is_gone(self, state: State, stream: str) -> bool:
         """Whether the brokers' quorum says that a topic is gone, or all brokers that it has another id."""
