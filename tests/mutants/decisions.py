@@ -13,7 +13,7 @@ from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import transactions
 from anabranch.core.decisions import turn as turn_module
-from anabranch.core.decisions.commits import commit, merge
+from anabranch.core.decisions.commits import commit, merge, one_shot
 from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
@@ -106,9 +106,14 @@ def wall_clock_only() -> Planted:
     return patch.object(Turn, "next_timestamp", next_timestamp)
 
 
-def forget_names() -> Planted:
+@contextmanager
+def forget_names() -> Iterator[None]:
     """A committed name is not looked up."""
-    return patch.object(commit, "earlier_outcome", lambda *_: None)
+    with (
+        patch.object(commit, "earlier_outcome", lambda *_: None),
+        patch.object(one_shot, "earlier_outcome", lambda *_: None),
+    ):
+        yield
 
 
 def forget_series() -> Planted:
