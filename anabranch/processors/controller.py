@@ -121,8 +121,7 @@ class Controller:
 
     def _ends(self, error: LogError) -> None:
         """Keep a failure that ends leading: the next lead looks at its topics."""
-        if not self._lanes.trouble.find(self._state, error):
-            self._stream_trouble.hint(error)
+        self._stream_trouble.hint(error)
         self._culprit.failed(error, self._trying)
 
     def _lead(self) -> None:
@@ -339,8 +338,6 @@ class Controller:
             if not error.topics & topics:
                 streams = {s for s in self._state.streams if stream_topic(s) in error.topics}
                 return not self._stream_trouble.may_be_refused(self._state, streams)
-        elif self._lanes.trouble.find(self._state, error):
-            return True  # without the answers to those lanes
         return self._stream_trouble.find(self._state, error)
 
     def _write(
@@ -354,7 +351,6 @@ class Controller:
 
         ``producer``: the one whose native transaction has records already.
         """
-        self._lanes.trouble.mute(turn.round)
         if self._intake.rows.size > INDEX_ROWS:
             turn.put(k.ROUND_KEY, turn.state.round)  # a round for the index alone
         say_epochs_again(turn)
@@ -377,6 +373,7 @@ class Controller:
             write_round(
                 Durable(
                     self.log,
+                    self._lanes.trouble.send,
                     self.table,
                     self.clock,
                     self.settings.prefix,

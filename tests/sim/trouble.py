@@ -162,9 +162,6 @@ class Outages:
         topic = self._random.choice((commands_topic, replies_topic))
         name = topic(self._ledger.prefix, self._lane)
         kind = self._random.choice((Kind.LEADERLESS, Kind.DENYING, None))
-        if topic is replies_topic and not self._faults.weather.lose_markers:
-            # Not stood yet: a round that ends then lacks its marker, and no successor can lead.
-            kind = Kind.DENYING if kind is Kind.LEADERLESS else kind
         if not self._faults.strikes(1.0, "lane in trouble", name):
             self._lane = ""
             return
