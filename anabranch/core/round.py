@@ -1,7 +1,7 @@
 """One commit round, as it goes on the log: rows, replies, journal ops, merges and history records.
 
 A `Round` is data. The shell appends it in one native transaction, tells where the merged events landed, and sends
-the replies behind that (`processors.durability` has the order). `history_records` makes the COMMIT and EPOCH records.
+the replies behind that (`processors.durability` has the order). `history_records` makes the records of a history.
 """
 
 from __future__ import annotations
