@@ -187,8 +187,7 @@ class Log(Protocol):
     def send(self, batches: Sequence[tuple[TopicPartition, bytes]], failed: Failed) -> bool:
         """Append batches outside of native transactions, without waiting: some may get lost, or come twice.
 
-        ``failed`` takes the errors of partitions, of earlier calls' batches too; nothing is raised. Returns whether
-        some are not on their way yet: then call again soon, if with nothing new. One thread at a time.
+        ``failed`` takes errors, of earlier batches too. Returns whether to call again soon, if with nothing new.
         """
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:

@@ -30,7 +30,7 @@ from anabranch.topics.names import commands_topic, replies_topic, status_topic
 
 log = logging.getLogger("anabranch.controller")
 
-UNSENT_PAUSE_S = 0.05
+UNSENT_PAUSE_S = 0.01
 _NEVER = float("-inf"), 0.0
 
 
