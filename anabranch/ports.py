@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from anabranch.errors import NotReady
 
 Entropy: TypeAlias = Callable[[int], bytes]  # a number of random bytes
+Failed: TypeAlias = "MutableMapping[TopicPartition, LogError]"  # what could not be done, and why
 
 
 class TopicPartition(NamedTuple):
@@ -98,8 +99,8 @@ class Producer(Protocol):
         """Append batches inside the current native transaction (which begins by itself).
 
         ``batches``: (partition, RecordBatch v2 bytes with any base offset); appended in the order given for each
-        partition. Producer id, epoch, sequence, the transactional bit and the CRC are
-        patched in here. Returns the base offsets, in the same order.
+        partition. Producer id, epoch, sequence, the transactional bit and the CRC are patched in here. Returns the
+        base offsets, in the same order.
 
         `LogRefused`: the broker does not take the content (or a control batch, or one with gaps in its
         offsets, was given); the native transaction has to be aborted, then the producer goes on.
@@ -108,10 +109,7 @@ class Producer(Protocol):
     def append_stream(
         self, batches: Iterable[tuple[TopicPartition, bytes | memoryview]]
     ) -> list[int]:
-        """Like `append`, for long lists: each batch is taken when those before are on their way.
-
-        So making a batch overlaps with the broker's work. Per partition in the order given.
-        """
+        """Like `append`, for long lists: making a batch overlaps with sending those before it."""
 
     def commit(self) -> None:
         """End the native transaction: all appended since the last end becomes visible at once.
@@ -143,17 +141,16 @@ class Log(Protocol):
         max_wait: float,
         max_bytes: int,
         committed: bool,
-        failed: MutableMapping[TopicPartition, LogError] | None = None,
+        failed: Failed | None = None,
     ) -> dict[TopicPartition, Fetched]:
         """Fetch from several partitions at once; answers as soon as any has new records.
 
         ``failed`` takes the error of each partition that can't be read now; the others are read without waiting
-        for it. Without ``failed`` the first such error is raised, and leaders are waited for.
-
-        ``max_wait`` in seconds (0: don't wait). ``max_bytes``: of an answer, about; a bigger single
-        batch comes all the same. ``committed``: the isolation level. Partitions with nothing new may be
-        missing in the answer. A position below the log's start raises `OffsetOutOfRange`, and so does one
-        beyond its end. A batch that spans the position comes whole.
+        for it. Without ``failed`` the first such error is raised, and leaders are waited for. ``max_wait`` in
+        seconds (0: don't wait). ``max_bytes``: of an answer, about; a bigger single batch comes all the same.
+        ``committed``: the isolation level. Partitions with nothing new may be missing in the answer. A position
+        below the log's start raises `OffsetOutOfRange`, and so does one beyond its end. A batch that spans the
+        position comes whole.
         """
 
     def end_offsets(
@@ -161,7 +158,7 @@ class Log(Protocol):
         partitions: Iterable[TopicPartition],
         *,
         committed: bool,
-        failed: MutableMapping[TopicPartition, LogError] | None = None,
+        failed: Failed | None = None,
     ) -> dict[TopicPartition, int]:
         """High watermarks, or last stable offsets if ``committed``. ``failed``: as in `fetch`."""
 
@@ -169,7 +166,7 @@ class Log(Protocol):
         self,
         partitions: Iterable[TopicPartition],
         *,
-        failed: MutableMapping[TopicPartition, LogError] | None = None,
+        failed: Failed | None = None,
     ) -> dict[TopicPartition, int]:
         """Log start offsets. ``failed``: as in `fetch`."""
 
@@ -185,6 +182,12 @@ class Log(Protocol):
         broker's limit for one native transaction.
 
         `LogBusy`: the markers of the id's last native transaction can't be written.
+        """
+
+    def send(self, batches: Sequence[tuple[TopicPartition, bytes]], failed: Failed) -> bool:
+        """Append batches outside of native transactions, without waiting: some may get lost, or come twice.
+
+        ``failed`` takes errors, of earlier batches too. Returns whether to call again soon, if with nothing new.
         """
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
@@ -301,9 +304,7 @@ class TopicGone(LogRefused):
         self, message: str, topic: str, *, lost: bool = False, certain: bool = False
     ) -> None:
         super().__init__(message, UNKNOWN_TOPIC_OR_PARTITION, (topic,))
-        self.topic = topic
-        self.lost = lost
-        self.certain = certain
+        self.topic, self.lost, self.certain = topic, lost, certain
 
     @classmethod
     def replaced(cls, place: TopicPartition, end: int, known: int, *, certain: bool) -> TopicGone:
@@ -329,8 +330,7 @@ class OffsetOutOfRange(LogError):
     def __init__(self, partition: TopicPartition, position: int) -> None:
         what = f"{partition.topic}[{partition.partition}] has no offset {position}"
         super().__init__(what, (partition.topic,))
-        self.partition = partition
-        self.position = position
+        self.partition, self.position = partition, position
 
 
 class CorruptBatch(LogError):

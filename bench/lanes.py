@@ -2,7 +2,7 @@
 
 One process asks for all lanes in turn, with one producer of commands and one consumer of all their replies, so that
 its own cost is the same for each row. Lanes are made as the rows go: the last row has one lane again, among 200.
-Each lane's answers are one more partition in a round's native transaction. *grants*: CPU of a decision's check with
+Each lane's answers are one more partition to write to, behind the commit. *grants*: CPU of a decision's check with
 so many grants of a lane, none remembered. *token*: CPU to check a token with five caveats.
 """
 

@@ -156,6 +156,16 @@ class FailingLog:
         )
         return FailingProducer(producer, self._hook)
 
+    def send(
+        self,
+        batches: Sequence[tuple[TopicPartition, bytes]],
+        failed: MutableMapping[TopicPartition, LogError],
+    ) -> bool:
+        if not batches:
+            return self._log.send(batches, failed)
+        kinds = "+".join(sorted({_kind(tp.topic) for tp, _ in batches}))
+        return _around(self._hook, f"send:{kinds}", lambda: self._log.send(batches, failed))
+
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
         _around(self._hook, "delete_records", lambda: self._log.delete_records(before))
 

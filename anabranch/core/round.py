@@ -1,7 +1,7 @@
 """One commit round, as it goes on the log: rows, replies, journal ops, merges and history records.
 
-A `Round` is data. The shell appends it in one native transaction (`processors.durability` has the order) and
-tells where the merged events landed. `history_records` then makes the COMMIT and EPOCH records.
+A `Round` is data. The shell appends it in one native transaction, tells where the merged events landed, and sends
+the replies behind that (`processors.durability` has the order). `history_records` makes the records of a history.
 """
 
 from __future__ import annotations
@@ -146,5 +146,5 @@ class Round:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to log: no native transaction is needed."""
+        """Whether there is nothing to log or to answer. Answers need a commit too: it proves that they are true."""
         return not (self.rows or self.replies or self.commands)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,12 +20,16 @@ Answers = dict[TopicPartition, data.Produced]
 
 
 class Piece(NamedTuple):
-    """A batch ready to send, with its sequence; ``place`` is its place in the caller's list."""
+    """A batch ready to send, with its sequence; ``place`` is its place in the caller's list.
+
+    ``since``: monotonic seconds of when it was given, where it gets too old.
+    """
 
     partition: TopicPartition
     parts: tuple[Buffer, ...]  # its bytes, in a row
-    next_sequence: int
+    next_sequence: int = -1
     place: int = 0
+    since: float = 0.0
 
     @property
     def size(self) -> int:
@@ -39,6 +44,7 @@ class Wave:
     pieces: dict[TopicPartition, Piece] = field(default_factory=dict)
     size: int = 0
     correlation: int = -1
+    sent: float = 0.0  # monotonic seconds
 
     def add(self, piece: Piece) -> None:
         """Add a batch."""
@@ -86,15 +92,23 @@ class Link:
         wave, self.gathering = self.gathering, Wave()
         return wave
 
-    def send(self, cluster: Cluster, wave: Wave, name: str | None, deadline: float) -> None:
+    def send(
+        self,
+        cluster: Cluster,
+        wave: Wave,
+        name: str | None,
+        deadline: float,
+        acks: int = data.ACKS_ALL,
+    ) -> None:
         """Send a wave whose topics are known to ``cluster``; ``name``: the transactional id. `ConnectionBroken`."""
         batches = {partition: piece.parts for partition, piece in wave.pieces.items()}
         acks_ms = round(cluster.settings.request_timeout * 1000)
-        parts = data.produce_request(self.version, name, acks_ms, batches, cluster.topic_ids)
+        parts = data.produce_request(self.version, name, acks_ms, batches, cluster.topic_ids, acks)
         flexible = self.version >= PRODUCE.flexible_from
         wave.correlation = self.open().send(
             PRODUCE.key, self.version, parts, flexible=flexible, deadline=deadline
         )
+        wave.sent = time.monotonic()
 
     def read(self, cluster: Cluster, wave: Wave, deadline: float) -> Answers:
         """The answer about all batches of a wave that was sent.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from anabranch.kafka import admin as kafka_admin
+from anabranch.kafka.sender import Sender
 from anabranch.kafka.settings import Settings, parse_settings
 from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.kafka.wire import codes, data
@@ -18,8 +19,8 @@ from anabranch.kafka.wire.connection import Connection, ConnectionBroken, readab
 from anabranch.ports import (
     OFFSET_OUT_OF_RANGE,
     CorruptBatch,
+    Failed,
     Fetched,
-    LogError,
     LogUnavailable,
     OffsetOutOfRange,
     TopicInfo,
@@ -34,7 +35,6 @@ _SLACK_S = 0.3
 _PASSED_OVER_S = (1.0, 16.0)
 _NEVER, _MOST_FED = (0, 0), 10_000
 T = TypeVar("T")
-Failed = MutableMapping[TopicPartition, LogError]
 
 
 @dataclass(slots=True)
@@ -57,6 +57,7 @@ class KafkaLog:
 
     def __init__(self, where: str | Settings, options: Mapping[str, object] | None = None) -> None:
         self._cluster = Cluster(parse_settings(where, options or {}))
+        self._sender = Sender(self._cluster)
         self._turn = 0
         # By partition that had records: in which fetch last, and how many bytes.
         self._fed: dict[TopicPartition, tuple[int, int]] = {}
@@ -319,6 +320,9 @@ class KafkaLog:
     def producer(self, transactional_id: str, *, timeout: float) -> KafkaProducer:
         return KafkaProducer(self._cluster, transactional_id, timeout)
 
+    def send(self, batches: Sequence[tuple[TopicPartition, bytes]], failed: Failed) -> bool:
+        return self._sender.send(batches, failed)
+
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
         """Delete all records below the given offsets; reading then starts there."""
         self._repeat(
@@ -386,6 +390,7 @@ class KafkaLog:
 
     def close(self) -> None:
         """`anabranch.ports.Log.close`; producers have connections of their own."""
+        self._sender.close()
         self._cluster.close()
 
 

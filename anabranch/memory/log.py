@@ -7,17 +7,17 @@ process, raise a crash, or inject an error before or after the call's effect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anabranch.batches.records import Record
 from anabranch.memory.broker import MemoryBroker
 from anabranch.memory.partition import Partition
 from anabranch.memory.producer import MemoryProducer
-from anabranch.memory.trouble import Kind
-from anabranch.ports import Fetched, LogBusy, LogError, TopicInfo, TopicPartition, TopicSpec
+from anabranch.memory.trouble import Kind, error_of
+from anabranch.ports import Failed, Fetched, LogBusy, LogError, TopicInfo, TopicPartition, TopicSpec
 
 __all__ = ["MemoryCluster", "MemoryLog", "MemoryProducer"]
-Failed = MutableMapping[TopicPartition, LogError]
+_SEND_TROUBLES = Kind.LEADERLESS, Kind.FAILED_DISK, Kind.REFUSING, Kind.DENYING
 
 
 class MemoryCluster(MemoryBroker):
@@ -215,6 +215,21 @@ class MemoryLog:
         offset = self.cluster.produce_batch(partition, data)
         self.called("produce.after")
         return offset
+
+    def send(self, batches: Sequence[tuple[TopicPartition, bytes]], failed: Failed) -> bool:
+        """`anabranch.ports.Log.send`; nothing is kept for later. A leader without its followers takes it."""
+        if batches:
+            self.called("send")
+            for place, data in batches:
+                found = self.cluster.troubles.of([place], self.process, *_SEND_TROUBLES)
+                try:
+                    for trouble in found.values():
+                        raise error_of(place, trouble)
+                    self.cluster.produce_batch(place, data)
+                except LogError as error:
+                    failed[place] = error
+            self.called("send.after")
+        return False
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
         self.called("delete_records")

@@ -123,8 +123,7 @@ class Controller:
     def _ends(self, error: LogError) -> None:
         """Lead no more, as the state may be ahead of the log; the next lead looks at the topics of the failure."""
         self.resign()
-        if not self._lanes.trouble.find(self._state, error):
-            self._stream_trouble.hint(error)
+        self._stream_trouble.hint(error)
         self._culprit.failed(error, self._trying)
 
     def _lead(self, *, again: bool = False) -> None:
@@ -344,8 +343,6 @@ class Controller:
             if not error.topics & topics:
                 streams = {s for s in self._state.streams if stream_topic(s) in error.topics}
                 return not self._stream_trouble.may_be_refused(self._state, streams)
-        elif self._lanes.trouble.find(self._state, error):
-            return True  # without the answers to those lanes
         return self._stream_trouble.find(self._state, error)
 
     def _write(
@@ -359,7 +356,6 @@ class Controller:
 
         ``producer``: the one whose native transaction has records already.
         """
-        self._lanes.trouble.mute(turn.round)
         if self._intake.rows.size > INDEX_ROWS:
             turn.put(k.ROUND_KEY, turn.state.round)  # a round for the index alone
         say_epochs_again(turn)
@@ -378,10 +374,11 @@ class Controller:
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
         begun = self.metrics.begin()
         producer = producer or self.lease.next_producer()
+        ports = self.log, self._lanes.trouble.send, self.table, self.clock
         how = self.settings.prefix, self.settings.control_partition, self.threads
         try:
             write_round(
-                Durable(self.log, self.table, self.clock, *how, self._offset_guess, self._gaps),
+                Durable(*ports, *how, self._offset_guess, self._gaps),
                 producer,
                 round_,
                 self._state,
@@ -459,15 +456,14 @@ class Controller:
     def _give_up_streams(self) -> None:
         """Log which streams are lost, and which transactions that ends. One round each: they may be many."""
         after_s = self.settings.lost_after_ms / 1000
-        for trouble in (self._stream_trouble, self._lanes.trouble):
-            while self.lease is not None and trouble.rested:
-                name = trouble.rested.pop()
-                self._tails.pop(name, None)
-                try:
-                    self.lease.check(trouble.places(self._state, name))
-                except (LogRefused, LogUnavailable) as error:
-                    if not trouble.find(self._state, error):
-                        raise
+        while self.lease is not None and self._stream_trouble.rested:
+            stream = self._stream_trouble.rested.pop()
+            self._tails.pop(stream, None)
+            try:
+                self.lease.check(places_of(self._state, stream))
+            except (LogRefused, LogUnavailable) as error:
+                if not self._stream_trouble.find(self._state, error):
+                    raise
         for stream, why in self._stream_trouble.given_up(self._state, after_s):
             turn = self._turn()
             aborted = give_up_stream(turn, stream, why)

@@ -2,19 +2,24 @@
 
 A round:
 
-1. *append* stream data, journal ops, status rows, replies and commands to other control partitions. Nothing
+1. *append* stream data, journal ops, status rows and commands to other control partitions. Nothing
    of it is visible yet. Data come first, for the next step's sake:
 2. *append* the history records, which name the offsets that step 1 returned. They can't be known before: the
    markers of the round before may land in between. Mostly they don't, so a small round is first tried with
    guessed offsets (`offset_guess`), data and history in one request. If the broker returns others, that native
    transaction is aborted, and the round is written step by step.
 3. *commit* the native transaction. From here the round has happened, for everyone, whole.
-4. *write* the table: the rows and how far the status log is folded, in one batch. A crash before it costs
+4. *answer*: send the replies, outside of any native transaction, and wait for none of them.
+5. *write* the table: the rows and how far the status log is folded, in one batch. A crash before it costs
    nothing: the rows are read again from the log.
-5. only then let memory follow, and look at the next command. Memory, too, is a copy of what is on the log.
+6. only then let memory follow, and look at the next command. Memory, too, is a copy of what is on the log.
 
-The table comes after the commit, or a round that never happened would be believed. Replies go inside the native
-transaction, or an answer could come from a process that leads no more.
+The table comes after the commit, or a round that never happened would be believed. So do the answers, and they need
+no transaction: the commit has proved that this process led, and a round with answers has a row at least, so there
+is a commit. Once EndTxn is acknowledged each answer is true for good, or was true while its client waited, however
+late a process that leads no more sends it. If EndTxn failed or is uncertain, none is sent. A crash in between, or a
+broker that is away, loses answers: their clients ask again, as every command can be repeated. So no topic of
+replies is part of a round, and none stops one.
 
 A chunk that is carried aside (`carrier`): *append* its data; *append* the CARRY row, which moves the cursor over it
 and names the offsets that the data got; *commit* both; *tell* the leader, whose table follows. So the logged cursor
@@ -30,7 +35,7 @@ commit is uncertain, everything unlogged is dropped and the process leads again 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import NamedTuple
@@ -51,6 +56,7 @@ from anabranch.ports import (
     LogError,
     LogRefused,
     LogUnavailable,
+    LogUncertain,
     OffsetOutOfRange,
     Producer,
     RecordsGone,
@@ -77,12 +83,14 @@ from anabranch.topics.names import (
 SMALL_BYTES = 1 << 20  # merged data below this goes into one request with the records
 HISTORY_BYTES = 8 << 20  # per batch of a history; a round may have several
 _OP_BYTES = 64  # an op's record beside its value: key, header, framing
+_Place = tuple[TopicPartition, bytes]
 
 
 class Durable(NamedTuple):
     """The topics and parts that rounds of one control partition are written with."""
 
     log: Log
+    send: Callable[[Iterable[_Place]], None]  # answers, as `anabranch.ports.Log.send`
     table: Table
     clock: Clock
     prefix: str
@@ -128,7 +136,7 @@ def write_round(
     wall_ms: int,
     carrying: bool = False,
 ) -> None:
-    """Steps 1 to 4. ``tails`` are moved to the new end of each history.
+    """Steps 1 to 5. ``tails`` are moved to the new end of each history.
 
     ``carrying``: carriers append to the status log too, and the state does not know all of their rows yet.
     So the table's position in that log stays: to fold rows again is harmless, to skip a row is not.
@@ -143,6 +151,7 @@ def write_round(
         LogUncertain, LogFenced: lead again.
         TableError: the round has happened; the table can't follow.
     """
+    answers = list(_answers(to.prefix, round_, state.round.hybrid_time, wall_ms))
     with native_transaction(producer):
         _find_starts(to.log, round_, tails)
         done = _append(to, producer, round_, state, tails, wall_ms, to.offset_guess)
@@ -151,11 +160,15 @@ def write_round(
             done = _append(to, producer, round_, state, tails, wall_ms, None)
         if done is None:
             raise InvariantViolation("offsets that were not guessed can't come out otherwise")
-    tails.update(done.tails)
-    if to.offset_guess is not None and done.history:
-        to.offset_guess.committed(done.data, done.bases)
-    if to.gaps is not None:
-        to.gaps.appended(done.appended)
+    try:
+        to.send(answers)
+        tails.update(done.tails)
+        if to.offset_guess is not None and done.history:
+            to.offset_guess.committed(done.data, done.bases)
+        if to.gaps is not None:
+            to.gaps.appended(done.appended)
+    except Exception as error:  # the round has happened, and memory is from before it
+        raise LogUncertain(f"a defect behind a commit: {error!r}") from error
     changes = index_rows.take() | state.take_changes()  # ended transactions' rows go, too
     if done.status_end is not None and not carrying:
         changes[STATUS_POSITION] = done.status_end.to_bytes(8, "big")
@@ -284,15 +297,6 @@ def _records(
 ) -> Iterator[_Batch]:
     """All records whose content does not depend on offsets."""
     yield from _batches(status, round_.rows.items(), wall_ms)
-    replies: dict[tuple[str, int], list[tuple[bytes, bytes | None]]] = {}
-    time = state.round.hybrid_time
-    for waiting, result in round_.replies:
-        reply = Reply(waiting.correlation_id, waiting.command, time, result)
-        answers = replies.setdefault((waiting.lane, waiting.partition), [])
-        answers.append((waiting.correlation_id, encode(reply)))
-    for (lane, partition), answers in replies.items():
-        where = TopicPartition(replies_topic(to.prefix, lane), partition)
-        yield from _batches(where, answers, wall_ms)
     ops: dict[tuple[str, int], list[tuple[bytes, bytes]]] = {}
     for stream, partition, op in round_.ops:
         ops.setdefault((stream, partition), []).append((op.txn_id, encode(op)))
@@ -306,6 +310,17 @@ def _records(
     for partition, command in round_.commands:
         where = TopicPartition(control_topic(to.prefix), partition)
         yield from _batches(where, [(b"", encode(command))], wall_ms)
+
+
+def _answers(prefix: str, round_: Round, time: int, wall_ms: int) -> Iterator[_Place]:
+    """The replies of a round at this hybrid time."""
+    replies: dict[tuple[str, int], list[tuple[bytes, bytes]]] = {}
+    for to, result in round_.replies:
+        reply = Reply(to.correlation_id, to.command, time, result)
+        replies.setdefault((to.lane, to.partition), []).append((to.correlation_id, encode(reply)))
+    for (lane, partition), answers in replies.items():
+        where = TopicPartition(replies_topic(prefix, lane), partition)
+        yield from (batch[:2] for batch in _batches(where, answers, wall_ms))
 
 
 def _batches(

@@ -62,7 +62,6 @@ def controller_rights(prefix: str = DEFAULT_PREFIX, *scopes: str) -> Iterator[Ri
     yield Right(TOPIC, control, "Write", "speak to other controllers")
     yield Right(TOPIC, status, "Read", "know what was decided before")
     yield Right(TOPIC, status, "Write", "log what is decided")
-    yield Right(TOPIC, replies, "Read", "end transactions there that brokers left open", True)
     yield Right(TOPIC, replies, "Write", "answer clients, of all lanes", True)
     yield Right(GROUP, controllers_group(prefix), "Read", "share control partitions")
     yield Right(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from anabranch.ports import Log, Producer, Table, TopicPartition, TopicSpec
 from anabranch.processors.checkpoint import RocksTable
 from anabranch.topics import rights
 from anabranch.topics.rights import Right
+from tests.contract.proxy import Proxy
 from tests.secured import CONTROLLER, entrance, grant
 
 
@@ -135,6 +137,17 @@ def maker(request: pytest.FixtureRequest) -> Iterator[Maker]:
 def log(maker: Maker) -> Log:
     """A handle of the make under test."""
     return maker.log()
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """All connections of the test go through it."""
+    made = Proxy(socket.create_connection)
+    monkeypatch.setattr(
+        "anabranch.kafka.wire.connection.socket.create_connection", made.create_connection
+    )
+    yield made
+    made.close()
 
 
 @pytest.fixture(params=["memory", "rocksdb"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.faults.proxy import HOST, Action, Cut, Swallow
@@ -13,15 +13,19 @@ from tests.faults.proxy_frames import Request
 
 @dataclass
 class Faults:
-    """Which calls are lost: (api key) -> what happens, once."""
+    """Which calls are lost: (api key) -> what happens, once. ``frozen``: those that are, each time."""
 
     lose_request: set[int] = field(default_factory=set)
     lose_answer: set[int] = field(default_factory=set)
     close_before: set[int] = field(default_factory=set)
+    other: dict[int, Action] = field(default_factory=dict)
+    frozen: Sequence[int] = ()
     seen: list[int] = field(default_factory=list)
 
     def __call__(self, request: Request) -> Action | None:
         self.seen.append(request.api)
+        if request.api in self.frozen:
+            return Swallow()
         for keys, action in (
             (self.close_before, Cut()),
             (self.lose_request, Swallow()),
@@ -30,7 +34,7 @@ class Faults:
             if request.api in keys:
                 keys.discard(request.api)
                 return action
-        return None
+        return self.other.pop(request.api, None)
 
 
 class Proxy:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -53,17 +52,6 @@ def maker(request: pytest.FixtureRequest) -> Iterator[Maker]:
         producer.close()
     for log in made.logs:
         log.close()
-
-
-@pytest.fixture
-def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """All connections of the test go through it."""
-    made = Proxy(socket.create_connection)
-    monkeypatch.setattr(
-        "anabranch.kafka.wire.connection.socket.create_connection", made.create_connection
-    )
-    yield made
-    made.close()
 
 
 def test_a_commit_whose_answer_is_lost_is_uncertain_and_happened(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -89,17 +88,6 @@ def packed(*texts: str) -> Packed:
 @pytest.fixture
 def bench(broker: Broker) -> Iterator[Bench]:
     made = Bench(broker.bootstrap)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """All connections of the test go through it."""
-    made = Proxy(socket.create_connection)
-    monkeypatch.setattr(
-        "anabranch.kafka.wire.connection.socket.create_connection", made.create_connection
-    )
     yield made
     made.close()
 

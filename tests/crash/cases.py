@@ -21,7 +21,7 @@ from anabranch.processors.leadership import fold_to_end
 from anabranch.schemas.codec import decode
 from anabranch.topics.names import status_topic
 from tests.crash.leader import Lead
-from tests.crash.oracle import read_status
+from tests.crash.oracle import check_answers
 from tests.crash.points import Point
 from tests.crash.raw import Raw, quick_producer
 from tests.crash.scenario import SPEED, Scenario
@@ -77,8 +77,8 @@ class Place:
             table.close()
 
     def check_log(self) -> None:
-        """The status log is in order."""
-        read_status(self.log, self.prefix)
+        """The status log is in order, and no answer is of a round that is not there."""
+        check_answers(self.log, self.prefix)
 
 
 @dataclass

@@ -287,6 +287,15 @@ def read_status(log: Log, prefix: str) -> StatusLog:
     return out
 
 
+def check_answers(log: Log, prefix: str) -> None:
+    """Each answer is of a round that has happened: it has that round's hybrid time, which each commit moves on."""
+    replies = read_all(log, partitions_of(log, [f"{prefix}.replies"]), committed=False)
+    happened = {row.hybrid_time for row in read_status(log, prefix).rounds}
+    for record in records_of(itertools.chain.from_iterable(replies.values())):
+        reply = decode(record.value or b"")
+        assert reply.hybrid_time in happened, f"of a round that has not happened: {reply}"
+
+
 def txn_rows(rows: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     """Transaction id -> its own row."""
     return {

@@ -38,12 +38,11 @@ KNOWN = {
     "producer:a",
     "producer:b",
     "append:status",
-    "append:replies+status",
-    "append:journal+replies+status",
     "append:journal+status",
-    "append:journal+replies+status+stream",
-    "append:history+replies+status+stream",
+    "append:journal+status+stream",
+    "append:history+status+stream",
     "append:history",
+    "send:replies",
     "end:commit",
     "table:rows",
     "table:index",
@@ -60,7 +59,7 @@ RESHAPING_KNOWN = {
     "add_partitions:stream",
     "add_partitions:journal",
     "append:stream",  # a carried chunk
-    "append:journal+replies+status",  # the round of what was carried: its data lies there
+    "append:journal+status",  # the round of what was carried: its data lies there
     "append:history",
     AFTER_DECISION,
 }

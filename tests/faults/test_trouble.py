@@ -10,9 +10,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from confluent_kafka.admin import (
@@ -29,6 +30,10 @@ import anabranch
 from anabranch.errors import AnabranchError, NotReady
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.cluster import EmbeddedCluster
+from anabranch.kafka.log import KafkaLog
+from anabranch.ports import TopicSpec
+from anabranch.topics import creation
+from anabranch.topics.names import commands_topic, replies_topic
 from tests.cluster import start_cluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
@@ -104,6 +109,53 @@ def test_others_commit_while_a_broker_of_one_stream_is_dead() -> None:
 
 def test_others_commit_while_a_right_on_one_stream_is_missing() -> None:
     right_taken(6.0)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("trouble", "grace_s"), [(kill, GRACE_S), (freeze, 45.0)])
+def test_others_commit_while_the_broker_of_a_lanes_answers_is_away(
+    trouble: Callable[[EmbeddedCluster, int], Callable[[], object]], grace_s: float
+) -> None:
+    """Once brokers have elected other leaders no round and no lead fails for it; then it is answered again."""
+    replies = replies_topic(lane="solo")
+    with EmbeddedCluster(3, quick_start=True) as cluster, ExitStack() as stack:
+        control = start_cluster(cluster.bootstrap)
+        stack.callback(control.controller.kill)
+        log = stack.enter_context(closing(KafkaLog(cluster.bootstrap)))
+        log.create_topics([TopicSpec(commands_topic(lane="solo"), 1), TopicSpec(replies, 1, {}, 1)])
+        operator = stack.enter_context(anabranch.connect(cluster.bootstrap, lane="admin"))
+        operator.create_stream("nyc/good", segments=1)
+        with patch.object(creation, "problems", return_value=[]):  # one replica is too few
+            operator.add_lane("solo", adopt_topics=True)
+        operator.grant("solo", "nyc/*", ["write", "describe"])
+        solo = stack.enter_context(anabranch.connect(cluster.bootstrap, lane="solo"))
+        one_shot(solo, "nyc/good")
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        node = admin.list_topics(timeout=10).topics[replies].partitions[0].leader
+        with writing(cluster.bootstrap, "nyc/good") as (good,):
+            mend = trouble(cluster, node)
+            time.sleep(grace_s)
+            began, said = time.monotonic(), control.controller.log_file.read_text()
+            while time.monotonic() < began + 8.0:
+                with pytest.raises(AnabranchError):
+                    one_shot(solo, "nyc/good", timeout=1)
+            # A client that knew the broker before it froze may need a minute to find another one.
+            with anabranch.connect(cluster.bootstrap, lane="admin", timeout=20) as fresh:
+                told = {lane.name: lane.trouble for lane in fresh.lanes()}
+            ended, later = time.monotonic(), control.controller.log_file.read_text()[len(said) :]
+            mend()
+        until = ended + 60
+        while True:
+            try:
+                one_shot(solo, "nyc/good", timeout=2)
+                break
+            except AnabranchError:
+                assert time.monotonic() < until, operator.lanes()
+        print(said[-2000:], "\n---", later)
+        assert "has no leader" in told.pop("solo")
+        assert not any(told.values())
+        assert "lead" not in later.replace("has no leader", "")
+        assert good.slowest(began, ended) < 2.0
 
 
 def right_taken(seconds: float) -> None:

@@ -99,6 +99,7 @@ class Mutant:
 CATALOGUE: tuple[Mutant, ...] = (
     # -- durability
     Mutant("answer before the commit", rounds.answer_early, quick=True, broker="kills"),
+    Mutant("answer after an uncertain commit", rounds.answer_unsure, quick=True),
     Mutant("offsets are foreseen and not checked", rounds.unchecked_guess, quick=True, seed=59,
            weather=MARKERS),
     Mutant("table before the commit", rounds.table_early, quick=True, broker="unborn"),

@@ -14,13 +14,13 @@ from anabranch.core.decisions import decide, questions, transactions
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import Keepalives
 from anabranch.core.round import ReplyTo
-from anabranch.ports import Producer, TopicPartition
+from anabranch.ports import LogUncertain, Producer, TopicPartition
 from anabranch.processors import controller, durability, leadership
 from anabranch.processors.lanes import queues
 from anabranch.processors.offset_guess import OffsetGuess
 from anabranch.schemas.codec import encode
-from anabranch.schemas.records import Reply, Resolve, SafeTime, SafeTimeIs, TermRow
-from anabranch.topics.names import carrier_ids, replies_topic, status_topic, transactional_ids
+from anabranch.schemas.records import Resolve, SafeTime, SafeTimeIs, TermRow
+from anabranch.topics.names import carrier_ids, status_topic, transactional_ids
 
 Planted = AbstractContextManager[object]
 
@@ -55,37 +55,30 @@ def _before_commit(what: Callable[[Any, Any, Any], None]) -> Planted:
     return patch.object(controller, "write_round", write_round)
 
 
+def _answer(to: Any, round_: Any, state: Any) -> None:
+    wall_ms = int(to.clock.wall() * 1000)
+    to.send(durability._answers(to.prefix, round_, state.round.hybrid_time, wall_ms))
+
+
 def answer_early() -> Planted:
     """Answers leave before the round is committed."""
+    return _before_commit(_answer)
+
+
+def answer_unsure() -> Planted:
+    """Answers leave though it is uncertain whether their round was committed."""
     real = durability.write_round
 
     def write_round(
         to: Any, producer: Any, round_: Any, state: Any, *rest: Any, **more: Any
     ) -> None:
-        for waiting, result in round_.replies:
-            reply = Reply(waiting.correlation_id, waiting.command, state.round.hybrid_time, result)
-            record = Record(0, more["wall_ms"], waiting.correlation_id, encode(reply))
-            _send_by_itself(
-                to,
-                TopicPartition(replies_topic(to.prefix, waiting.lane), waiting.partition),
-                record,
-            )
-        round_.replies.clear()
-        real(to, producer, round_, state, *rest, **more)
+        try:
+            real(to, producer, round_, state, *rest, **more)
+        except LogUncertain:
+            _answer(to, round_, state)
+            raise
 
     return patch.object(controller, "write_round", write_round)
-
-
-def _send_by_itself(to: Any, place: TopicPartition, record: Record) -> None:
-    """Append a record outside of the round."""
-    cluster = getattr(to.log, "cluster", None)
-    if cluster is not None:
-        cluster.produce(place, [record])
-        return
-    producer = to.log.producer(f"{to.prefix}.early.{to.control_partition}", timeout=10.0)
-    producer.append([(place, encode_batch([record]))])
-    producer.commit()
-    producer.close()
 
 
 def table_early() -> Planted:

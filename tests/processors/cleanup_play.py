@@ -99,9 +99,11 @@ class Play:
             return
 
     def ask(self, command: Any) -> Any:
-        """The answer to a command."""
+        """The answer to a command, which is sent again: an answer is lost with its leader."""
         correlation_id = self.world.send(command)
-        for _ in range(20):
+        for number in range(20):
+            if number == 10:
+                self.world.send(command, again=correlation_id)
             self.step()
             answer = self.world.reply(correlation_id)
             if answer is not None:

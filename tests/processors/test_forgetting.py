@@ -260,7 +260,7 @@ def test_what_is_only_missing_is_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("phase", ["", ".after"])
-@pytest.mark.parametrize("call", ["describe_topics", "delete_topics", "append", "commit"])
+@pytest.mark.parametrize("call", ["describe_topics", "delete_topics", "append", "commit", "send"])
 def test_a_successor_goes_on_wherever_a_leader_ends(
     call: str, phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +288,9 @@ def test_a_successor_goes_on_wherever_a_leader_ends(
                 break
         play.lead_anew(keeps_table=bool(nth % 2))
         play.play(20, 4.0)
+        if play.world.reply(command) is None:  # lost with its leader
+            play.world.send(ForgetStream(GONE), again=command)
+            play.play(2, 0.2)
         assert play.world.reply(command) == DONE
         check_made_anew(play)
     else:

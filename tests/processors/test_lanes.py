@@ -14,10 +14,9 @@ from anabranch.core.decisions import decide as entrance
 from anabranch.core.decisions import expiry
 from anabranch.core.decisions.turn import AT_END
 from anabranch.core.ids import ADMIN_LANE, CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER
-from anabranch.memory.partition import Partition
 from anabranch.memory.table import MemoryStore
 from anabranch.memory.trouble import Kind, Trouble
-from anabranch.ports import LogRefused, TopicPartition, TopicSpec
+from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.processors import poison_commands as culprit
 from anabranch.processors.controller import Controller
 from anabranch.processors.lanes import queues
@@ -421,28 +420,6 @@ def test_a_lane_that_can_not_be_read_waits_alone(what: str, leader: str) -> None
     assert play.events == 3 + 8 + 2
 
 
-def test_a_lost_marker_of_an_id_that_is_set_aside_holds_up_no_answers() -> None:
-    play = Lanes()
-    cluster, lease = play.world.cluster, play.leader.lease
-    place = TopicPartition(replies_topic(lane=A), 0)
-    cluster.loses_markers = True
-
-    def leader_goes(process: str, name: str) -> None:
-        if name == "commit":
-            cluster.on_call, cluster.troubles[place] = None, Trouble(Kind.LEADERLESS)
-
-    cluster.on_call = leader_goes
-    asked = play.send(A)
-    play.leader.step(0)
-    assert lease is not None
-    lease.set_aside(lease.producers[lease.turn % 2])
-    asked += play.send(A)
-    play.steps(4, 2.0)
-    cluster.troubles.clear()
-    play.steps(20, 20.0)
-    assert play.states(asked[:1]) == {"COMMITTED"}
-
-
 def test_another_topic_of_the_same_name_is_never_read() -> None:
     """Its offsets go as far as those of the old one."""
     play = Lanes()
@@ -460,28 +437,14 @@ def test_another_topic_of_the_same_name_is_never_read() -> None:
     [("replaced", A)]
     + [
         (what, lane)
-        for what in ("deleted", "leaderless", "forbidden", "refused")
+        for what in ("deleted", "leaderless", "forbidden")
         for lane in (OPEN_LANE, A, ADMIN_LANE)
     ],
 )
-def test_a_lane_that_can_not_be_answered_is_decided(
-    what: str, lane: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lane_that_can_not_be_answered_is_decided(what: str, lane: str) -> None:
     """Its decisions stand, the other lanes get their answers, and it gets its own again once brokers take them."""
-    play, topic = Lanes(), replies_topic(lane=lane)
-    if what == "refused":
-        refused = [topic]
-        check = Partition.check
-
-        def checked(partition: Partition, data: bytes, now_ms: int) -> object:
-            if partition.name.topic in refused:
-                raise LogRefused("refused", 29, (topic,))
-            return check(partition, data, now_ms)
-
-        monkeypatch.setattr(Partition, "check", checked)
-        mend: Callable[[], None] = refused.clear
-    else:
-        mend = TROUBLES[what][0](play, topic)
+    play = Lanes()
+    mend = TROUBLES[what][0](play, replies_topic(lane=lane))
     term, shot = play.leader.state.term, play.shot()
     play.send(lane, command=shot)
     others = play.send(B, 3)
@@ -493,8 +456,9 @@ def test_a_lane_that_can_not_be_answered_is_decided(
         more = play.send(B)
         play.send(lane)
         play.steps(4)
-        assert play.states(more) == {"COMMITTED"}
+        assert play.states(more) == {"COMMITTED"}, "in their rounds"
     assert play.leader.state.term == term
+    assert play.leader.metrics.values["refused_rounds"] == {(): 0}
     mend()
     play.steps(30, 30.0)
     again = play.send(lane, command=shot)

@@ -265,7 +265,7 @@ def test_what_carriers_are_at_is_known() -> None:
     assert seen == {big[0]}
 
 
-@pytest.mark.parametrize("name", ["append", "append.after", "commit", "commit.after"])
+@pytest.mark.parametrize("name", ["append", "append.after", "commit", "commit.after", "send.after"])
 def test_a_leader_that_ends_while_it_settles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         pass
@@ -284,6 +284,9 @@ def test_a_leader_that_ends_while_it_settles(name: str, monkeypatch: pytest.Monk
             play.controller.step(0)
     play.lead_anew(keeps_table=False, chunk_bytes=CHUNK_BYTES)
     play.play(3)
+    if name == "commit.after":  # its answer is lost
+        play.world.send(Settle(play.token, "gone"), again=command)
+        play.play(1)
     assert play.world.reply(command).state == "ABORTED"
     assert play.big() == "COMMITTED"
     play.check_strays(retired)

@@ -176,7 +176,6 @@ CONTROLLER_SEEN = {
     (control_topic(), "Write"): Seen(ask_directory, write_kept),
     (status_topic(), "Read"): Seen(Place.new_lead),
     (status_topic(), "Write"): Seen(asked),
-    (replies_topic(), "Read"): Seen(Place.new_lead, write_kept),
     (replies_topic(), "Write"): Seen(asked),
     (controllers_group(), "Read"): Seen(be_assigned, logged=False),
     (of_transactions(), "Write"): Seen(asked),

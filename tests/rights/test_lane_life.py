@@ -11,14 +11,15 @@ import anabranch
 from anabranch import errors
 from anabranch.cli.grants import differences
 from anabranch.topics import rights
-from anabranch.topics.names import commands_topic
+from anabranch.topics.names import commands_topic, replies_topic
+from anabranch.topics.rights import TOPIC, Right
 from tests.cluster import ControllerProcess, words
 from tests.rights.test_each_right import at_last, commit
 from tests.secured import secured_broker
 
 pytestmark = pytest.mark.broker
 CONTROLLER, OPERATOR, ETL, OTHER = USERS = "controller", "operator", "etl", "other"
-STREAM = "shop/a"
+STREAM, REPLIES = "shop/a", replies_topic(lane="etl")
 
 
 def test_a_lanes_life(tmp_path: Path) -> None:
@@ -89,3 +90,33 @@ def test_a_lanes_life(tmp_path: Path) -> None:
             at_last(lambda: commit(etl, STREAM))
             did = [entry.command for entry in operator.audit_log(50)]
             assert {"SetGrant", "Abort"} <= set(did)
+
+            # It can't be answered: `lane list` says why, its commands are carried out, others go on.
+            led = controller.log_file.read_text().count("leading, term")
+
+            def unanswered(why: str) -> None:
+                with pytest.raises(errors.AnabranchError):
+                    one_shot(etl, b"unheard", timeout=1)
+                one_shot(other, b"heard", timeout=3)
+                trouble = {lane.name: lane.trouble for lane in operator.lanes()}
+                if why not in trouble.pop(
+                    "etl"
+                ):  # it is told well after each look, until it is tried again
+                    raise errors.NotReady("nothing is told")
+                assert not any(trouble.values())
+
+            with secured.denied(CONTROLLER, Right(TOPIC, REPLIES, "Write", "")):
+                at_last(partial(unanswered, "AUTHORIZATION_FAILED"))
+            at_last(lambda: one_shot(etl, b"heard"))
+            secured.admin.delete_topics([REPLIES])[REPLIES].result(30)
+            at_last(partial(unanswered, "there is no topic"))
+            assert controller.log_file.read_text().count("leading, term") == led
+            with anabranch.connect(secured.broker.bootstrap) as plain:
+                read = plain.snapshot(STREAM).read(STREAM)
+                assert [event.value for event in read].count(b"unheard") > 1
+
+
+def one_shot(client: anabranch.Client, value: bytes, timeout: float = 5) -> None:
+    with client.begin("shop") as txn:
+        txn.write(STREAM, value)
+        txn.commit(timeout=timeout)

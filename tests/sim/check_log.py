@@ -195,7 +195,7 @@ def check_answers(picture: Picture) -> None:
     """What was answered about an id never changes, and is what the rows say."""
     final: dict[bytes, Final] = {}
     for seen, reply in picture.replies:
-        hold(seen.native[0] >= 0, "an answer outside of any round")
+        hold(seen.native[0] < 0, "an answer inside a native transaction")
         hold(reply.correlation_id == seen.record.key, "an answer under another's key")
         result = reply.result
         if isinstance(result, r.Refusal):

@@ -22,7 +22,7 @@ class LateEnd(LogUncertain):
 
 
 # Where a crash is most telling: around what makes a round, or a new lead, durable.
-_TELLING = ("append", "end:", "table:rows", "producer:")
+_TELLING = ("append", "end:", "send:", "table:rows", "producer:")
 _TELLING_FACTOR = 5.0
 _SLOW_LEAD_S = 1.0
 _QUESTIONS = frozenset(("end_offsets", "describe_topics", "committed", "commit offsets"))
@@ -137,7 +137,7 @@ class Faults:
             chance -= weather.uncertain
             if chance < 0:
                 return Action("uncertain", error=LogUncertain("no answer in time"))
-        elif not call.startswith("table:"):
+        elif not call.startswith(("table:", "send:")):
             chance -= weather.unavailable
             if chance < 0:
                 error = LogUnavailable("no broker answers")

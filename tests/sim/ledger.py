@@ -175,6 +175,7 @@ class Ledger:
         self.stale: dict[bytes, list[float]] = defaultdict(list)  # rounds that found it stale
         self.terms: dict[int, list[float]] = defaultdict(list)  # by control partition
         self._undecided: dict[Native, list[tuple[list[float], float]]] = defaultdict(list)
+        self.happened: set[Native] = set()  # native transactions that were committed
         self.carriers: set[int] = set()  # producer ids that carried merges aside
         self.safe_answers: list[SafeAnswer] = []
         self.final_answers: list[tuple[bytes, str, int]] = []  # answers about other ids
@@ -287,6 +288,8 @@ class Ledger:
 
     def settle(self, native: Native, *, commit: bool) -> None:
         """A native transaction has ended."""
+        if commit:
+            self.happened.add(native)
         for times, at in self._undecided.pop(native, ()):
             if commit:
                 times.append(at)

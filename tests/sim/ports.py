@@ -1,7 +1,7 @@
 """The ports of the simulated processes: the in-memory log and table, and a client's bus and journals over it.
 
-Names of the port calls: ``fetch:commands+control+journal``, ``append:replies+status``, ``end:commit``,
-``end:abort``, ``producer:a``, ``table:rows``, ``produce:journal``, …, each also with ``.after`` behind its effect.
+Names of the port calls: ``fetch:commands+control+journal``, ``append:journal+status``, ``end:commit``,
+``end:abort``, ``send:replies``, ``producer:a``, ``table:rows``, …, each also with ``.after`` behind its effect.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from anabranch.ports import (
     TopicInfo,
     TopicPartition,
 )
-from anabranch.topics.names import commands_topic, replies_topic
+from anabranch.topics.names import commands_topic, replies_topic, status_topic
 from tests.client.memory import MemoryBus, MemoryJournal, MemoryJournals
 from tests.sim.faults import Faults, LateEnd
 from tests.sim.groups import Groups
-from tests.sim.ledger import Ledger
+from tests.sim.ledger import Ledger, Native
 from tests.sim.retention import KeptPartition
 from tests.sim.topics import Hands
 from tests.sim.world import Process, SimClock, World
 
 _CHANGES = (
     "append",
+    "send",
     "end:",
     "produce",
     "producer:",
@@ -161,13 +162,14 @@ class SimLog(MemoryLog):
         self.sim = cluster
         self.owner = process
         self.detail = ""
+        self.round: Native = (-1, -1)  # the native transaction of the last status rows
 
     def called(self, name: str) -> None:
         """Pass the world's point; whoever waits is woken behind an effect."""
         call, after, _ = name.partition(".after")
         if call in ("commit", "abort"):
             call = f"end:{call}"
-        elif self.detail and call in ("fetch", "append", "producer", "produce"):
+        elif self.detail and call in ("fetch", "append", "send", "producer", "produce"):
             call = f"{call}:{self.detail}"
         if after and call.startswith(_CHANGES):
             self.sim.world.changed()
@@ -316,6 +318,37 @@ class SimLog(MemoryLog):
             self.sim.produce_late(partition, records)
         return offset
 
+    def send(
+        self,
+        batches: Sequence[tuple[TopicPartition, bytes]],
+        failed: MutableMapping[TopicPartition, LogError],
+    ) -> bool:
+        """See `anabranch.ports.Log.send`: answers, which may come late, or twice."""
+        self.detail = _kinds([place for place, _ in batches])
+        faults, weather = self.sim.faults, self.sim.faults.weather
+        sent = []
+        for place, data in batches:
+            self._see_answers(place, data)
+            late = faults.strikes(weather.late_command, "late answer")
+            if late or faults.strikes(weather.double_command, "double answer"):
+                self.sim.produce_late(place, decode_records(data))
+            if self.sim.hands.lacks(self.owner, place):
+                failed[place] = TopicGone(f"there is no topic {place.topic}", place.topic)
+            elif not late:
+                sent.append((place, data))
+        return super().send(sent, failed)
+
+    def _see_answers(self, partition: TopicPartition, data: bytes) -> None:
+        """An answer is of a round that has happened, and comes in the lane that asked, in no other one."""
+        ledger = self.sim.ledger
+        if self.round not in ledger.happened:
+            self.sim.world.fail("an answer of a round that has not happened")
+        lane = partition.topic[len(replies_topic(ledger.prefix)) + 1 :] or OPEN_LANE
+        for record in decode_records(data):
+            asked = ledger.asked.get(record.key or b"")
+            if asked != lane:
+                self.sim.world.fail(f"lane {asked!r} asked, and {lane!r} is answered")
+
     def produce_batch(self, partition: TopicPartition, data: bytes) -> int:
         """See `MemoryLog`; without faults of its own."""
         self.detail = _kinds([partition])
@@ -361,21 +394,12 @@ class SimProducer(MemoryProducer):
         native = self.producer_id, self.producer_epoch
         if ".carrier." in self._id:
             self._sim.sim.ledger.carriers.add(self.producer_id)
+        elif any(place.topic == status_topic(self._sim.sim.ledger.prefix) for place, _ in batches):
+            self._sim.round = native
+            self._sim.sim.ledger.happened.discard(native)  # an older protocol uses it again
         for partition, data in batches:
-            self._see_answers(partition, data)
             self._sim.sim.ledger.see_status(self._sim.sim.world.now, native, partition, bytes(data))
         return offsets
-
-    def _see_answers(self, partition: TopicPartition, data: Buffer) -> None:
-        """An answer comes in the lane that asked, and in no other one."""
-        ledger = self._sim.sim.ledger
-        replies = replies_topic(ledger.prefix)
-        if partition.topic.startswith(replies):
-            lane = partition.topic[len(replies) + 1 :] or OPEN_LANE
-            for record in decode_records(bytes(data)):
-                asked = ledger.asked.get(record.key or b"")
-                if asked != lane:
-                    self._sim.sim.world.fail(f"lane {asked!r} asked, and {lane!r} is answered")
 
     def _end(self, name: str) -> None:
         try:

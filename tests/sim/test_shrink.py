@@ -12,17 +12,17 @@ from tests.sim.shrink import Case, shrink, size_of
 from tests.sim.simulation import simulate
 from tests.sim.weather import Weather, parse
 
-EARLY = next(mutant for mutant in MUTANTS if mutant.name == "answer before the commit")
+DROPPED = next(mutant for mutant in MUTANTS if mutant.name == "a merge is dropped")
 
 
 def test_a_planted_bug_that_needs_no_fault_is_shown_without_any() -> None:
-    found = shrink(Case(6), EARLY.plant)
+    found = shrink(Case(3), DROPPED.plant)
     assert found.before.violation
     assert found.after.origin == found.before.origin
     assert not found.after.struck, size_of(found.after)
     assert found.after.steps * 5 < found.before.steps
     assert (found.after.drawn.clients, found.after.drawn.machines) == (1, 1)
-    again = found.case.run(EARLY.plant)
+    again = found.case.run(DROPPED.plant)
     assert again.digest == found.after.digest
 
 

@@ -41,7 +41,6 @@ _KINDS = {
     "stale_s": Kind.STALE,
     "small_limit_s": None,
 }
-_HOLDING = ("few_replicas_s", "failed_disk_s", "small_limit_s")  # no marker lands meanwhile
 _PASSING = (Kind.LEADERLESS, Kind.FEW_REPLICAS, Kind.FAILED_DISK, Kind.STALE)
 
 
@@ -154,13 +153,6 @@ class Outages:
         topic = self._random.choice((commands_topic, replies_topic))
         name = topic(self._ledger.prefix, self._lane)
         kind = self._random.choice((Kind.LEADERLESS, Kind.DENYING, None))
-        if topic is replies_topic and not self._faults.weather.lose_markers:
-            # Not stood yet: a round that ends then lacks its marker, and no successor can lead.
-            kind = Kind.DENYING if kind is Kind.LEADERLESS else kind
-        if any(getattr(self._faults.weather, name) for name in _HOLDING):
-            # Not stood yet: an id that is busy for a stream's sake has lost a marker here, too. Nothing ends that
-            # native transaction before leading begins again.
-            kind = Kind.DENYING if kind is Kind.LEADERLESS else kind
         if not self._faults.strikes(1.0, "lane in trouble", name):
             self._lane = ""
             return

@@ -22,7 +22,7 @@ PRODUCE_BY_ID_FROM = 13
 FETCH_BY_ID_FROM = 13
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
-_ACKS_ALL = -1
+ACKS_ALL = -1
 BUMPS_FROM = 5  # the answer names the producer id and epoch to go on with (KIP-890)
 
 _I32 = struct.Struct(">i")
@@ -73,6 +73,7 @@ def produce_request(
     timeout_ms: int,
     batches: Mapping[TopicPartition, Sequence[Buffer]],
     topic_ids: Mapping[str, bytes],
+    acks: int = ACKS_ALL,
 ) -> list[Buffer]:
     """The parts of a Produce request: one batch per partition, each given as buffers in a row."""
     form = _Form(version >= PRODUCE.flexible_from)
@@ -84,7 +85,7 @@ def produce_request(
     else:
         name = form.string(transactional_id)
     out: list[Buffer] = []
-    pending = name + _ACKS_TIMEOUT.pack(_ACKS_ALL, timeout_ms) + form.array(len(by_topic))
+    pending = name + _ACKS_TIMEOUT.pack(acks, timeout_ms) + form.array(len(by_topic))
     for topic, partitions in by_topic.items():
         pending += topic_ids[topic] if version >= PRODUCE_BY_ID_FROM else form.string(topic)
         pending += form.array(len(partitions))

@@ -104,6 +104,7 @@ class Lanes:
         if resumes or state.lanes != self._rows:
             self._renew(state)
         self._fill()
+        self.trouble.send()
         if self.trouble.waiting or self._waited:
             self.trouble.look(state)
             self._waited = bool(self.trouble.waiting)

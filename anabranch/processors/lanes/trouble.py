@@ -1,9 +1,9 @@
 """Lanes in trouble: each waits alone, all others are served. The one home of that rule.
 
-Commands that can't be read are not asked for. Answers that can't be written are left out of rounds, and their
-clients ask again; the decisions stay. A topic is tried again once a look at the brokers' metadata finds it well and
-its pause is over; the pause grows while it fails again and again. A topic that is not the one whose id the lane's
-row has is never read or written. `open` and `admin` are lanes as others are.
+Commands that can't be read are not asked for. Answers that can't be written are not sent, and their clients ask
+again. A topic is tried again once a look at the brokers' metadata finds it well and its pause is over; the pause
+grows while it fails again and again. A topic that is not the one whose id the lane's row has is never read or
+written. `open` and `admin` are lanes as others are.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from typing import NamedTuple
 from anabranch.core.decisions.lanes import is_blocked
 from anabranch.core.decisions.turn import Settings
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
-from anabranch.core.round import Round
 from anabranch.core.state import State
-from anabranch.ports import Clock, Log, LogError, LogRefused, TopicInfo, TopicPartition
+from anabranch.ports import Clock, Log, LogError, TopicInfo, TopicPartition
 from anabranch.processors.streams.health import (
-    FADES_S,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     describe,
     gone,
     next_pause,
-    unwell,
+    refuses_data,
 )
 from anabranch.topics.names import commands_topic, replies_topic, status_topic
 
 log = logging.getLogger("anabranch.controller")
 
+UNSENT_PAUSE_S = 0.01
 _NEVER = float("-inf"), 0.0
 
 
@@ -46,13 +45,13 @@ class _Topic(NamedTuple):
 
 @dataclass(slots=True)
 class LaneTrouble:
-    """``waiting``: topic -> why it is not read, or written."""
+    """``waiting``: topic -> why it is not read, or written. ``unsent``: some answers are not on their way yet."""
 
     log: Log
     clock: Clock
     settings: Settings
     waiting: dict[str, str] = field(default_factory=dict)
-    rested: list[str] = field(default_factory=list)  # topics that go on, to be checked once more
+    unsent: bool = False
     # By topic, monotonic seconds: until when it waits at least, and how long that was.
     _pauses: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -71,32 +70,20 @@ class LaneTrouble:
     @property
     def wait_s(self) -> float:
         """How long the loop may wait."""
+        if self.unsent:
+            return UNSENT_PAUSE_S
         return FIRST_PAUSE_S if self.waiting else LONGEST_PAUSE_S
 
-    def mute(self, round_: Round) -> None:
-        """Leave out the answers that can't be written."""
-        if self.waiting:
-            name, prefix = replies_topic, self.settings.prefix
-            heard = [
-                each for each in round_.replies if name(prefix, each[0].lane) not in self.waiting
-            ]
-            round_.replies = heard
-
-    def find(self, state: State, error: LogError) -> bool:
-        """Let the lanes' topics wait that an error names, and take them out of it. Whether it named no others."""
-        topics = self._topics(state)
-        mine = sorted(error.topics & topics.keys())
-        if not mine:
-            return False
-        self._look([topics[topic] for topic in mine])
-        now = self.clock.monotonic()
-        for topic in mine:
-            if isinstance(error, LogRefused) or now - self._pauses.get(topic, _NEVER)[0] <= FADES_S:
-                self.note(topic, str(error))
-            elif topic not in self.waiting:
-                self._pauses[topic] = now, 0.0  # brokers may have moved it: once more at once
-        error.topics -= set(mine)
-        return not error.topics
+    def send(self, answers: Iterable[tuple[TopicPartition, bytes]] = ()) -> None:
+        """Send answers, but none to topics that wait; hear what became of earlier ones."""
+        failed: dict[TopicPartition, LogError] = {}
+        heard = [answer for answer in answers if answer[0].topic not in self.waiting]
+        self.unsent = self.log.send(heard, failed)
+        for place, error in failed.items():
+            if refuses_data(error):
+                log.warning("an answer is lost: %s", error)  # others to that lane are fine
+            else:
+                self.note(place.topic, str(error))
 
     def note(self, topic: str, why: str, *, looked: bool = False) -> None:
         """Let a topic wait; longer, if it waits already and was looked at."""
@@ -108,12 +95,6 @@ class LaneTrouble:
         if not known:
             log.warning("%s waits: %s", topic, why)
         self.waiting[topic] = why
-
-    def places(self, state: State, name: str) -> list[TopicPartition]:
-        """The partitions of a topic that this controller writes to."""
-        topic = self._topics(state).get(name)
-        count = 0 if topic is None or topic.commands else topic.partitions
-        return [TopicPartition(name, number) for number in range(count)]
 
     def look(self, state: State) -> None:
         """Look at the topics whose pause is over."""
@@ -140,16 +121,14 @@ class LaneTrouble:
                 self.note(name, why, looked=True)
             elif self.waiting.pop(name, ""):
                 log.info("%s goes on", name)
-                self.rested.append(name)
 
     def _wrong(self, topic: _Topic, info: TopicInfo | None) -> str:
         why = gone(topic.name, info, topic.partitions, topic.topic_id)
         if why or info is None:
             return why
-        if not topic.commands:
-            return unwell(info, topic.partitions)
-        partition = self.settings.control_partition
-        return f"{topic.name}[{partition}] has no leader" if partition in info.leaderless else ""
+        mine = (self.settings.control_partition,) if topic.commands else range(topic.partitions)
+        lacking = [partition for partition in mine if partition in info.leaderless]
+        return f"{topic.name}[{lacking[0]}] has no leader" if lacking else ""
 
     def _topics(self, state: State) -> dict[str, _Topic]:
         """The topics of all lanes, by name; without the commands of blocked ones."""

@@ -219,10 +219,6 @@ class StreamTrouble:
                 else:
                     self._next = min(self._next, trouble.until)
 
-    def places(self, state: State, stream: str) -> list[TopicPartition]:
-        """All partitions of a stream's topics."""
-        return places_of(state, stream)
-
     def _is_gone(self, state: State, stream: str) -> bool:
         """Whether the brokers' quorum says that a topic is gone, or all brokers that it has another id."""
         row = state.streams[stream]

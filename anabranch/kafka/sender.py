@@ -1,0 +1,206 @@
+"""Batches sent outside of native transactions by a caller that waits for no broker.
+
+The answers to earlier requests are read once they have come. A broker that is away or frozen costs the batches for
+it alone: they are kept for a while, then dropped. A batch in doubt is sent again, so it may come twice.
+The leader's word is enough (acks=1): a batch lost with it is lost like any other, few replicas stop nothing, and a
+request does not wait for the slowest of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+from anabranch.kafka.link import Link, Piece, Wave
+from anabranch.kafka.wire import codes
+from anabranch.kafka.wire.cluster import Cluster
+from anabranch.kafka.wire.codes import NONE, UNKNOWN_TOPIC_ID, Act, error_for, meaning
+from anabranch.kafka.wire.connection import ConnectionBroken
+from anabranch.ports import (
+    UNKNOWN_TOPIC_OR_PARTITION,
+    Failed,
+    LogError,
+    LogRefused,
+    TopicGone,
+    TopicPartition,
+)
+
+log = logging.getLogger("anabranch.kafka")
+
+ACKS_LEADER = 1
+KEPT_S, KEPT_BYTES = 5.0, 8 << 20  # batches that can't be sent: how long, how many bytes
+# Under way to one broker; about so many bytes the system's buffers take for one that is frozen.
+MAX_IN_FLIGHT, IN_FLIGHT_BYTES = 5, 256 << 10
+ANSWER_S = 2.0  # a broker silent for so long is frozen
+CALL_S = 0.5  # of the caller's time, for a connection or for metadata
+ASK_AGAIN_S = 0.25
+AWAY_S = (1.0, 16.0)  # a broker that fails is left alone so long; longer, if it fails again
+_ANY = -1  # the brokers that are asked for metadata
+_NEVER: tuple[float, LogError | None] = 0.0, None
+
+
+class Sender:
+    """`anabranch.ports.Log.send` on brokers. One thread at a time."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._links: dict[int, Link] = {}
+        self._kept: list[Piece] = []  # not on their way
+        # By partition without a leader that answers: when to ask again, and why there is none.
+        self._asked: dict[TopicPartition, tuple[float, LogError | None]] = {}
+        self._away: dict[
+            int, tuple[float, float]
+        ] = {}  # broker -> left alone until, and for how long
+        self._topic_ids: dict[str, bytes] = {}
+
+    def send(self, batches: Sequence[tuple[TopicPartition, bytes]], failed: Failed) -> bool:
+        if not (batches or self._kept or any(link.in_flight for link in self._links.values())):
+            return False
+        now = time.monotonic()
+        for link in self._links.values():
+            self._hear(link, now, failed)
+        waiting = [
+            *self._kept,
+            *(Piece(place, (batch,), since=now) for place, batch in batches),
+        ]
+        self._kept = []
+        self._find_leaders({piece.partition for piece in waiting}, now)
+        for piece in waiting:
+            self._place(piece, now, failed)
+        for link in list(self._links.values()):
+            if link.gathering.pieces:
+                self._write(link, now)
+        self._drop_most()
+        return bool(self._kept)
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.close()
+
+    # -- out --------------------------------------------------------------------------------------------
+
+    def _find_leaders(self, places: Iterable[TopicPartition], now: float) -> None:
+        """Ask for leaders that are not known, or do not answer: now and then."""
+        lost = [
+            place
+            for place in places
+            if self._leader(place, now) is None and now >= self._asked.get(place, _NEVER)[0]
+        ]
+        if not lost or self._is_away(_ANY, now):
+            return
+        self._cluster.forget({place.topic for place in lost})
+        failed: dict[TopicPartition, LogError] = {}
+        try:
+            self._cluster.groups(lost, self._cluster.deadline(CALL_S), failed)
+            self._away.pop(_ANY, None)
+        except LogError as error:
+            log.warning("leaders can't be asked for: %s", error)
+            self._leave_alone(_ANY)
+        again = time.monotonic() + ASK_AGAIN_S
+        self._asked.update({place: (again, failed.get(place)) for place in lost})
+
+    def _leader(self, place: TopicPartition, now: float) -> int | None:
+        """The broker to send to, if it is known and not left alone."""
+        leader = self._cluster.leader(place)
+        return None if leader is None or self._is_away(leader.node, now) else leader.node
+
+    def _place(self, piece: Piece, now: float, failed: Failed) -> None:
+        """Into the next request to its leader, or kept, or given up."""
+        place = piece.partition
+        node = self._leader(place, now)
+        why = self._asked.get(place, _NEVER)[1] if node is None else None
+        if isinstance(why, LogRefused):
+            failed[place] = why
+        elif now - piece.since > KEPT_S:
+            if why is not None:
+                failed[place] = why
+        elif node is None:
+            self._kept.append(piece)
+        elif self._is_replaced(place.topic):
+            what = f"topic {place.topic} was deleted and created again"
+            failed[place] = TopicGone(what, place.topic)
+        else:
+            link = self._links.setdefault(node, Link(node))
+            under_way = sum(wave.size for wave in link.in_flight) + link.gathering.size + piece.size
+            full = link.in_flight and (
+                len(link.in_flight) >= MAX_IN_FLIGHT or under_way > IN_FLIGHT_BYTES
+            )
+            most = self._cluster.settings.max_request_bytes
+            if full or not link.gathering.has_room(place, piece.size, most):
+                self._kept.append(piece)
+            else:
+                link.gathering.add(piece)
+
+    def _is_replaced(self, topic: str) -> bool:
+        """Whether the topic is another one than before. The caller is told once, and decides."""
+        now = self._cluster.topic_ids[topic]
+        if self._topic_ids.setdefault(topic, now) == now:
+            return False
+        del self._topic_ids[topic]
+        return True
+
+    def _write(self, link: Link, now: float) -> None:
+        wave = link.take()
+        deadline = self._cluster.deadline(CALL_S)
+        try:
+            if not link.in_flight:
+                link.connect(self._cluster, deadline)
+            link.send(self._cluster, wave, None, deadline, ACKS_LEADER)
+        except (ConnectionBroken, LogRefused) as error:
+            self._lose(link, error, wave)
+        else:
+            link.in_flight.append(wave)
+
+    def _drop_most(self) -> None:
+        """Drop the oldest of what is kept, if that is too much."""
+        size = sum(piece.size for piece in self._kept)
+        while size > KEPT_BYTES:
+            size -= self._kept.pop(0).size
+
+    # -- in ---------------------------------------------------------------------------------------------
+
+    def _hear(self, link: Link, now: float, failed: Failed) -> None:
+        """Read the answers that have come."""
+        while link.in_flight:
+            if not link.may_send():
+                if now - link.in_flight[0].sent > ANSWER_S:
+                    self._lose(link, f"broker {link.node} does not answer")
+                return
+            wave = link.in_flight.popleft()
+            try:
+                answers = link.read(self._cluster, wave, self._cluster.deadline(CALL_S))
+            except ConnectionBroken as error:
+                self._lose(link, error, wave)
+                return
+            self._away.pop(link.node, None)
+            for place, piece in wave.pieces.items():
+                code, _, message = answers[place]
+                if code == NONE:
+                    continue
+                self._cluster.forget((place.topic,))
+                meant = meaning(codes.IDEMPOTENT_CODES, code)
+                passes = meant.act in (Act.RETRY, Act.REFRESH)
+                if passes and code not in (UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID):
+                    self._kept.append(piece)
+                else:
+                    what = f"append to {place.topic}[{place.partition}]"
+                    failed[place] = error_for(meant, code, what, message, (place.topic,))
+
+    def _lose(self, link: Link, why: object, *lost: Wave) -> None:
+        """A broker fails: keep what it may not have, and ask for the leaders of its partitions."""
+        log.warning("what was sent without waiting is in doubt: %s", why)
+        link.close()
+        for wave in (*link.in_flight, *lost):
+            self._kept += wave.pieces.values()
+        link.in_flight.clear()
+        self._cluster.distrust(link.node)
+        self._leave_alone(link.node)
+
+    def _leave_alone(self, node: int) -> None:
+        first, longest = AWAY_S
+        pause = min(longest, 2 * self._away.get(node, (0.0, first / 2))[1])
+        self._away[node] = time.monotonic() + pause, pause
+
+    def _is_away(self, node: int, now: float) -> bool:
+        return now < self._away.get(node, (0.0, 0.0))[0]
