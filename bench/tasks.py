@@ -38,13 +38,13 @@ from anabranch.topics.names import commands_topic, replies_topic, stream_topic
 from bench.setting import Place, percentile
 
 PROCESSORS = 64
-PAUSE_S = 0.02  # between the inputs of the loop
+PAUSE_S = 0.05  # between the inputs of the loop
 GOAL_RATE, GOAL_LOOP = 0.9, 2.0
 
 
 def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
     """Medians of rounds."""
-    rounds, seconds, events = (1, 2.0, 60) if quick else (3, 5.0, 400)
+    rounds, seconds, events = (1, 2.0, 60) if quick else (3, 5.0, 300)
     stream = place.new_stream(segments=2)
     with anabranch.connect(place.bootstrap, timeout=60) as client:
         tenures = []

@@ -18,7 +18,6 @@ from anabranch.core.ids import (
     SECRET_SIZE,
     command_digest,
     control_partition_of,
-    is_marked,
     made_ms_of,
     make_marked_id,
     make_txn_id,
@@ -80,11 +79,8 @@ class Session(StreamCalls):
         """A transaction id for a scope. ``marked``: of a one-shot that moves positions, and of no other."""
         partition = self.find_scope(scope, deadline)
         now_ms = int(self._clock.wall() * 1000)
-        while True:
-            make = make_marked_id if marked else make_txn_id
-            txn_id = make(partition, now_ms, int.from_bytes(self._entropy(8), "big"))
-            if is_marked(txn_id) == marked:
-                return txn_id
+        make = make_marked_id if marked else make_txn_id
+        return make(partition, now_ms, int.from_bytes(self._entropy(8), "big"))
 
     def begin(self, command: r.Begin, deadline: float) -> r.Begun | r.Outcome:
         """Begin; an `Outcome`: the name is committed (or the transaction over)."""

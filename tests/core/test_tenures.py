@@ -181,6 +181,9 @@ def a_commit_by_journals_moves_when_it_is_merged() -> None:
     assert w.end("X", w.consumed("a", 1, 12)) == ""
     assert w.row() == "1 a 0:- !X", "decided"
     check_unmoved(w, "1 a 0:- !X")
+    turn = w.new_turn()  # nothing is merged before it is asked
+    decide_module.decide(turn, w.committing("X", receipts=()), w.asker("other"))
+    assert w.close(turn, None, "other") == "OutcomeUnknown", "with other positions than decided"
     both = w.shot("Y", w.consumed("a", 1, 12))
     assert both == "NotReady; [commit X] X COMMITTED 1", "else both would be committed"
     assert w.row() == "1 a 1:12"

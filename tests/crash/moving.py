@@ -32,7 +32,8 @@ class Moving(Scenario):
     def __post_init__(self) -> None:
         super().__post_init__()
         for which in SHOTS:
-            self.ids[which] = self.ids[which][:8] + b"\xff\xff" + self.ids[which][10:]
+            made = self.ids[which]
+            self.ids[which] = made[:2] + bytes((made[2] | 0x80,)) + made[3:]
 
     @property
     def processor(self) -> str:

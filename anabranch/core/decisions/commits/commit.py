@@ -154,14 +154,17 @@ def _judge(turn: Turn, row: TxnRow, consumed: Consumed | None) -> None:
 
 
 def _check_decided(row: TxnRow, command: Commit) -> None:
-    """`AlreadyCommitted` for a commit that was decided with other positions than this one's."""
+    """Refuse a commit, if another one with other positions was decided."""
     consumed = command.consumed
-    if row.state == "ABORTED" or row.state == "ABORT_IN_PROGRESS":
+    if row.state in ("ABORT_IN_PROGRESS", "ABORTED"):
         return
-    if row.consumes != (None if consumed is None else positions.digest_of(consumed)):
-        raise AlreadyCommitted(
-            "the transaction is committed, or being committed, with other positions: its outcome stands"
-        )
+    if row.consumes == (None if consumed is None else positions.digest_of(consumed)):
+        return
+    if row.state == "COMMITTED":
+        raise AlreadyCommitted("the transaction was committed with other positions than these")
+    raise OutcomeUnknown(
+        "another commit of this transaction is under way, with other positions: ask for the outcome"
+    )
 
 
 def _heard_late(turn: Turn, to: ReplyTo | None, row: TxnRow) -> bool:
