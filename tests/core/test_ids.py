@@ -43,7 +43,7 @@ def test_the_parts_of_a_transaction_id_come_back(partition: int, ms: int, random
     assert len(txn_id) == ids.TXN_ID_SIZE
     assert ids.control_partition_of(txn_id) == partition
     assert ids.made_ms_of(txn_id) == ms
-    moving = ids.make_marked_id(partition, ms, random64)
+    moving = ids.make_marked_id(partition, ms, random)
     assert (ids.is_marked(txn_id), ids.is_marked(moving)) == (False, True)
     assert (ids.control_partition_of(moving), ids.made_ms_of(moving)) == (partition, ms)
     assert ids.parse_txn_text(ids.txn_text(txn_id)) == txn_id
