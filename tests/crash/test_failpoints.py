@@ -144,6 +144,23 @@ def record(lanes: Lanes, place: Place, folder: Path) -> list[list[Point]]:
     return [[Point.parse(line) for line in trace.read_text().splitlines()] for trace in traces]
 
 
+def record_all(lanes: Lanes, folder: Path) -> tuple[list[list[Point]], list[list[Point]]]:
+    """The calls in a new place and in a used one. Once more, if a round's offsets were guessed wrong.
+
+    When markers land is a matter of time: nobody can be killed there for sure.
+    """
+    for again in reversed(range(5)):
+        place = lanes.new()
+        # The second run may still add partitions; from the third on nothing is new.
+        fresh, _, used = (record(lanes, place, folder) for _ in range(3))
+        place.check_log()
+        place.remove()
+        missed = any(p.name == "end:abort" for points in (*fresh, *used) for p in points)
+        if not (missed and again):
+            return fresh, used
+    raise AssertionError
+
+
 def killings(
     fresh: list[list[Point]], used: list[list[Point]], done: Set[str], *, every: bool
 ) -> list[Killing]:
@@ -217,11 +234,7 @@ def test_killed_at_every_call(
     done: set[str] = set()
     for play in PLAYS:
         lanes = Lanes(zygote, broker.bootstrap, log, play)
-        place = lanes.new()
-        # The second run may still add partitions; from the third on nothing is new.
-        fresh, _, used = (record(lanes, place, tmp_path) for _ in range(3))
-        place.check_log()
-        place.remove()
+        fresh, used = record_all(lanes, tmp_path)
         calls = [p for points in (*fresh, *used) for p in points]
         names = {p.name for p in calls}
         assert names >= play.known, f"it does not make {play.known - names} any more"
