@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from anabranch.audit.findings import Findings, text
-from anabranch.core.ids import NO_TXN
+from anabranch.core.ids import MARK_MS, NO_TXN
 from anabranch.core.rows import Entry
 
 
@@ -84,7 +84,7 @@ def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> Non
     in_both = F.col("has_row") & F.col("has_commit")
     committed = F.col("state") == "COMMITTED"
     # One-shots that move positions leave no row: those of their tasks are their outcome.
-    marked = made_ms >= F.lit(1 << 47)
+    marked = made_ms >= F.lit(MARK_MS)
     old = F.col("has_commit") & ~F.col("has_row") & (marked | (made_ms <= expired_ms))
     due = F.col("has_row") & committed & F.col("decided") & (F.col("committed") > 0)
     lacks = due & ~F.col("has_commit")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from anabranch.client.client_reads import Reading
+from anabranch.client.client_streams import Streams
 from anabranch.client.session import Session
 from anabranch.core.ids import TENURE_SIZE, check_scope, check_type, split_stream
 from anabranch.errors import NotReady
@@ -19,7 +20,7 @@ DEFAULT_TASKS = 16
 _PAUSE_S = 0.02  # before a commit that is being merged is asked about again
 
 
-class Processors(Reading):
+class Processors(Reading, Streams):
     """See `Client`, which has these calls."""
 
     _session: Session
@@ -41,7 +42,7 @@ class Processors(Reading):
         Raises: UnknownScope, UnknownStream, IllegalState (it exists with other tasks or inputs), InvalidArgument,
         NotAuthorized (the right process), NotReady, DeadlineExceeded.
         """
-        deadline = self._shared.deadline(timeout)
+        deadline = self._deadline(timeout)
         check_type("tasks", tasks, int)
         names = [inputs] if isinstance(inputs, str) else list(inputs)
         first = self._readers().first_inputs(names, start, deadline)
@@ -50,7 +51,7 @@ class Processors(Reading):
 
     def processors(self, scope: str, *, timeout: float | None = None) -> list[r.ProcessorInfo]:
         """The processors of a scope, by name, without their tasks. Raises: UnknownScope, NotReady."""
-        deadline = self._shared.deadline(timeout)
+        deadline = self._deadline(timeout)
         partition = self._session.find_scope(check_scope(scope), deadline)
         found: list[r.ProcessorInfo] = []
         after = None
@@ -64,7 +65,7 @@ class Processors(Reading):
 
     def processor(self, processor: str, *, timeout: float | None = None) -> r.ProcessorInfo:
         """A processor, and where its tasks stand. Raises: UnknownScope, UnknownProcessor, NotReady."""
-        return self._described(processor, self._shared.deadline(timeout))
+        return self._described(processor, self._deadline(timeout))
 
     def take(
         self,
@@ -82,7 +83,7 @@ class Processors(Reading):
         Raises: TenureLost (another one took a task at the same time, nothing was changed: take them if they are
         yours), UnknownScope, UnknownProcessor, InvalidArgument, NotAuthorized, NotReady, DeadlineExceeded.
         """
-        deadline = self._shared.deadline(timeout)
+        deadline = self._deadline(timeout)
         known = self._described(processor, deadline)
         wanted = range(known.task_count) if tasks is None else sorted(set(tasks))
         terms = {task.task: task.term for task in known.tasks}
@@ -105,7 +106,7 @@ class Processors(Reading):
     def release(self, tenure: Tenure, *, timeout: float | None = None) -> None:
         """Give up tasks. Those that another one has taken are left alone. Repeating it is fine."""
         command = r.Release(tenure.processor, tenure.secret, tuple(sorted(tenure.tasks)))
-        self._ask_processor(tenure.processor, command, self._shared.deadline(timeout))
+        self._ask_processor(tenure.processor, command, self._deadline(timeout))
 
     def _described(self, processor: str, deadline: float) -> r.ProcessorInfo:
         scope = split_stream(processor)[0]
@@ -120,6 +121,4 @@ class Processors(Reading):
             first = info.more
 
     def _ask_processor(self, processor: str, command: object, deadline: float) -> r.ProcessorInfo:
-        self._shared.check()
-        partition = self._session.find_scope(split_stream(processor)[0], deadline)
-        return self._session.ask(partition, command, r.ProcessorList, deadline).processors[0]
+        return self._session.ask_of(processor, command, r.ProcessorList, deadline).processors[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anabranch.client.exchange import FIRST_RETRY_S, LONGEST_RETRY_S, Exchange
+from anabranch.client.exchange import FIRST_RETRY_S, LONGEST_RETRY_S, Exchange, T
 from anabranch.client.ports import ClientPorts
 from anabranch.core.ids import DIRECTORY, check_scope, split_stream
 from anabranch.errors import UnknownScope
@@ -55,8 +55,12 @@ class StreamCalls(Exchange):
 
     def _ask_of_stream(self, stream: str, command: Any, deadline: float) -> Sequence[r.StreamInfo]:
         """Ask the control partition of a stream's scope. `UnknownScope`."""
-        partition = self.find_scope(split_stream(stream)[0], deadline)
-        return self.ask(partition, command, r.StreamList, deadline).streams
+        return self.ask_of(stream, command, r.StreamList, deadline).streams
+
+    def ask_of(self, name: str, command: Any, expected: type[T], deadline: float) -> T:
+        """Ask the control partition of the scope of ``scope/name``. `UnknownScope`."""
+        partition = self.find_scope(split_stream(name)[0], deadline)
+        return self.ask(partition, command, expected, deadline)
 
     def forget_stream(self, stream: str, deadline: float) -> None:
         """Remove a LOST stream; the answer comes once its topics are gone."""

@@ -18,14 +18,13 @@ TXN_ID_SIZE = 16
 NO_TXN = bytes(TXN_ID_SIZE)
 SECRET_SIZE = 32  # bytes of the secret that begins a transaction
 TENURE_SIZE = 16  # random bytes of a tenure
-_MARK = (
-    1 << 47
-)  # the highest bit of an id's time, which no clock reaches: of one-shots that move positions
+# The highest bit of an id's time, which no clock reaches: of one-shots that move positions.
+MARK_MS = 1 << 47
 CORRELATION_ID_SIZE = 16
 MAX_NAME = limits.NAME.value
 DIRECTORY = 0  # the control partition that knows where each scope is served
 MAX_CONTROL_PARTITION = (1 << 16) - 1
-_MAX_MS = _MARK - 1
+_MAX_MS = MARK_MS - 1
 OPEN_LANE, ADMIN_LANE = "open", "admin"  # the lanes that are there from the start
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _LANE = re.compile(r"[a-z0-9][a-z0-9-]{0,49}")
@@ -55,7 +54,7 @@ def make_txn_id(control_partition: int, unix_ms: int, random64: int) -> bytes:
 def make_marked_id(control_partition: int, unix_ms: int, random64: int) -> bytes:
     """The id of a one-shot that moves positions of tasks: their rows are its outcome, it has none of its own."""
     txn_id = make_txn_id(control_partition, unix_ms, random64)
-    return txn_id[:2] + (unix_ms | _MARK).to_bytes(6, "big") + txn_id[8:]
+    return txn_id[:2] + (unix_ms | MARK_MS).to_bytes(6, "big") + txn_id[8:]
 
 
 def is_marked(txn_id: bytes) -> bool:

@@ -16,6 +16,7 @@ from anabranch.kafka.wire.calls import FETCH
 from anabranch.kafka.wire.cluster import Again, Cluster, raise_or_again
 from anabranch.kafka.wire.codes import NONE, Act, error_for, meaning
 from anabranch.kafka.wire.connection import Connection, ConnectionBroken, readable
+from anabranch.kafka.wire.pool import SilentBrokers
 from anabranch.ports import (
     OFFSET_OUT_OF_RANGE,
     CorruptBatch,
@@ -30,9 +31,8 @@ from anabranch.ports import (
 
 _LATEST = -1
 _MAX_I32 = (1 << 31) - 1
-# A broker silent for so long after others answered is passed over, for a pause that grows.
+# A broker silent for so long after others answered is passed over (`SilentBrokers`).
 _SLACK_S = 0.3
-_PASSED_OVER_S = (1.0, 16.0)
 _NEVER, _MOST_FED = (0, 0), 10_000
 T = TypeVar("T")
 
@@ -61,8 +61,7 @@ class KafkaLog:
         self._turn = 0
         # By partition that had records: in which fetch last, and how many bytes.
         self._fed: dict[TopicPartition, tuple[int, int]] = {}
-        # Brokers that did not answer a fetch -> passed over until, and for how long.
-        self._silent: dict[int, tuple[float, float]] = {}
+        self._silent = SilentBrokers()  # that did not answer a fetch
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -128,7 +127,7 @@ class KafkaLog:
                     waiting.remove(one)
                     try:
                         result.update(self._take(one, committed, limit, failed))
-                        self._silent.pop(one.node, None)
+                        self._silent.answered(one.node)
                         self._cluster.trust(one.address)
                     except ConnectionBroken as error:
                         broken.append(error)
@@ -165,7 +164,7 @@ class KafkaLog:
 
     def _leave_out_silent(self, groups: dict[int, list[TopicPartition]], failed: Failed) -> None:
         now = time.monotonic()
-        for node in [node for node in groups if self._silent.get(node, (0.0, 0.0))[0] > now]:
+        for node in [node for node in groups if self._silent.has(node, now)]:
             for partition in groups.pop(node):
                 why = f"broker {node}, which leads {partition.topic}, does not answer"
                 failed[partition] = LogUnavailable(why, (partition.topic,))
@@ -181,9 +180,7 @@ class KafkaLog:
         self._cluster.distrust(node)
         if failed is None:
             return
-        first, longest = _PASSED_OVER_S
-        pause = min(longest, 2 * self._silent.get(node, (0.0, first / 2))[1])
-        self._silent[node] = time.monotonic() + pause, pause
+        self._silent.failed(node)
         for partition in partitions:
             failed[partition] = LogUnavailable(str(error), (partition.topic,))
 

@@ -17,6 +17,7 @@ from anabranch.kafka.wire import codes
 from anabranch.kafka.wire.cluster import Cluster
 from anabranch.kafka.wire.codes import NONE, UNKNOWN_TOPIC_ID, Act, error_for, meaning
 from anabranch.kafka.wire.connection import ConnectionBroken
+from anabranch.kafka.wire.pool import SilentBrokers
 from anabranch.ports import (
     UNKNOWN_TOPIC_OR_PARTITION,
     Failed,
@@ -35,7 +36,6 @@ MAX_IN_FLIGHT, IN_FLIGHT_BYTES = 5, 256 << 10
 ANSWER_S = 2.0  # a broker silent for so long is frozen
 CALL_S = 0.5  # of the caller's time, for a connection or for metadata
 ASK_AGAIN_S = 0.25
-AWAY_S = (1.0, 16.0)  # a broker that fails is left alone so long; longer, if it fails again
 _ANY = -1  # the brokers that are asked for metadata
 _NEVER: tuple[float, LogError | None] = 0.0, None
 
@@ -49,9 +49,7 @@ class Sender:
         self._kept: list[Piece] = []  # not on their way
         # By partition without a leader that answers: when to ask again, and why there is none.
         self._asked: dict[TopicPartition, tuple[float, LogError | None]] = {}
-        self._away: dict[
-            int, tuple[float, float]
-        ] = {}  # broker -> left alone until, and for how long
+        self._away = SilentBrokers()
         self._topic_ids: dict[str, bytes] = {}
 
     def send(self, batches: Sequence[tuple[TopicPartition, bytes]], failed: Failed) -> bool:
@@ -87,23 +85,23 @@ class Sender:
             for place in places
             if self._leader(place, now) is None and now >= self._asked.get(place, _NEVER)[0]
         ]
-        if not lost or self._is_away(_ANY, now):
+        if not lost or self._away.has(_ANY, now):
             return
         self._cluster.forget({place.topic for place in lost})
         failed: dict[TopicPartition, LogError] = {}
         try:
             self._cluster.groups(lost, self._cluster.deadline(CALL_S), failed)
-            self._away.pop(_ANY, None)
+            self._away.answered(_ANY)
         except LogError as error:
             log.warning("leaders can't be asked for: %s", error)
-            self._leave_alone(_ANY)
+            self._away.failed(_ANY)
         again = time.monotonic() + ASK_AGAIN_S
         self._asked.update({place: (again, failed.get(place)) for place in lost})
 
     def _leader(self, place: TopicPartition, now: float) -> int | None:
         """The broker to send to, if it is known and not left alone."""
         leader = self._cluster.leader(place)
-        return None if leader is None or self._is_away(leader.node, now) else leader.node
+        return None if leader is None or self._away.has(leader.node, now) else leader.node
 
     def _place(self, piece: Piece, now: float, failed: Failed) -> None:
         """Into the next request to its leader, or kept, or given up."""
@@ -173,7 +171,7 @@ class Sender:
             except ConnectionBroken as error:
                 self._lose(link, error, wave)
                 return
-            self._away.pop(link.node, None)
+            self._away.answered(link.node)
             for place, piece in wave.pieces.items():
                 code, _, message = answers[place]
                 if code == NONE:
@@ -195,12 +193,4 @@ class Sender:
             self._kept += wave.pieces.values()
         link.in_flight.clear()
         self._cluster.distrust(link.node)
-        self._leave_alone(link.node)
-
-    def _leave_alone(self, node: int) -> None:
-        first, longest = AWAY_S
-        pause = min(longest, 2 * self._away.get(node, (0.0, first / 2))[1])
-        self._away[node] = time.monotonic() + pause, pause
-
-    def _is_away(self, node: int, now: float) -> bool:
-        return now < self._away.get(node, (0.0, 0.0))[0]
+        self._away.failed(link.node)

@@ -144,9 +144,8 @@ class Metrics:
         index, lanes = intake.index, intake.lanes.on.items()
         self.values["commands_lag"] = {(n,): max(0, lane.end - lane.after(0)) for n, lane in lanes}
         self.values["lane_trouble"] = {(name,): 1 for name, lane in lanes if lane.trouble}
-        used = usages(
-            state, index.staged, state.lanes
-        )  # those with quotas: `open` may have many more
+        # Those with quotas: `open` may have many more.
+        used = usages(state, index.staged, state.lanes)
         self.values["lane_usage"] = {(n, q): x for n, of in used.items() for q, x in of.items()}
         self.values["lane_quota"] = {
             (name, q): most for name in state.lanes for q, most in quotas_of(state, name).items()

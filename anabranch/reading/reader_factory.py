@@ -31,10 +31,7 @@ class Readers:
         self, streams: str | Sequence[str], group: str | None, timeout: float | None, start: Start
     ) -> Reader:
         """A reader of events."""
-        names = [streams] if isinstance(streams, str) else list(dict.fromkeys(streams))
-        if not names:
-            raise InvalidArgument("read at least one stream")
-        reader = Reader(self._ports, names, group, timeout, start, self._timeout)
+        reader = Reader(self._ports, _names(streams), group, timeout, start, self._timeout)
         self._made.add(reader)
         return reader
 
@@ -50,10 +47,7 @@ class Readers:
         self, streams: str | Sequence[str], tenure: Tenure, timeout: float | None
     ) -> TaskReader:
         """A reader of the events of a tenure's tasks."""
-        names = [streams] if isinstance(streams, str) else list(dict.fromkeys(streams))
-        if not names:
-            raise InvalidArgument("read at least one stream")
-        reader = TaskReader(self._ports, names, tenure, timeout, self._timeout)
+        reader = TaskReader(self._ports, _names(streams), tenure, timeout, self._timeout)
         self._made.add(reader)
         return reader
 
@@ -90,3 +84,11 @@ class Readers:
         """In a forked child: free nothing, ever."""
         for reader in list(self._made):
             reader.after_fork()
+
+
+def _names(streams: str | Sequence[str]) -> list[str]:
+    """The streams, each once. `InvalidArgument` for none."""
+    names = [streams] if isinstance(streams, str) else list(dict.fromkeys(streams))
+    if not names:
+        raise InvalidArgument("read at least one stream")
+    return names

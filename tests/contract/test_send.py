@@ -9,6 +9,7 @@ import pytest
 
 from anabranch.kafka import sender
 from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.wire import pool
 from anabranch.kafka.wire.calls import API_VERSIONS, METADATA, PRODUCE
 from anabranch.ports import Log, LogError, LogRefused, TopicPartition, TopicSpec
 from tests.conftest import Broker
@@ -154,7 +155,7 @@ def test_a_frozen_broker_costs_what_is_for_it(
     monkeypatch.setattr(sender, "ANSWER_S", 0.3)
     monkeypatch.setattr(sender, "KEPT_S", 1.0)
     monkeypatch.setattr(sender, "KEPT_BYTES", 50_000)
-    monkeypatch.setattr(sender, "AWAY_S", (0.5, 1.0))
+    monkeypatch.setattr(pool, "LEFT_ALONE_S", (0.5, 1.0))
     maker, log = kafka
     (place,) = maker.topic()
     log.send([(place, batch("a"))], {})

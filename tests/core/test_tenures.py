@@ -298,7 +298,14 @@ def sequences_have_no_gap_and_positions_rise() -> None:
         assert w.shot("Y", w.consumed("a", 2, record, **more)) == "InvalidArgument", "it goes back"
     assert w.shot("Y", w.consumed("a", 2, 12, segment=1, offset=6)) == "Y COMMITTED 1"
     assert w.shot("Z", w.consumed("a", 3, 12, segment=0, offset=2)) == "Z COMMITTED 1"
-    assert w.shot("U", w.consumed("a", 4, 13)) == "U COMMITTED 1"
+    nothing = r.TaskStep((), 9, ())
+    for consumed in (
+        r.Consumed(NAME, w.tenure("a"), (nothing,)),
+        r.Consumed(NAME, w.tenure("a"), ()),
+    ):
+        assert w.shot("U", consumed) == "InvalidArgument", "it moves no task"
+    moved = w.consumed("a", 4, 13)
+    assert w.shot("U", replace(moved, steps=(nothing, *moved.steps))) == "U COMMITTED 1"
     assert w.shot("V", w.consumed("a", 5, 13)) == "V COMMITTED 1", "only outputs"
 
 
@@ -383,12 +390,16 @@ def test_scene(scene: Callable[[], None]) -> None:
 
 # -- planted bugs -------------------------------------------------------------------------------------
 
-_MOVE, _JUDGE, _STEPS = positions.move, positions.judge, positions._steps
+_JUDGE, _STEPS = positions.judge, positions._steps
 
 
 def _free(turn: Any, consumed: r.Consumed) -> Any:
     """Tasks seem to have no transaction in progress."""
     return (s._replace(row=s.row._replace(in_progress=None)) for s in _STEPS(turn, consumed))
+
+
+def _stay(turn: Any, consumed: r.Consumed, *_: Any) -> r.TaskRow:
+    return positions.task_of(turn, consumed.processor, 0)
 
 
 def _judge_late(turn: Any, consumed: r.Consumed, txn_id: bytes, *rest: Any) -> None:
@@ -437,7 +448,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     "nor the right": lambda: patch.object(positions, "check_right", lambda *_: None),
     "nor the term of a take": lambda: patch.dict(decide_module._DECISIONS, {r.Take: _any_term}),
     "the fence waits": lambda: patch.dict(decide_module._DECISIONS, {r.Take: _take_of_ended}),
-    "a merge moves nothing": lambda: patch.object(positions, "move", lambda *_: None),
+    "a merge moves nothing": lambda: patch.object(positions, "move", _stay),
     "a decision marks nothing": lambda: patch.object(positions, "begin_moving", lambda *_: None),
     "an abort gives nothing back": lambda: patch.object(positions, "give_back", lambda *_: None),
     "a repeated one-shot is not known": lambda: patch.object(

@@ -1,12 +1,15 @@
-"""Connections to brokers that are kept for the next call."""
+"""Connections to brokers that are kept for the next call; brokers that are left alone for a while."""
 
 from __future__ import annotations
 
 import threading
+import time
 
 from anabranch.kafka.settings import Settings
 from anabranch.kafka.wire.connection import Connection, open_connection
 from anabranch.ports import LogUnavailable
+
+LEFT_ALONE_S = (1.0, 16.0)  # at first, and at most
 
 
 class Pool:
@@ -73,3 +76,24 @@ class Pool:
         """In a forked child: close its copies; the parent's stay as they are."""
         self._lock = threading.Lock()
         self.close()
+
+
+class SilentBrokers:
+    """Brokers that failed to answer: each is left alone for a second, longer if it fails again and again."""
+
+    def __init__(self) -> None:
+        self._until: dict[int, tuple[float, float]] = {}  # broker -> until, and for how long
+
+    def failed(self, node: int) -> None:
+        """Leave a broker alone."""
+        first, longest = LEFT_ALONE_S
+        pause = min(longest, 2 * self._until.get(node, (0.0, first / 2))[1])
+        self._until[node] = time.monotonic() + pause, pause
+
+    def answered(self, node: int) -> None:
+        """Trust a broker again."""
+        self._until.pop(node, None)
+
+    def has(self, node: int, now: float) -> bool:
+        """Whether a broker is left alone. ``now``: monotonic seconds."""
+        return now < self._until.get(node, (0.0, 0.0))[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,7 +27,6 @@ from anabranch.schemas.records import (
     Consumed,
     EpochRecord,
     ProcessorInput,
-    SegmentCommit,
     TaskPosition,
     TaskStep,
 )
@@ -59,6 +58,7 @@ class _Input:
     dealing: Dealing
     at: _Place
     stands: dict[int, TaskPosition]
+    order: dict[int, int] = field(default_factory=dict)  # segments of the record that is given
     batch: deque[Found] = field(default_factory=deque)
 
 
@@ -89,6 +89,10 @@ class TaskReader(Iteration[Event]):
                 raise InvalidArgument(f"{stream} is no input of processor {tenure.processor}")
         self._source = ports.committed_log(ask_timeout)
         try:
+            deadline = self._clock.monotonic() + ask_timeout
+            ids = self._source.topic_ids([history_topic(stream) for stream in streams], deadline)
+            for stream in streams:
+                _check_same_topic(history_topic(stream), tenure.inputs[numbers[stream]], ids)
             self._inputs = [self._open(numbers[s], s, ask_timeout) for s in streams]
         except BaseException:
             self._source.close()
@@ -98,8 +102,6 @@ class TaskReader(Iteration[Event]):
     def _open(self, number: int, stream: str, timeout: float) -> _Input:
         begin = self._tenure.inputs[number]
         history = HistoryCursor(self._source, stream)
-        topic, deadline = history.place.topic, self._clock.monotonic() + timeout
-        _check_same_topic(self._source, topic, begin.topic_id, deadline)
         stands = {}
         for task, info in self._tenure.tasks.items():
             known = (p for p in info.positions if p.input == number)
@@ -163,7 +165,7 @@ class TaskReader(Iteration[Event]):
                 f"consumed (record {offset} of its history): keep the stream for longer"
             )
         ranges = one.dealing.ranges(record.stream_epoch)
-        order = {part.segment_id: i for i, part in enumerate(record.segments)}
+        one.order = order = {part.segment_id: i for i, part in enumerate(record.segments)}
         stands = {
             task: _place(position, order)
             for task, position in one.stands.items()
@@ -216,20 +218,10 @@ def _place(position: TaskPosition, order: dict[int, int]) -> _Place:
 
 
 def _moved(one: _Input, task: int) -> Iterator[TaskPosition]:
-    """The position of a task in an input, if it is not behind where it stood at first."""
-    at, stood = one.at, one.stands[task]
-    if (at.record, at.part >= 0) < (stood.record, stood.segment >= 0):
-        return
-    if at.record == stood.record and stood.segment >= 0:
-        order = {part.segment_id: i for i, part in enumerate(_segments(one))}
-        if at[:3] <= _place(stood, order)[:3]:
-            return
-    yield TaskPosition(one.number, at.record, at.timestamp, at.segment, at.offset)
-
-
-def _segments(one: _Input) -> Sequence[SegmentCommit]:
-    record = one.batch[0].record if one.batch else None
-    return record.segments if isinstance(record, CommitRecord) else ()
+    """The position of a task in an input, if that is beyond where it stood at first."""
+    at = one.at
+    if at[:3] > _place(one.stands[task], one.order)[:3]:
+        yield TaskPosition(one.number, at.record, at.timestamp, at.segment, at.offset)
 
 
 def _check_whole(one: _Input, first: Found) -> None:
@@ -243,10 +235,10 @@ def _check_whole(one: _Input, first: Found) -> None:
         )
 
 
-def _check_same_topic(source: CommittedLog, topic: str, topic_id: str, deadline: float) -> None:
-    """`IllegalState` if a topic has another id than ``topic_id``, if that is known."""
-    found = source.topic_ids([topic], deadline).get(topic, "")
-    if topic_id and found and found != topic_id:
+def _check_same_topic(topic: str, wanted: ProcessorInput, ids: Mapping[str, str]) -> None:
+    """`IllegalState` if a topic has another id than the processor was made with, if both are known."""
+    found = ids.get(topic, "")
+    if wanted.topic_id and found and found != wanted.topic_id:
         raise IllegalState(
             f"{topic} is another topic than the one that the processor was made for: its stream was forgotten and "
             "created again. Make another processor"

@@ -266,18 +266,19 @@ def next_due_ms(
 
 def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitRow) -> None:
     late = turn.wall_ms >= pending.deadline_ms
+    unmoved: AnabranchError | None = None
     try:
         _judge(turn, txn.row, pending.consumed)
     except TenureLost as lost:  # no later tenure may commit what was made under this one
         end_pending(turn, txn_id, lost)
         abort_txn(turn, txn_id, str(lost))
         return
-    except (NotReady, InvalidArgument, NotAuthorized):
-        pass  # as is said below
+    except (NotReady, InvalidArgument, NotAuthorized) as refusal:
+        unmoved = refusal
     if not late and not turn.index.covers(pending.writers):
         return  # the usual wait: don't weigh in vain
     weighed = turn.index.weigh(turn.state, txn_id, pending.writers)
-    error = _why_not(turn, txn, weighed, pending)
+    error = _why_not(turn, txn, weighed, pending) or unmoved
     if error is None:
         _decide(turn, txn_id, txn, pending, weighed)
     elif late or not isinstance(error, ReceiptsNotCovered | NotReady):
@@ -302,8 +303,7 @@ def _why_not(
     try:
         check_writes(turn.state, txn.row, txn.participants)
         _earlier(turn, txn.row, pending)
-        _judge(turn, txn.row, pending.consumed)
-    except (NotAuthorized, NotReady, InvalidArgument) as error:
+    except (NotAuthorized, NotReady) as error:
         return error
     return None
 

@@ -21,7 +21,12 @@ from anabranch.core.ids import check_name, is_marked
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.stream_settings import MAX_MESSAGE
 from anabranch.core.transaction_states import born
-from anabranch.errors import EventTooLarge, InvalidArgument, NotAuthorized, TransactionAborted
+from anabranch.errors import (
+    EventTooLarge,
+    InvalidArgument,
+    NotAuthorized,
+    TransactionAborted,
+)
 from anabranch.schemas.records import Event, OneShot, SegmentRange
 
 _FRAMING = 68  # least bytes of a record batch with one record, besides its content
@@ -100,9 +105,8 @@ def _one_shot_of_tasks(turn: Turn, command: OneShot, to: ReplyTo | None) -> None
     positions.judge(turn, consumed, command.txn_id, command.scope, turn.lane)
     placed = _place(turn, command)
     timestamp = _append(turn, command, placed)
-    positions.move(turn, consumed, command.txn_id, timestamp, len(command.events))
-    task = (consumed.processor, consumed.steps[0].tasks[0])
-    turn.reply(to, positions.outcome(command.scope, turn.state.tasks[task], turn.lane))
+    moved = positions.move(turn, consumed, command.txn_id, timestamp, len(command.events))
+    turn.reply(to, positions.outcome(command.scope, moved, turn.lane))
 
 
 _Placed = Mapping[str, list[tuple[SegmentRange, list[Event]]]]

@@ -139,8 +139,9 @@ def begin_moving(turn: Turn, consumed: Consumed, txn_id: bytes) -> None:
 
 def move(
     turn: Turn, consumed: Consumed, txn_id: bytes, commit_timestamp: int, committed: int
-) -> None:
-    """Move the tasks: the transaction is committed in this round."""
+) -> TaskRow:
+    """Move the tasks: the transaction is committed in this round. Returns the row of one of them."""
+    moved = _NEVER_TAKEN
     for step in _steps(turn, consumed):
         positions = {position.input: position for position in step.row.positions}
         positions |= {position.input: position for position in step.positions}
@@ -153,6 +154,7 @@ def move(
             positions=tuple(positions[number] for number in sorted(positions)),
         )
         turn.put(k.task_key(consumed.processor, step.task), moved)
+    return moved
 
 
 def give_back(turn: Turn, consumed: Consumed | None, txn_id: bytes) -> None:
