@@ -54,6 +54,13 @@ class HistoryCursor:
         self._records: deque[Record] = deque()
         self.ended_at = -1  # where the end was met, all before it given
 
+    @property
+    def position(self) -> int:
+        """All before this offset was given."""
+        if self._records:
+            return self._records[0].offset
+        return self._batches[0].base_offset if self._batches else self._position
+
     def next(self, deadline: float, limit: int = 2000) -> list[Found]:
         """Records, at least one unless the deadline (monotonic seconds) passes or the end is met."""
         clock = self._source.clock

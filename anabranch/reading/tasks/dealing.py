@@ -8,6 +8,8 @@ from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.records import EpochRecord
 from anabranch.types import Event
 
+_KNOWN_KEYS = 20_000
+
 
 class Dealing:
     """Deals the events of one stream out to so many tasks, each an equal range of the key positions.
@@ -21,6 +23,7 @@ class Dealing:
         self._search = search
         self._tasks = tasks
         self._ranges: dict[int, dict[int, tuple[int, int]]] = {}  # stream epoch -> segment -> keys
+        self._known: dict[bytes, int] = {}  # the positions of the first so many keys
         self.misplaced = 0
 
     def note(self, epoch: EpochRecord) -> None:
@@ -43,7 +46,11 @@ class Dealing:
         """The task of an event. ``ranges``: of the epoch that it was committed in."""
         low, high = ranges[event.segment_id]
         if event.key is not None:
-            position = position_of(event.key)
+            position = self._known.get(event.key, -1)
+            if position < 0:
+                position = position_of(event.key)
+                if len(self._known) < _KNOWN_KEYS:
+                    self._known[event.key] = position
             if low <= position < high:
                 return position * self._tasks // SPACE
             self.misplaced += 1

@@ -35,6 +35,9 @@ from anabranch.types import Event, Tenure
 
 _PACE_S = 0.25  # so long one input is waited for, while nothing comes
 _ALL_S = 10.0  # so often all tasks move, those without events too
+_ENDS_S = 5.0  # the longest that the other inputs of a scope are waited for
+_EVENT_BYTES = 32  # of an event, besides its key and value
+_NONE = (-1, -1, -1)
 
 
 class _Place(NamedTuple):
@@ -45,6 +48,15 @@ class _Place(NamedTuple):
     offset: int = -1  # all below, in that segment, is given
     segment: int = -1
     timestamp: int = 0  # of the last record that is given whole
+
+
+class Piece(NamedTuple):
+    """What one commit of an input holds for the tasks, or a part of it: events, and the task of each."""
+
+    stream: str
+    timestamp: int
+    events: list[Event]
+    tasks: list[int]
 
 
 @dataclass(slots=True)
@@ -60,6 +72,24 @@ class _Input:
     stands: dict[int, TaskPosition]
     order: dict[int, int] = field(default_factory=dict)  # segments of the record that is given
     batch: deque[Found] = field(default_factory=deque)
+    rest: Iterator[tuple[int, Event]] | None = None  # of the first record of the batch
+    last: Event | None = None  # given of that record, and not in ``at`` yet
+
+    def place(self) -> _Place:
+        """What was given so far."""
+        event = self.last
+        if event is not None:
+            record = self.batch[0].offset
+            part = self.order[event.segment_id]
+            inside = event.offset + 1, event.segment_id
+            self.at, self.last = _Place(record, part, *inside, self.at.timestamp), None
+        return self.at
+
+    def passed(self) -> None:
+        """The first record of the batch is given whole."""
+        offset, record = self.batch.popleft()
+        self.at = _Place(offset + 1, timestamp=record.timestamp)
+        self.rest = self.last = None
 
 
 class TaskReader(Iteration[Event]):
@@ -82,6 +112,7 @@ class TaskReader(Iteration[Event]):
         self._tenure = tenure
         self._sequences = {task: tenure.tasks[task].sequence for task in tenure.tasks}
         self._touched: set[int] = set()
+        self._complete: dict[str, int] = {}  # scope -> all its commits up to this time were read
         self._all_due = self._clock.monotonic() + _ALL_S
         numbers = {one.stream: number for number, one in enumerate(tenure.inputs)}
         for stream in streams:
@@ -143,20 +174,42 @@ class TaskReader(Iteration[Event]):
         """The events of the next records of an input's history."""
         if not one.batch:
             pause = 0.0 if any(each.batch for each in self._inputs) else _PACE_S / len(self._inputs)
-            found = one.history.next(min(give_up, self._clock.monotonic() + pause))
-            if found:
-                _check_whole(one, found[0])
-            one.batch.extend(found)
+            self._look(one, min(give_up, self._clock.monotonic() + pause))
         while one.batch and not self._closed:
+            for task, event in self._rest(one):
+                one.last = event
+                self._touched.add(task)
+                yield event
+            one.passed()
+
+    def _look(self, one: _Input, deadline: float) -> None:
+        """Read on in an input's history."""
+        found = one.history.next(deadline)
+        if found:
+            _check_whole(one, found[0])
+        one.batch.extend(found)
+
+    def _rest(self, one: _Input) -> Iterator[tuple[int, Event]]:
+        """The events of the first record that are to be given, each with its task. Asked again, it goes on."""
+        if one.rest is None:
             offset, record = one.batch[0]
             if isinstance(record, EpochRecord):
                 one.dealing.note(record)
-            else:
-                yield from self._events(one, offset, record)
-            one.at = _Place(offset + 1, timestamp=record.timestamp)
-            one.batch.popleft()
+                return iter(())
+            one.rest = self._events(one, offset, record)
+        return self._kept(one, one.rest)
 
-    def _events(self, one: _Input, offset: int, record: CommitRecord) -> Iterator[Event]:
+    def _kept(self, one: _Input, rest: Iterator[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
+        try:
+            yield from _plainly(rest)
+        except RetryError:
+            one.place()
+            one.rest = None  # it is read again, from there
+            raise
+
+    def _events(
+        self, one: _Input, offset: int, record: CommitRecord
+    ) -> Iterator[tuple[int, Event]]:
         """The events of a commit that belong to this tenure's tasks, and are not consumed yet."""
         events = one.parts.events(record)
         if events is None:
@@ -167,26 +220,97 @@ class TaskReader(Iteration[Event]):
         ranges = one.dealing.ranges(record.stream_epoch)
         one.order = order = {part.segment_id: i for i, part in enumerate(record.segments)}
         stands = {
-            task: _place(position, order)
+            task: _place(position, order)[:3]
             for task, position in one.stands.items()
-            if position.record >= offset  # the others stand before this record
-        }
-        before = one.at
+            if position.record >= offset and task in self._sequences
+        }  # the others stand before this record
+        given = one.at[:3] if one.at.record == offset else None  # it was left in the middle
+        task_of, ours = one.dealing.task_of, self._sequences
         for event in events:
-            place = _Place(
-                offset,
-                order[event.segment_id],
-                event.offset + 1,
-                event.segment_id,
-                before.timestamp,
-            )
-            if place[:3] <= one.at[:3]:
-                continue  # given already: this iteration was left in the middle
-            task = one.dealing.task_of(event, ranges)
-            one.at = place
-            if task in self._sequences and place[:3] > stands.get(task, _Place(-1))[:3]:
-                self._touched.add(task)
-                yield event
+            task = task_of(event, ranges)
+            if task not in ours:
+                continue
+            if given is not None or task in stands:
+                place = (offset, order[event.segment_id], event.offset + 1)
+                if place <= max(given or _NONE, stands.get(task, _NONE)):
+                    continue
+            yield task, event
+
+    # -- cuts -----------------------------------------------------------------------------------------
+
+    def cut(self, until: float, most_bytes: int) -> list[Piece]:
+        """Whole commits of the inputs, in the order of their timestamps, up to about so many bytes; each once.
+
+        Of a transaction it holds all or nothing, in all inputs of its scope. One that is bigger by itself comes in
+        parts. Empty: nothing came until the monotonic second ``until``.
+
+        Raises as iterating does; then this reader is of no more use, as the cut's beginning is lost.
+        """
+        taken: list[Piece] = []
+        size = 0
+        last: tuple[str, int] | None = None
+        if not any(one.batch for one in self._inputs):
+            self._wait(until)
+        while True:
+            ready = [one for one in self._inputs if one.batch and self._is_complete(one, until)]
+            one = min(ready, key=lambda one: one.batch[0].record.timestamp, default=None)
+            if one is None:
+                return taken
+            key = one.stream.partition("/")[0], one.batch[0].record.timestamp
+            if size >= most_bytes and key != last:
+                return taken
+            last = key
+            piece = Piece(one.stream, key[1], [], [])
+            for task, event in self._rest(one):
+                piece.tasks.append(task)
+                piece.events.append(event)
+                size += len(event.value or b"") + len(event.key or b"") + _EVENT_BYTES
+                if size >= 2 * most_bytes:
+                    one.last = event
+                    break
+            else:
+                one.passed()
+            if piece.events:
+                self._touched.update(piece.tasks)
+                taken.append(piece)
+            if one.rest is not None:
+                return taken
+
+    def _wait(self, until: float) -> None:
+        """Read the histories until something comes."""
+        while not self._closed:
+            for one in self._inputs:
+                now = self._clock.monotonic()
+                self._look(one, min(until, now + _PACE_S / len(self._inputs)))
+            if any(one.batch for one in self._inputs) or self._clock.monotonic() >= until:
+                return
+
+    def _is_complete(self, one: _Input, until: float) -> bool:
+        """Whether all records of its scope that are as old as its first one have been read, in all inputs.
+
+        The histories' ends, asked for once a record is seen, tell it: what its transaction, or one before, wrote
+        elsewhere is below them.
+        """
+        scope = one.stream.partition("/")[0]
+        others = [each for each in self._inputs if each.stream.startswith(f"{scope}/")]
+        first = one.batch[0].record.timestamp
+        if len(others) == 1 or first <= self._complete.get(scope, -1):
+            return True
+        for each in others:
+            if not each.batch:
+                self._look(each, 0.0)
+        sure = min(each.batch[-1].record.timestamp for each in others if each.batch)
+        deadline = max(until, self._clock.monotonic() + _ENDS_S)
+        ends = self._source.end_offsets([each.history.place for each in others], deadline)
+        for each in others:
+            while each.history.position < ends[each.history.place] and (
+                not each.batch or each.batch[-1].record.timestamp < sure
+            ):
+                if self._closed or self._clock.monotonic() >= deadline:
+                    return False
+                self._look(each, deadline)
+        self._complete[scope] = sure
+        return first <= sure
 
     # -- positions ------------------------------------------------------------------------------------
 
@@ -210,6 +334,11 @@ class TaskReader(Iteration[Event]):
         return Consumed(self._tenure.processor, self._tenure.secret, steps)
 
 
+def _plainly(rest: Iterator[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
+    """The rest of an iterator, which is not closed with this one."""
+    yield from iter(rest.__next__, None)
+
+
 def _place(position: TaskPosition, order: dict[int, int]) -> _Place:
     """The place of a task in, or behind, a record. ``order``: the record's segments."""
     if position.segment < 0:
@@ -219,7 +348,7 @@ def _place(position: TaskPosition, order: dict[int, int]) -> _Place:
 
 def _moved(one: _Input, task: int) -> Iterator[TaskPosition]:
     """The position of a task in an input, if that is beyond where it stood at first."""
-    at = one.at
+    at = one.place()
     if at[:3] > _place(one.stands[task], one.order)[:3]:
         yield TaskPosition(one.number, at.record, at.timestamp, at.segment, at.offset)
 
@@ -228,10 +357,11 @@ def _check_whole(one: _Input, first: Found) -> None:
     """`SnapshotExpired` if the history was cut between what was read and this record."""
     before = first.record.previous
     before = first.offset - 1 if before == DIRECTLY_BEFORE else before
-    if before >= one.at.record:
+    stands = one.batch[-1].offset + 1 if one.batch else one.at.record
+    if before >= stands:
         raise SnapshotExpired(
-            f"the history of {one.stream} is cut behind record {one.at.record}, which is not consumed yet: commits "
-            "are gone for this processor"
+            f"the history of {one.stream} is cut behind record {stands}, which is not consumed yet: commits are "
+            "gone for this processor"
         )
 
 
