@@ -8,6 +8,7 @@ from typing import overload
 from anabranch.client.handle import Shared
 from anabranch.client.ports import ClientPorts
 from anabranch.errors import InvalidArgument, UnsupportedSetting
+from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history_search import Start
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.reader_factory import Readers
@@ -109,6 +110,10 @@ class Reading:
             )
         self._readers()
         return Snapshot(plan, lambda stream, cut: self._readers().read_cut(stream, cut))
+
+    def reader_ports(self) -> ReaderPorts:
+        """The ports of this client's readers, for programs that read topics themselves."""
+        return self._readers().ports
 
     def _readers(self) -> Readers:
         self._shared.check()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from anabranch.ports import (
     UNKNOWN_TOPIC_OR_PARTITION,
@@ -13,6 +13,7 @@ from anabranch.ports import (
     LogRefused,
     LogUnavailable,
     OffsetOutOfRange,
+    RawBatch,
     TopicPartition,
 )
 from anabranch.reading.committed_log import CommittedLog, client_errors
@@ -25,6 +26,7 @@ _WAIT_S = 0.1  # a member's fetch waits no longer for something new: the group m
 _ASIDE_S = 0.5  # what can't be read now is asked for again after so long
 
 Gone = Callable[[TopicPartition, int], None]
+Look = Callable[[TopicPartition, Sequence[RawBatch]], None]
 
 
 class Feed:
@@ -38,16 +40,19 @@ class Feed:
         source: CommittedLog,
         member: GroupMember | None = None,
         gone: Gone | None = None,
+        look: Look | None = None,
     ) -> None:
         """``member``: the reader's in its group, which is heard while the feed waits.
 
         ``gone``: called when an offset is not there any more; it may raise. Else the log's beginning is next.
+        ``look``: called with batches before they are given; it may raise.
         """
         self._source = source
         self._log = source.raw
         self._clock = source.clock
         self._member = member
         self._gone = gone
+        self._look = look
         self._positions: dict[TopicPartition, int] = {}
         self._aside: dict[TopicPartition, float] = {}  # until when; they can't be read now
         self._term = 0
@@ -105,6 +110,8 @@ class Feed:
             first = self._positions[place]
             self._positions[place] = fetched.next_offset
             if fetched.batches:
+                if self._look is not None:
+                    self._look(place, fetched.batches)
                 portions.append(portion_of_batches(place, fetched.batches, first))
         return portions
 

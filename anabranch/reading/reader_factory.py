@@ -21,7 +21,7 @@ class Readers:
     """The readers of one client. ``timeout``: seconds that a question of theirs may take."""
 
     def __init__(self, ports: ReaderPorts, timeout: float) -> None:
-        self._ports = ports
+        self.ports = ports
         self._timeout = timeout
         self._made: weakref.WeakSet[Reader | TransactionReader | SnapshotReader | TaskReader] = (
             weakref.WeakSet()
@@ -31,7 +31,7 @@ class Readers:
         self, streams: str | Sequence[str], group: str | None, timeout: float | None, start: Start
     ) -> Reader:
         """A reader of events."""
-        reader = Reader(self._ports, _names(streams), group, timeout, start, self._timeout)
+        reader = Reader(self.ports, _names(streams), group, timeout, start, self._timeout)
         self._made.add(reader)
         return reader
 
@@ -39,7 +39,7 @@ class Readers:
         self, stream: str, group: str | None, timeout: float | None, start: Start
     ) -> TransactionReader:
         """A reader of whole transactions."""
-        reader = TransactionReader(self._ports, stream, group, timeout, start, self._timeout)
+        reader = TransactionReader(self.ports, stream, group, timeout, start, self._timeout)
         self._made.add(reader)
         return reader
 
@@ -47,7 +47,7 @@ class Readers:
         self, streams: str | Sequence[str], tenure: Tenure, timeout: float | None
     ) -> TaskReader:
         """A reader of the events of a tenure's tasks."""
-        reader = TaskReader(self._ports, _names(streams), tenure, timeout, self._timeout)
+        reader = TaskReader(self.ports, _names(streams), tenure, timeout, self._timeout)
         self._made.add(reader)
         return reader
 
@@ -55,7 +55,7 @@ class Readers:
         self, streams: Sequence[str], start: Start, deadline: float
     ) -> tuple[ProcessorInput, ...]:
         """The inputs of a new processor, each with the place where it starts."""
-        source = self._ports.committed_log(self._timeout)
+        source = self.ports.committed_log(self._timeout)
         try:
             return first_inputs(source, streams, start, self._timeout, deadline)
         finally:
@@ -63,7 +63,7 @@ class Readers:
 
     def plan(self, streams: Sequence[str], timestamp: int, deadline: float) -> SnapshotPlan:
         """The offsets of streams as of a safe timestamp. ``deadline``: monotonic seconds."""
-        source = self._ports.committed_log(self._timeout)
+        source = self.ports.committed_log(self._timeout)
         try:
             return take(source, streams, timestamp, deadline)
         finally:
@@ -71,7 +71,7 @@ class Readers:
 
     def read_cut(self, stream: str, cut: StreamCut) -> SnapshotReader:
         """A reader of a stream as of a snapshot."""
-        reader = SnapshotReader(self._ports, stream, cut, self._timeout)
+        reader = SnapshotReader(self.ports, stream, cut, self._timeout)
         self._made.add(reader)
         return reader
 

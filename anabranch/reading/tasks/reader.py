@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,6 +57,7 @@ class Piece(NamedTuple):
     timestamp: int
     events: list[Event]
     tasks: list[int]
+    whole: bool = True  # this is the last part of it
 
 
 @dataclass(slots=True)
@@ -74,6 +75,9 @@ class _Input:
     batch: deque[Found] = field(default_factory=deque)
     rest: Iterator[tuple[int, Event]] | None = None  # of the first record of the batch
     last: Event | None = None  # given of that record, and not in ``at`` yet
+    told: dict[int, tuple[int, int, int]] = field(
+        default_factory=dict
+    )  # where tasks stand as of `consumed`
 
     def place(self) -> _Place:
         """What was given so far."""
@@ -272,7 +276,7 @@ class TaskReader(Iteration[Event]):
                 one.passed()
             if piece.events:
                 self._touched.update(piece.tasks)
-                taken.append(piece)
+                taken.append(piece._replace(whole=one.rest is None))
             if one.rest is not None:
                 return taken
 
@@ -314,14 +318,22 @@ class TaskReader(Iteration[Event]):
 
     # -- positions ------------------------------------------------------------------------------------
 
-    def consumed(self) -> Consumed:
+    @property
+    def has_moved(self) -> bool:
+        """Whether `consumed` has news: events were given, or the places of tasks without events are due."""
+        if self._touched or self._clock.monotonic() < self._all_due:
+            return bool(self._touched)
+        return any(next(_moved(each, task), None) for each in self._inputs for task in each.stands)
+
+    def consumed(self, also: Iterable[int] = ()) -> Consumed:
         """All that was given since the last call: plain data, to be committed once, after those before it.
 
-        The caller may pickle it, or send it as bytes. Any process may give it to `commit`.
-        Once a commit with it fails for good, this reader is of no more use: take the tasks again.
+        The caller may pickle it, or send it as bytes. Any process may give it to `commit`. ``also``: tasks to be
+        named though no event was theirs. Once a commit with it fails for good, this reader is of no more use:
+        take the tasks again.
         """
         now = self._clock.monotonic()
-        tasks = self._touched
+        tasks = self._touched | set(also)
         if now >= self._all_due or not tasks:
             tasks, self._all_due = set(self._sequences), now + _ALL_S
         alike: dict[tuple[int, tuple[TaskPosition, ...]], list[int]] = {}
@@ -329,6 +341,8 @@ class TaskReader(Iteration[Event]):
             self._sequences[task] += 1
             moved = tuple(p for each in self._inputs for p in _moved(each, task))
             alike.setdefault((self._sequences[task], moved), []).append(task)
+            for each in self._inputs:
+                each.told[task] = each.place()[:3]
         self._touched = set()
         steps = tuple(TaskStep(tuple(some), *step) for step, some in alike.items())
         return Consumed(self._tenure.processor, self._tenure.secret, steps)
@@ -347,9 +361,9 @@ def _place(position: TaskPosition, order: dict[int, int]) -> _Place:
 
 
 def _moved(one: _Input, task: int) -> Iterator[TaskPosition]:
-    """The position of a task in an input, if that is beyond where it stood at first."""
+    """The position of a task in an input, if that is beyond what was told of it."""
     at = one.place()
-    if at[:3] > _place(one.stands[task], one.order)[:3]:
+    if at[:3] > (one.told.get(task) or _place(one.stands[task], one.order)[:3]):
         yield TaskPosition(one.number, at.record, at.timestamp, at.segment, at.offset)
 
 

@@ -1,0 +1,1 @@
+"""Processors as programs: handlers, stores and timers, whose effects are one commit (``docs/processing.md``)."""

@@ -1,0 +1,242 @@
+"""`anabranch.Processor`: the inputs, outputs, stores and handlers of a processor, in ten lines."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from anabranch.client.client_processors import DEFAULT_TASKS
+from anabranch.core.ids import check_type, split_stream
+from anabranch.errors import CrossScope, InvalidArgument
+from anabranch.processing.codecs import Codec, codec_of
+from anabranch.processing.cut import doing
+from anabranch.processing.stores import Store
+from anabranch.processing.timers import Timer, TimerHandler, Windows
+from anabranch.reading.history_search import Start
+from anabranch.types import Headers
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Handler = Callable[..., Any]
+F = TypeVar("F", bound=Handler)
+COMMIT_INTERVAL_S = 0.1
+CUT_BYTES = 8 << 20
+RETRIES = 2  # of a cut whose handler fails, before `stop` or `dead_letter`
+CONCURRENCY = 64
+_MOST = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A stream that the processor reads."""
+
+    stream: str
+    codec: Codec
+
+
+class Output:
+    """A stream that the processor writes, in the commit of what it consumed."""
+
+    def __init__(self, stream: str, codec: Codec) -> None:
+        self.stream = stream
+        self._encode = codec.encode
+
+    def write(
+        self,
+        value: Any,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Write an event. ``timestamp``: Unix milliseconds; None: of the event that is handled.
+
+        Raises: IllegalState (no handler calls it), InvalidArgument.
+        """
+        at = doing()
+        if value is not None:
+            value = self._encode(value)
+        raw = key.encode() if isinstance(key, str) else key
+        at.cut.write(self.stream, (value, raw, headers, timestamp or at.timestamp))
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of an Arrow batch, as of `Transaction.write_batch`; values as bytes or strings."""
+        doing().cut.write_batch(self.stream, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A handler. ``batch``: it takes Arrow batches."""
+
+    call: Handler
+    is_async: bool
+    batch: bool
+
+
+class Processor:
+    """A program that reads streams, keeps state and writes streams; each commit has all three, or nothing.
+
+    ``name``: ``scope/name``; its outputs are of that scope. ``tasks``: a power of two, the most that work side by
+    side; it never changes. ``commit_interval``: seconds from one commit to the next, 0: at once. ``cut_bytes``:
+    about so many bytes of events are in one commit; a bigger input transaction comes in parts, unless ``whole``.
+    ``dead_letter``: a stream for events whose handler fails time and again; None: the worker stops at such a one.
+    ``concurrency``: so many ``async`` handlers run side by side. ``start``: where a new processor begins, as of
+    `Client.read`.
+
+    Source: Kafka Streams (tasks, stores), Flink (key groups), Faust (decorators).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        tasks: int = DEFAULT_TASKS,
+        commit_interval: float = COMMIT_INTERVAL_S,
+        cut_bytes: int = CUT_BYTES,
+        whole: bool = False,
+        dead_letter: str | None = None,
+        retries: int = RETRIES,
+        concurrency: int = CONCURRENCY,
+        start: Start = "begin",
+    ) -> None:
+        """Raises: InvalidArgument."""
+        self.scope, _ = split_stream(name)
+        self.name = name
+        for what, value, most in (
+            ("tasks", tasks, 1 << 10),
+            ("cut_bytes", cut_bytes, _MOST),
+            ("concurrency", concurrency, _MOST),
+        ):
+            check_type(what, value, int)
+            if not 1 <= value <= most:
+                raise InvalidArgument(f"{what}={value}: 1 to {most:,}")
+        if not 0 <= commit_interval <= 3600 or not 0 <= retries <= 1000:
+            raise InvalidArgument("commit_interval is 0 to 3600 seconds, retries 0 to 1000")
+        self.tasks = tasks
+        self.commit_interval = commit_interval
+        self.cut_bytes = _MOST if whole else cut_bytes
+        self.dead_letter = dead_letter
+        self.retries = retries
+        self.concurrency = concurrency
+        self.start: Start = start
+        self.inputs: dict[str, Input] = {}
+        self.handlers: dict[str, list[Registered]] = {}
+        self.stores: dict[str, Store] = {}
+        self.timers: dict[str, TimerHandler] = {}
+        self.outputs = set[str]()
+        if dead_letter is not None:
+            self._own(dead_letter)
+
+    def input(self, stream: str, *, value: Any = None) -> Input:
+        """A stream to read, of any scope. ``value``: json, str, bytes (None), or an object with loads and dumps."""
+        split_stream(stream)
+        found = self.inputs[stream] = Input(stream, codec_of(value))
+        return found
+
+    def output(self, stream: str, *, value: Any = None) -> Output:
+        """A stream to write, of the processor's scope. Raises: CrossScope."""
+        self._own(stream)
+        return Output(stream, codec_of(value))
+
+    def store(self, name: str, *, value: Any = None, local: bool = False) -> Store:
+        """Keyed state, kept in RocksDB and in the topic of the processor's state.
+
+        A key belongs to the task of its hash, as events do. ``local``: a handler may use any key, and has rows of
+        its own task alone. Raises: InvalidArgument.
+        """
+        store: Store = self._add(name, Store(name, codec_of(value), local=local))
+        return store
+
+    def timer(self, name: str, *, wall: bool = False) -> Callable[[TimerHandler], Timer]:
+        """Decorates a function of (key, due): it is called in a commit, once, when its time has come.
+
+        Time is the task's event time in Unix milliseconds: the highest timestamp of its events, moved at the ends
+        of input commits. ``wall``: the worker's clock.
+        """
+
+        def register(call: TimerHandler) -> Timer:
+            timer: Timer = self._add(name, Timer(name, call, wall=wall))
+            self.timers[name] = timer.fire
+            return timer
+
+        return register
+
+    def windows(
+        self, name: str, size: float, *, every: float | None = None, grace: float = 0.0,
+        value: Any = None, late: Output | None = None,
+    ) -> Windows:  # fmt: skip
+        """State by key and window of event time: of ``size`` seconds, a new one ``every`` so many (None: size).
+
+        A window closes ``grace`` seconds after its end. Events that are late for it are counted, and written to
+        ``late``, key and value as they came. Raises: InvalidArgument.
+        """
+        windows: Windows = self._add(name, Windows(name, codec_of(value), size, every, grace, late))
+        self.timers[name] = windows.close
+        return windows
+
+    def on(self, *inputs: Input, batch: bool = False) -> Callable[[F], F]:
+        """Decorates a handler of these inputs' events: a function, or an ``async`` one, of an `anabranch.Event`.
+
+        Its ``value`` is decoded. Events of a key come in order. A handler that raises leaves no trace. ``batch``:
+        it gets a pyarrow.RecordBatch of one commit's events (columns as of Spark's source), values as bytes.
+        """
+        if not inputs:
+            raise InvalidArgument("name the inputs that the handler is for: @app.on(flights)")
+
+        def register(call: F) -> F:
+            is_async = inspect.iscoroutinefunction(call)
+            if batch and is_async:
+                raise InvalidArgument("a handler of batches is a plain function")
+            for one in inputs:
+                some = self.handlers.setdefault(one.stream, [])
+                some.append(Registered(call, is_async, batch))
+                if len({each.batch for each in some}) > 1:
+                    raise InvalidArgument(f"handlers of {one.stream} take events, or all batches")
+            return call
+
+        return register
+
+    def run(
+        self,
+        bootstrap: str | None = None,
+        *,
+        folder: str | Path | None = None,
+        standby: bool = False,
+        **options: Any,
+    ) -> None:
+        """Work in this process until SIGTERM or Ctrl-C. ``options``: as of `anabranch.connect`.
+
+        ``folder``: for the stores, one worker's alone; without it all is read from the log at each start.
+        ``standby``: keep warm copies of other workers' tasks.
+        """
+        from anabranch.processing.worker import run_worker
+
+        run_worker(self, bootstrap, folder=folder, standby=standby, **options)
+
+    def check(self) -> Sequence[str]:
+        """The names of its inputs. `InvalidArgument` if the program can't run."""
+        idle = sorted(set(self.inputs) - set(self.handlers))
+        if not self.inputs or idle:
+            raise InvalidArgument(
+                f"processor {self.name} has no handler for {', '.join(idle)}: decorate one with @app.on(…)"
+                if idle
+                else f"processor {self.name} has no input"
+            )
+        return list(self.inputs)
+
+    def _own(self, stream: str) -> None:
+        if split_stream(stream)[0] != self.scope:
+            raise CrossScope(
+                f"{stream} is not in scope {self.scope!r}: a processor writes to streams of its own scope"
+            )
+        self.outputs.add(stream)
+
+    def _add(self, name: str, store: Any) -> Any:
+        check_type("a store's name", name, str)
+        if not name or name in self.stores:
+            raise InvalidArgument(f"{name!r}: each store, timer and windows has a name of its own")
+        self.stores[name] = store
+        return store

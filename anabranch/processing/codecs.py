@@ -1,0 +1,51 @@
+"""Codecs of values: how a handler's objects become bytes, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from anabranch.errors import InvalidArgument
+
+
+class Codec(NamedTuple):
+    """Two functions: an object to bytes, and back."""
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+def _same(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise InvalidArgument(
+            f"a value is bytes, not {type(value).__name__}: name a codec, as in value=json"
+        )
+    return value
+
+
+_compact = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+RAW = Codec(_same, bytes)
+_KNOWN: dict[Any, Codec] = {
+    None: RAW,
+    bytes: RAW,
+    str: Codec(str.encode, lambda data: data.decode()),
+    json: Codec(lambda value: _compact(value).encode(), json.loads),
+}
+
+
+def codec_of(value: Any) -> Codec:
+    """A codec: None or bytes (as they are), str, json, or an object with ``dumps`` and ``loads``."""
+    if value is None or value in (bytes, str, json):
+        return _KNOWN[value]
+    if not callable(getattr(value, "dumps", None)) or not callable(getattr(value, "loads", None)):
+        raise InvalidArgument(
+            f"{value!r:.100} is no codec: None, bytes, str, json, or an object with dumps and loads"
+        )
+
+    def encode(given: Any) -> bytes:
+        found = value.dumps(given)
+        return found.encode() if isinstance(found, str) else _same(found)
+
+    return Codec(encode, value.loads)

@@ -1,0 +1,148 @@
+"""An open cut: what handlers wrote and changed in it. Nothing of it has happened before the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from heapq import merge
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from anabranch.core.partitioner import SPACE, position_of
+from anabranch.errors import IllegalState, InvalidArgument
+from anabranch.processing.table import Table
+from anabranch.types import Headers
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Written: TypeAlias = "tuple[bytes | None, bytes | None, Headers | None, int | None]"
+_ROW_BYTES = 48  # of an event or a row, besides its bytes
+_KNOWN_KEYS = 20_000
+_MISSING: Any = object()
+_TIME = 8  # bytes of a time
+_NEVER = 1 << 63
+_LAST = b"\xff" * (_TIME + 1)
+
+
+class Cut:
+    """Outputs and changed rows of one commit to come. One thread."""
+
+    def __init__(self, table: Table, task_count: int) -> None:
+        self.open = True
+        self.size = 0  # bytes of outputs and changes, about
+        self.outputs: dict[str, list[Written]] = {}
+        self.batches: dict[str, list[pa.RecordBatch]] = {}
+        self.rows: dict[int, dict[bytes, bytes | None]] = {}
+        self._table = table
+        self._task_count = task_count
+        self._known: dict[bytes, int] = {}
+        self._soonest: dict[tuple[int, bytes], int] = {}
+
+    def write(self, stream: str, event: Written) -> None:
+        """Add an event to the outputs."""
+        found = self.outputs.get(stream)
+        if found is None:
+            if stream in self.batches:
+                raise InvalidArgument(f"{stream}: write events or batches in one commit, not both")
+            found = self.outputs[stream] = []
+        found.append(event)
+        self.size += len(event[0] or b"") + len(event[1] or b"") + _ROW_BYTES
+
+    def write_batch(self, stream: str, batch: pa.RecordBatch) -> None:
+        """Add the rows of a batch to the outputs."""
+        if stream in self.outputs:
+            raise InvalidArgument(f"{stream}: write events or batches in one commit, not both")
+        self.batches.setdefault(stream, []).append(batch)
+        self.size += batch.nbytes
+
+    def task_of(self, key: bytes) -> int:
+        """The task of a key."""
+        task = self._known.get(key, -1)
+        if task < 0:
+            task = position_of(key) * self._task_count // SPACE
+            if len(self._known) < _KNOWN_KEYS:
+                self._known[key] = task
+        return task
+
+    def get(self, task: int, row: bytes) -> bytes | None:
+        """The value of a row of a task, as this cut sees it."""
+        changed = self.rows.get(task)
+        if changed is not None:
+            value: bytes | None = changed.get(row, _MISSING)
+            if value is not _MISSING:
+                return value
+        return self._table.get(task, row)
+
+    def put(self, task: int, row: bytes, value: bytes | None) -> None:
+        """Change a row; None: delete it."""
+        changed = self.rows.get(task)
+        if changed is None:
+            changed = self.rows[task] = {}
+        if row not in changed:
+            self.size += len(row) + _ROW_BYTES
+        changed[row] = value
+        self.size += len(value or b"")
+
+    def put_due(self, task: int, kind: bytes, due: int, place: bytes) -> None:
+        """Set a row of a kind of timers: what is due at a time."""
+        before = self.soonest(task, kind)
+        self.put(task, kind + due.to_bytes(_TIME, "big") + place, b"")
+        self._soonest[task, kind] = min(before, due)
+
+    def soonest(self, task: int, kind: bytes) -> int:
+        """Nothing of a kind is due before this time."""
+        found = self._soonest.get((task, kind))
+        return self.look_soonest(task, kind) if found is None else found
+
+    def look_soonest(self, task: int, kind: bytes) -> int:
+        """`soonest`, by the rows."""
+        row, _ = next(self.scan(task, kind, kind + _LAST), (b"", b""))
+        due = int.from_bytes(row[len(kind) : len(kind) + _TIME], "big") if row else _NEVER
+        self._soonest[task, kind] = due
+        return due
+
+    def scan(self, task: int, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows from ``low`` up to ``high`` (not included), in their order."""
+        changed: Mapping[bytes, bytes | None] = self.rows.get(task, {})
+        ours = sorted((row, changed[row]) for row in changed if low <= row < high)
+        stored = self._table.scan(task, low, high)
+        # Of equal rows this cut's come first.
+        for row, same in groupby(merge(ours, stored, key=itemgetter(0)), itemgetter(0)):
+            value = next(same)[1]
+            if value is not None:
+                yield row, value
+
+
+class Doing:
+    """A handler at work: its cut, the task and the key of its event; ``timestamp``: of that event."""
+
+    __slots__ = ("cut", "key", "task", "timestamp")
+
+    def __init__(self, cut: Cut) -> None:
+        self.cut = cut
+        self.task = -1
+        self.key: bytes | None = None
+        self.timestamp: int | None = None
+
+
+_DOING: ContextVar[Doing | None] = ContextVar("doing", default=None)
+
+
+def begin_doing(cut: Cut) -> Doing:
+    """Let the handlers called from here on work on this cut."""
+    at = Doing(cut)
+    _DOING.set(at)
+    return at
+
+
+def doing() -> Doing:
+    """The handler at work. `IllegalState`: none is, or it outlived its cut."""
+    at = _DOING.get()
+    if at is None or not at.cut.open:
+        raise IllegalState(
+            "stores and outputs are for handlers, while their event is handled: elsewhere write in a "
+            "transaction of its own"
+        )
+    return at

@@ -1,0 +1,208 @@
+"""Calling handlers: for each event, side by side, or with Arrow batches; and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from anabranch.processing.cut import Cut, Doing, begin_doing
+from anabranch.processing.stores import FIRST
+from anabranch.processing.timers import TimeOfTasks
+from anabranch.reading.tasks.reader import Piece
+from anabranch.types import Event
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from anabranch.processing.app import Processor, Registered
+
+log = logging.getLogger("anabranch.processor")
+
+_make_event: Callable[[Sequence[Any]], Event] = partial(tuple.__new__, Event)
+Place = tuple[str, int, int]  # stream, partition, offset of an event
+
+
+class HandlerFailed(Exception):
+    """A handler raised: ``event`` (None: a timer's, or a batch's) is the one that it was called with."""
+
+    def __init__(self, event: Event | None, error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.event = event
+        self.error = error
+
+
+class Passed(NamedTuple):
+    """An event that is passed over, and the error of its handler."""
+
+    event: Event
+    error: str
+
+
+class Handlers:
+    """The handlers of a processor, ready to be called. One thread."""
+
+    def __init__(self, app: Processor, stores: Sequence[str]) -> None:
+        """``stores``: the names of the processor's stores, in the order of their numbers."""
+        self._app = app
+        self._dead_letter = app.dead_letter
+        for number, name in enumerate(stores, FIRST):
+            if name in app.stores:
+                app.stores[name].number(number)
+        names = {app.stores[name].prefix: name for name in app.timers}
+        self._time = TimeOfTasks(names, app.timers) if app.timers else None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def handle(self, cut: Cut, pieces: Iterable[Piece], passed: dict[Place, Passed]) -> None:
+        """Call the handlers with these events. Raises: HandlerFailed, and the cut is of no more use."""
+        at = begin_doing(cut)
+        for _, some in groupby(pieces, key=_of_commit):
+            commit = list(some)
+            for piece in commit:
+                self._piece(at, piece, passed)
+            if self._time is not None:
+                self._move_time(at, self._time, commit)
+
+    def fire_wall(self, cut: Cut, tasks: Iterable[int], now_ms: int) -> set[int]:
+        """Fire timers of the wall clock. The tasks that had some. Raises: HandlerFailed."""
+        if self._time is None:
+            return set()
+        at, time = begin_doing(cut), self._time
+        return {task for task in tasks if _called(None, time.fire_wall, at, task, now_ms)}
+
+    def close(self) -> None:
+        """End what asynchronous handlers left."""
+        if self._loop is not None:
+            self._loop.close()
+
+    def _piece(self, at: Doing, piece: Piece, passed: dict[Place, Passed]) -> None:
+        registered = self._app.handlers[piece.stream]
+        if passed:
+            piece = self._without(at, piece, passed)
+        if registered[0].batch:
+            batch = batch_of(piece.events)
+            at.timestamp = None
+            for one in registered:
+                _called(None, one.call, batch)
+            return
+        decode = self._app.inputs[piece.stream].codec.decode
+        if any(one.is_async for one in registered):
+            self._side_by_side(at, piece, registered, decode)
+            return
+        calls = [one.call for one in registered]
+        event: Event | None = None
+        try:
+            for event, at.task in zip(piece.events, piece.tasks, strict=True):
+                stream, at.key, value, _, at.timestamp, *_ = event
+                if value is not None:
+                    decoded = _make_event((stream, at.key, decode(value), *event[3:]))
+                else:
+                    decoded = event
+                for call in calls:
+                    call(decoded)
+        except Exception as error:
+            raise HandlerFailed(event, error) from error
+
+    def _side_by_side(
+        self, at: Doing, piece: Piece, registered: Sequence[Registered],
+        decode: Callable[[bytes], Any],
+    ) -> None:  # fmt: skip
+        """Events of different keys side by side, those of one key in order."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        chains: dict[Any, list[tuple[int, Event]]] = {}
+        for task, event in zip(piece.tasks, piece.events, strict=True):
+            key = event.key if event.key is not None else (event.partition, event.offset)
+            chains.setdefault(key, []).append((task, event))
+
+        async def chain(some: list[tuple[int, Event]], slots: asyncio.Semaphore) -> None:
+            async with slots:
+                own = begin_doing(at.cut)  # of this asyncio task alone
+                for own.task, event in some:
+                    try:
+                        own.key, own.timestamp = event.key, event.timestamp
+                        if event.value is not None:
+                            decoded = event._replace(value=decode(event.value))
+                        else:
+                            decoded = event
+                        for one in registered:
+                            found = one.call(decoded)
+                            if one.is_async:
+                                await found
+                    except Exception as error:
+                        raise HandlerFailed(event, error) from error
+
+        async def all_chains() -> None:
+            slots = asyncio.Semaphore(self._app.concurrency)
+            tasks = [asyncio.create_task(chain(some, slots)) for some in chains.values()]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+        self._loop.run_until_complete(all_chains())
+
+    def _without(self, at: Doing, piece: Piece, passed: dict[Place, Passed]) -> Piece:
+        """The piece without the events that are passed over; they go to the stream of dead letters."""
+        kept = Piece(piece.stream, piece.timestamp, [], [], piece.whole)
+        for event, task in zip(piece.events, piece.tasks, strict=True):
+            found = passed.get((event.stream, event.partition, event.offset))
+            if found is None:
+                kept.events.append(event)
+                kept.tasks.append(task)
+            elif self._dead_letter is not None:
+                headers = [
+                    *event.headers,
+                    ("error", found.error.encode()),
+                    ("from", f"{event.stream}[{event.partition}]@{event.offset}".encode()),
+                ]
+                at.cut.write(self._dead_letter, (event.value, event.key, headers, event.timestamp))
+        return kept
+
+    def _move_time(self, at: Doing, time: TimeOfTasks, commit: Sequence[Piece]) -> None:
+        latest: dict[int, int] = {}
+        for piece in commit:
+            for task, event in zip(piece.tasks, piece.events, strict=True):
+                if event.timestamp > latest.get(task, 0):
+                    latest[task] = event.timestamp
+        for task in sorted(latest):
+            at.task = task
+            _called(None, partial(time.move, whole=commit[-1].whole), at, task, latest[task])
+
+
+def _of_commit(piece: Piece) -> tuple[str, int]:
+    return piece.stream.partition("/")[0], piece.timestamp
+
+
+def _called(event: Event | None, call: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return call(*args)
+    except Exception as error:
+        raise HandlerFailed(event, error) from error
+
+
+def batch_of(events: Sequence[Event]) -> pa.RecordBatch:
+    """Events as an Arrow batch, with the columns of `anabranch.reading.event_columns`."""
+    import pyarrow as pa
+
+    from anabranch.reading.event_columns import SCHEMA
+
+    columns = list(zip(*events, strict=True)) if events else [()] * len(Event._fields)
+    found = dict(zip(Event._fields, columns, strict=True))
+    headers = [[{"key": k, "value": v} for k, v in pairs] for pairs in found["headers"]]
+    times = pa.array(found["timestamp"], pa.int64())
+    arrays = []
+    for field in SCHEMA:
+        if field.name == "headers":
+            arrays.append(pa.array(headers, field.type))
+        elif field.name == "timestamp":
+            arrays.append(times.cast(pa.timestamp("ms", "UTC")).cast(field.type))
+        else:
+            name = "segment_id" if field.name == "segment" else field.name
+            arrays.append(pa.array(found[name], field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

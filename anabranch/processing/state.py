@@ -1,0 +1,206 @@
+"""Reading a processor's state topic into a worker's table, up to where the controller says it stands.
+
+A task's row tells the sequence of the last commit that changed its state; that commit's last record is its *head*,
+with the sequence. Rows are whole when both agree: an offset or a watermark alone could be a stale leader's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from anabranch.batches.format import read_header
+from anabranch.errors import IllegalState, NotReady
+from anabranch.ports import RawBatch, TopicPartition
+from anabranch.processing.table import NOT_WHOLE, Mark, Table
+from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.feed import Feed
+from anabranch.reading.fetched import Portion
+from anabranch.schemas.records import TaskInfo
+from anabranch.topics.names import stream_topic
+
+log = logging.getLogger("anabranch.processor")
+
+HEAD = 0  # the store of heads
+SURE_MS = 43_200_000  # half as long as the topic keeps tombstones
+_NUMBERS = 2  # bytes of an incarnation, and of a store's number
+_SLICE_S = 0.5
+_SAY_S = 10.0
+
+
+def state_stream(processor: str) -> str:
+    """The stream that holds a processor's state."""
+    return f"{processor}.state"
+
+
+def head_row(sequence: int) -> tuple[bytes, bytes]:
+    """The last row of a commit that changes a task's state."""
+    return HEAD.to_bytes(_NUMBERS, "big"), sequence.to_bytes(8, "big")
+
+
+class StateReader:
+    """Reads state into a table. One thread. Close its source afterwards."""
+
+    def __init__(
+        self, source: CommittedLog, table: Table, processor: str, incarnation: int
+    ) -> None:
+        self._source = source
+        self._table = table
+        self._processor = processor
+        self._incarnation = incarnation
+        self._prefix = incarnation.to_bytes(_NUMBERS, "big")
+        self._topic = stream_topic(state_stream(processor))
+        self._topic_id = ""
+        self._feed = Feed(source, look=_check_transactional)
+        self._marks: dict[int, Mark] = {}  # of the tasks that are read
+
+    def restore(self, tasks: Mapping[int, TaskInfo], deadline: float) -> int:
+        """Bring these tasks' rows to where they stand. Only after `Take` was answered. Returns rows read.
+
+        Raises: IllegalState (the topic lacks what the rows name, or others wrote to it), NotReady.
+        """
+        clock = self._source.clock
+        self._topic_id = self._source.topic_ids([self._topic], deadline).get(self._topic, "")
+        places = [TopicPartition(self._topic, task) for task in tasks]
+        # Asked only now: an end from before the answer may lack the last commit.
+        ends = self._source.end_offsets(places, deadline)
+        begun = {
+            task: mark.offset
+            for task, info in tasks.items()
+            if (mark := self._begin(task, info, ends[TopicPartition(self._topic, task)]))
+        }
+        missing = set(begun)
+        self._feed.assign({TopicPartition(self._topic, task): at for task, at in begun.items()})
+        read, say = 0, clock.monotonic() + _SAY_S
+        while missing:
+            for portion in self._feed.next(min(deadline, clock.monotonic() + _SLICE_S), ()):
+                task = portion.place.partition
+                read += self._apply(task, portion)
+                found = self._marks[task].sequence
+                if found == tasks[task].state_sequence:
+                    missing.discard(task)
+                elif found > tasks[task].state_sequence:
+                    raise self._broken(task, f"it is at commit {found}, its row at an earlier one")
+            now = clock.monotonic()
+            if missing and now >= deadline:
+                raise self._broken(min(missing), "it lacks the last commit that its row names")
+            if now >= say:
+                say = now + _SAY_S
+                log.info(
+                    "%s: %d rows of state read, %d tasks to go", self._processor, read, len(missing)
+                )
+            if self._source.closed:
+                raise NotReady("the worker is closed")
+        return read
+
+    def follow(self, tasks: Iterable[int], until: float) -> None:
+        """Keep copies of other workers' tasks warm, until a monotonic second."""
+        others = set(tasks)
+        deadline = self._source.clock.monotonic() + 30.0
+        if not self._topic_id:
+            self._topic_id = self._source.topic_ids([self._topic], deadline).get(self._topic, "")
+        for task in others - self._marks.keys():
+            mark = self._table.mark(task)
+            if mark is None or not self._suits(mark):
+                self._table.clear(task)
+                mark = Mark(self._topic_id, self._incarnation, NOT_WHOLE, 0, 0)
+            self._marks[task] = mark
+        at = {TopicPartition(self._topic, task): self._marks[task].offset for task in others}
+        self._feed.assign(at)
+        while self._source.clock.monotonic() < until:
+            portions = self._feed.next(until, ())
+            for portion in portions:
+                self._apply(portion.place.partition, portion)
+            if not portions:
+                return
+
+    def forget(self, tasks: Iterable[int]) -> None:
+        """These tasks are this worker's own now, or are changed by it no more."""
+        for task in tasks:
+            self._marks.pop(task, None)
+
+    def _begin(self, task: int, info: TaskInfo, end: int) -> Mark | None:
+        """The mark to read on from; None: the rows are whole."""
+        mark = self._table.mark(task)
+        if mark is not None:
+            if mark.sequence == info.state_sequence and self._suits(mark):
+                return None
+            now_ms = int(self._source.clock.wall() * 1000)
+            if (
+                not self._suits(mark)
+                or mark.sequence > info.state_sequence
+                or mark.offset > end
+                or now_ms - mark.written_ms > SURE_MS
+            ):
+                log.warning(
+                    "task %d of %s: the folder's rows are of another state", task, self._processor
+                )
+                self._table.clear(task)
+                mark = None
+        if info.state_sequence == 0:
+            return None
+        mark = mark or Mark(self._topic_id, self._incarnation, NOT_WHOLE, 0, 0)
+        self._marks[task] = mark = mark._replace(sequence=NOT_WHOLE)
+        return mark
+
+    def _suits(self, mark: Mark) -> bool:
+        return (mark.topic_id, mark.incarnation) == (self._topic_id, self._incarnation)
+
+    def mark_after(self, task: int, sequence: int | None, end: int | None) -> Mark:
+        """The mark of a task after a commit of this worker's. ``sequence``: if it changed the task's state.
+
+        ``end``: the end of the task's partition before that commit, if it was looked up.
+        """
+        mark = self._table.mark(task) or Mark(self._topic_id, self._incarnation, 0, 0, 0)
+        if sequence is not None:
+            mark = mark._replace(sequence=sequence)
+        if end is not None:
+            mark = mark._replace(offset=end, written_ms=int(self._source.clock.wall() * 1000))
+        return mark
+
+    def ends(self, tasks: Iterable[int], deadline: float) -> dict[int, int]:
+        """The ends of what is committed, by task."""
+        places = [TopicPartition(self._topic, task) for task in tasks]
+        found = self._source.end_offsets(places, deadline, committed=True)
+        return {place.partition: end for place, end in found.items()}
+
+    def _apply(self, task: int, portion: Portion) -> int:
+        """Put records into the table; returns how many."""
+        mark, count = self._marks[task], 0
+        head = self._prefix + HEAD.to_bytes(_NUMBERS, "big")
+        while portion.first() is not None:
+            block, low = portion.next_of_block()
+            high = len(block.offsets)
+            rows = block.rows(low, high)
+            sequence = NOT_WHOLE
+            if rows.keys[-1] == head and rows.values[-1] is not None:
+                sequence = int.from_bytes(rows.values[-1], "big")
+            mine = self._prefix
+            changes = [
+                (key[_NUMBERS:], value)
+                for key, value in zip(rows.keys, rows.values, strict=True)
+                if key is not None and key.startswith(mine) and key != head
+            ]
+            mark = mark._replace(
+                sequence=sequence, offset=block.offsets[-1] + 1, written_ms=rows.timestamps[-1]
+            )
+            self._table.write([(task, changes)], {task: mark})
+            portion.go_on(high)
+            count += high - low
+        self._marks[task] = mark
+        return count
+
+    def _broken(self, task: int, why: str) -> IllegalState:
+        return IllegalState(
+            f"the state of task {task} of {self._processor} in {self._topic} can't be trusted: {why}. It was made "
+            "again, or records are lost: `anabranch processor reset` begins from its inputs"
+        )
+
+
+def _check_transactional(place: TopicPartition, batches: Sequence[RawBatch]) -> None:
+    """`IllegalState` for records that no controller wrote."""
+    if not all(read_header(batch.data).is_transactional for batch in batches):
+        raise IllegalState(
+            f"{place.topic}[{place.partition}] has records that somebody else wrote: `anabranch processor reset` "
+            "begins from the inputs"
+        )

@@ -1,0 +1,97 @@
+"""Keyed state of a processor, as handlers see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from anabranch.errors import InvalidArgument
+from anabranch.processing.codecs import Codec
+from anabranch.processing.cut import Doing, doing
+
+TIME = 1  # the hidden store of timers and of event time
+FIRST = 2  # the number of the first store that has a name
+
+
+def prefix_of(number: int) -> bytes:
+    """How the rows of a store begin."""
+    return number.to_bytes(2, "big")
+
+
+def after(prefix: bytes) -> bytes:
+    """The first bytes behind all that begin with a prefix that is not all 0xff."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1])
+
+
+class Store:
+    """A table of keys (bytes, or text as UTF-8) and values. Only handlers may use it."""
+
+    def __init__(self, name: str, codec: Codec, *, local: bool = False) -> None:
+        self.name = name
+        self.local = local
+        self._codec = codec
+        self.prefix = b""  # the worker numbers it
+
+    def number(self, number: int) -> None:
+        """Give it its number, which never changes."""
+        self.prefix = prefix_of(number)
+
+    def get(self, key: bytes | str, default: Any = None) -> Any:
+        """The value of a key, or ``default``. Raises: InvalidArgument (another task's key), IllegalState."""
+        at = doing()
+        data = at.cut.get(*self._place(at, key))
+        return default if data is None else self._codec.decode(data)
+
+    def __getitem__(self, key: bytes | str) -> Any:
+        at = doing()
+        data = at.cut.get(*self._place(at, key))
+        if data is None:
+            raise KeyError(key)
+        return self._codec.decode(data)
+
+    def __contains__(self, key: bytes | str) -> bool:
+        at = doing()
+        return at.cut.get(*self._place(at, key)) is not None
+
+    def __setitem__(self, key: bytes | str, value: Any) -> None:
+        """Set a key's value. A value that is changed in place is not stored: set it again."""
+        at = doing()
+        at.cut.put(*self._place(at, key), self._codec.encode(value))
+
+    def __delitem__(self, key: bytes | str) -> None:
+        """Delete a key, if it is there."""
+        at = doing()
+        at.cut.put(*self._place(at, key), None)
+
+    def items(
+        self, low: bytes | str = b"", high: bytes | str | None = None, *, prefix: bytes | str = b""
+    ) -> Iterator[tuple[bytes, Any]]:
+        """Rows of this handler's task from ``low`` up to ``high`` (not included), in the order of keys."""
+        at = doing()
+        first = self.prefix + max(_bytes(low), _bytes(prefix))
+        end = after(self.prefix + _bytes(prefix))
+        if high is not None:
+            end = min(end, self.prefix + _bytes(high))
+        size = len(self.prefix)
+        for row, data in at.cut.scan(at.task, first, end):
+            yield row[size:], self._codec.decode(data)
+
+    def _place(self, at: Doing, key: bytes | str) -> tuple[int, bytes]:
+        raw = key if key.__class__ is bytes else _bytes(key)
+        if not self.local:
+            task = at.cut.task_of(raw)  # type: ignore[arg-type]
+            if task != at.task:
+                raise InvalidArgument(
+                    f"key {raw!r:.100} of store {self.name} belongs to task {task}, this event to task {at.task}: "
+                    "write to a stream with that key and read it, or make the store local=True"
+                )
+        return at.task, self.prefix + raw
+
+
+def _bytes(key: bytes | str) -> bytes:
+    if isinstance(key, str):
+        return key.encode()
+    if not isinstance(key, bytes):
+        raise InvalidArgument(f"a store's key is bytes or a text, not {type(key).__name__}")
+    return key

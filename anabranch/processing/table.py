@@ -1,0 +1,107 @@
+"""The rows of a worker's tasks in RocksDB: a copy of the state topic, which it never is ahead of.
+
+A task's mark says of which state it is: the topic, the incarnation, the sequence of the last commit that is whole
+here, and the offset to read on from. While a stretch is applied again the sequence is cleared.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rocksdict import DBCompressionType, Options, Rdict, WriteBatch
+
+from anabranch.errors import IllegalState
+
+log = logging.getLogger("anabranch.processor")
+
+_TASK = 2  # bytes of a task's number
+_MARKS = b"\xff\xff"  # no task has this number
+_VERSION = "1"
+_OPEN_FILES = 256
+NOT_WHOLE = -1
+
+
+class Mark(NamedTuple):
+    """Of which state a task's rows are. ``written_ms``: Kafka's time of the last record that was read."""
+
+    topic_id: str
+    incarnation: int
+    sequence: int
+    offset: int
+    written_ms: int
+
+
+Rows = Iterable[tuple[bytes, bytes | None]]
+
+
+class Table:
+    """Rows by task. One process at a time has the folder open; one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open it, or make it. Raises: IllegalState."""
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_keep_log_file_num(2)
+        options.set_max_open_files(_OPEN_FILES)
+        options.set_compression_type(DBCompressionType.lz4())
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are people's data
+            self._rows = Rdict(str(folder), options)
+        except Exception as error:
+            raise IllegalState(
+                f"the folder {folder} can't be opened: {error}. Give each worker a folder of its own; what is in "
+                "it is in the log, too, and may be deleted"
+            ) from error
+        self._tasks = [task.to_bytes(_TASK, "big") for task in range(1 << 10)]
+        self._get = self._rows.get
+
+    def get(self, task: int, row: bytes) -> bytes | None:
+        """The value of a row."""
+        value: bytes | None = self._get(self._tasks[task] + row)
+        return value
+
+    def scan(self, task: int, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows from ``low`` up to ``high`` (not included), in their order, as they are now."""
+        prefix = self._tasks[task]
+        end = prefix + high
+        rows: Iterator[tuple[Any, Any]] = self._rows.items(from_key=prefix + low)
+        return ((row[_TASK:], value) for row, value in takewhile(lambda pair: pair[0] < end, rows))
+
+    def write(self, changes: Iterable[tuple[int, Rows]], marks: dict[int, Mark]) -> None:
+        """Change rows of tasks, and their marks, in one step."""
+        batch = WriteBatch(raw_mode=True)
+        put, delete = batch.put, batch.delete
+        for task, rows in changes:
+            prefix = self._tasks[task]
+            for row, value in rows:
+                if value is None:
+                    delete(prefix + row)
+                else:
+                    put(prefix + row, value)
+        for task, mark in marks.items():
+            put(_MARKS + self._tasks[task], "/".join(map(str, (_VERSION, *mark))).encode())
+        self._rows.write(batch)
+
+    def mark(self, task: int) -> Mark | None:
+        """The mark of a task; None: there is nothing of it."""
+        data = self._rows.get(_MARKS + self._tasks[task])
+        if data is None:
+            return None
+        version, topic_id, *numbers = data.decode().split("/")
+        if version != _VERSION:
+            return None
+        return Mark(topic_id, *map(int, numbers))
+
+    def clear(self, task: int) -> None:
+        """Throw a task's rows away."""
+        prefix = self._tasks[task]
+        self._rows.delete(_MARKS + prefix)
+        self._rows.delete_range(prefix, (task + 1).to_bytes(_TASK, "big"))
+
+    def close(self) -> None:
+        """Close the folder."""
+        self._rows.close()

@@ -1,0 +1,211 @@
+"""Timers and windows: rows of a hidden store, set and fired in commits like any change.
+
+A task's event time is a row, too. It moves at the ends of input commits, and what is due fires there, in the order
+of (due, store, key): so it does not matter where cuts fall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from anabranch.core.ids import check_type
+from anabranch.errors import InvalidArgument
+from anabranch.processing.codecs import RAW, Codec
+from anabranch.processing.cut import Cut, Doing, doing
+from anabranch.processing.stores import TIME, Store, prefix_of
+
+if TYPE_CHECKING:
+    from anabranch.processing.app import Output
+    from anabranch.types import Event
+
+TimerHandler = Callable[[bytes, int], Any]
+_NOW = prefix_of(TIME) + b"e"
+_PART = prefix_of(TIME) + b"p"
+_DUE = prefix_of(TIME) + b"d"
+_WALL = prefix_of(TIME) + b"w"
+_NUMBER = 2  # bytes of a store's number
+_SIZE = 8  # bytes of a time
+
+
+def _time(ms: int) -> bytes:
+    return ms.to_bytes(_SIZE, "big")
+
+
+def event_time(cut: Cut, task: int) -> int:
+    """The event time of a task, in Unix milliseconds; 0 before the first event."""
+    return int.from_bytes(cut.get(task, _NOW) or b"", "big")
+
+
+class Timer(Store):
+    """Times to call a function at, one for each key. Only handlers may use it."""
+
+    def __init__(self, name: str, call: TimerHandler, *, wall: bool) -> None:
+        super().__init__(name, RAW)
+        self._call = call
+        self._kind = _WALL if wall else _DUE
+
+    def set(self, key: bytes | str, at: float) -> None:
+        """Call the function for this key at ``at`` (Unix milliseconds), and not when it was set before."""
+        check_type("a timer's time", at, int, float)
+        if not 0 <= at < 1 << 63:
+            raise InvalidArgument(f"a timer at {at!r}: Unix milliseconds from 0")
+        due = _time(int(at))
+        doing_now = doing()
+        self.cancel(key)
+        task, row = self._place(doing_now, key)
+        doing_now.cut.put(task, row, due)
+        doing_now.cut.put_due(task, self._kind, int(at), row)
+
+    def cancel(self, key: bytes | str) -> None:
+        """Forget the time of this key, if one is set."""
+        at = doing()
+        task, row = self._place(at, key)
+        due = at.cut.get(task, row)
+        if due is not None:
+            at.cut.put(task, row, None)
+            at.cut.put(task, self._kind + due + row, None)
+
+    def fire(self, key: bytes, due: int) -> None:
+        """Its time has come."""
+        at = doing()
+        at.cut.put(at.task, self.prefix + key, None)
+        self._call(key, due)
+
+
+class Window:
+    """The value of a key in a window, from ``start`` up to ``end`` (Unix milliseconds)."""
+
+    def __init__(self, windows: Windows, at: Doing, key: bytes, start: int) -> None:
+        self.key, self.start = key, start
+        self.end = start + windows.size
+        self._windows, self._at = windows, at
+
+    @property
+    def value(self) -> Any:
+        """The value; None if there is none yet."""
+        return self._windows.value(self._at, self.key, self.start)
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self._windows.put(self._at, self.key, self.start, value)
+
+
+class Windows(Store):
+    """State by key and window of event time, which ends when the window closes."""
+
+    def __init__(
+        self, name: str, codec: Codec, size: float, every: float | None, grace: float,
+        late: Output | None,
+    ) -> None:  # fmt: skip
+        super().__init__(name, codec)
+        for what, value in (("size", size), ("every", every or size), ("grace", grace)):
+            check_type(what, value, int, float)
+            if not 0 <= value < 1e9 or (value < 0.001 and what != "grace"):
+                raise InvalidArgument(f"windows {name}: {what}={value} seconds")
+        self.size = int(size * 1000)
+        self._every = int((every or size) * 1000)
+        self._grace = int(grace * 1000)
+        self._late = late
+        self._closed: Callable[[Window], Any] | None = None
+        self.late = 0  # events that came too late for a window, of this worker
+
+    def on_close(self, call: Callable[[Window], Any]) -> Callable[[Window], Any]:
+        """Decorates a function of a `Window`, which is called once as it closes."""
+        self._closed = call
+        return call
+
+    def of(self, event: Event) -> Iterator[Window]:
+        """The open windows that an event falls into, the earliest first. `InvalidArgument`: it has no key."""
+        at = doing()
+        if event.key is None:
+            raise InvalidArgument(f"windows {self.name} are by key, and the event has none")
+        now = event_time(at.cut, at.task)
+        time = max(event.timestamp, 0)
+        last = time - time % self._every
+        first = max(0, last - (self.size - 1) // self._every * self._every)
+        is_late = False
+        for start in range(first, last + 1, self._every):
+            if start + self.size <= time:
+                continue
+            if start + self.size + self._grace <= now:
+                is_late = True
+            else:
+                yield Window(self, at, event.key, start)
+        if is_late:
+            self.late += 1
+            if self._late is not None:
+                data = event.value if isinstance(event.value, bytes) else repr(event.value).encode()
+                at.cut.write(self._late.stream, (data, event.key, None, event.timestamp))
+
+    def value(self, at: Doing, key: bytes, start: int) -> Any:
+        """The value of a key in a window that begins at ``start``."""
+        task, row = self._row(at, key, start)
+        data = at.cut.get(task, row)
+        return None if data is None else self._codec.decode(data)
+
+    def put(self, at: Doing, key: bytes, start: int, value: Any) -> None:
+        """Set it; the window's end is logged with its first value."""
+        task, row = self._row(at, key, start)
+        if at.cut.get(task, row) is None:
+            at.cut.put_due(task, _DUE, start + self.size + self._grace, row)
+        at.cut.put(task, row, self._codec.encode(value))
+
+    def close(self, key: bytes, _: int) -> None:
+        """Close the window of a row's key: call the function, and forget the value."""
+        start, of = int.from_bytes(key[:_SIZE], "big"), key[_SIZE:]
+        at = doing()
+        if self._closed is not None:
+            at.key = of
+            self._closed(Window(self, at, of, start))
+        at.cut.put(at.task, self.prefix + key, None)
+
+    def _row(self, at: Doing, key: bytes, start: int) -> tuple[int, bytes]:
+        task, _ = self._place(at, key)
+        return task, self.prefix + _time(start) + key
+
+
+class TimeOfTasks:
+    """Moves the tasks' event time, and fires what is due."""
+
+    def __init__(self, names: dict[bytes, str], handlers: dict[str, TimerHandler]) -> None:
+        """``names``: by the prefix of each timer's or windows' rows."""
+        self._names = names
+        self._handlers = handlers
+
+    def move(self, at: Doing, task: int, timestamp: int, *, whole: bool) -> None:
+        """The task has seen an event of this time: fire what is due by then, if its commit is ``whole``."""
+        cut = at.cut
+        part = cut.get(task, _PART)
+        if part is not None:
+            timestamp = max(timestamp, int.from_bytes(part, "big"))
+        if not whole:
+            cut.put(task, _PART, _time(timestamp))
+        elif timestamp > event_time(cut, task):
+            if part is not None:
+                cut.put(task, _PART, None)
+            cut.put(task, _NOW, _time(timestamp))
+            self._fire(at, task, _DUE, timestamp)
+
+    def fire_wall(self, at: Doing, task: int, now_ms: int) -> bool:
+        """Fire what is due by the wall clock. Whether there was something."""
+        return self._fire(at, task, _WALL, now_ms)
+
+    def _fire(self, at: Doing, task: int, kind: bytes, until: int) -> bool:
+        cut = at.cut
+        if cut.soonest(task, kind) > until:
+            return False
+        # Those that a handler sets meanwhile are looked at next time: so this ends.
+        size = len(kind)
+        for row, _ in list(cut.scan(task, kind, kind + _time(until + 1))):
+            if cut.get(task, row) is None:
+                continue  # cancelled by one before
+            cut.put(task, row, None)
+            due = int.from_bytes(row[size : size + _SIZE], "big")
+            place = row[size + _SIZE :]
+            name = self._names.get(place[:_NUMBER])
+            if name is not None:  # else the program has it no more
+                at.task, at.key, at.timestamp = task, place[_NUMBER:], due
+                self._handlers[name](place[_NUMBER:], due)
+        cut.look_soonest(task, kind)
+        return True

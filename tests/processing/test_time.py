@@ -1,0 +1,220 @@
+"""Timers and windows in a real table: the same whatever the cuts, and as a plain fold of the input says."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import anabranch
+from anabranch.core.partitioner import SPACE, position_of
+from anabranch.errors import IllegalState, InvalidArgument
+from anabranch.processing.app import Processor
+from anabranch.processing.cut import Cut
+from anabranch.processing.handlers import HandlerFailed, Handlers
+from anabranch.processing.table import Table
+from anabranch.reading.tasks.reader import Piece
+
+TASKS = 4
+KEYS = [b"k%d" % i for i in range(9)]
+HOUR, GRACE = 1000, 300
+
+
+def task_of(key: bytes) -> int:
+    return position_of(key) * TASKS // SPACE
+
+
+def event(key: bytes, timestamp: int, value: bytes = b"1", offset: int = 0) -> anabranch.Event:
+    return anabranch.Event("t/in", key, value, [], timestamp, None, 1, 0, 0, offset)
+
+
+def commits(rng: random.Random, count: int) -> list[Piece]:
+    """Input commits of some events each, mostly in time."""
+    found, now = [], 0
+    for number in range(count):
+        events = []
+        for _ in range(rng.randint(1, 6)):
+            now += rng.randint(0, 200)
+            events.append(event(rng.choice(KEYS), max(0, now - rng.choice([0, 0, 50, 400, 2000]))))
+        tasks = [task_of(each.key or b"") for each in events]
+        found.append(Piece("t/in", number, events, tasks))
+    return found
+
+
+class Program:
+    """Counts by key and window, and a timer for each key; what it wrote, with times."""
+
+    def __init__(self, folder: Path) -> None:
+        self.app = app = Processor("t/p", tasks=TASKS)
+        source = app.input("t/in", value=json)
+        out = app.output("t/out", value=json)
+        late = app.output("t/late")
+        hours = app.windows("hours", HOUR / 1000, grace=GRACE / 1000, value=json, late=late)
+        seen = app.store("seen", value=json)
+
+        @app.timer("quiet")
+        def quiet(key: bytes, due: int) -> None:
+            out.write(["quiet", key.decode(), due], key=key)
+
+        @app.on(source)
+        def count(each: anabranch.Event) -> None:
+            for window in hours.of(each):
+                window.value = (window.value or 0) + each.value  # type: ignore[operator]
+            assert each.key is not None
+            seen[each.key] = seen.get(each.key, 0) + 1
+            quiet.set(each.key, each.timestamp + 700)
+
+        @hours.on_close
+        def closed(window: anabranch.processing.timers.Window) -> None:
+            out.write([window.key.decode(), window.start, window.value], key=window.key)
+
+        self.table = Table(folder)
+        self.handlers = Handlers(app, tuple(app.stores))
+        self.written: list[tuple[str, bytes | None]] = []
+
+    def run(self, pieces: list[Piece]) -> None:
+        """One cut, and its commit."""
+        cut = Cut(self.table, TASKS)
+        self.handlers.handle(cut, pieces, {})
+        cut.open = False
+        self.table.write(((task, rows.items()) for task, rows in cut.rows.items()), {})
+        for stream, events in cut.outputs.items():
+            self.written += [(stream, value) for value, *_ in events]
+
+
+def cuts(rng: random.Random, pieces: list[Piece], most: int) -> list[list[Piece]]:
+    found, at = [], 0
+    while at < len(pieces):
+        size = rng.randint(1, most)
+        found.append(pieces[at : at + size])
+        at += size
+    return found
+
+
+def folded(pieces: list[Piece]) -> Counter[tuple[str, bytes]]:
+    """What the program writes, by a plain fold: windows by key, a timer a key, event time by task."""
+    wrote: Counter[tuple[str, bytes]] = Counter()
+    time: dict[int, int] = {}
+    windows: dict[tuple[int, bytes, int], int] = {}
+    quiet: dict[bytes, int] = {}
+
+    def say(*what: object) -> None:
+        wrote["t/out", json.dumps(list(what), separators=(",", ":")).encode()] += 1
+
+    for piece in pieces:
+        for each, task in zip(piece.events, piece.tasks, strict=True):
+            assert each.key is not None
+            start = each.timestamp - each.timestamp % HOUR
+            if start + HOUR + GRACE <= time.get(task, 0):
+                wrote["t/late", b"1"] += 1
+            else:
+                windows[task, each.key, start] = windows.get((task, each.key, start), 0) + 1
+            quiet[each.key] = each.timestamp + 700
+        for task in set(piece.tasks):
+            mine = [
+                e.timestamp for e, t in zip(piece.events, piece.tasks, strict=True) if t == task
+            ]
+            time[task] = now = max(time.get(task, 0), *mine)
+            if max(mine) < now:
+                continue  # time stands: nothing fires
+            for key, due in sorted(quiet.items()):
+                if task_of(key) == task and due <= now:
+                    say("quiet", key.decode(), due)
+                    del quiet[key]
+            for of, key, start in sorted(windows):
+                if of == task and start + HOUR + GRACE <= now:
+                    say(key.decode(), start, windows.pop((of, key, start)))
+    return wrote
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_windows_and_timers_are_those_of_a_fold_however_the_input_is_cut(
+    tmp_path: Path, seed: int
+) -> None:
+    pieces = commits(random.Random(seed), 120)
+    by_cuts = []
+    for number, most in enumerate((1, 7, 120)):
+        program = Program(tmp_path / str(number))
+        for some in cuts(random.Random(seed + 1), pieces, most):
+            program.run(some)
+        by_cuts.append(program.written)
+    assert Counter(by_cuts[0]) == folded(pieces), f"seed {seed}"  # type: ignore[comparison-overlap]
+    out = [[w for w in written if w[0] == "t/out"] for written in by_cuts]
+    assert out[0] == out[1] == out[2], f"seed {seed}"
+
+
+def test_the_wall_clock_s_timers_fire_once_and_are_cancelled(tmp_path: Path) -> None:
+    app = Processor("t/p", tasks=TASKS)
+    source, fired = app.input("t/in"), []
+
+    @app.timer("at", wall=True)
+    def at(key: bytes, due: int) -> None:
+        fired.append((key, due))
+
+    @app.on(source)
+    def handle(each: anabranch.Event) -> None:
+        assert each.key is not None
+        if each.value == b"cancel":
+            at.cancel(each.key)
+        else:
+            at.set(each.key, 500)
+            at.set(each.key, int(each.value or b""))
+
+    table, tasks = Table(tmp_path), range(TASKS)
+    handlers = Handlers(app, tuple(app.stores))
+
+    def step(now: int, *events: anabranch.Event) -> None:
+        cut = Cut(table, TASKS)
+        handlers.fire_wall(cut, tasks, now)
+        places = [task_of(each.key or b"") for each in events]
+        handlers.handle(cut, [Piece("t/in", now, list(events), places)], {})
+        table.write(((task, rows.items()) for task, rows in cut.rows.items()), {})
+
+    step(0, event(b"a", 0, b"1000"), event(b"b", 0, b"1000"), event(b"c", 0, b"2000"))
+    step(999, event(b"b", 0, b"cancel"))
+    assert fired == []
+    step(1000)
+    assert fired == [(b"a", 1000)]
+    step(5000)
+    step(6000)
+    assert fired == [(b"a", 1000), (b"c", 2000)]
+    assert [*table.scan(task_of(b"a"), b"", b"\xff")] == []
+
+
+def test_stores_are_for_keys_of_their_task_and_for_handlers_at_work(tmp_path: Path) -> None:
+    app = Processor("t/p", tasks=TASKS)
+    source, store = app.input("t/in"), app.store("s", value=json)
+    local, out = app.store("local", value=json, local=True), app.output("t/out")
+    asked: list[object] = []
+    other = next(key for key in KEYS if task_of(key) != task_of(b"k0"))
+
+    @app.on(source)
+    def handle(each: anabranch.Event) -> None:
+        if each.value == b"bad":
+            store[other] = 1
+        for number, key in enumerate(("k0", b"k0-b", b"k0-a", b"k1")):
+            local[key] = number
+        del local["k1"]
+        store["k0"] = store.get("k0", 0) + 1
+        asked.append([store["k0"], [*local.items()], [*local.items(prefix="k0-")], other in local])
+        asked.append([*local.items("k0-a", "k0-b")])
+
+    handlers, table = Handlers(app, tuple(app.stores)), Table(tmp_path)
+    for number in (1, 2):
+        cut = Cut(table, TASKS)
+        handlers.handle(cut, [Piece("t/in", 1, [event(b"k0", 1)], [task_of(b"k0")])], {})
+        table.write(((task, rows.items()) for task, rows in cut.rows.items()), {})
+        rows = [(b"k0", 0), (b"k0-a", 2), (b"k0-b", 1)]
+        assert asked[-2:] == [[number, rows, rows[1:], False], rows[1:2]]
+    with pytest.raises(HandlerFailed, match=r"belongs to task \d.*local=True"):
+        handlers.handle(
+            Cut(table, TASKS), [Piece("t/in", 1, [event(b"k0", 1, b"bad")], [task_of(b"k0")])], {}
+        )
+    cut.open = False
+    with pytest.raises(IllegalState, match="for handlers"):
+        out.write(b"x")
+    with pytest.raises(InvalidArgument, match="a name of its own"):
+        app.store("s")
