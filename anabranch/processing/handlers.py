@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -58,20 +59,21 @@ class Handlers:
 
     def handle(self, cut: Cut, pieces: Iterable[Piece], passed: dict[Place, Passed]) -> None:
         """Call the handlers with these events. Raises: HandlerFailed, and the cut is of no more use."""
-        at = begin_doing(cut)
-        for _, some in groupby(pieces, key=_of_commit):
-            commit = list(some)
-            for piece in commit:
-                self._piece(at, piece, passed)
-            if self._time is not None:
-                self._move_time(at, self._time, commit)
+        with _closed_by_failure(cut) as at:
+            for _, some in groupby(pieces, key=_of_commit):
+                commit = list(some)
+                for piece in commit:
+                    self._piece(at, piece, passed)
+                if self._time is not None:
+                    self._move_time(at, self._time, commit)
 
     def fire_wall(self, cut: Cut, tasks: Iterable[int], now_ms: int) -> set[int]:
         """Fire timers of the wall clock. The tasks that had some. Raises: HandlerFailed."""
         if self._time is None:
             return set()
-        at, time = begin_doing(cut), self._time
-        return {task for task in tasks if _called(None, time.fire_wall, at, task, now_ms)}
+        time = self._time
+        with _closed_by_failure(cut) as at:
+            return {task for task in tasks if _called(None, time.fire_wall, at, task, now_ms)}
 
     def close(self) -> None:
         """End what asynchronous handlers left."""
@@ -173,6 +175,16 @@ class Handlers:
         for task in sorted(latest):
             at.task = task
             _called(None, partial(time.move, whole=commit[-1].whole), at, task, latest[task])
+
+
+@contextmanager
+def _closed_by_failure(cut: Cut) -> Iterator[Doing]:
+    """A handler that outlives a failed cut must not write to it."""
+    try:
+        yield begin_doing(cut)
+    except HandlerFailed:
+        cut.open = False
+        raise
 
 
 def _of_commit(piece: Piece) -> tuple[str, int]:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from anabranch.batches.format import read_header
+from anabranch.core.ids import state_stream
 from anabranch.errors import IllegalState, NotReady
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.processing.table import NOT_WHOLE, Mark, Table
@@ -23,19 +24,10 @@ log = logging.getLogger("anabranch.processor")
 
 HEAD = 0  # the store of heads
 SURE_MS = 43_200_000  # half as long as the topic keeps tombstones
+_SEQUENCE = 8  # bytes of one
 _NUMBERS = 2  # bytes of an incarnation, and of a store's number
 _SLICE_S = 0.5
 _SAY_S = 10.0
-
-
-def state_stream(processor: str) -> str:
-    """The stream that holds a processor's state."""
-    return f"{processor}.state"
-
-
-def head_row(sequence: int) -> tuple[bytes, bytes]:
-    """The last row of a commit that changes a task's state."""
-    return HEAD.to_bytes(_NUMBERS, "big"), sequence.to_bytes(8, "big")
 
 
 class StateReader:
@@ -49,6 +41,7 @@ class StateReader:
         self._processor = processor
         self._incarnation = incarnation
         self._prefix = incarnation.to_bytes(_NUMBERS, "big")
+        self._head = self._prefix + HEAD.to_bytes(_NUMBERS, "big")
         self._topic = stream_topic(state_stream(processor))
         self._topic_id = ""
         self._feed = Feed(source, look=_check_transactional)
@@ -158,6 +151,14 @@ class StateReader:
             mark = mark._replace(offset=end, written_ms=int(self._source.clock.wall() * 1000))
         return mark
 
+    def records(
+        self, rows: Mapping[bytes, bytes | None], sequence: int
+    ) -> list[tuple[bytes, bytes | None]]:
+        """Changed rows as the records of a commit, the head behind them."""
+        prefix = self._prefix
+        found = [(prefix + row, value) for row, value in rows.items()]
+        return [*found, (self._head, sequence.to_bytes(_SEQUENCE, "big"))]
+
     def ends(self, tasks: Iterable[int], deadline: float) -> dict[int, int]:
         """The ends of what is committed, by task."""
         places = [TopicPartition(self._topic, task) for task in tasks]
@@ -167,7 +168,7 @@ class StateReader:
     def _apply(self, task: int, portion: Portion) -> int:
         """Put records into the table; returns how many."""
         mark, count = self._marks[task], 0
-        head = self._prefix + HEAD.to_bytes(_NUMBERS, "big")
+        head = self._head
         while portion.first() is not None:
             block, low = portion.next_of_block()
             high = len(block.offsets)

@@ -80,7 +80,7 @@ class Store:
     def _place(self, at: Doing, key: bytes | str) -> tuple[int, bytes]:
         raw = key if key.__class__ is bytes else _bytes(key)
         if not self.local:
-            task = at.cut.task_of(raw)  # type: ignore[arg-type]
+            task = at.cut.task_of(raw)
             if task != at.task:
                 raise InvalidArgument(
                     f"key {raw!r:.100} of store {self.name} belongs to task {task}, this event to task {at.task}: "

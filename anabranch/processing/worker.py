@@ -22,6 +22,7 @@ from typing import Any
 from anabranch.client.client import Client
 from anabranch.client.connect import connect
 from anabranch.client.transaction import Transaction
+from anabranch.core.ids import state_stream
 from anabranch.errors import (
     AnabranchError,
     AskOutcomeError,
@@ -36,7 +37,7 @@ from anabranch.processing.app import Processor
 from anabranch.processing.cut import Cut
 from anabranch.processing.handlers import HandlerFailed, Handlers, Passed, Place
 from anabranch.processing.membership import AllTasks, Membership
-from anabranch.processing.state import StateReader, head_row, state_stream
+from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
 from anabranch.reading.tasks.reader import Piece, TaskReader
 from anabranch.schemas.records import Consumed
@@ -77,7 +78,7 @@ class Worker:
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(2).hex()}"
         self._stack = ExitStack()
         self.stop = threading.Event()
-        self.commits = self.events = self.dead_letters = 0
+        self.commits = self.events = self.dead_letters = self.rows_read = 0
         self._tenure: Tenure | None = None
         self._reader: TaskReader | None = None
         self._generation = -1
@@ -176,6 +177,7 @@ class Worker:
         rows = self._state.restore(tenure.tasks, begun + _RESTORE_S)
         self._reader = self._client.read(list(self._app.inputs), tenure=tenure)
         self._tenure = tenure
+        self.rows_read += rows
         took = self._clock.monotonic() - begun
         log.info("%s: tasks %s; %d rows read in %.1f s", self._app.name, sorted(wanted), rows, took)
 
@@ -244,7 +246,6 @@ class Worker:
                 self._fire(cut, tenure)
                 self._handlers.handle(cut, pieces, passed)
             except HandlerFailed as failed:
-                cut.open = False
                 self._judge(failed, tried, passed)
             else:
                 return cut
@@ -257,9 +258,8 @@ class Worker:
         place = ("", 0, 0) if event is None else (event.stream, event.partition, event.offset)
         tried[place] = tried.get(place, 0) + 1
         what = "a timer or batch" if event is None else f"{place[0]}[{place[1]}] offset {place[2]}"
-        log.warning(
-            "%s: the handler of %s failed: %s", self._app.name, what, failed, exc_info=failed
-        )
+        text = "%s: the handler of %s failed: %s"
+        log.warning(text, self._app.name, what, failed, exc_info=failed.error)
         if tried[place] <= self._app.retries:
             self.stop.wait(min(2.0, 0.05 * 2 ** tried[place]))
         elif self._app.dead_letter is None or event is None:
@@ -271,7 +271,7 @@ class Worker:
         """One transaction; then the folder. Raises: BeginAgainError, AskOutcomeError, RetryError, FixCallError."""
         sequences = {task: step.sequence for step in consumed.steps for task in step.tasks}
         state = {
-            task: [*rows.items(), head_row(sequences[task])] for task, rows in cut.rows.items()
+            task: self._state.records(rows, sequences[task]) for task, rows in cut.rows.items()
         }
         ends = self._ends(tenure)
         for redone in range(_REDONE + 1):
@@ -283,7 +283,7 @@ class Worker:
                         for batch in batches:
                             txn.write_batch(stream, batch)
                     for task, rows in state.items():
-                        txn.write_state(tenure, task, rows)
+                        txn.write_state(task, rows)
                     self._until_known(txn, consumed)
                 break
             except (TransactionAborted, WriteFailed) as error:

@@ -1,0 +1,386 @@
+"""Processors on a real broker: outputs and stores are a plain fold of the input, whatever happens to workers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import anabranch
+from anabranch.core.partitioner import SPACE, position_of
+from anabranch.processing.app import Processor
+from anabranch.processing.handlers import HandlerFailed
+from anabranch.processing.membership import AllTasks
+from anabranch.processing.table import Table
+from anabranch.processing.worker import Worker
+from anabranch.topics.names import stream_topic
+from tests.cluster import Cluster
+
+pytestmark = pytest.mark.broker
+
+TASKS = 4
+KEYS = [b"key-%d" % i for i in range(20)]
+WAIT_S = 60.0
+
+
+class Place:
+    """A scope with two inputs and an output; what was written to the inputs."""
+
+    def __init__(self, client: anabranch.Client) -> None:
+        self.client = client
+        self.scope = f"p{uuid.uuid4().hex[:8]}"
+        self.inputs = [f"{self.scope}/a", f"{self.scope}/b"]
+        self.output, self.errors = f"{self.scope}/out", f"{self.scope}/errors"
+        client.create_stream(self.inputs[0], segments=3)
+        client.create_stream(self.inputs[1], segments=1)
+        client.create_stream(self.output, segments=2)
+        client.create_stream(self.errors, segments=1)
+        self.written: dict[bytes, list[int]] = {}
+        self._number = itertools.count()
+
+    def write(self, *counts: int) -> None:
+        """A transaction over both inputs for each count."""
+        for count in counts:
+            with self.client.begin(self.scope) as txn:
+                for i in range(count):
+                    key, number = KEYS[i % len(KEYS)], next(self._number)
+                    txn.write(self.inputs[i % 2], json.dumps({"n": number}).encode(), key=key)
+                    self.written.setdefault(key, []).append(number)
+                txn.commit()
+
+    def app(self, **options: object) -> Processor:
+        """Counts and sums by key; an output for each event."""
+        app = Processor(f"{self.scope}/sums", tasks=TASKS, commit_interval=0.02, **options)  # type: ignore[arg-type]
+        inputs = [app.input(stream, value=json) for stream in self.inputs]
+        output, sums = app.output(self.output, value=json), app.store("sums", value=json)
+
+        @app.on(*inputs)
+        def count(event: anabranch.Event) -> None:
+            assert event.key is not None
+            seen, total = sums.get(event.key, (0, 0))
+            sums[event.key] = seen + 1, total + event.value["n"]  # type: ignore[index]
+            output.write([*sums[event.key], event.value["n"]], key=event.key)  # type: ignore[index]
+
+        return app
+
+    def out(self) -> dict[bytes, list[list[int]]]:
+        found: dict[bytes, list[list[int]]] = {}
+        with self.client.read(self.output, timeout=0.6) as reader:
+            for event in reader:
+                assert event.key is not None
+                found.setdefault(event.key, []).append(json.loads(event.value or b""))
+        return found
+
+    def is_whole(self) -> bool:
+        with self.client.read(self.output, timeout=0.6) as reader:
+            return sum(1 for _ in reader) >= sum(map(len, self.written.values()))
+
+    def check(self) -> None:
+        """Each input event once; the sums rise one event at a time. (a and b may come in any order by key.)"""
+        found = self.out()
+        assert {k: Counter(n for *_, n in v) for k, v in found.items()} == {
+            k: Counter(v) for k, v in self.written.items() if v
+        }
+        for key, rows in found.items():
+            total = 0
+            for i, (seen, summed, number) in enumerate(rows, 1):
+                total += number
+                assert (seen, summed) == (i, total), key
+
+    def state(self) -> dict[bytes, list[int]]:
+        """The store, read by Kafka's own consumer from the state's topic."""
+        from confluent_kafka import Consumer, TopicPartition
+
+        info = self.client.processor(f"{self.scope}/sums")
+        topic = stream_topic(f"{self.scope}/sums.state")
+        prefix = info.incarnation.to_bytes(2, "big") + (2).to_bytes(2, "big")
+        bootstrap = self.client._ports.bus._options.bootstrap  # type: ignore[attr-defined]
+        consumer = Consumer(
+            {"bootstrap.servers": bootstrap, "group.id": "none", "enable.partition.eof": True}
+        )
+        consumer.assign([TopicPartition(topic, task, 0) for task in range(TASKS)])
+        found: dict[bytes, list[int]] = {}
+        ended = 0
+        while ended < TASKS:
+            message = consumer.poll(10.0)
+            assert message is not None
+            if message.error() is not None:
+                ended += 1
+                continue
+            key = message.key() or b""
+            if key.startswith(prefix):
+                assert message.partition() == position_of(key[4:]) * TASKS // SPACE
+                found[key[4:]] = json.loads(message.value() or b"")
+        consumer.close()
+        return found
+
+
+@pytest.fixture
+def place(client: anabranch.Client) -> Place:
+    return Place(client)
+
+
+@pytest.fixture
+def connect(cluster: Cluster) -> Iterator[Callable[[], anabranch.Client]]:
+    made: list[anabranch.Client] = []
+
+    def make() -> anabranch.Client:
+        made.append(anabranch.connect(cluster.bootstrap))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+class Running:
+    """A worker in a thread."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.worker.run()
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            self.error = error
+
+    def join(self) -> None:
+        """Wait for its end."""
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+    def end(self) -> None:
+        """Stop it, as SIGTERM does."""
+        self.worker.stop.set()
+        self.join()
+        self.worker.close()
+
+
+def wait_for(told: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not told():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_count_by_key_is_that_of_a_fold_with_scalings_and_rolling_commits(
+    place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
+) -> None:
+    place.write(1, 40, 3)
+    running = Running(Worker(place.app(), connect(), tmp_path, tasks=AllTasks(range(TASKS))))
+    slow = place.client.begin(place.scope)
+    slow.token()
+    for i in range(30):
+        slow.write(place.inputs[0], b'{"n": %d}' % (10_000 + i), key=KEYS[i % 20])
+        place.written[KEYS[i % 20]].append(10_000 + i)
+    slow.flush()
+    for segments in (5, 2):
+        place.write(7, 30)
+        place.client.scale(place.inputs[0], segments=segments)
+    slow.commit()
+    place.write(11)
+    wait_for(place.is_whole)
+    running.end()
+    assert running.error is None
+    place.check()
+    assert place.state() == {k: [len(v), sum(v)] for k, v in place.written.items()}
+    stands = [task.sequence for task in place.client.processor(f"{place.scope}/sums").tasks]
+    time.sleep(0.5)
+    assert stands == [t.sequence for t in place.client.processor(f"{place.scope}/sums").tasks]
+
+
+@pytest.mark.parametrize("folder", ["kept", "wiped", "older", "of another task"])
+def test_state_is_the_same_after_a_restart_whatever_the_folder_is(
+    place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path, folder: str
+) -> None:
+    """The folder is a copy: the log decides."""
+    all_tasks = AllTasks(range(TASKS))
+
+    def session(at: Path, *counts: int) -> int:
+        place.write(*counts)
+        running = Running(Worker(place.app(), connect(), at, tasks=all_tasks))
+        wait_for(place.is_whole)
+        running.end()
+        assert running.error is None
+        return running.worker.rows_read
+
+    session(tmp_path / "kept", 40)
+    shutil.copytree(tmp_path / "kept", tmp_path / "older")
+    session(tmp_path / "kept", 25, 3)
+    shutil.copytree(tmp_path / "kept", tmp_path / "of another task")
+    table = Table(tmp_path / "of another task")
+    wrong = table.mark(0)
+    assert wrong is not None
+    table.write(
+        [(1, [*table.scan(0, b"", b"\xff")])], {1: wrong, 2: wrong._replace(sequence=1 << 40)}
+    )
+    table.close()
+    read = session(tmp_path / folder, 33)
+    assert (read == 0) == (folder == "kept")
+    place.check()
+    assert place.state() == {k: [len(v), sum(v)] for k, v in place.written.items()}
+
+
+def test_two_workers_share_the_tasks_and_one_takes_over(
+    place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
+) -> None:
+    first = Running(Worker(place.app(), connect(), tmp_path / "1"))
+    place.write(20, 20)
+    second = Running(Worker(place.app(), connect(), tmp_path / "2", standby=True))
+    holders = lambda: {t.holder for t in place.client.processor(f"{place.scope}/sums").tasks}  # noqa: E731
+
+    def shared() -> bool:
+        place.write(5)
+        return len(holders()) == 2
+
+    wait_for(shared)
+    place.write(40)
+    first.end()
+    place.write(40)
+    wait_for(lambda: len(holders()) == 1)
+    place.write(17)
+    wait_for(place.is_whole)
+    second.end()
+    assert (first.error, second.error) == (None, None)
+    place.check()
+    assert holders() == {""}
+
+
+def test_a_zombie_s_cut_leaves_nothing(
+    place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
+) -> None:
+    """The tasks are taken while its handlers are at work; it takes them back once they are released."""
+    all_tasks = AllTasks(range(TASKS))
+    zombie = place.app()
+    asleep, wake = threading.Event(), threading.Event()
+
+    @zombie.on(zombie.inputs[place.inputs[0]])
+    def sleep(_: anabranch.Event) -> None:
+        asleep.set()
+        wake.wait(WAIT_S)
+
+    place.write(30)
+    frozen = Running(Worker(zombie, connect(), tmp_path / "1", tasks=all_tasks))
+    assert asleep.wait(WAIT_S)
+    other = Running(Worker(place.app(), connect(), tmp_path / "2", tasks=all_tasks))
+    wait_for(place.is_whole)
+    wake.set()
+    place.write(10)
+    wait_for(place.is_whole)
+    other.end()
+    place.write(10)
+    wait_for(place.is_whole)
+    frozen.end()
+    assert (frozen.error, other.error) == (None, None)
+    place.check()
+
+
+@pytest.mark.parametrize("dead_letter", [False, True])
+def test_a_handler_that_fails_leaves_no_trace(
+    place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path, dead_letter: bool
+) -> None:
+    """`stop`: nothing of its commit is there. `dead_letter`: that event alone goes elsewhere."""
+    options = {"dead_letter": place.errors} if dead_letter else {}
+    app = place.app(retries=1, **options)
+    calls: Counter[int] = Counter()
+
+    @app.on(app.inputs[place.inputs[0]])
+    def fail(event: anabranch.Event) -> None:
+        calls[event.value["n"]] += 1  # type: ignore[index]
+        if event.value["n"] in (4, 12):  # type: ignore[index]
+            raise ValueError("no")
+
+    place.write(20)
+    worker = Worker(app, connect(), tmp_path, tasks=AllTasks(range(TASKS)))
+    running = Running(worker)
+    if not dead_letter:
+        running.join()
+        running.worker.close()
+        assert isinstance(running.error, HandlerFailed)
+        assert place.out() == {}
+        assert sorted((calls[4], calls[12])) == [0, 2]
+        return
+    for number in (4, 12):
+        place.written[KEYS[number]].remove(number)
+    wait_for(place.is_whole)
+    running.end()
+    place.check()
+    with place.client.read(place.errors, timeout=0.6) as reader:
+        found = {json.loads(e.value or b"")["n"]: dict(e.headers) for e in reader}
+    assert found.keys() == {4, 12}
+    assert found[4]["error"] == b"ValueError: no"
+    assert (found[4]["from"] or b"").startswith(place.inputs[0].encode())
+    assert worker.dead_letters == 2
+
+
+def test_handlers_side_by_side_keep_each_key_s_order(
+    place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
+) -> None:
+    import asyncio
+
+    app = Processor(f"{place.scope}/async", tasks=TASKS)
+    inputs = [app.input(stream, value=json) for stream in place.inputs]
+    output, sums = app.output(place.output, value=json), app.store("sums", value=json)
+    most = at_once = 0
+
+    @app.on(*inputs)
+    async def count(event: anabranch.Event) -> None:
+        nonlocal most, at_once
+        at_once += 1
+        most = max(most, at_once)
+        assert event.key is not None
+        seen, total = sums.get(event.key, (0, 0))
+        await asyncio.sleep(0.001)
+        sums[event.key] = seen + 1, total + event.value["n"]  # type: ignore[index]
+        await asyncio.sleep(0)
+        output.write([*sums[event.key], event.value["n"]], key=event.key)  # type: ignore[index]
+        at_once -= 1
+
+    place.write(100, 100)
+    running = Running(Worker(app, connect(), tmp_path, tasks=AllTasks(range(TASKS))))
+    wait_for(place.is_whole)
+    running.end()
+    assert running.error is None
+    assert most > 5
+    place.check()
+
+
+def test_batches_in_and_batches_out(
+    place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
+) -> None:
+    import pyarrow as pa
+
+    app = Processor(f"{place.scope}/batches", tasks=TASKS)
+    output = app.output(place.output)
+
+    @app.on(*[app.input(stream) for stream in place.inputs], batch=True)
+    def double(batch: pa.RecordBatch) -> None:
+        values = [b"%s%s" % (v, v) for v in batch["value"].to_pylist()]
+        output.write_batch(
+            pa.record_batch({"key": batch["key"], "value": pa.array(values, pa.binary())})
+        )
+
+    place.write(500, 1)
+    running = Running(Worker(app, connect(), tmp_path, tasks=AllTasks(range(TASKS))))
+    wait_for(place.is_whole)
+    running.end()
+    assert running.error is None
+    with place.client.read(place.output, timeout=0.6) as reader:
+        found = Counter((e.key, e.value) for e in reader)
+    assert found == Counter(
+        (key, 2 * json.dumps({"n": n}).encode())
+        for key, some in place.written.items()
+        for n in some
+    )
