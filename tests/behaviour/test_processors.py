@@ -11,6 +11,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,8 +35,8 @@ WAIT_S = 60.0
 class Place:
     """A scope with two inputs and an output; what was written to the inputs."""
 
-    def __init__(self, client: anabranch.Client) -> None:
-        self.client = client
+    def __init__(self, client: anabranch.Client, bootstrap: str) -> None:
+        self.client, self.bootstrap = client, bootstrap
         self.scope = f"p{uuid.uuid4().hex[:8]}"
         self.inputs = [f"{self.scope}/a", f"{self.scope}/b"]
         self.output, self.errors = f"{self.scope}/out", f"{self.scope}/errors"
@@ -56,18 +57,17 @@ class Place:
                     self.written.setdefault(key, []).append(number)
                 txn.commit()
 
-    def app(self, **options: object) -> Processor:
+    def app(self, **options: Any) -> Processor:
         """Counts and sums by key; an output for each event."""
-        app = Processor(f"{self.scope}/sums", tasks=TASKS, commit_interval=0.02, **options)  # type: ignore[arg-type]
+        app = Processor(f"{self.scope}/sums", tasks=TASKS, commit_interval=0.02, **options)
         inputs = [app.input(stream, value=json) for stream in self.inputs]
         output, sums = app.output(self.output, value=json), app.store("sums", value=json)
 
         @app.on(*inputs)
-        def count(event: anabranch.Event) -> None:
-            assert event.key is not None
+        def count(event: Any) -> None:
             seen, total = sums.get(event.key, (0, 0))
-            sums[event.key] = seen + 1, total + event.value["n"]  # type: ignore[index]
-            output.write([*sums[event.key], event.value["n"]], key=event.key)  # type: ignore[index]
+            sums[event.key] = seen + 1, total + event.value["n"]
+            output.write([*sums[event.key], event.value["n"]], key=event.key)
 
         return app
 
@@ -102,7 +102,7 @@ class Place:
         info = self.client.processor(f"{self.scope}/sums")
         topic = stream_topic(f"{self.scope}/sums.state")
         prefix = info.incarnation.to_bytes(2, "big") + (2).to_bytes(2, "big")
-        bootstrap = self.client._ports.bus._options.bootstrap  # type: ignore[attr-defined]
+        bootstrap = self.bootstrap
         consumer = Consumer(
             {"bootstrap.servers": bootstrap, "group.id": "none", "enable.partition.eof": True}
         )
@@ -124,8 +124,8 @@ class Place:
 
 
 @pytest.fixture
-def place(client: anabranch.Client) -> Place:
-    return Place(client)
+def place(client: anabranch.Client, cluster: Cluster) -> Place:
+    return Place(client, cluster.bootstrap)
 
 
 @pytest.fixture
@@ -297,9 +297,9 @@ def test_a_handler_that_fails_leaves_no_trace(
     calls: Counter[int] = Counter()
 
     @app.on(app.inputs[place.inputs[0]])
-    def fail(event: anabranch.Event) -> None:
-        calls[event.value["n"]] += 1  # type: ignore[index]
-        if event.value["n"] in (4, 12):  # type: ignore[index]
+    def fail(event: Any) -> None:
+        calls[event.value["n"]] += 1
+        if event.value["n"] in (4, 12):
             raise ValueError("no")
 
     place.write(20)
@@ -336,16 +336,15 @@ def test_handlers_side_by_side_keep_each_key_s_order(
     most = at_once = 0
 
     @app.on(*inputs)
-    async def count(event: anabranch.Event) -> None:
+    async def count(event: Any) -> None:
         nonlocal most, at_once
         at_once += 1
         most = max(most, at_once)
-        assert event.key is not None
         seen, total = sums.get(event.key, (0, 0))
         await asyncio.sleep(0.001)
-        sums[event.key] = seen + 1, total + event.value["n"]  # type: ignore[index]
+        sums[event.key] = seen + 1, total + event.value["n"]
         await asyncio.sleep(0)
-        output.write([*sums[event.key], event.value["n"]], key=event.key)  # type: ignore[index]
+        output.write([*sums[event.key], event.value["n"]], key=event.key)
         at_once -= 1
 
     place.write(100, 100)
