@@ -239,7 +239,9 @@ def test_two_workers_share_the_tasks_and_one_takes_over(
     first = Running(Worker(place.app(), connect(), tmp_path / "1"))
     place.write(20, 20)
     second = Running(Worker(place.app(), connect(), tmp_path / "2", standby=True))
-    holders = lambda: {t.holder for t in place.client.processor(f"{place.scope}/sums").tasks}  # noqa: E731
+
+    def holders() -> set[str]:
+        return {task.holder for task in place.client.processor(f"{place.scope}/sums").tasks}
 
     def shared() -> bool:
         place.write(5)

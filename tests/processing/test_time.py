@@ -196,7 +196,8 @@ def test_stores_are_for_keys_of_their_task_and_for_handlers_at_work(tmp_path: Pa
     def handle(each: anabranch.Event) -> None:
         if each.value == b"bad":
             store[other] = 1
-        for number, key in enumerate(("k0", b"k0-b", b"k0-a", b"k1")):
+        names: list[bytes | str] = ["k0", b"k0-b", b"k0-a", b"k1"]
+        for number, key in enumerate(names):
             local[key] = number
         del local["k1"]
         store["k0"] = store.get("k0", 0) + 1
@@ -210,11 +211,9 @@ def test_stores_are_for_keys_of_their_task_and_for_handlers_at_work(tmp_path: Pa
         table.write(((task, rows.items()) for task, rows in cut.rows.items()), {})
         rows = [(b"k0", 0), (b"k0-a", 2), (b"k0-b", 1)]
         assert asked[-2:] == [[number, rows, rows[1:], False], rows[1:2]]
+    cut = Cut(table, TASKS)
     with pytest.raises(HandlerFailed, match=r"belongs to task \d.*local=True"):
-        handlers.handle(
-            Cut(table, TASKS), [Piece("t/in", 1, [event(b"k0", 1, b"bad")], [task_of(b"k0")])], {}
-        )
-    cut.open = False
+        handlers.handle(cut, [Piece("t/in", 1, [event(b"k0", 1, b"bad")], [task_of(b"k0")])], {})
     with pytest.raises(IllegalState, match="for handlers"):
         out.write(b"x")
     with pytest.raises(InvalidArgument, match="a name of its own"):

@@ -235,7 +235,7 @@ def test_no_reader_passes_off_records_of_others_as_committed(
     transactions = client.read_transactions(written.stream, timeout=QUIET_S)
     assert sorted(event.value or b"" for t in transactions for event in t.events) == values
     rows = []
-    with RangeReader(client._readers()._ports) as ranges:
+    with RangeReader(client._readers().ports) as ranges:
         for partition, end in snapshot.offsets(written.stream).items():
             for batch in ranges.read(written.stream, partition, 0, end):
                 rows += batch.select(["value", "commit_timestamp"]).to_pylist()
