@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
+from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
 from anabranch.errors import InvalidArgument
@@ -24,14 +26,34 @@ def _same(value: Any) -> bytes:
     return value
 
 
-_compact = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_compact = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+_read = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+# The encoder in C, which `JSONEncoder.encode` makes for each call: that costs as much as the work itself.
+_encoder = c_make_encoder and c_make_encoder(
+    None, _compact.default, encode_basestring, None, ":", ",", False, False, True
+)
+
+
+def _to_json(value: Any) -> bytes:
+    text = _compact.encode(value) if _encoder is None else "".join(_encoder(value, 0))
+    return text.encode()
+
+
+def _of_json(data: bytes) -> Any:
+    text = data.decode()
+    with suppress(StopIteration):
+        value, end = _read(text, 0)
+        if end == len(text):
+            return value
+    return json.loads(text)  # white space, or no JSON
+
 
 RAW = Codec(_same, bytes)
 _KNOWN: dict[Any, Codec] = {
     None: RAW,
     bytes: RAW,
     str: Codec(str.encode, lambda data: data.decode()),
-    json: Codec(lambda value: _compact(value).encode(), json.loads),
+    json: Codec(_to_json, _of_json),
 }
 
 

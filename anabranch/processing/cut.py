@@ -29,16 +29,21 @@ _LAST = b"\xff" * (_TIME + 1)
 class Cut:
     """Outputs and changed rows of one commit to come. One thread."""
 
-    def __init__(self, table: Table, task_count: int) -> None:
+    def __init__(self, below: Table | Cut, task_count: int) -> None:
+        """``below``: what is stored, or the cut that is being committed."""
         self.open = True
         self.size = 0  # bytes of outputs and changes, about
         self.outputs: dict[str, list[Written]] = {}
         self.batches: dict[str, list[pa.RecordBatch]] = {}
         self.rows: dict[int, dict[bytes, bytes | None]] = {}
-        self._table = table
+        self._below = below
         self._task_count = task_count
         self._known: dict[bytes, int] = {}
         self._soonest: dict[tuple[int, bytes], int] = {}
+
+    def lie_on(self, table: Table) -> None:
+        """The cut below is stored by now."""
+        self._below = table
 
     def write(self, stream: str, event: Written) -> None:
         """Add an event to the outputs."""
@@ -73,7 +78,7 @@ class Cut:
             value: bytes | None = changed.get(row, _MISSING)
             if value is not _MISSING:
                 return value
-        return self._table.get(task, row)
+        return self._below.get(task, row)
 
     def put(self, task: int, row: bytes, value: bytes | None) -> None:
         """Change a row; None: delete it."""
@@ -107,7 +112,7 @@ class Cut:
         """Rows from ``low`` up to ``high`` (not included), in their order."""
         changed: Mapping[bytes, bytes | None] = self.rows.get(task, {})
         ours = sorted((row, changed[row]) for row in changed if low <= row < high)
-        stored = self._table.scan(task, low, high)
+        stored = self._below.scan(task, low, high)
         # Of equal rows this cut's come first.
         for row, same in groupby(merge(ours, stored, key=itemgetter(0)), itemgetter(0)):
             value = next(same)[1]

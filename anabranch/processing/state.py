@@ -42,7 +42,7 @@ class StateReader:
         self._incarnation = incarnation
         self._prefix = incarnation.to_bytes(_NUMBERS, "big")
         self._head = self._prefix + HEAD.to_bytes(_NUMBERS, "big")
-        self._topic = stream_topic(state_stream(processor))
+        self.topic = stream_topic(state_stream(processor))
         self._topic_id = ""
         self._feed = Feed(source, look=_check_transactional)
         self._marks: dict[int, Mark] = {}  # of the tasks that are read
@@ -53,17 +53,17 @@ class StateReader:
         Raises: IllegalState (the topic lacks what the rows name, or others wrote to it), NotReady.
         """
         clock = self._source.clock
-        self._topic_id = self._source.topic_ids([self._topic], deadline).get(self._topic, "")
-        places = [TopicPartition(self._topic, task) for task in tasks]
+        self._topic_id = self._source.topic_ids([self.topic], deadline).get(self.topic, "")
+        places = [TopicPartition(self.topic, task) for task in tasks]
         # Asked only now: an end from before the answer may lack the last commit.
         ends = self._source.end_offsets(places, deadline)
         begun = {
             task: mark.offset
             for task, info in tasks.items()
-            if (mark := self._begin(task, info, ends[TopicPartition(self._topic, task)]))
+            if (mark := self._begin(task, info, ends[TopicPartition(self.topic, task)]))
         }
         missing = set(begun)
-        self._feed.assign({TopicPartition(self._topic, task): at for task, at in begun.items()})
+        self._feed.assign({TopicPartition(self.topic, task): at for task, at in begun.items()})
         read, say = 0, clock.monotonic() + _SAY_S
         while missing:
             for portion in self._feed.next(min(deadline, clock.monotonic() + _SLICE_S), ()):
@@ -91,14 +91,14 @@ class StateReader:
         others = set(tasks)
         deadline = self._source.clock.monotonic() + 30.0
         if not self._topic_id:
-            self._topic_id = self._source.topic_ids([self._topic], deadline).get(self._topic, "")
+            self._topic_id = self._source.topic_ids([self.topic], deadline).get(self.topic, "")
         for task in others - self._marks.keys():
             mark = self._table.mark(task)
             if mark is None or not self._suits(mark):
                 self._table.clear(task)
                 mark = Mark(self._topic_id, self._incarnation, NOT_WHOLE, 0, 0)
             self._marks[task] = mark
-        at = {TopicPartition(self._topic, task): self._marks[task].offset for task in others}
+        at = {TopicPartition(self.topic, task): self._marks[task].offset for task in others}
         self._feed.assign(at)
         while self._source.clock.monotonic() < until:
             portions = self._feed.next(until, ())
@@ -159,12 +159,6 @@ class StateReader:
         found = [(prefix + row, value) for row, value in rows.items()]
         return [*found, (self._head, sequence.to_bytes(_SEQUENCE, "big"))]
 
-    def ends(self, tasks: Iterable[int], deadline: float) -> dict[int, int]:
-        """The ends of what is committed, by task."""
-        places = [TopicPartition(self._topic, task) for task in tasks]
-        found = self._source.end_offsets(places, deadline, committed=True)
-        return {place.partition: end for place, end in found.items()}
-
     def _apply(self, task: int, portion: Portion) -> int:
         """Put records into the table; returns how many."""
         mark, count = self._marks[task], 0
@@ -193,7 +187,7 @@ class StateReader:
 
     def _broken(self, task: int, why: str) -> IllegalState:
         return IllegalState(
-            f"the state of task {task} of {self._processor} in {self._topic} can't be trusted: {why}. It was made "
+            f"the state of task {task} of {self._processor} in {self.topic} can't be trusted: {why}. It was made "
             "again, or records are lost: `anabranch processor reset` begins from its inputs"
         )
 

@@ -1,8 +1,6 @@
 """A worker: takes tasks, brings their state here, and handles cut after cut, each in one commit.
 
-Durable order of a commit: handlers change nothing but the cut in memory; one transaction has outputs, state and
-positions; its answer is COMMITTED; only then RocksDB is written. Whatever fails before leaves nothing. In any doubt
-the worker drops what is computed, takes its tasks again, and believes their rows.
+In any doubt it drops what is computed, takes its tasks again, and believes their rows.
 """
 
 from __future__ import annotations
@@ -19,28 +17,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from anabranch.batches import columns_read, columns_write
 from anabranch.client.client import Client
 from anabranch.client.connect import connect
-from anabranch.client.transaction import Transaction
 from anabranch.core.ids import state_stream
 from anabranch.errors import (
     AnabranchError,
     AskOutcomeError,
     BeginAgainError,
-    InvalidArgument,
     RetryError,
     TenureLost,
-    TransactionAborted,
-    WriteFailed,
 )
 from anabranch.processing.app import Processor
+from anabranch.processing.commits import PAUSES_S, Commits
 from anabranch.processing.cut import Cut
 from anabranch.processing.handlers import HandlerFailed, Handlers, Passed, Place
 from anabranch.processing.membership import AllTasks, Membership
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
 from anabranch.reading.tasks.reader import Piece, TaskReader
-from anabranch.schemas.records import Consumed
 from anabranch.topics.names import stream_topic
 from anabranch.types import Tenure
 
@@ -51,12 +46,9 @@ SLICE_BYTES = 256 << 10  # so much is read before it is handled
 SESSION_S = 6.0  # a worker that is not heard for so long loses its tasks
 _IDLE_S = 0.25
 _ASK_S = 30.0
-_PAUSES_S = (0.05, 2.0)  # after an error that passes: the first and the longest
 _RESTORE_S = 600.0
-_DOUBT_S = 60.0  # a commit is repeated so long, before the tasks are taken again
-_ENDS_S = 10.0  # so often the ends are looked up that the folder may read on from
-_REDONE = 5  # times that one commit may be aborted by others
 _HANDOVER_S = 3.0
+_LOOK_S = 0.002
 
 
 class Worker:
@@ -70,8 +62,12 @@ class Worker:
         *,
         tasks: AllTasks | None = None,
         standby: bool = False,
+        threads: bool = True,
     ) -> None:
-        """``tasks``: None: as the workers' group says. Raises as `Client.create_processor`."""
+        """Raises as `Client.create_processor`.
+
+        ``tasks``: None: as the workers' group says. ``threads`` False: commits are made in the caller's thread.
+        """
         self._app = app
         self._client = client
         self._standby = standby
@@ -84,12 +80,14 @@ class Worker:
         self._generation = -1
         self._lost: frozenset[int] = frozenset()
         self._look_again = 0.0
-        self._committed_at = 0.0
+        self._sent_at = 0.0
         try:
             info = client.create_processor(
                 app.name, app.check(), app.tasks, app.start, stores=tuple(app.stores) or (NO_STORE,)
             )
             self._incarnation = info.incarnation
+            columns_read.warm()
+            columns_write.warm()
             self._handlers = Handlers(app, info.stores)
             self._stack.callback(self._handlers.close)
             self._table = Table(folder)
@@ -97,7 +95,9 @@ class Worker:
             ports = client.reader_ports()
             self._clock = ports.clock
             self._source = self._stack.enter_context(closing(ports.committed_log(_ASK_S)))
-            self._state = self._state_reader()
+            state = StateReader(self._source, self._table, app.name, info.incarnation)
+            self._commits = Commits(client, self._table, state, threads=threads)
+            self._stack.callback(self._commits.close)
             topic = stream_topic(state_stream(app.name))
             group = f"{app.scope}.{app.name.partition('/')[2]}.workers"
             self._member: Membership | AllTasks = tasks or Membership(ports.member(group), topic)
@@ -107,18 +107,15 @@ class Worker:
             raise
         self._ends_due = 0.0
 
-    def _state_reader(self) -> StateReader:
-        return StateReader(self._source, self._table, self._app.name, self._incarnation)
-
     # -- its life -------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Work until `stop` is set. Raises: FixCallError, HandlerFailed."""
-        pause, longest = _PAUSES_S
+        pause, longest = PAUSES_S
         while not self.stop.is_set():
             try:
                 self.step()
-                pause, longest = _PAUSES_S
+                pause, longest = PAUSES_S
             except (RetryError, BeginAgainError, AskOutcomeError) as error:
                 log.warning("%s: %s; its tasks are taken again", self._app.name, error)
                 self._drop()
@@ -128,7 +125,10 @@ class Worker:
                 pause = min(2 * pause, longest)
 
     def close(self) -> None:
-        """Give the tasks up, and leave. What was committed stays."""
+        """Give the tasks up, and leave. A commit under way ends first."""
+        self._commits.ending.set()
+        with suppress(AnabranchError):
+            self._commits.wait()
         tenure, self._tenure = self._tenure, None
         if tenure is not None:
             with suppress(AnabranchError):
@@ -144,17 +144,19 @@ class Worker:
         if self._tenure is None or self._reader is None:
             self._member.serve(0.0 if self._standby else _IDLE_S)
             self._follow(set())
-        elif not self._commit_cut(self._tenure, self._reader):
+        elif not self._handle_cut(self._tenure, self._reader):
             self._follow(self._tenure.tasks)
 
     def _follow(self, own: Collection[int]) -> None:
         """Keep the copies of other workers' tasks warm."""
         if self._standby:
             others = set(range(self._app.tasks)) - set(own)
-            self._state.follow(others, self._clock.monotonic() + _IDLE_S)
+            self._commits.state.follow(others, self._clock.monotonic() + _IDLE_S)
 
     def _drop(self) -> None:
-        """Forget what is computed."""
+        """Forget what is computed. A commit under way ends first: its tasks' rows will tell how."""
+        with suppress(AnabranchError):
+            self._commits.wait()
         if self._reader is not None:
             self._reader.close()
         self._reader = self._tenure = None
@@ -171,10 +173,12 @@ class Worker:
         tenure = self._client.take(self._app.name, wanted, holder=self._holder)
         if tenure.incarnation != self._incarnation:
             self._incarnation = tenure.incarnation
-            self._state = self._state_reader()
-        self._state.forget(wanted)
+            self._commits.state = StateReader(
+                self._source, self._table, self._app.name, tenure.incarnation
+            )
+        self._commits.state.forget(wanted)
         begun = self._clock.monotonic()
-        rows = self._state.restore(tenure.tasks, begun + _RESTORE_S)
+        rows = self._commits.state.restore(tenure.tasks, begun + _RESTORE_S)
         self._reader = self._client.read(list(self._app.inputs), tenure=tenure)
         self._tenure = tenure
         self.rows_read += rows
@@ -199,10 +203,10 @@ class Worker:
 
     # -- a commit -------------------------------------------------------------------------------------
 
-    def _commit_cut(self, tenure: Tenure, reader: TaskReader) -> bool:
-        """Handle what comes until the commit is due, and commit it. False: there was nothing."""
+    def _handle_cut(self, tenure: Tenure, reader: TaskReader) -> bool:
+        """Handle what comes until the commit is due, and send it. False: there was nothing."""
         app, clock = self._app, self._clock
-        cut, passed = self._new_cut(), dict[Place, Passed]()
+        cut, passed = self._commits.new_cut(app.tasks), dict[Place, Passed]()
         tried: dict[Place, int] = {}
         pieces: list[Piece] = []
         until = clock.monotonic() + _IDLE_S
@@ -216,14 +220,18 @@ class Worker:
             except HandlerFailed as failed:
                 self._judge(failed, tried, passed)
                 cut = self._redo(tenure, pieces, tried, passed)
-            until = self._committed_at + app.commit_interval
-            if not pieces or cut.size >= app.cut_bytes or clock.monotonic() >= until:
+            until = self._sent_at + app.commit_interval
+            if not pieces or cut.size >= app.cut_bytes:
+                break
+            # While the commit before is under way, more is handled: this one could not be sent.
+            if clock.monotonic() >= until and self._commits.wait(0.0 if some else _LOOK_S):
                 break
         cut.open = False
         if not (pieces or cut.rows or cut.outputs or reader.has_moved):
+            self._commits.wait()
             return False
-        self._commit(tenure, cut, reader.consumed(cut.rows.keys()))
-        self._committed_at = clock.monotonic()
+        self._sent_at = clock.monotonic()
+        self._commits.send(tenure, cut, reader.consumed(cut.rows.keys()))
         self.commits += 1
         self.events += sum(len(piece.events) for piece in pieces)
         self.dead_letters += len(passed)
@@ -232,16 +240,13 @@ class Worker:
     def _fire(self, cut: Cut, tenure: Tenure) -> None:
         self._handlers.fire_wall(cut, tenure.tasks, int(self._clock.wall() * 1000))
 
-    def _new_cut(self) -> Cut:
-        return Cut(self._table, self._app.tasks)
-
     def _redo(
         self, tenure: Tenure, pieces: list[Piece], tried: dict[Place, int],
         passed: dict[Place, Passed],
     ) -> Cut:  # fmt: skip
         """Handle all of the cut from the beginning: a handler failed, and left no trace."""
         while True:
-            cut = self._new_cut()
+            cut = self._commits.new_cut(self._app.tasks)
             try:
                 self._fire(cut, tenure)
                 self._handlers.handle(cut, pieces, passed)
@@ -266,76 +271,6 @@ class Worker:
             raise failed
         else:
             passed[place] = Passed(event, str(failed))
-
-    def _commit(self, tenure: Tenure, cut: Cut, consumed: Consumed) -> None:
-        """One transaction; then the folder. Raises: BeginAgainError, AskOutcomeError, RetryError, FixCallError."""
-        sequences = {task: step.sequence for step in consumed.steps for task in step.tasks}
-        state = {
-            task: self._state.records(rows, sequences[task]) for task, rows in cut.rows.items()
-        }
-        ends = self._ends(tenure)
-        for redone in range(_REDONE + 1):
-            try:
-                with self._client.begin(tenure.scope, tenure=tenure) as txn:
-                    for stream, events in cut.outputs.items():
-                        txn.write_many(stream, events)
-                    for stream, batches in cut.batches.items():
-                        for batch in batches:
-                            txn.write_batch(stream, batch)
-                    for task, rows in state.items():
-                        txn.write_state(task, rows)
-                    self._until_known(txn, consumed)
-                break
-            except (TransactionAborted, WriteFailed) as error:
-                # The same bytes under a new id: no handler runs again.
-                if redone == _REDONE:
-                    raise
-                log.warning("%s: the commit is made again: %s", self._app.name, error)
-            except InvalidArgument as error:
-                found = self._client.processor(self._app.name).tasks
-                if all(
-                    sequences.get(row.task, 1) == row.sequence + 1
-                    for row in found
-                    if row.task in sequences
-                ):
-                    raise
-                raise TenureLost(f"tasks stand elsewhere than was known: {error}") from error
-        if self._app.stores:
-            marks = {
-                task: self._state.mark_after(
-                    task, sequence if task in state else None, ends.get(task)
-                )
-                for task, sequence in sequences.items()
-            }
-            self._table.write(((task, rows.items()) for task, rows in cut.rows.items()), marks)
-
-    def _until_known(self, txn: Transaction, consumed: Consumed) -> None:
-        give_up = self._clock.monotonic() + _DOUBT_S
-        pause, longest = _PAUSES_S
-        while True:
-            try:
-                txn.commit(consumed=consumed)
-                return
-            except WriteFailed:
-                raise
-            except (AskOutcomeError, RetryError) as error:
-                if self._clock.monotonic() >= give_up:
-                    raise
-                log.info("%s: the commit is asked for again: %s", self._app.name, error)
-            self.stop.wait(pause)
-            pause = min(2 * pause, longest)
-
-    def _ends(self, tenure: Tenure) -> dict[int, int]:
-        """Ends of the state's partitions before a commit, now and then.
-
-        If that commit succeeds, all below is of this tenure's own commits, and in the table: so the folder may be
-        read on from there.
-        """
-        now = self._clock.monotonic()
-        if now < self._ends_due or not self._app.stores:
-            return {}
-        self._ends_due = now + _ENDS_S
-        return self._state.ends(tenure.tasks, now + 1.0)
 
 
 def run_worker(

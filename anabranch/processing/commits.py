@@ -1,0 +1,188 @@
+"""A cut's commit, in its durable order: the one home that says why.
+
+1. Handlers have changed nothing but the cut, in memory. An error drops it, and nothing has happened.
+2. One transaction has outputs, state and positions: all of it, or nothing.
+3. Its answer is COMMITTED; in doubt it is asked for again. Aborted by others: the same bytes go under another id.
+   No handler runs again: it might tell other values, and the next cut is computed on these.
+4. RocksDB is written only now. Before the answer it would hold rows of a commit that never happened.
+5. Only then the next commit is sent; its handlers ran meanwhile, on top of this cut. Were two under way, the second
+   could be decided while the first waits for its journals.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
+
+from anabranch.client.client import Client
+from anabranch.client.transaction import Transaction
+from anabranch.errors import (
+    AskOutcomeError,
+    InvalidArgument,
+    RetryError,
+    TenureLost,
+    TransactionAborted,
+    WriteFailed,
+)
+from anabranch.ports import TopicPartition
+from anabranch.processing.cut import Cut, Written
+from anabranch.processing.state import StateReader
+from anabranch.processing.table import Table
+from anabranch.schemas.records import Consumed
+from anabranch.types import Tenure
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger("anabranch.processor")
+
+PAUSES_S = (0.05, 2.0)  # after an error that passes: the first and the longest
+_DOUBT_S = 60.0  # a commit is repeated so long, before the tasks are taken again
+_ENDS_S = 10.0  # so often the ends are looked up that the folder may read on from
+_ASK_S = 5.0
+_REDONE = 5  # times that one commit may be aborted by others
+_MANY = 300  # outputs of a stream that go as columns
+
+
+class Commits:
+    """Commits cuts, one after another, beside the handlers. `send` and `wait` are called by one thread."""
+
+    def __init__(self, client: Client, table: Table, state: StateReader, *, threads: bool) -> None:
+        self._client = client
+        self._table = table
+        self.state = state
+        ports = client.reader_ports()
+        self._clock = ports.clock
+        self._log = ports.committed_log(_ASK_S)
+        self._pool = ThreadPoolExecutor(1, "commit") if threads else None
+        self._future: Future[None] | None = None
+        self._sent: Cut | None = None
+        self._ends_due = 0.0
+        self.ending = threading.Event()  # a commit in doubt is not asked for any longer
+
+    def new_cut(self, task_count: int) -> Cut:
+        """A cut on top of the one that is being committed."""
+        return Cut(self._table if self._sent is None else self._sent, task_count)
+
+    def send(self, tenure: Tenure, cut: Cut, consumed: Consumed) -> None:
+        """Commit a cut, once the one before is committed. Raises that one's error, as `wait`."""
+        self.wait()
+        cut.lie_on(self._table)
+        if self._pool is None:
+            self._commit(tenure, cut, consumed)
+            return
+        self._sent = cut
+        self._future = self._pool.submit(self._commit, tenure, cut, consumed)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether nothing is being committed any more; waits for that (None: as long as it takes).
+
+        Raises: BeginAgainError, AskOutcomeError, RetryError (take the tasks again), FixCallError.
+        """
+        future = self._future
+        if future is not None:
+            if not wait([future], seconds).done:
+                return False
+            self._future = self._sent = None
+            future.result()
+        return True
+
+    def close(self) -> None:
+        """End; a commit under way ends first."""
+        self.ending.set()
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._log.close()
+
+    def _commit(self, tenure: Tenure, cut: Cut, consumed: Consumed) -> None:
+        sequences = {task: step.sequence for step in consumed.steps for task in step.tasks}
+        state = {task: self.state.records(rows, sequences[task]) for task, rows in cut.rows.items()}
+        ends = self._ends(tenure)
+        for redone in range(_REDONE + 1):
+            try:
+                with self._client.begin(tenure.scope, tenure=tenure) as txn:
+                    for stream, events in cut.outputs.items():
+                        if len(events) < _MANY:
+                            txn.write_many(stream, events)
+                        else:
+                            txn.write_batch(stream, columns_of(events))
+                    for stream, batches in cut.batches.items():
+                        for batch in batches:
+                            txn.write_batch(stream, batch)
+                    for task, rows in state.items():
+                        txn.write_state(task, rows)
+                    self._until_known(txn, consumed)
+                break
+            except (TransactionAborted, WriteFailed) as error:
+                if redone == _REDONE:
+                    raise
+                log.warning("%s: the commit is made again: %s", tenure.processor, error)
+            except InvalidArgument as error:
+                found = self._client.processor(tenure.processor).tasks
+                stand = {row.task: row.sequence + 1 for row in found}
+                if all(stand[task] == sequence for task, sequence in sequences.items()):
+                    raise
+                raise TenureLost(f"tasks stand elsewhere than was known: {error}") from error
+        marks = {
+            task: self.state.mark_after(task, sequence if task in state else None, ends.get(task))
+            for task, sequence in sequences.items()
+        }
+        self._table.write(((task, rows.items()) for task, rows in cut.rows.items()), marks)
+
+    def _until_known(self, txn: Transaction, consumed: Consumed) -> None:
+        give_up = self._clock.monotonic() + _DOUBT_S
+        pause, longest = PAUSES_S
+        while True:
+            try:
+                txn.commit(consumed=consumed)
+                return
+            except WriteFailed:
+                raise
+            except (AskOutcomeError, RetryError) as error:
+                if self._clock.monotonic() >= give_up or self.ending.is_set():
+                    raise
+                log.info("%s: the commit is asked for again: %s", consumed.processor, error)
+            self._clock.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    def _ends(self, tenure: Tenure) -> dict[int, int]:
+        """Ends of the state's partitions before a commit, now and then.
+
+        If that commit succeeds, all below is of this tenure's own commits, and in the table: so the folder may be
+        read on from there.
+        """
+        now = self._clock.monotonic()
+        if now < self._ends_due:
+            return {}
+        self._ends_due = now + _ENDS_S
+        places = [TopicPartition(self.state.topic, task) for task in tenure.tasks]
+        found = self._log.end_offsets(places, now + _ASK_S, committed=True)
+        return {place.partition: end for place, end in found.items()}
+
+
+def columns_of(events: Sequence[Written]) -> pa.RecordBatch:
+    """Outputs as an Arrow batch, as `Transaction.write_batch` takes it: for many of them the quicker way."""
+    import pyarrow as pa
+
+    values, keys, headers, times = zip(*events, strict=True)
+    columns = {
+        "value": pa.array(values, pa.binary()),
+        "key": pa.array(keys, pa.binary()),
+        "timestamp": pa.array(times, pa.int64()),
+    }
+    if any(headers):
+        pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+        columns["headers"] = pa.array(
+            [
+                [
+                    {"key": k, "value": v}
+                    for k, v in (dict(some).items() if isinstance(some, dict) else some or ())
+                ]
+                for some in headers
+            ],
+            pairs,
+        )
+    return pa.record_batch(columns)
