@@ -167,6 +167,10 @@ def test_what_is_refused_changes_nothing(counting: Counting) -> None:
         txn.write(counting.state, b"v", key=row[0])
     with client.begin(scope) as txn, pytest.raises(InvalidArgument, match="with a tenure"):
         txn.write_state(0, [row])
+    with client.begin(scope, tenure=tenure) as txn:
+        for bad in ((None, b"v"), (b"k", 1)):
+            with pytest.raises(InvalidArgument, match="a row of state"):
+                txn.write_state(task, [bad])  # type: ignore[list-item]
     for refusal, settings in ((InvalidArgument, {}), (UnsupportedSetting, {"retention.ms": 1})):
         with pytest.raises(refusal):
             client.create_stream(counting.state, 4, {"processor": "x/y", **settings})
