@@ -1,8 +1,9 @@
-"""Where a job reads and writes: two topics, or two streams; inputs as JSON of 100 bytes; outputs that are readable."""
+"""Where a job reads and writes: two topics, or two streams. Inputs are JSON of 100 bytes."""
 
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,16 +42,18 @@ class Ends:
         """Write so many inputs, n from 0, keys in turn."""
         events = ((_value(n), b"key-%07d" % (n % keys)) for n in range(count))
         if self.streams:
-            with anabranch.connect(self.place.bootstrap, timeout=120) as client:
-                with client.begin("bench") as txn:
-                    txn.write_many(self.source, events)
-                    txn.commit()
+            with (
+                anabranch.connect(self.place.bootstrap, timeout=120) as client,
+                client.begin("bench") as txn,
+            ):
+                txn.write_many(self.source, events)
+                txn.commit()
         else:
             produce(self.place, self.source, events)
 
     @contextmanager
     def sending(self, acked: Acked) -> Iterator[Callable[[int], None]]:
-        """A call that writes input n as a commit of its own, and waits for none; ``acked(n)`` comes at its answer."""
+        """A call that writes input n, a commit of its own, and does not wait; ``acked(n)`` comes at the answer."""
         if self.streams:
             with (
                 anabranch.connect(self.place.bootstrap, timeout=60) as client,
@@ -63,18 +66,31 @@ class Ends:
                         txn.commit()
                     acked(n)
 
-                yield lambda n: pool.submit(commit, n) and None
+                def send(n: int) -> None:
+                    pool.submit(commit, n)
+
+                yield send
         else:
             settings: dict[str, Any] = {"bootstrap.servers": self.place.bootstrap, "linger.ms": 0}
             producer = Producer(settings | _PLACING)
 
-            def send(n: int) -> None:
+            stop = threading.Event()
+
+            def produce_one(n: int) -> None:
                 key = b"key-%07d" % (n % 10_000)
                 producer.produce(self.source, _value(n), key, on_delivery=lambda *_: acked(n))
-                producer.poll(0.001)
 
-            yield send
-            producer.flush(10)
+            def hear() -> None:
+                while not stop.is_set() or len(producer):
+                    producer.poll(0.05)
+
+            thread = threading.Thread(target=hear)
+            thread.start()
+            try:
+                yield produce_one
+            finally:
+                stop.set()
+                thread.join()
 
 
 def ends(place: Place, *, streams: bool) -> Ends:
@@ -102,8 +118,9 @@ class Readable:
     """How many outputs are readable, asked for at little cost: transactions' markers count, too."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
-        self._admin = AdminClient({"bootstrap.servers": bootstrap})
-        self._wanted = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(PARTITIONS)}
+        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 3})
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        self._wanted = {TopicPartition(topic, p): latest for p in range(PARTITIONS)}
 
     def __call__(self) -> int:
         """The sum of the last stable offsets."""
@@ -127,7 +144,7 @@ def outputs(place: Place, topic: str) -> Iterator[Consumer]:
 
 
 def counted(place: Place, topic: str, wanted: int, patience: float = 20.0) -> int:
-    """How many outputs a read_committed consumer finds, until there are enough, or none come for so many seconds."""
+    """Outputs that a read_committed consumer finds, until there are enough, or none come for so many seconds."""
     count, until = 0, time.monotonic() + patience
     with outputs(place, topic) as consumer:
         while time.monotonic() < until:

@@ -10,10 +10,11 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.processing.ends import PARTITIONS, Ends, Readable, counted, ends, outputs, produce
+from bench.processing.ends import PARTITIONS, Ends, Readable, counted, ends, outputs
 from bench.processing.peers import Job, Keeper, Peer, Worker, working
 from bench.setting import Place, percentile
 
@@ -75,7 +76,10 @@ def rate(
 
 def latency(peer: Peer, place: Place, count: int, *, commit_ms: int = 100) -> dict[str, float]:
     """From an input's answer to its output readable, 200 inputs/s, the work map; the first third is to get warm."""
-    with _job(peer, place, "map", commit_ms=commit_ms) as (where, job), working(peer, job) as worker:
+    with (
+        _job(peer, place, "map", commit_ms=commit_ms) as (where, job),
+        working(peer, job) as worker,
+    ):
         sent: dict[int, float] = {}
         with (
             where.sending(lambda n: sent.__setitem__(n, time.monotonic())) as send,
@@ -119,7 +123,7 @@ def killed(peer: Keeper, place: Place, rows: int, *, standby: bool) -> dict[str,
             folder = stack.enter_context(TemporaryDirectory(prefix="anabranch-bench-state-"))
             workers.append(stack.enter_context(working(peer, replace(job, folder=folder))))
         for worker in workers:
-            _until(lambda: _stands(worker, 2 if standby else 1), worker)
+            _until(partial(_stands, worker, 2 if standby else 1), worker)
         stop = threading.Event()
         with where.sending(lambda _: None) as send, _watched(place, where) as seen:
             sender = threading.Thread(target=_paced, args=(send, itertools.count(), stop))
@@ -172,7 +176,7 @@ def _paced(send: Callable[[int], None], numbers: Iterable[int], stop: threading.
         due += 1 / PER_S
 
 
-def _until(holds: Callable[[], bool], worker: Worker) -> None:
+def _until(holds: Callable[[], Any], worker: Worker) -> None:
     """Wait. `RuntimeError` if the worker ends, or after two minutes."""
     until = time.monotonic() + _PATIENCE_S
     while not holds():
@@ -186,10 +190,10 @@ def _said(worker: Worker, what: str) -> list[dict[str, Any]]:
     return [one for one in worker.said() if one["said"] == what]
 
 
-def _stands(worker: Worker, stores: int) -> bool:
+def _stands(worker: Worker, stores: int) -> Any:
     """It runs, and its copies of stores, so many, are up to date."""
     last = (worker.said() or [{"said": ""}])[-1]
-    return last["said"] == "RUNNING" and last["stores"] == stores and last["lag"] <= _CLOSE
+    return (last["said"], last.get("stores")) == ("RUNNING", stores) and last["lag"] < _CLOSE
 
 
 def _first_after(seen: list[Seen], since: float) -> dict[int, float]:

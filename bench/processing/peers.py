@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 STREAMS = "4.3.1"
 JARS = (f"org.apache.kafka:kafka-streams:{STREAMS}", "org.rocksdb:rocksdbjni:10.1.3")
 QUIX = ("quixstreams==3.28.1",)
-FAUST = ("faust-streaming==0.15.3", "orjson==3.11.4")
+FAUST = ("faust-streaming==0.15.3", "orjson==3.11.4", "cramjam==2.14.0")
 _STOP_S = 30
 
 
@@ -56,9 +56,12 @@ class Job:
 class Peer(Protocol):
     """A way to do the jobs. ``streams``: it reads and writes streams, no plain topics."""
 
-    name: str
-    streams: bool
-    exactly_once: bool
+    @property
+    def name(self) -> str: ...
+    @property
+    def streams(self) -> bool: ...
+    @property
+    def exactly_once(self) -> bool: ...
 
     def command(self, job: Job) -> Sequence[str]:
         """The worker's command line; fetches what it needs, once."""
@@ -70,13 +73,14 @@ class Peer(Protocol):
 class Keeper(Peer, Protocol):
     """A peer of which restores and failovers are measured.
 
-    Its worker prints lines of JSON, ``at`` in milliseconds: ``restoring`` and ``restored`` (``rows``) for each task;
-    in between its state, RUNNING at last, with ``stores`` (its copies of tasks' stores) and the ``lag`` of all.
-
-    ``failover``: settings of a session of six seconds.
+    Its worker prints lines of JSON (``said``, ``at`` in milliseconds): for each task ``restoring``, then ``restored``
+    with its ``rows``; all the time its state, RUNNING once it works, with ``stores`` (copies of tasks' stores that it
+    has) and their ``lag``.
     """
 
-    failover: Mapping[str, str]
+    @property
+    def failover(self) -> Mapping[str, str]:
+        """Settings of a session of six seconds."""
 
     def seed(self, where: Ends, job: Job, rows: int) -> None:
         """Fill the log of a store, before any worker starts."""
@@ -90,14 +94,6 @@ class KafkaStreams:
     caching: bool = False
     streams: bool = False
     exactly_once: bool = True
-    failover: Mapping[str, str] = field(
-        default_factory=lambda: {
-            "session.timeout.ms": "6000",
-            "heartbeat.interval.ms": "2000",
-            # At once a task each, not after a probing rebalance of ten minutes.
-            "acceptable.recovery.lag": str(2**62),
-        }
-    )
 
     def command(self, job: Job) -> Sequence[str]:
         """Java's command line. The commits, threads and folder are the job's, all else is as Kafka has it."""
@@ -106,9 +102,14 @@ class KafkaStreams:
         java = find_java()
         modules = subprocess.run([java.path, "--list-modules"], capture_output=True, check=True)
         if b"jdk.compiler" not in modules.stdout:
-            raise RuntimeError(f"{java.path} has no compiler: apt-get install openjdk-17-jdk-headless")
+            raise RuntimeError(
+                f"{java.path} has no compiler: apt-get install openjdk-17-jdk-headless"
+            )
         maven = MavenContext(repo_cache=cache_root() / "bench-kafka-streams", timeout=60)
-        jars = [*ensure_broker(), *(maven.create_dependency(jar).artifact.resolve() for jar in JARS)]
+        jars = [
+            *ensure_broker(),
+            *(maven.create_dependency(jar).artifact.resolve() for jar in JARS),
+        ]
         settings = {
             "bootstrap.servers": job.bootstrap,
             "application.id": job.name,
@@ -131,6 +132,14 @@ class KafkaStreams:
         store = f"RocksDB, changelog, {caching}"
         return {"version": STREAMS, "java": str(java.major), "json": "Jackson", "store": store}
 
+    @property
+    def failover(self) -> Mapping[str, str]:
+        """At once a task for each worker, not after a probing rebalance of ten minutes."""
+        return {
+            "session.timeout.ms": "6000",
+            "heartbeat.interval.ms": "2000",
+            "acceptable.recovery.lag": str(2**62),
+        }
 
     def seed(self, where: Ends, job: Job, rows: int) -> None:
         """Rows of a key and a count, straight into the changelog."""
@@ -158,7 +167,7 @@ class Python:
         python, whole = folder / "bin" / "python", folder / "whole"
         if not whole.exists():
             subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-            pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+            pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
             subprocess.run([*pip, *self.needs], check=True)
             whole.touch()
         return [str(python), str(HERE / "pythons.py"), self.program, json.dumps(asdict(job))]
@@ -187,7 +196,7 @@ class Worker:
         """The lines of JSON that it printed so far. Raises `RuntimeError` once it has ended by itself."""
         text = self._log.read_text("utf-8", errors="replace")
         if self.process.poll() not in (None, -signal.SIGKILL):
-            raise RuntimeError(f"a worker ended: {text[-4000:]}")
+            raise RuntimeError(f"a worker ended: {text[-2000:]}")
         return [json.loads(line) for line in text.splitlines() if line[:1] + line[-1:] == "{}"]
 
     def cpu_s(self) -> float:

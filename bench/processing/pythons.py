@@ -54,9 +54,9 @@ def faust(job: dict[str, Any]) -> None:
         web_enabled=False,
         topic_disable_leader=True,
     )
-    source = app.topic(job["source"], key_type=bytes, value_type=dict, value_serializer="json")
-    target = app.topic(job["target"], key_type=bytes, value_type=dict, value_serializer="json")
-    counts = app.Table("counts", default=int, key_type=bytes) if job["work"] == "count" else None
+    source = app.topic(job["source"], key_type=str, value_serializer="json")
+    target = app.topic(job["target"], key_type=str, value_serializer="json")
+    counts = app.Table("counts", default=int, key_type=str) if job["work"] == "count" else None
 
     @app.agent(source)  # type: ignore[untyped-decorator]
     async def work(events: Any) -> None:
