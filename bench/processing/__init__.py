@@ -2,7 +2,7 @@
 
 *map*: parse the JSON ``{"n": …, "pad": …}`` of 100 bytes, add one to n, write it. *count*: the same, but n becomes
 the count of the event's key, of 10,000, kept in a store with a changelog: an output for each event. Two partitions,
-filled before. Outputs/s from the first quarter to the last commit but one, readable by read_committed consumers, and
+filled before. Outputs/s from the first quarter to the last commit but one, readable when read_committed, and
 the worker's CPU for each. A JVM gets quicker for a million events: ``quick`` shows a cold one.
 
 *latency*: map, 200 inputs/s, from an input's answer to its output readable. *restore*: rows of a key and a count,

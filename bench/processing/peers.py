@@ -73,9 +73,9 @@ class Peer(Protocol):
 class Keeper(Peer, Protocol):
     """A peer of which restores and failovers are measured.
 
-    Its worker prints lines of JSON (``said``, ``at`` in milliseconds): for each task ``restoring``, then ``restored``
-    with its ``rows``; all the time its state, RUNNING once it works, with ``stores`` (copies of tasks' stores that it
-    has) and their ``lag``.
+    Its worker prints lines of JSON (``said``, ``at`` in milliseconds): for each task ``restoring``, then
+    ``restored`` with its ``rows``; all the time its state, RUNNING once it works, with ``stores`` (copies of tasks'
+    stores that it has) and their ``lag``.
     """
 
     @property
