@@ -27,6 +27,7 @@ from bench import (
     oneshot,
     ordered,
     pipelines,
+    processing,
     ranges,
     rolling,
     scaling,
@@ -113,6 +114,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     "trouble": ("small commits while other streams are in trouble", _on_own(trouble)),
     "lanes": ("one-shots by 1, 20 and 200 lanes; grants and tokens", _on_cluster(lanes)),
     "tasks": ("commits that move positions of tasks", _on_cluster(tasks)),
+    "processing": (
+        "map and count by peers: rates, latency, restore, failover",
+        _on_cluster(processing),
+    ),
     "many": ("small commits among many streams, and to many segments", _on_own(many)),
     "spark": ("Spark's sink and source against its own Kafka connector", _on_cluster(spark)),
     "growth": ("what is kept of one-shots, with short retentions", _growth(growth.COMMITS)),

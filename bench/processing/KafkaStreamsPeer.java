@@ -1,0 +1,102 @@
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.time.Duration;
+import java.util.Map;
+import java.util.Properties;
+import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.serialization.Serdes;
+import org.apache.kafka.streams.KafkaStreams;
+import org.apache.kafka.streams.StreamsBuilder;
+import org.apache.kafka.streams.kstream.Consumed;
+import org.apache.kafka.streams.kstream.KStream;
+import org.apache.kafka.streams.kstream.Produced;
+import org.apache.kafka.streams.processor.StateRestoreListener;
+import org.apache.kafka.streams.processor.api.ContextualProcessor;
+import org.apache.kafka.streams.processor.api.Record;
+import org.apache.kafka.streams.state.KeyValueStore;
+import org.apache.kafka.streams.state.Stores;
+
+/** The jobs of bench/processing with Kafka Streams: arguments source, target, work and caching, then settings a=b. */
+public class KafkaStreamsPeer {
+    static final ObjectMapper JSON = new ObjectMapper();
+
+    /** Parse, change n, write. A count below zero stands for n + 1. */
+    static byte[] changed(byte[] value, long count) {
+        try {
+            ObjectNode node = (ObjectNode) JSON.readTree(value);
+            node.put("n", count < 0 ? node.get("n").asLong() + 1 : count);
+            return JSON.writeValueAsBytes(node);
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
+    }
+
+    static class Count extends ContextualProcessor<byte[], byte[], byte[], byte[]> {
+        public void process(Record<byte[], byte[]> record) {
+            KeyValueStore<byte[], Long> store = context().getStateStore("counts");
+            Long before = store.get(record.key());
+            long count = before == null ? 1 : before + 1;
+            store.put(record.key(), count);
+            context().forward(record.withValue(changed(record.value(), count)));
+        }
+    }
+
+    static synchronized void say(String what, Object... fields) {
+        StringBuilder line = new StringBuilder("{\"said\":\"" + what + "\",\"at\":" + System.currentTimeMillis());
+        for (int i = 0; i < fields.length; i += 2) {
+            line.append(",\"").append(fields[i]).append("\":").append(fields[i + 1]);
+        }
+        System.out.println(line.append("}"));
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        Properties settings = new Properties();
+        for (int i = 4; i < arguments.length; i++) {
+            String[] pair = arguments[i].split("=", 2);
+            settings.put(pair[0], pair[1]);
+        }
+        var bytes = Serdes.ByteArray();
+        StreamsBuilder builder = new StreamsBuilder();
+        KStream<byte[], byte[]> events = builder.stream(arguments[0], Consumed.with(bytes, bytes));
+        KStream<byte[], byte[]> outputs;
+        if (arguments[2].equals("map")) {
+            outputs = events.mapValues(value -> changed(value, -1));
+        } else {
+            var store = Stores.keyValueStoreBuilder(Stores.persistentKeyValueStore("counts"), bytes, Serdes.Long())
+                    .withLoggingEnabled(Map.of());
+            builder.addStateStore(arguments[3].equals("caching") ? store.withCachingEnabled() : store);
+            outputs = events.process(Count::new, "counts");
+        }
+        outputs.to(arguments[1], Produced.with(bytes, bytes));
+        KafkaStreams streams = new KafkaStreams(builder.build(), settings);
+        streams.setGlobalStateRestoreListener(new StateRestoreListener() {
+            public void onRestoreStart(TopicPartition place, String store, long first, long end) {
+                say("restoring", "partition", place.partition());
+            }
+
+            public void onBatchRestored(TopicPartition place, String store, long end, long rows) {}
+
+            public void onRestoreEnd(TopicPartition place, String store, long rows) {
+                say("restored", "partition", place.partition(), "rows", rows);
+            }
+        });
+        Runtime.getRuntime().addShutdownHook(new Thread(() -> streams.close(Duration.ofSeconds(20))));
+        streams.start();
+        while (true) {
+            Thread.sleep(200);
+            // Copies of a partition's store here, working or standing by, and the rows that they lack.
+            long stores = 0, lag = 0;
+            if (streams.state() == KafkaStreams.State.RUNNING) {
+                for (var each : streams.allLocalStorePartitionLags().values()) {
+                    for (var one : each.values()) {
+                        stores += 1;
+                        lag += one.offsetLag();
+                    }
+                }
+            }
+            say(streams.state().toString(), "stores", stores, "lag", lag);
+        }
+    }
+}
