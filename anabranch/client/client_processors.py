@@ -6,14 +6,18 @@ import os
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from anabranch.client.client_reads import Reading
 from anabranch.client.client_streams import Streams
 from anabranch.client.session import Session
 from anabranch.core.ids import TENURE_SIZE, check_scope, check_type, split_stream
-from anabranch.errors import NotReady
+from anabranch.errors import IllegalState, InvalidArgument, NotReady
 from anabranch.reading.history_search import Start
+from anabranch.reading.tasks.groups import Mirror
+from anabranch.reading.tasks.lag import InputLag
 from anabranch.schemas import records as r
+from anabranch.topics.names import mirror_group
 from anabranch.types import Tenure
 
 DEFAULT_TASKS = 16
@@ -49,6 +53,39 @@ class Processors(Reading, Streams):
         command = r.CreateProcessor(processor, tasks, first)
         return self._ask_processor(processor, command, deadline)
 
+    def import_group(
+        self,
+        processor: str,
+        group: str,
+        inputs: str | Sequence[str],
+        tasks: int = DEFAULT_TASKS,
+        *,
+        timeout: float | None = None,
+    ) -> r.ProcessorInfo:
+        """Make a processor that begins where a consumer group of Kafka's stands in the topics of its inputs.
+
+        It begins with the first commit of each input that the group has not read whole: nothing is left out, some
+        events may come again. Stop the group's members before.
+
+        Raises: as `create_processor`; InvalidArgument (the group has no offsets there, or is the processor's own
+        mirror), IllegalState (the processor begins elsewhere already), SnapshotExpired.
+        """
+        if group == mirror_group(processor):
+            raise InvalidArgument(
+                f"the group {group} is the mirror of {processor} itself, which anybody may move: it is never read"
+            )
+        deadline = self._deadline(timeout)
+        names = [inputs] if isinstance(inputs, str) else list(inputs)
+        first = self._readers().group_inputs(group, names)
+        info = self._ask_processor(processor, r.CreateProcessor(processor, tasks, first), deadline)
+        if info.inputs != first:
+            raise IllegalState(f"{processor} exists, and begins elsewhere")
+        return info
+
+    def mirror(self, processor: str) -> Mirror:
+        """What shows a processor's positions to Kafka's tools: call its `step` every few seconds, and close it."""
+        return self._readers().mirror(processor, partial(self.processor, processor))
+
     def processors(self, scope: str, *, timeout: float | None = None) -> list[r.ProcessorInfo]:
         """The processors of a scope, by name, without their tasks. Raises: UnknownScope, NotReady."""
         deadline = self._deadline(timeout)
@@ -66,6 +103,13 @@ class Processors(Reading, Streams):
     def processor(self, processor: str, *, timeout: float | None = None) -> r.ProcessorInfo:
         """A processor, and where its tasks stand. Raises: UnknownScope, UnknownProcessor, NotReady."""
         return self._described(processor, self._deadline(timeout))
+
+    def lag(self, info: r.ProcessorInfo) -> list[InputLag]:
+        """How far the tasks of a processor, as `processor` told of it, are behind each of its inputs.
+
+        Read from the inputs' histories. An input in trouble says why, and is no error.
+        """
+        return self._readers().lags(info)
 
     def take(
         self,
