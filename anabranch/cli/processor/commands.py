@@ -36,8 +36,8 @@ def list_processors(
 ) -> None:
     """List the processors of a scope: tasks, inputs, who has them, their last commits, and how far they are behind.
 
-    The lag of an input is that of the task that stands lowest, as `describe` counts it. The last commit is the oldest
-    of all tasks' last ones, of those that ever committed.
+    The lag of an input is that of the task that stands lowest, as `describe` counts it. The last commit is the
+    oldest one of all tasks' last ones, of those that ever committed.
     """
     with options.client() as client:
         infos = [client.processor(one.processor) for one in client.processors(scope)]
@@ -77,9 +77,9 @@ def list_processors(
 def describe(options: ClusterOptions, processor: Name) -> None:
     """Show a processor's tasks: who has each, since when, its last commit, its positions, and how far it is behind.
 
-    Events behind: the committed events of the whole input, of all tasks' keys, in the commits from the position on; a
-    commit that is consumed in part counts whole. Where more than 50,000 records of the input's history lie behind,
-    offsets are counted instead, so the markers between events, too: `~`. Seconds behind: the age of the oldest of
+    Events behind: the committed events of the whole input, of all tasks' keys, in the commits from the position on;
+    a commit that is consumed in part counts whole. Behind more than 50,000 records of the input's history offsets
+    are counted instead, so the markers between events, too: `~`. Seconds behind: the age of the oldest of
     these commits. A task without events of its own moves with its worker's commits, once in 10 s.
     """
     with options.client() as client:
@@ -141,6 +141,32 @@ def release(
     print_result({"processor": processor, "tasks": tasks}, told, as_json=options.json)
 
 
+@app.command("import-group")
+def import_group(
+    options: ClusterOptions,
+    processor: Name,
+    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
+    stream: Annotated[
+        list[str],
+        typer.Option("--input", metavar="SCOPE/STREAM", help="An input. May be repeated."),
+    ],
+    tasks: Annotated[int, typer.Option("--tasks", help="How many tasks; a power of two.")] = 16,
+) -> None:
+    """Make a processor that begins where a consumer group of Kafka's stands in its inputs' own topics.
+
+    It begins with the first commit of each input that the group has not read whole: nothing is left out, some
+    events may come again. Stop the group's members first.
+    """
+    with options.client() as client:
+        info = client.import_group(processor, group, stream, tasks)
+    starts = [(one.stream, one.record, time_text(to_ms(one.timestamp))) for one in info.inputs]
+    if options.json:
+        documents = [dict(zip(("input", "record", "behind"), one, strict=True)) for one in starts]
+        print_json({"processor": processor, "tasks": info.task_count, "starts": documents})
+        return
+    print_table(processor, ("input", "history offset", "behind what was committed at"), starts)
+
+
 def _summary(info: ProcessorInfo, lags: Sequence[InputLag]) -> dict[str, Any]:
     commits = [task.commit_timestamp for task in info.tasks if task.commit_timestamp]
     return {
@@ -189,7 +215,7 @@ def _stands(lags: Iterable[InputLag]) -> Iterator[tuple[str, list[int], TaskPosi
 
 
 def _position(stream: str, tasks: list[int], position: TaskPosition, lag: Lag) -> dict[str, Any]:
-    return {"tasks": tasks, "input": stream, **position._asdict(), **_lag(lag)}
+    return {"tasks": tasks, **position._asdict(), "input": stream, **_lag(lag)}
 
 
 def _position_row(
