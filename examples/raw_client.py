@@ -10,6 +10,9 @@ Needs a Kafka client (confluent-kafka), an Avro library (fastavro) and the folde
 
     # read the committed events
     python raw_client.py --bootstrap HOST:PORT nyc/flights --read
+
+    # make a processor, take its tasks, and copy what they have not consumed yet: each event exactly once
+    python raw_client.py --bootstrap HOST:PORT nyc/copy --processor nyc/copier --input nyc/flights
 """
 
 from __future__ import annotations
@@ -39,8 +42,9 @@ ANSWER_S = 60
 REPEAT_S = 5
 VERSION = 1
 TYPES = {
-    "FindScope": 1, "Begin": 4, "Touch": 5, "Register": 6, "Commit": 7,
-    "Abort": 9, "Resolve": 10, "Heartbeat": 12, "Reply": 32, "Receipt": 33,
+    "FindScope": 1, "Begin": 4, "Touch": 5, "Register": 6, "Commit": 7, "OneShot": 8,
+    "Abort": 9, "Resolve": 10, "Heartbeat": 12, "CreateProcessor": 27, "Take": 29,
+    "DescribeProcessors": 31, "Reply": 32, "Receipt": 33, "EpochRecord": 97, "CommitRecord": 98,
 }  # fmt: skip
 Row = tuple[bytes | None, bytes]
 
@@ -162,11 +166,23 @@ class Transaction:
                     return outcome
 
 
+def find_scope(commands: Commands, scope: str) -> int:
+    """Section 4: the control partition of a scope."""
+    _, found = commands.ask(0, "FindScope", {"scope": scope, "create": False})
+    control: int = found["control_partition"]
+    return control
+
+
+def new_id(control: int, *, marked: bool = False) -> bytes:
+    """Section 5: a transaction's id; marked as in section 10, if it moves positions in one shot."""
+    time_ms = int(time.time() * 1000) | marked << 47
+    return control.to_bytes(2, "big") + time_ms.to_bytes(6, "big") + secrets.token_bytes(8)
+
+
 def begin(commands: Commands, scope: str, name: str | None, keepalive_ms: int) -> Any:
     """Section 5: a new transaction, or the outcome of the committed one of that name."""
-    _, found = commands.ask(0, "FindScope", {"scope": scope, "create": False})
-    control, now_ms = found["control_partition"], int(time.time() * 1000)
-    txn_id = control.to_bytes(2, "big") + now_ms.to_bytes(6, "big") + secrets.token_bytes(8)
+    control = find_scope(commands, scope)
+    txn_id = new_id(control)
     secret = secrets.token_bytes(32)  # tokens are made from it
     command = {"txn_id": txn_id, "scope": scope, "name": name, "keepalive_ms": keepalive_ms}
     kind, answer = commands.ask(control, "Begin", command | {"secret": secret})
@@ -244,27 +260,179 @@ class Writer:
         return {**whose, "sequence": 1, "finished": True, "extents": extents}
 
 
+class Log:
+    """Section 13: ranges of partitions, read_committed."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._consumer = consumer_of(bootstrap, "read_committed")
+
+    def span(self, topic: str, partition: int, first: int, end: int) -> Iterator[Message]:
+        self._consumer.assign([TopicPartition(topic, partition, first)])
+        while first < end:
+            message = self._consumer.poll(10)
+            if message is None:
+                continue
+            error, first = message.error(), message.offset() or 0
+            if error is None:
+                if first < end:
+                    yield message
+                first += 1
+            elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
+                raise SystemExit(f"can't read {topic}: {error}")
+
+    def all(self, topic: str) -> Iterator[Message]:
+        """All that is committed by now, partition by partition."""
+        for place in ends_of(self._bootstrap, topic):
+            yield from self.span(topic, place.partition, 0, place.offset)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
 def read(bootstrap: str, stream: str) -> Iterator[dict[str, Any]]:
     """Section 13: all events committed by now, partition by partition in commit order."""
-    topic = stream.replace("/", ".")
-    ends = {place.partition: place.offset for place in ends_of(bootstrap, topic)}
-    consumer = consumer_of(bootstrap, "read_committed")
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])
-    while ends:
-        message = consumer.poll(10)
-        if message is None:
-            continue
-        partition, next_offset = message.partition() or 0, message.offset() or 0
-        error = message.error()
-        if error is None:
-            if partition in ends and next_offset < ends[partition]:
-                yield event_of(message)
-            next_offset += 1
-        elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
-            raise SystemExit(f"can't read {topic}: {error}")
-        if next_offset >= ends.get(partition, 0):
-            ends.pop(partition, None)
-    consumer.close()
+    log = Log(bootstrap)
+    yield from (event_of(message) for message in log.all(stream.replace("/", ".")))
+    log.close()
+
+
+class Tasks:
+    """Section 10, "Positions": tasks of a processor, taken, and where they stand."""
+
+    def __init__(self, commands: Commands, processor: str, wanted: list[int] | None) -> None:
+        self._commands = commands
+        self.processor, self.scope = processor, processor.partition("/")[0]
+        self._control = find_scope(commands, self.scope)
+        info = self._ask(
+            "DescribeProcessors", scope=self.scope, processor=processor, after=None, task=0
+        )
+        found, self.count = info["tasks"], info["task_count"]
+        while info["more"] is not None:
+            about = {"processor": processor, "after": None, "task": info["more"]}
+            info = self._ask("DescribeProcessors", scope=self.scope, **about)
+            found += info["tasks"]
+        terms = {
+            task["task"]: task["term"] for task in found if not wanted or task["task"] in wanted
+        }
+        self._tenure = secrets.token_bytes(16)
+        take = {
+            "tenure": self._tenure,
+            "holder": "raw",
+            "tasks": [*terms],
+            "terms": [*terms.values()],
+        }
+        while True:  # until all that was decided before is merged
+            info = self._ask("Take", processor=processor, **take)
+            if all(task["in_progress"] is None for task in info["tasks"]):
+                break
+            time.sleep(0.1)
+        self.inputs = info["inputs"]
+        self._sequences = {task["task"]: task["sequence"] for task in info["tasks"]}
+        self._stands = {
+            (task["task"], p["input"]): (p["record"], p["segment"], p["offset"])
+            for task in info["tasks"]
+            for p in task["positions"]
+        }
+
+    def _ask(self, name: str, **fields: Any) -> Any:
+        return self._commands.ask(self._control, name, fields)[1]["processors"][0]
+
+    def stand(self, task: int, number: int) -> tuple[int, int, int]:
+        """Up to where a task has consumed an input: record of its history, segment there, offset in that."""
+        return self._stands.get((task, number), (self.inputs[number]["record"], -1, -1))
+
+    def lowest(self, number: int) -> int:
+        return min(self.stand(task, number)[0] for task in self._sequences)
+
+    def wants(
+        self,
+        number: int,
+        at: int,
+        order: list[int],
+        segment: int,
+        message: Message,
+        range_: tuple[int, int],
+    ) -> bool:
+        """Whether an event of the record at ``at`` is of these tasks, and not consumed yet."""
+        (low, high), key, offset = range_, message.key(), message.offset() or 0
+        place = position(key) if isinstance(key, bytes) else -1
+        if low <= place < high:
+            task = place * self.count >> 32
+        else:
+            first, last = low * self.count >> 32, (high - 1) * self.count >> 32
+            task = first + offset % (last - first + 1)
+        if task not in self._sequences:
+            return False
+        record, within, below = self.stand(task, number)
+        if record != at or within < 0:
+            return record <= at
+        return (order.index(segment), offset) >= (order.index(within), below)
+
+    def commit(self, number: int, at: int, timestamp: int, events: list[dict[str, Any]]) -> None:
+        """Write events, and move the tasks behind the record at ``at``: both or neither."""
+        here = {
+            "input": number,
+            "record": at + 1,
+            "timestamp": timestamp,
+            "segment": -1,
+            "offset": -1,
+        }
+        alike: dict[int, list[int]] = {}
+        for task in self._sequences:
+            if self.stand(task, number)[0] <= at:
+                self._sequences[task] += 1
+                self._stands[task, number] = (at + 1, -1, -1)
+                alike.setdefault(self._sequences[task], []).append(task)
+        steps = [{"tasks": some, "sequence": s, "positions": [here]} for s, some in alike.items()]
+        consumed = {"processor": self.processor, "tenure": self._tenure, "steps": steps}
+        txn_id = new_id(self._control, marked=True)
+        about = {"txn_id": txn_id, "scope": self.scope, "name": None, "events": events}
+        self._commands.ask(self._control, "OneShot", about | {"consumed": consumed})
+
+
+def process(bootstrap: str, tasks: Tasks, output: str, avro: Avro) -> int:
+    """Copy what the tasks have not consumed yet, in capitals: a one-shot for each commit of the inputs."""
+    log, events_of_commits, copied = Log(bootstrap), Log(bootstrap), 0
+    for number, one in enumerate(tasks.inputs):
+        topic = one["stream"].replace("/", ".")
+        layouts: dict[int, dict[int, tuple[int, int]]] = {}
+        lowest = tasks.lowest(number)
+        for message in log.all(topic + ".history"):  # from its beginning: for the layouts
+            at, value = message.offset() or 0, message.value() or b""
+            kind = "EpochRecord" if value[1] == TYPES["EpochRecord"] else "CommitRecord"
+            record = avro.unframe(kind, value)
+            if not layouts and record["previous"] >= lowest:
+                raise SystemExit(f"retention took what was not consumed of {one['stream']}")
+            if kind == "EpochRecord":
+                ranges = {s["segment_id"]: (s["low"], s["high"]) for s in record["segments"]}
+                layouts[record["stream_epoch"]] = ranges
+                continue
+            if at < lowest:
+                continue
+            ranges, events = layouts[record["stream_epoch"]], []
+            order = [part["segment_id"] for part in record["segments"]]
+            for part in record["segments"]:
+                where = topic, part["partition"], part["first"], part["end"]
+                for event in events_of_commits.span(*where):
+                    headers: Any = dict(event.headers() or [])
+                    if headers.get("ab.txn", bytes(16))[:16] != record["txn_id"]:
+                        continue  # of somebody else
+                    segment = part["segment_id"]
+                    if tasks.wants(number, at, order, segment, event, ranges[segment]):
+                        events.append(copy_of(event, output))
+            if events:
+                tasks.commit(number, at, record["timestamp"], events)
+                copied += len(events)
+    log.close()
+    events_of_commits.close()
+    return copied
+
+
+def copy_of(message: Message, output: str) -> dict[str, Any]:
+    value = message.value()
+    made = {"key": message.key(), "value": value.upper() if isinstance(value, bytes) else None}
+    return {"stream": output, "segment_id": -1, "headers": [], "timestamp": -1, **made}
 
 
 def event_of(message: Message) -> dict[str, Any]:
@@ -344,6 +512,9 @@ def main() -> None:
         "--token", type=bytes.fromhex, metavar="HEX", help="join this transaction; print a receipt"
     )
     parser.add_argument("--read", action="store_true", help="print committed events as JSON")
+    parser.add_argument("--processor", help="scope/name: copy what its tasks have not consumed")
+    parser.add_argument("--input", action="append", help="make that processor, of 4 tasks, first")
+    parser.add_argument("--task", type=int, action="append", help="take only this one")
     options = parser.parse_args()
     if options.read:
         for event in read(options.bootstrap, options.stream):
@@ -352,7 +523,9 @@ def main() -> None:
     avro = Avro(options.schemas)
     commands = Commands(options.bootstrap, options.prefix, avro, options.lane)
     try:
-        if options.token:
+        if options.processor:
+            print(process_all(options, commands))
+        elif options.token:
             transaction = Transaction(commands, options.token)
             receipt = write(options, transaction)
             print(commands.avro.frame("Receipt", receipt).hex())
@@ -360,6 +533,19 @@ def main() -> None:
             print_outcome(whole_transaction(options, commands))
     finally:
         commands.close()
+
+
+def process_all(options: argparse.Namespace, commands: Commands) -> str:
+    """Make the processor if it has to be, take its tasks, and consume what there is."""
+    if options.input:
+        # An input that names no topic id is not told from another stream that gets its name later.
+        begin = {"topic_id": "", "record": 0, "timestamp": 0}
+        inputs = [{"stream": stream, **begin} for stream in options.input]
+        about = {"processor": options.processor, "tasks": 4, "inputs": inputs}
+        control = find_scope(commands, options.processor.partition("/")[0])
+        commands.ask(control, "CreateProcessor", about)
+    tasks = Tasks(commands, options.processor, options.task)
+    return json.dumps({"copied": process(options.bootstrap, tasks, options.stream, commands.avro)})
 
 
 def whole_transaction(options: argparse.Namespace, commands: Commands) -> Any:
