@@ -301,135 +301,118 @@ class Tasks:
     """Section 10, "Positions": tasks of a processor, taken, and where they stand."""
 
     def __init__(self, commands: Commands, processor: str, wanted: list[int] | None) -> None:
-        self._commands = commands
-        self.processor, self.scope = processor, processor.partition("/")[0]
-        self._control = find_scope(commands, self.scope)
-        info = self._ask(
-            "DescribeProcessors", scope=self.scope, processor=processor, after=None, task=0
-        )
-        found, self.count = info["tasks"], info["task_count"]
-        while info["more"] is not None:
-            about = {"processor": processor, "after": None, "task": info["more"]}
-            info = self._ask("DescribeProcessors", scope=self.scope, **about)
-            found += info["tasks"]
-        terms = {
-            task["task"]: task["term"] for task in found if not wanted or task["task"] in wanted
-        }
+        self._commands, self._processor = commands, processor
+        self._scope = processor.partition("/")[0]
+        self._control = find_scope(commands, self._scope)
+        about = {"scope": self._scope, "processor": processor, "after": None}
+        found: list[Any] = []
+        more: int | None = 0
+        while more is not None:
+            info = self._ask("DescribeProcessors", about | {"task": more})
+            found, more = found + info["tasks"], info["more"]
+        terms = {t["task"]: t["term"] for t in found if not wanted or t["task"] in wanted}
         self._tenure = secrets.token_bytes(16)
-        take = {
-            "tenure": self._tenure,
-            "holder": "raw",
-            "tasks": [*terms],
-            "terms": [*terms.values()],
-        }
-        while True:  # until all that was decided before is merged
-            info = self._ask("Take", processor=processor, **take)
-            if all(task["in_progress"] is None for task in info["tasks"]):
-                break
+        take = {"processor": processor, "tenure": self._tenure, "holder": "raw_client"}
+        take |= {"tasks": [*terms], "terms": [*terms.values()]}
+        info = self._ask("Take", take)
+        while any(task["in_progress"] for task in info["tasks"]):  # decided before; merged soon
             time.sleep(0.1)
-        self.inputs = info["inputs"]
+            info = self._ask("Take", take)
+        self.inputs, self.count = info["inputs"], info["task_count"]
         self._sequences = {task["task"]: task["sequence"] for task in info["tasks"]}
-        self._stands = {
-            (task["task"], p["input"]): (p["record"], p["segment"], p["offset"])
-            for task in info["tasks"]
-            for p in task["positions"]
-        }
+        # Of each input, task -> record of its history, segment in that, offset there.
+        self.stands = [dict.fromkeys(terms, (one["record"], -1, -1)) for one in self.inputs]
+        for task in info["tasks"]:
+            for at in task["positions"]:
+                where = at["record"], at["segment"], at["offset"]
+                self.stands[at["input"]][task["task"]] = where
 
-    def _ask(self, name: str, **fields: Any) -> Any:
-        return self._commands.ask(self._control, name, fields)[1]["processors"][0]
-
-    def stand(self, task: int, number: int) -> tuple[int, int, int]:
-        """Up to where a task has consumed an input: record of its history, segment there, offset in that."""
-        return self._stands.get((task, number), (self.inputs[number]["record"], -1, -1))
-
-    def lowest(self, number: int) -> int:
-        return min(self.stand(task, number)[0] for task in self._sequences)
-
-    def wants(
-        self,
-        number: int,
-        at: int,
-        order: list[int],
-        segment: int,
-        message: Message,
-        range_: tuple[int, int],
-    ) -> bool:
-        """Whether an event of the record at ``at`` is of these tasks, and not consumed yet."""
-        (low, high), key, offset = range_, message.key(), message.offset() or 0
-        place = position(key) if isinstance(key, bytes) else -1
-        if low <= place < high:
-            task = place * self.count >> 32
-        else:
-            first, last = low * self.count >> 32, (high - 1) * self.count >> 32
-            task = first + offset % (last - first + 1)
-        if task not in self._sequences:
-            return False
-        record, within, below = self.stand(task, number)
-        if record != at or within < 0:
-            return record <= at
-        return (order.index(segment), offset) >= (order.index(within), below)
+    def _ask(self, name: str, command: dict[str, Any]) -> Any:
+        return self._commands.ask(self._control, name, command)[1]["processors"][0]
 
     def commit(self, number: int, at: int, timestamp: int, events: list[dict[str, Any]]) -> None:
-        """Write events, and move the tasks behind the record at ``at``: both or neither."""
-        here = {
-            "input": number,
-            "record": at + 1,
-            "timestamp": timestamp,
-            "segment": -1,
-            "offset": -1,
-        }
+        """Write events, and move the tasks behind the record ``at`` of an input: both or neither."""
+        here = {"input": number, "record": at + 1, "timestamp": timestamp}
         alike: dict[int, list[int]] = {}
-        for task in self._sequences:
-            if self.stand(task, number)[0] <= at:
+        for task, (record, _, _) in self.stands[number].items():
+            if record <= at:
+                self.stands[number][task] = (at + 1, -1, -1)
                 self._sequences[task] += 1
-                self._stands[task, number] = (at + 1, -1, -1)
                 alike.setdefault(self._sequences[task], []).append(task)
-        steps = [{"tasks": some, "sequence": s, "positions": [here]} for s, some in alike.items()]
-        consumed = {"processor": self.processor, "tenure": self._tenure, "steps": steps}
-        txn_id = new_id(self._control, marked=True)
-        about = {"txn_id": txn_id, "scope": self.scope, "name": None, "events": events}
-        self._commands.ask(self._control, "OneShot", about | {"consumed": consumed})
+        moved = [here | {"segment": -1, "offset": -1}]
+        steps = [{"tasks": t, "sequence": n, "positions": moved} for n, t in alike.items()]
+        consumed = {"processor": self._processor, "tenure": self._tenure, "steps": steps}
+        about = {"txn_id": new_id(self._control, marked=True), "scope": self._scope, "name": None}
+        self._commands.ask(
+            self._control, "OneShot", about | {"events": events, "consumed": consumed}
+        )
+
+
+def task_of(message: Message, low: int, high: int, tasks: int) -> int:
+    """Section 10: the task of an event in a segment of these positions."""
+    key, offset = message.key(), message.offset() or 0
+    at = position(key) if isinstance(key, bytes) else -1
+    if low <= at < high:
+        return at * tasks >> 32
+    first, last = low * tasks >> 32, (high - 1) * tasks >> 32
+    return first + offset % (last - first + 1)
 
 
 def process(bootstrap: str, tasks: Tasks, output: str, avro: Avro) -> int:
-    """Copy what the tasks have not consumed yet, in capitals: a one-shot for each commit of the inputs."""
-    log, events_of_commits, copied = Log(bootstrap), Log(bootstrap), 0
+    """Copy what the tasks have not consumed yet, in capitals; returns how many events."""
+    copied = 0
     for number, one in enumerate(tasks.inputs):
-        topic = one["stream"].replace("/", ".")
+        history, stands = Log(bootstrap), tasks.stands[number]
+        lowest = min(stands.values())[0]
         layouts: dict[int, dict[int, tuple[int, int]]] = {}
-        lowest = tasks.lowest(number)
-        for message in log.all(topic + ".history"):  # from its beginning: for the layouts
+        for message in history.all(one["stream"].replace("/", ".") + ".history"):
             at, value = message.offset() or 0, message.value() or b""
-            kind = "EpochRecord" if value[1] == TYPES["EpochRecord"] else "CommitRecord"
-            record = avro.unframe(kind, value)
-            if not layouts and record["previous"] >= lowest:
+            epoch = value[1] == TYPES["EpochRecord"]
+            record = avro.unframe("EpochRecord" if epoch else "CommitRecord", value)
+            if (
+                not layouts
+                and (at - 1 if record["previous"] == -2 else record["previous"]) >= lowest
+            ):
                 raise SystemExit(f"retention took what was not consumed of {one['stream']}")
-            if kind == "EpochRecord":
+            if epoch:
                 ranges = {s["segment_id"]: (s["low"], s["high"]) for s in record["segments"]}
                 layouts[record["stream_epoch"]] = ranges
-                continue
-            if at < lowest:
-                continue
-            ranges, events = layouts[record["stream_epoch"]], []
-            order = [part["segment_id"] for part in record["segments"]]
-            for part in record["segments"]:
-                where = topic, part["partition"], part["first"], part["end"]
-                for event in events_of_commits.span(*where):
-                    headers: Any = dict(event.headers() or [])
-                    if headers.get("ab.txn", bytes(16))[:16] != record["txn_id"]:
-                        continue  # of somebody else
-                    segment = part["segment_id"]
-                    if tasks.wants(number, at, order, segment, event, ranges[segment]):
-                        events.append(copy_of(event, output))
-            if events:
-                tasks.commit(number, at, record["timestamp"], events)
-                copied += len(events)
-    log.close()
-    events_of_commits.close()
+            elif at >= lowest:
+                events = []
+                order = [part["segment_id"] for part in record["segments"]]
+                for index, event in events_of(bootstrap, one["stream"], record):
+                    task = task_of(
+                        event, *layouts[record["stream_epoch"]][order[index]], tasks.count
+                    )
+                    if task in stands:
+                        begin, segment, below = stands[task]
+                        within = order.index(segment) if segment in order else -1
+                        if (at, index, event.offset() or 0) >= (begin, within, below):
+                            events.append(capitals(event, output))
+                if events:
+                    tasks.commit(number, at, record["timestamp"], events)
+                    copied += len(events)
+        history.close()
     return copied
 
 
-def copy_of(message: Message, output: str) -> dict[str, Any]:
+def events_of(bootstrap: str, stream: str, record: Any) -> Iterator[tuple[int, Message]]:
+    """The events of a commit in a stream, each with the number of its segment in the record."""
+    log = Log(bootstrap)
+    for index, part in enumerate(record["segments"]):
+        where = part["partition"], part["first"], part["end"]
+        left = part["count"]
+        for message in log.span(stream.replace("/", "."), *where):
+            headers: Any = dict(message.headers() or [])
+            if headers.get("ab.txn", bytes(16))[:16] == record["txn_id"]:  # else of somebody else
+                left -= 1
+                yield index, message
+        if left:
+            raise SystemExit(f"retention took {left} events of {stream} that were not consumed")
+    log.close()
+
+
+def capitals(message: Message, output: str) -> dict[str, Any]:
     value = message.value()
     made = {"key": message.key(), "value": value.upper() if isinstance(value, bytes) else None}
     return {"stream": output, "segment_id": -1, "headers": [], "timestamp": -1, **made}
