@@ -90,30 +90,47 @@ class Processors(Reading, Streams):
         self,
         processor: str,
         group: str,
-        inputs: str | Sequence[str],
+        inputs: str | Sequence[str] = (),
         tasks: int = DEFAULT_TASKS,
         *,
         timeout: float | None = None,
     ) -> r.ProcessorInfo:
-        """Make a processor that begins where a consumer group of Kafka's stands in the topics of its inputs.
+        """Let a processor begin where a consumer group of Kafka's stands in the topics of its inputs.
 
-        It begins with the first commit of each input that the group has not read whole: nothing is left out, some
-        events may come again. Stop the group's members before.
+        With ``inputs`` it is made, else it is there and is reset, without its state. It begins with the first
+        commit of each input that the group has not read whole: nothing is left out, some events may come again.
+        Stop the group's members before.
 
-        Raises: as `create_processor`; InvalidArgument (the group has no offsets there, or is the processor's own
-        mirror), IllegalState (the processor begins elsewhere already), SnapshotExpired.
+        Raises: as `create_processor` and `reset_processor`; InvalidArgument (the group has no offsets there, or is
+        the processor's own mirror), IllegalState (with inputs: it begins elsewhere already), SnapshotExpired.
         """
         if group == mirror_group(processor):
             raise InvalidArgument(
                 f"the group {group} is the mirror of {processor} itself, which anybody may move: it is never read"
             )
         deadline = self._deadline(timeout)
+        if not inputs:
+            info = self._described(processor, deadline)
+            first = self._readers().group_inputs(group, [one.stream for one in info.inputs])
+            command = r.ResetProcessor(processor, info.resets, first, keep_state=False)
+            return self._ask_processor(processor, command, deadline)
         names = [inputs] if isinstance(inputs, str) else list(inputs)
         first = self._readers().group_inputs(group, names)
         info = self._ask_processor(processor, r.CreateProcessor(processor, tasks, first), deadline)
         if info.inputs != first:
-            raise IllegalState(f"{processor} exists, and begins elsewhere")
+            raise IllegalState(f"{processor} is there already: without inputs it is reset")
         return info
+
+    def stored(
+        self, processor: str, store: str, key: bytes, task: int | None = None
+    ) -> bytes | None:
+        """The committed value of a key in a processor's store, None if there is none. Reads a whole partition.
+
+        ``task``: of a store that is local, which task's; None: that of the key.
+
+        Raises: UnknownScope, UnknownProcessor, InvalidArgument (no such store or task), NotReady, NotAuthorized.
+        """
+        return self._readers().stored(self.processor(processor), store, key, task)
 
     def mirror(self, processor: str) -> Mirror:
         """What shows a processor's positions to Kafka's tools: call its `step` every few seconds, and close it."""

@@ -15,6 +15,7 @@ from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
 from anabranch.reading.tasks.groups import Mirror, group_inputs
 from anabranch.reading.tasks.lag import InputLag, input_lags
 from anabranch.reading.tasks.reader import TaskReader, first_inputs
+from anabranch.reading.tasks.stored import stored
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import ProcessorInfo, ProcessorInput
 from anabranch.types import Tenure
@@ -73,6 +74,11 @@ class Readers:
     def group_inputs(self, group: str, streams: Sequence[str]) -> tuple[ProcessorInput, ...]:
         """The inputs of a processor that goes on where a consumer group stands."""
         return group_inputs(self._ports, group, streams, self._timeout)
+
+    def stored(self, info: ProcessorInfo, store: str, key: bytes, task: int | None) -> bytes | None:
+        """The committed value of a key in a processor's store."""
+        with closing(self._ports.committed_log(self._timeout)) as source:
+            return stored(source, info, store, key, task, self._timeout)
 
     def plan(self, streams: Sequence[str], timestamp: int, deadline: float) -> SnapshotPlan:
         """The offsets of streams as of a safe timestamp. ``deadline``: monotonic seconds."""

@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 
 import anabranch
 from anabranch.cli.main import app
+from anabranch.core.partitioner import position_of
 from anabranch.errors import IllegalState, InvalidArgument
-from tests.behaviour.test_tasks import QUIET_S, Place, copy
+from anabranch.reading.tasks.stored import state_key
+from tests.behaviour.test_tasks import KEYS, QUIET_S, Place, copy
 from tests.cluster import Cluster
 from tests.secured import CLIENT, entrance
 
@@ -145,12 +147,68 @@ def test_a_group_becomes_a_processor(
     assert sorted(read + rest) == sorted(value for _, value in place.written)
     assert made in str(command(cluster, "processor", "list", place.scope))
 
+    client.take(place.processor)
+    moved = command(
+        cluster, "processor", "import-group", place.processor, "--group", f"{place.scope}-g", "-y"
+    )
+    assert moved["starts"][0]["record"] == client.processor(made).inputs[0].record
+    tasks = client.processor(place.processor).tasks
+    assert {(task.holder, task.positions) for task in tasks} == {("", ())}
+
     groups(f"{place.scope}-none")
     with pytest.raises(InvalidArgument, match="has no offset in the topic"):
         client.import_group(f"{place.scope}/more", f"{place.scope}-none", place.input)
     with pytest.raises(InvalidArgument, match="is the mirror of"):
         client.import_group(made, made.replace("/", "."), place.input)
-    with pytest.raises(IllegalState, match="begins elsewhere"):
-        client.import_group(place.processor, f"{place.scope}-g", place.input, 4)
+    groups(f"{place.scope}-g").consume(21)
+    with pytest.raises(IllegalState, match="is there already"):
+        client.import_group(made, f"{place.scope}-g", place.input, 4)
     told = command(cluster, "processor", "describe", f"{place.scope}/none", code=2)
     assert told["error"]["name"] == "UnknownProcessor"
+
+
+def test_stores_are_looked_into_reset_and_deleted(
+    client: anabranch.Client, cluster: Cluster, place: Place
+) -> None:
+    counting = f"{place.scope}/counting"
+    client.create_processor(counting, place.input, 4, stores=["counts", "other"])
+    place.write(8)
+    tenure = client.take(counting)
+    key = KEYS[0]
+    task = position_of(key) * 4 >> 32
+    for number, value in enumerate((b"1", b"\xff", b"3")):
+        with (
+            client.read(place.input, timeout=QUIET_S, tenure=tenure) as reader,
+            client.begin(place.scope, tenure=tenure) as txn,
+        ):
+            list(reader)
+            head = state_key(0, 0, b""), (number + 1).to_bytes(8, "big")
+            txn.write_state(task, [(state_key(0, 3, key), value), head])
+            txn.commit(consumed=reader.consumed())
+        shown = command(cluster, "processor", "get", counting, "other", key.decode())
+        field = "value" if value != b"\xff" else "value_base64"
+        assert shown[field] == (value.decode() if value != b"\xff" else "/w==")
+        tenure = client.take(counting)
+    text = CliRunner().invoke(
+        app,
+        ["processor", "get", counting, "other", key.decode()],
+        env={"ANABRANCH_BOOTSTRAP": cluster.bootstrap},
+    )
+    assert text.stdout == "3\n"
+    for absent in (("counts", key.decode()), ("other", "none"), ("more", "none")):
+        assert "error" in command(cluster, "processor", "get", counting, *absent, code=2)
+    get = ("processor", "get", counting, "other", key.decode())
+    assert command(cluster, *get, "--task", str(task ^ 1), code=2)["error"]["name"] == "NotFound"
+
+    middle = client.processor(counting).tasks[task].commit_timestamp
+    reset = ("processor", "reset", counting)
+    assert command(cluster, *reset, "-y", code=2)["error"]["name"] == "InvalidArgument"
+    kept = command(cluster, *reset, "--keep-state", "--to", str(middle), "-y")
+    assert kept["starts"][0]["record"] > 0
+    assert command(cluster, *get)["value"] == "3"
+    again = command(cluster, *reset, "--to", "begin", "-y")
+    assert again["starts"][0]["record"] == 0
+    assert command(cluster, *get, code=2)["error"]["name"] == "NotFound"
+    assert command(cluster, "processor", "delete", counting, "-y") == {"processor": counting}
+    listed = command(cluster, "processor", "list", place.scope)["processors"]
+    assert [one["processor"] for one in listed] == [place.processor]

@@ -204,6 +204,21 @@ class FakeClient:
         tasks = {task: (at, lags[at.record]) for task, at in positions_of(info, 0).items()}
         return [InputLag("nyc/flights", tasks), InputLag("nyc/lost", {}, "UnknownStream: gone")]
 
+    def reset_processor(self, name: str, start: Any, *, keep_state: bool) -> ProcessorInfo:
+        self._call("reset_processor", name=name, start=start, keep_state=keep_state)
+        return processor(name)
+
+    def import_group(self, name: str, group: str, inputs: Any, tasks: int) -> ProcessorInfo:
+        self._call("import_group", name=name, group=group, inputs=inputs, tasks=tasks)
+        return processor(name)
+
+    def delete_processor(self, name: str) -> None:
+        self._call("delete_processor", name=name)
+
+    def stored(self, name: str, store: str, key: bytes, task: int | None) -> bytes | None:
+        self._call("stored", name=name, store=store, key=key, task=task)
+        return {b"text": b"7", b"raw": b"\xff"}.get(key)
+
     def transactions(self, **arguments: Any) -> list[TransactionInfo]:
         self._call("transactions", **arguments)
         return self.several or [self.info]

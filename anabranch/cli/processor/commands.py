@@ -1,13 +1,15 @@
-"""`anabranch processor`: list, describe and release processors' tasks."""
+"""`anabranch processor`: list, describe, release, reset and delete processors, and look into their stores."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from anabranch.cli.errors import NotFound
 from anabranch.cli.options import App, ClusterOptions, Yes, confirm
 from anabranch.cli.output import (
     count_of,
@@ -15,9 +17,12 @@ from anabranch.cli.output import (
     print_line,
     print_result,
     print_table,
+    put_bytes,
     time_text,
 )
+from anabranch.cli.read import moment_of
 from anabranch.core.hybrid_time import to_ms, to_text
+from anabranch.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from anabranch.reading.tasks.lag import InputLag, Lag
@@ -141,30 +146,123 @@ def release(
     print_result({"processor": processor, "tasks": tasks}, told, as_json=options.json)
 
 
+@app.command("reset")
+def reset(
+    options: ClusterOptions,
+    processor: Name,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="begin|end|TIME",
+            help="Where it begins again; TIME, ISO 8601 or a commit timestamp: behind what was committed by then.",
+            show_default=False,
+        ),
+    ] = None,
+    keep_state: Annotated[
+        bool, typer.Option("--keep-state", help="Keep what its stores have.")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Let a processor begin again: all who have its tasks lose them, and its stores are empty.
+
+    What it has written to streams stays. With --keep-state its stores stay, too: what is read again is counted
+    again. Then without --to its positions stay, and only its workers lose their tasks.
+    """
+    start: str | int | datetime | None = to
+    if to is not None and to not in ("begin", "end"):
+        moment = moment_of(to, "--to")
+        start = "end" if moment is None else moment
+    connecting = options.client()
+    if to is None and not keep_state:
+        raise InvalidArgument("say where it begins: --to begin, --to end or --to TIME")
+    stores = "keeps its stores" if keep_state else "loses all that its stores have"
+    begins = f", and begins at {to}" if to else ""
+    confirm(f"{processor} {stores}{begins}.", yes=yes)
+    with connecting as client:
+        info = client.reset_processor(processor, start, keep_state=keep_state)
+    _show_starts(info, as_json=options.json)
+
+
+@app.command("delete")
+def delete(options: ClusterOptions, processor: Name, yes: Yes = False) -> None:
+    """Take a processor away, with all that its stores have. What it has written to streams stays."""
+    connecting = options.client()
+    confirm(f"{processor} will be deleted, and all that its stores have.", yes=yes)
+    with connecting as client:
+        client.delete_processor(processor)
+    print_result({"processor": processor}, f"{processor} is deleted", as_json=options.json)
+
+
+@app.command("get")
+def get(
+    options: ClusterOptions,
+    processor: Name,
+    store: Annotated[str, typer.Argument(metavar="STORE", help="The store's name.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key, as text.")],
+    task: Annotated[
+        int | None,
+        typer.Option("--task", min=0, help="Of a local store: which task's.", show_default=False),
+    ] = None,
+) -> None:
+    """Show the committed value of a key in a processor's store. An absent key is exit code 2.
+
+    It reads the whole partition of the key's task in the state topic, once: fine for a look, too slow to serve
+    requests.
+    """
+    with options.client() as client:
+        value = client.stored(processor, store, key.encode(), task)
+    if value is None:
+        raise NotFound(f"{key!r} is not in the store {store} of {processor}")
+    if options.json:
+        document: dict[str, Any] = {"processor": processor, "store": store, "key": key}
+        put_bytes(document, "value", value)
+        print_json(document)
+    else:
+        print_line(value.decode("utf-8", "backslashreplace"))
+
+
 @app.command("import-group")
 def import_group(
     options: ClusterOptions,
     processor: Name,
     group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
     stream: Annotated[
-        list[str],
-        typer.Option("--input", metavar="SCOPE/STREAM", help="An input. May be repeated."),
-    ],
-    tasks: Annotated[int, typer.Option("--tasks", help="How many tasks; a power of two.")] = 16,
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="SCOPE/STREAM",
+            help="Make the processor, with this input. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    tasks: Annotated[
+        int, typer.Option("--tasks", help="With --input: how many tasks; a power of two.")
+    ] = 16,
+    yes: Yes = False,
 ) -> None:
-    """Make a processor that begins where a consumer group of Kafka's stands in its inputs' own topics.
+    """Let a processor begin where a consumer group of Kafka's stands in its inputs' own topics.
 
-    It begins with the first commit of each input that the group has not read whole: nothing is left out, some
-    events may come again. Stop the group's members first.
+    With --input it is made; else it is reset, and its stores are empty. It begins with the first commit of each
+    input that the group has not read whole: nothing is left out, some events may come again. Stop the group's
+    members first.
     """
-    with options.client() as client:
-        info = client.import_group(processor, group, stream, tasks)
+    connecting = options.client()
+    if not stream:
+        confirm(f"{processor} loses all that its stores have, and begins elsewhere.", yes=yes)
+    with connecting as client:
+        info = client.import_group(processor, group, stream or (), tasks)
+    _show_starts(info, as_json=options.json)
+
+
+def _show_starts(info: ProcessorInfo, *, as_json: bool) -> None:
     starts = [(one.stream, one.record, time_text(to_ms(one.timestamp))) for one in info.inputs]
-    if options.json:
+    if as_json:
         documents = [dict(zip(("input", "record", "behind"), one, strict=True)) for one in starts]
-        print_json({"processor": processor, "tasks": info.task_count, "starts": documents})
+        print_json({"processor": info.processor, "tasks": info.task_count, "starts": documents})
         return
-    print_table(processor, ("input", "history offset", "behind what was committed at"), starts)
+    columns = ("input", "history offset", "behind what was committed at")
+    print_table(info.processor, columns, starts)
 
 
 def _summary(info: ProcessorInfo, lags: Sequence[InputLag]) -> dict[str, Any]:
