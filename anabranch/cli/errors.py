@@ -73,7 +73,7 @@ class CheckFailed(AnabranchError):
 
 
 class NotFound(FixCallError):
-    """What was asked for is not there."""
+    """A thing that was asked for is not there."""
 
 
 class ChildFailed(AnabranchError):

@@ -97,9 +97,9 @@ class Processors(Reading, Streams):
     ) -> r.ProcessorInfo:
         """Let a processor begin where a consumer group of Kafka's stands in the topics of its inputs.
 
-        With ``inputs`` it is made, else it is there and is reset, without its state. It begins with the first
-        commit of each input that the group has not read whole: nothing is left out, some events may come again.
-        Stop the group's members before.
+        With ``inputs`` it is made, else it is there and is reset, without its state. The processor begins with the
+        first commit of each input that the group has not read whole: nothing is left out, some events may come
+        again. Stop the group's members before.
 
         Raises: as `create_processor` and `reset_processor`; InvalidArgument (the group has no offsets there, or is
         the processor's own mirror), IllegalState (with inputs: it begins elsewhere already), SnapshotExpired.
@@ -133,7 +133,7 @@ class Processors(Reading, Streams):
         return self._readers().stored(self.processor(processor), store, key, task)
 
     def mirror(self, processor: str) -> Mirror:
-        """What shows a processor's positions to Kafka's tools: call its `step` every few seconds, and close it."""
+        """A mirror of a processor's positions for Kafka's tools: call its `step` every few seconds; close it."""
         return self._readers().mirror(processor, partial(self.processor, processor))
 
     def delete_processor(self, processor: str, *, timeout: float | None = None) -> None:

@@ -68,7 +68,7 @@ class Readers:
             return input_lags(source, info, self._timeout)
 
     def mirror(self, processor: str, ask: Callable[[], ProcessorInfo]) -> Mirror:
-        """What shows a processor's positions to Kafka's tools."""
+        """A mirror of a processor's positions for Kafka's tools."""
         return Mirror(self._ports, processor, ask, self._timeout)
 
     def group_inputs(self, group: str, streams: Sequence[str]) -> tuple[ProcessorInput, ...]:

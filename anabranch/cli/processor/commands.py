@@ -166,7 +166,7 @@ def reset(
 ) -> None:
     """Let a processor begin again: all who have its tasks lose them, and its stores are empty.
 
-    What it has written to streams stays. With --keep-state its stores stay, too: what is read again is counted
+    Streams keep what it has written. With --keep-state its stores stay, too: what is read again is counted
     again. Then without --to its positions stay, and only its workers lose their tasks.
     """
     start: str | int | datetime | None = to
@@ -186,7 +186,7 @@ def reset(
 
 @app.command("delete")
 def delete(options: ClusterOptions, processor: Name, yes: Yes = False) -> None:
-    """Take a processor away, with all that its stores have. What it has written to streams stays."""
+    """Take a processor away, with all that its stores have. Streams keep what it has written."""
     connecting = options.client()
     confirm(f"{processor} will be deleted, and all that its stores have.", yes=yes)
     with connecting as client:
@@ -207,7 +207,7 @@ def get(
 ) -> None:
     """Show the committed value of a key in a processor's store. An absent key is exit code 2.
 
-    It reads the whole partition of the key's task in the state topic, once: fine for a look, too slow to serve
+    The whole partition of the key's task in the state topic is read, once: fine for a look, too slow to serve
     requests.
     """
     with options.client() as client:
@@ -243,9 +243,9 @@ def import_group(
 ) -> None:
     """Let a processor begin where a consumer group of Kafka's stands in its inputs' own topics.
 
-    With --input it is made; else it is reset, and its stores are empty. It begins with the first commit of each
-    input that the group has not read whole: nothing is left out, some events may come again. Stop the group's
-    members first.
+    With --input it is made; else it is reset, and its stores are empty. The processor begins with the first commit
+    of each input that the group has not read whole: nothing is left out, some events may come again. Stop the
+    group's members first.
     """
     connecting = options.client()
     if not stream:

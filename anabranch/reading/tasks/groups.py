@@ -110,9 +110,9 @@ def group_inputs(
 
 
 def passed(search: HistorySearch, offsets: Mapping[int, int]) -> tuple[int, int]:
-    """Where a history goes on for one that has read up to these offsets, and the timestamp of what lies before.
+    """The place in a history for one that has read up to these offsets, and the timestamp of what lies before it.
 
-    That is its first commit with an event at or above one of them: nothing is left out, some events come again.
+    The first commit with an event at or above one of them stands there: nothing is left out, some come again.
     """
     near = search.not_beyond(offsets)
     start, timestamp = near.offset if near is not None else 0, 0

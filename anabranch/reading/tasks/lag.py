@@ -21,7 +21,7 @@ _COUNTED = 50_000  # records that are read of one history, about a second
 
 
 class Lag(NamedTuple):
-    """What an input has behind a position: committed events, and the Unix ms of the oldest commit (0: none).
+    """Committed events of an input behind a position, and the Unix ms of the oldest of these commits (0: none).
 
     The commit in which the position lies counts whole. Not ``exact``: offsets are counted, so the markers between
     events, too.
@@ -48,7 +48,7 @@ class InputLag:
 
 
 def positions_of(info: ProcessorInfo, number: int) -> dict[int, TaskPosition]:
-    """Where each task stands in an input, given by its number; at the input's start if it never moved."""
+    """Task -> its position in an input, given by its number; the input's start if it never moved."""
     begin = info.inputs[number]
     start = TaskPosition(number, begin.record, begin.timestamp)
     found = dict.fromkeys(range(info.task_count), start)
