@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -201,6 +202,15 @@ def test_it_consumes_by_tasks(cluster: Cluster, client: anabranch.Client, stream
             txn.commit()
         written.extend((key, value.upper()) for value, key in some)
 
+    def library(tasks: list[int] | None, most: int) -> int:
+        tenure = client.take(processor, tasks)
+        with client.read(stream, timeout=1, tenure=tenure) as reader:
+            some = [(event.value or b"", event.key) for event in islice(reader, most)]
+            with client.begin(scope, tenure=tenure) as txn:
+                txn.write_many(output, [(value.upper(), key) for value, key in some])
+                txn.commit(consumed=reader.consumed())
+        return len(some)
+
     def copied(*more: str) -> int:
         done = raw(cluster, output, "--processor", processor, *more)
         return int(json.loads(done.stdout)["copied"])
@@ -210,15 +220,10 @@ def test_it_consumes_by_tasks(cluster: Cluster, client: anabranch.Client, stream
     client.scale(stream, segments=5)
     for count in (9, 30, 21):
         write(count)
-    tenure = client.take(processor)
-    with client.read(stream, timeout=1, tenure=tenure) as reader:
-        some = [next(reader) for _ in range(20)]
-        with client.begin(scope, tenure=tenure) as txn:
-            txn.write_many(output, [((e.value or b"").upper(), e.key) for e in some])
-            txn.commit(consumed=reader.consumed())
-    parts = [copied("--task", f"{number}") for number in range(4)]
-    assert sum(parts) == 40
-    assert min(parts) > 0
+    taken = [library(None, 20), library([1], 100)]
+    parts = [copied("--task", f"{number}") for number in (0, 2, 3)]
+    assert sum(taken) + sum(parts) == 60
+    assert min(taken + parts) > 0
     assert copied() == 0
     with client.read(output, timeout=1) as reading:
         found = [(event.key, event.value) for event in reading]
