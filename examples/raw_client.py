@@ -10,6 +10,9 @@ Needs a Kafka client (confluent-kafka), an Avro library (fastavro) and the folde
 
     # read the committed events
     python raw_client.py --bootstrap HOST:PORT nyc/flights --read
+
+    # make a processor, take its tasks, and copy what they have not consumed yet: each event exactly once
+    python raw_client.py --bootstrap HOST:PORT nyc/copy --processor nyc/copier --input nyc/flights
 """
 
 from __future__ import annotations
@@ -39,8 +42,9 @@ ANSWER_S = 60
 REPEAT_S = 5
 VERSION = 1
 TYPES = {
-    "FindScope": 1, "Begin": 4, "Touch": 5, "Register": 6, "Commit": 7,
-    "Abort": 9, "Resolve": 10, "Heartbeat": 12, "Reply": 32, "Receipt": 33,
+    "FindScope": 1, "Begin": 4, "Touch": 5, "Register": 6, "Commit": 7, "OneShot": 8,
+    "Abort": 9, "Resolve": 10, "Heartbeat": 12, "CreateProcessor": 27, "Take": 29,
+    "DescribeProcessors": 31, "Reply": 32, "Receipt": 33, "EpochRecord": 97, "CommitRecord": 98,
 }  # fmt: skip
 Row = tuple[bytes | None, bytes]
 
@@ -162,11 +166,23 @@ class Transaction:
                     return outcome
 
 
+def find_scope(commands: Commands, scope: str) -> int:
+    """Section 4: the control partition of a scope."""
+    _, found = commands.ask(0, "FindScope", {"scope": scope, "create": False})
+    control: int = found["control_partition"]
+    return control
+
+
+def new_id(control: int, *, marked: bool = False) -> bytes:
+    """Section 5: a transaction's id; marked as in section 10, if it moves positions in one shot."""
+    time_ms = int(time.time() * 1000) | marked << 47
+    return control.to_bytes(2, "big") + time_ms.to_bytes(6, "big") + secrets.token_bytes(8)
+
+
 def begin(commands: Commands, scope: str, name: str | None, keepalive_ms: int) -> Any:
     """Section 5: a new transaction, or the outcome of the committed one of that name."""
-    _, found = commands.ask(0, "FindScope", {"scope": scope, "create": False})
-    control, now_ms = found["control_partition"], int(time.time() * 1000)
-    txn_id = control.to_bytes(2, "big") + now_ms.to_bytes(6, "big") + secrets.token_bytes(8)
+    control = find_scope(commands, scope)
+    txn_id = new_id(control)
     secret = secrets.token_bytes(32)  # tokens are made from it
     command = {"txn_id": txn_id, "scope": scope, "name": name, "keepalive_ms": keepalive_ms}
     kind, answer = commands.ask(control, "Begin", command | {"secret": secret})
@@ -244,27 +260,162 @@ class Writer:
         return {**whose, "sequence": 1, "finished": True, "extents": extents}
 
 
+class Log:
+    """Section 13: ranges of partitions, read_committed."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._consumer = consumer_of(bootstrap, "read_committed")
+
+    def span(self, topic: str, partition: int, first: int, end: int) -> Iterator[Message]:
+        self._consumer.assign([TopicPartition(topic, partition, first)])
+        while first < end:
+            message = self._consumer.poll(10)
+            if message is None:
+                continue
+            error, first = message.error(), message.offset() or 0
+            if error is None:
+                if first < end:
+                    yield message
+                first += 1
+            elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
+                raise SystemExit(f"can't read {topic}: {error}")
+
+    def all(self, topic: str) -> Iterator[Message]:
+        """All that is committed by now, partition by partition."""
+        for place in ends_of(self._bootstrap, topic):
+            yield from self.span(topic, place.partition, 0, place.offset)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
 def read(bootstrap: str, stream: str) -> Iterator[dict[str, Any]]:
     """Section 13: all events committed by now, partition by partition in commit order."""
-    topic = stream.replace("/", ".")
-    ends = {place.partition: place.offset for place in ends_of(bootstrap, topic)}
-    consumer = consumer_of(bootstrap, "read_committed")
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])
-    while ends:
-        message = consumer.poll(10)
-        if message is None:
-            continue
-        partition, next_offset = message.partition() or 0, message.offset() or 0
-        error = message.error()
-        if error is None:
-            if partition in ends and next_offset < ends[partition]:
-                yield event_of(message)
-            next_offset += 1
-        elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
-            raise SystemExit(f"can't read {topic}: {error}")
-        if next_offset >= ends.get(partition, 0):
-            ends.pop(partition, None)
-    consumer.close()
+    log = Log(bootstrap)
+    yield from (event_of(message) for message in log.all(stream.replace("/", ".")))
+    log.close()
+
+
+class Tasks:
+    """Section 10, "Positions": tasks of a processor, taken, and where they stand."""
+
+    def __init__(self, commands: Commands, processor: str, wanted: list[int] | None) -> None:
+        self._commands, self._processor = commands, processor
+        self._scope = processor.partition("/")[0]
+        self._control = find_scope(commands, self._scope)
+        about = {"scope": self._scope, "processor": processor, "after": None}
+        found: list[Any] = []
+        more: int | None = 0
+        while more is not None:
+            info = self._ask("DescribeProcessors", about | {"task": more})
+            found, more = found + info["tasks"], info["more"]
+        terms = {t["task"]: t["term"] for t in found if not wanted or t["task"] in wanted}
+        self._tenure = secrets.token_bytes(16)
+        take = {"processor": processor, "tenure": self._tenure, "holder": "raw_client"}
+        take |= {"tasks": [*terms], "terms": [*terms.values()]}
+        info = self._ask("Take", take)
+        while any(task["in_progress"] for task in info["tasks"]):  # decided before; merged soon
+            time.sleep(0.1)
+            info = self._ask("Take", take)
+        self.inputs, self.count = info["inputs"], info["task_count"]
+        self._sequences = {task["task"]: task["sequence"] for task in info["tasks"]}
+        # Of each input, task -> record of its history, segment in that, offset there.
+        self.stands = [dict.fromkeys(terms, (one["record"], -1, -1)) for one in self.inputs]
+        for task in info["tasks"]:
+            for at in task["positions"]:
+                where = at["record"], at["segment"], at["offset"]
+                self.stands[at["input"]][task["task"]] = where
+
+    def _ask(self, name: str, command: dict[str, Any]) -> Any:
+        return self._commands.ask(self._control, name, command)[1]["processors"][0]
+
+    def commit(self, number: int, at: int, timestamp: int, events: list[dict[str, Any]]) -> None:
+        """Write events, and move the tasks behind the record ``at`` of an input: both or neither."""
+        here = {"input": number, "record": at + 1, "timestamp": timestamp}
+        alike: dict[int, list[int]] = {}
+        for task, (record, _, _) in self.stands[number].items():
+            if record <= at:
+                self.stands[number][task] = (at + 1, -1, -1)
+                self._sequences[task] += 1
+                alike.setdefault(self._sequences[task], []).append(task)
+        moved = [here | {"segment": -1, "offset": -1}]
+        steps = [{"tasks": t, "sequence": n, "positions": moved} for n, t in alike.items()]
+        consumed = {"processor": self._processor, "tenure": self._tenure, "steps": steps}
+        about = {"txn_id": new_id(self._control, marked=True), "scope": self._scope, "name": None}
+        self._commands.ask(
+            self._control, "OneShot", about | {"events": events, "consumed": consumed}
+        )
+
+
+def task_of(message: Message, low: int, high: int, tasks: int) -> int:
+    """Section 10: the task of an event in a segment of these positions."""
+    key, offset = message.key(), message.offset() or 0
+    at = position(key) if isinstance(key, bytes) else -1
+    if low <= at < high:
+        return at * tasks >> 32
+    first, last = low * tasks >> 32, (high - 1) * tasks >> 32
+    return first + offset % (last - first + 1)
+
+
+def process(bootstrap: str, tasks: Tasks, output: str, avro: Avro) -> int:
+    """Copy what the tasks have not consumed yet, in capitals; returns how many events."""
+    copied = 0
+    for number, one in enumerate(tasks.inputs):
+        history, stands = Log(bootstrap), tasks.stands[number]
+        lowest = min(stands.values())[0]
+        layouts: dict[int, dict[int, tuple[int, int]]] = {}
+        for message in history.all(one["stream"].replace("/", ".") + ".history"):
+            at, value = message.offset() or 0, message.value() or b""
+            epoch = value[1] == TYPES["EpochRecord"]
+            record = avro.unframe("EpochRecord" if epoch else "CommitRecord", value)
+            if (
+                not layouts
+                and (at - 1 if record["previous"] == -2 else record["previous"]) >= lowest
+            ):
+                raise SystemExit(f"retention took what was not consumed of {one['stream']}")
+            if epoch:
+                ranges = {s["segment_id"]: (s["low"], s["high"]) for s in record["segments"]}
+                layouts[record["stream_epoch"]] = ranges
+            elif at >= lowest:
+                events = []
+                order = [part["segment_id"] for part in record["segments"]]
+                for index, event in events_of(bootstrap, one["stream"], record):
+                    task = task_of(
+                        event, *layouts[record["stream_epoch"]][order[index]], tasks.count
+                    )
+                    if task in stands:
+                        begin, segment, below = stands[task]
+                        within = order.index(segment) if segment in order else -1
+                        if (at, index, event.offset() or 0) >= (begin, within, below):
+                            events.append(capitals(event, output))
+                if events:
+                    tasks.commit(number, at, record["timestamp"], events)
+                    copied += len(events)
+        history.close()
+    return copied
+
+
+def events_of(bootstrap: str, stream: str, record: Any) -> Iterator[tuple[int, Message]]:
+    """The events of a commit in a stream, each with the number of its segment in the record."""
+    log = Log(bootstrap)
+    for index, part in enumerate(record["segments"]):
+        where = part["partition"], part["first"], part["end"]
+        left = part["count"]
+        for message in log.span(stream.replace("/", "."), *where):
+            headers: Any = dict(message.headers() or [])
+            if headers.get("ab.txn", bytes(16))[:16] == record["txn_id"]:  # else of somebody else
+                left -= 1
+                yield index, message
+        if left:
+            raise SystemExit(f"retention took {left} events of {stream} that were not consumed")
+    log.close()
+
+
+def capitals(message: Message, output: str) -> dict[str, Any]:
+    value = message.value()
+    made = {"key": message.key(), "value": value.upper() if isinstance(value, bytes) else None}
+    return {"stream": output, "segment_id": -1, "headers": [], "timestamp": -1, **made}
 
 
 def event_of(message: Message) -> dict[str, Any]:
@@ -344,6 +495,9 @@ def main() -> None:
         "--token", type=bytes.fromhex, metavar="HEX", help="join this transaction; print a receipt"
     )
     parser.add_argument("--read", action="store_true", help="print committed events as JSON")
+    parser.add_argument("--processor", help="scope/name: copy what its tasks have not consumed")
+    parser.add_argument("--input", action="append", help="make that processor, of 4 tasks, first")
+    parser.add_argument("--task", type=int, action="append", help="take only this one")
     options = parser.parse_args()
     if options.read:
         for event in read(options.bootstrap, options.stream):
@@ -352,7 +506,9 @@ def main() -> None:
     avro = Avro(options.schemas)
     commands = Commands(options.bootstrap, options.prefix, avro, options.lane)
     try:
-        if options.token:
+        if options.processor:
+            print(process_all(options, commands))
+        elif options.token:
             transaction = Transaction(commands, options.token)
             receipt = write(options, transaction)
             print(commands.avro.frame("Receipt", receipt).hex())
@@ -360,6 +516,19 @@ def main() -> None:
             print_outcome(whole_transaction(options, commands))
     finally:
         commands.close()
+
+
+def process_all(options: argparse.Namespace, commands: Commands) -> str:
+    """Make the processor if it has to be, take its tasks, and consume what there is."""
+    if options.input:
+        # An input that names no topic id is not told from another stream that gets its name later.
+        begin = {"topic_id": "", "record": 0, "timestamp": 0}
+        inputs = [{"stream": stream, **begin} for stream in options.input]
+        about = {"processor": options.processor, "tasks": 4, "inputs": inputs, "stores": []}
+        control = find_scope(commands, options.processor.partition("/")[0])
+        commands.ask(control, "CreateProcessor", about)
+    tasks = Tasks(commands, options.processor, options.task)
+    return json.dumps({"copied": process(options.bootstrap, tasks, options.stream, commands.avro)})
 
 
 def whole_transaction(options: argparse.Namespace, commands: Commands) -> Any:

@@ -72,6 +72,10 @@ class CheckFailed(AnabranchError):
     """A check found differences, which were shown."""
 
 
+class NotFound(FixCallError):
+    """A thing that was asked for is not there."""
+
+
 class ChildFailed(AnabranchError):
     """A child process ended unexpectedly."""
 

@@ -29,6 +29,7 @@ from anabranch.cli.errors import (
     show,
 )
 from anabranch.cli.options import App
+from anabranch.cli.processor import commands as processor
 from anabranch.cli.spark import pipelines
 from anabranch.cli.stream import commands as stream
 
@@ -160,6 +161,7 @@ app.add_typer(stream.app, name="stream")
 app.add_typer(txn.app, name="txn")
 app.add_typer(command.app, name="command")
 app.add_typer(series.app, name="series")
+app.add_typer(processor.app, name="processor")
 app.add_typer(lanes.app, name="lane")
 app.add_typer(grants.app, name="grants")
 app.command("audit-log")(lanes.audit_log)

@@ -106,8 +106,8 @@ def command(
                 print_line(line(each))
 
 
-def moment_of(text: str) -> int | datetime | None:
-    """The moment of `--at`: a hybrid time, a time, or None for now. Else `InvalidArgument`."""
+def moment_of(text: str, option: str = "--at") -> int | datetime | None:
+    """The moment of an option: a hybrid time, a time, or None for now. Else `InvalidArgument`."""
     if text == "now":
         return None
     if text.isdecimal() and len(text) < _MOST_DIGITS:
@@ -116,7 +116,7 @@ def moment_of(text: str) -> int | datetime | None:
         return datetime.fromisoformat(text)
     except ValueError as error:
         raise InvalidArgument(
-            f"--at {text!r} is no commit timestamp, no ISO 8601 time, and not `now`"
+            f"{option} {text!r} is no commit timestamp, no ISO 8601 time, and not `now`"
         ) from error
 
 

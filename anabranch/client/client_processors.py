@@ -6,15 +6,19 @@ import os
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from anabranch.client.client_reads import Reading
 from anabranch.client.client_streams import Streams
 from anabranch.client.session import Session
 from anabranch.core.ids import TENURE_SIZE, check_scope, check_type, split_stream, state_stream
 from anabranch.core.stream_settings import PROCESSOR
-from anabranch.errors import NotReady
+from anabranch.errors import IllegalState, InvalidArgument, NotReady
 from anabranch.reading.history_search import Start
+from anabranch.reading.tasks.groups import Mirror
+from anabranch.reading.tasks.lag import InputLag
 from anabranch.schemas import records as r
+from anabranch.topics.names import mirror_group
 from anabranch.types import Tenure
 
 DEFAULT_TASKS = 16
@@ -82,6 +86,56 @@ class Processors(Reading, Streams):
         command = r.ResetProcessor(processor, info.resets, inputs, bool(keep_state))
         return self._ask_processor(processor, command, deadline)
 
+    def import_group(
+        self,
+        processor: str,
+        group: str,
+        inputs: str | Sequence[str] = (),
+        tasks: int = DEFAULT_TASKS,
+        *,
+        timeout: float | None = None,
+    ) -> r.ProcessorInfo:
+        """Let a processor begin where a consumer group of Kafka's stands in the topics of its inputs.
+
+        With ``inputs`` it is made, else it is there and is reset, without its state. The processor begins with the
+        first commit of each input that the group has not read whole: nothing is left out, some events may come
+        again. Stop the group's members before.
+
+        Raises: as `create_processor` and `reset_processor`; InvalidArgument (the group has no offsets there, or is
+        the processor's own mirror), IllegalState (with inputs: it begins elsewhere already), SnapshotExpired.
+        """
+        if group == mirror_group(processor):
+            raise InvalidArgument(
+                f"the group {group} is the mirror of {processor} itself, which anybody may move: it is never read"
+            )
+        deadline = self._deadline(timeout)
+        if not inputs:
+            info = self._described(processor, deadline)
+            first = self._readers().group_inputs(group, [one.stream for one in info.inputs])
+            command = r.ResetProcessor(processor, info.resets, first, keep_state=False)
+            return self._ask_processor(processor, command, deadline)
+        names = [inputs] if isinstance(inputs, str) else list(inputs)
+        first = self._readers().group_inputs(group, names)
+        info = self._ask_processor(processor, r.CreateProcessor(processor, tasks, first), deadline)
+        if info.inputs != first:
+            raise IllegalState(f"{processor} is there already: without inputs it is reset")
+        return info
+
+    def stored(
+        self, processor: str, store: str, key: bytes, task: int | None = None
+    ) -> bytes | None:
+        """The committed value of a key in a processor's store, None if there is none. Reads a whole partition.
+
+        ``task``: of a store that is local, which task's; None: that of the key.
+
+        Raises: UnknownScope, UnknownProcessor, InvalidArgument (no such store or task), NotReady, NotAuthorized.
+        """
+        return self._readers().stored(self.processor(processor), store, key, task)
+
+    def mirror(self, processor: str) -> Mirror:
+        """A mirror of a processor's positions for Kafka's tools: call its `step` every few seconds; close it."""
+        return self._readers().mirror(processor, partial(self.processor, processor))
+
     def delete_processor(self, processor: str, *, timeout: float | None = None) -> None:
         """Take a processor away, with its state. One of that name that is made later begins without it.
 
@@ -111,6 +165,13 @@ class Processors(Reading, Streams):
     def processor(self, processor: str, *, timeout: float | None = None) -> r.ProcessorInfo:
         """A processor, and where its tasks stand. Raises: UnknownScope, UnknownProcessor, NotReady."""
         return self._described(processor, self._deadline(timeout))
+
+    def lag(self, info: r.ProcessorInfo) -> list[InputLag]:
+        """How far the tasks of a processor, as `processor` told of it, are behind each of its inputs.
+
+        Read from the inputs' histories. An input in trouble says why, and is no error.
+        """
+        return self._readers().lags(info)
 
     def take(
         self,

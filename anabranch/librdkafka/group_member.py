@@ -106,7 +106,7 @@ class KafkaGroupMember:
         try:
             taken = self._consumer.commit(offsets=wanted, asynchronous=not wait) or []
         except (KafkaException, RuntimeError) as error:
-            log.warning("positions were not committed, some events will come again: %s", error)
+            log.warning("offsets of the group %s were not committed: %s", self._group, error)
             return False
         return all(place.error is None for place in taken)
 

@@ -74,6 +74,16 @@ class HistorySearch:
         self._look()
         return self._last()
 
+    def before(self, offset: int) -> Found | None:
+        """The last record below an offset, with its vector; None: there is none, so far or any more."""
+        self._look()
+        return self._whole(self._last(min(offset, self._high)))
+
+    def since(self, offset: int) -> Iterator[Found]:
+        """The records from an offset on, up to the history's present end."""
+        self._look()
+        yield from self._records(offset)
+
     @property
     def end(self) -> int:
         """The history's end (the high watermark) when the last search began."""
@@ -232,13 +242,16 @@ class HistorySearch:
                 low = found.offset
         return low
 
-    def _last(self) -> Found | None:
+    def _last(self, high: int | None = None) -> Found | None:
+        """The last record below ``high``; None: the end that was seen."""
+        high = self._high if high is None else high
         window = _NEAR
         while True:
-            offset = max(self._low, self._high - window)
-            newest = deque(self._records(offset), maxlen=1)
+            offset = max(self._low, high - window)
+            found = takewhile(lambda at: at.offset < high, self._records(offset))
+            newest = deque(found, maxlen=1)
             last = newest[0] if newest else None
-            if last is not None or offset == self._low:
+            if last is not None or offset <= self._low:
                 return last
             window *= _FARTHER
 

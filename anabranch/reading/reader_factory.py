@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from anabranch.errors import InvalidArgument
 from anabranch.reading.committed_log import ReaderPorts
@@ -11,9 +12,12 @@ from anabranch.reading.history_search import Start
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.snapshot import SnapshotPlan, take
 from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
+from anabranch.reading.tasks.groups import Mirror, group_inputs
+from anabranch.reading.tasks.lag import InputLag, input_lags
 from anabranch.reading.tasks.reader import TaskReader, first_inputs
+from anabranch.reading.tasks.stored import stored
 from anabranch.reading.transaction_reader import TransactionReader
-from anabranch.schemas.records import ProcessorInput
+from anabranch.schemas.records import ProcessorInfo, ProcessorInput
 from anabranch.types import Tenure
 
 
@@ -55,19 +59,31 @@ class Readers:
         self, streams: Sequence[str], start: Start, deadline: float
     ) -> tuple[ProcessorInput, ...]:
         """The inputs of a new processor, each with the place where it starts."""
-        source = self.ports.committed_log(self._timeout)
-        try:
+        with closing(self.ports.committed_log(self._timeout)) as source:
             return first_inputs(source, streams, start, self._timeout, deadline)
-        finally:
-            source.close()
+
+    def lags(self, info: ProcessorInfo) -> list[InputLag]:
+        """How far a processor is behind each of its inputs."""
+        with closing(self.ports.committed_log(self._timeout)) as source:
+            return input_lags(source, info, self._timeout)
+
+    def mirror(self, processor: str, ask: Callable[[], ProcessorInfo]) -> Mirror:
+        """A mirror of a processor's positions for Kafka's tools."""
+        return Mirror(self.ports, processor, ask, self._timeout)
+
+    def group_inputs(self, group: str, streams: Sequence[str]) -> tuple[ProcessorInput, ...]:
+        """The inputs of a processor that goes on where a consumer group stands."""
+        return group_inputs(self.ports, group, streams, self._timeout)
+
+    def stored(self, info: ProcessorInfo, store: str, key: bytes, task: int | None) -> bytes | None:
+        """The committed value of a key in a processor's store."""
+        with closing(self.ports.committed_log(self._timeout)) as source:
+            return stored(source, info, store, key, task, self._timeout)
 
     def plan(self, streams: Sequence[str], timestamp: int, deadline: float) -> SnapshotPlan:
         """The offsets of streams as of a safe timestamp. ``deadline``: monotonic seconds."""
-        source = self.ports.committed_log(self._timeout)
-        try:
+        with closing(self.ports.committed_log(self._timeout)) as source:
             return take(source, streams, timestamp, deadline)
-        finally:
-            source.close()
 
     def read_cut(self, stream: str, cut: StreamCut) -> SnapshotReader:
         """A reader of a stream as of a snapshot."""

@@ -80,6 +80,11 @@ def topics_of(stream: str) -> tuple[str, str, str]:
     return stream_topic(stream), journal_topic(stream), history_topic(stream)
 
 
+def mirror_group(processor: str) -> str:
+    """'nyc/delays' -> 'nyc.delays': the consumer group that shows a processor's positions to tools."""
+    return stream_topic(processor)
+
+
 def check_prefix(prefix: str) -> str:
     """The prefix if it can't collide with a stream's topic (those have the form scope.stream)."""
     if not prefix or not all(c.isalnum() or c in "_-" for c in prefix):

@@ -7,6 +7,8 @@ import csv
 import json
 import subprocess
 import sys
+from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -184,6 +186,50 @@ def test_a_name_commits_once(cluster: Cluster, stream: str) -> None:
     again = outcome(raw(cluster, stream, "--rows", "10", "--name", "night"))
     assert again == first
     assert len(committed(cluster, stream)) == 10
+
+
+def test_it_consumes_by_tasks(cluster: Cluster, client: anabranch.Client, stream: str) -> None:
+    """Beside the library, which leaves off in the middle of a commit; over scalings, and without keys."""
+    scope = stream.partition("/")[0]
+    output, processor = f"{scope}/copy", f"{scope}/copier"
+    client.create_stream(output, segments=2)
+    written: list[tuple[bytes | None, bytes]] = []
+
+    def write(count: int) -> None:
+        some = [(b"v%d" % i, None if i % 3 else b"k%d" % (i % 7)) for i in range(count)]
+        with client.begin(scope) as txn:
+            txn.write_many(stream, some)
+            txn.commit()
+        written.extend((key, value.upper()) for value, key in some)
+
+    def library(tasks: list[int] | None, most: int) -> int:
+        tenure = client.take(processor, tasks)
+        with client.read(stream, timeout=1, tenure=tenure) as reader:
+            some = [(event.value or b"", event.key) for event in islice(reader, most)]
+            with client.begin(scope, tenure=tenure) as txn:
+                txn.write_many(output, [(value.upper(), key) for value, key in some])
+                txn.commit(consumed=reader.consumed())
+        return len(some)
+
+    def copied(*more: str) -> int:
+        done = raw(cluster, output, "--processor", processor, *more)
+        return int(json.loads(done.stdout)["copied"])
+
+    write(40)
+    assert copied("--input", stream) == 40
+    client.scale(stream, segments=5)
+    for count in (9, 30, 21):
+        write(count)
+    taken = [library(None, 20), library([1], 100)]
+    parts = [copied("--task", f"{number}") for number in (0, 2, 3)]
+    assert sum(taken) + sum(parts) == 60
+    assert min(taken + parts) > 0
+    assert copied() == 0
+    with client.read(output, timeout=1) as reading:
+        found = [(event.key, event.value) for event in reading]
+    assert Counter(found) == Counter(written)
+    keyed = [[pair for pair in pairs if pair[0] == b"k0"] for pairs in (found, written)]
+    assert keyed[0] == keyed[1], "in order"
 
 
 def test_a_failure_aborts_its_transaction(

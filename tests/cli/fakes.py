@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.cli.session import Target
-from anabranch.schemas.records import SegmentRange, SeriesInfo, SetAsideRow
+from anabranch.reading.tasks.lag import InputLag, Lag, positions_of
+from anabranch.schemas.records import (
+    ProcessorInfo,
+    ProcessorInput,
+    SegmentRange,
+    SeriesInfo,
+    SetAsideRow,
+    TaskInfo,
+    TaskPosition,
+)
 from anabranch.topics.rights import Acl
 from anabranch.types import (
     AuditEntry,
@@ -44,6 +53,21 @@ def stream(name: str = "nyc/flights") -> StreamDescription:
 def lane(name: str, *, blocked: bool = False, trouble: str = "") -> Lane:
     """A lane with a quota."""
     return Lane(name, blocked, trouble, {"open": 1000}, {"open": 17}, 3, ("a", "b"))
+
+
+def processor(name: str) -> ProcessorInfo:
+    """Four tasks, two of which were taken; one input is fine, the other one in trouble."""
+    stamp = 1_700_000_000_000_000 << 12
+    inputs = tuple(ProcessorInput(stream, "", 0, 0) for stream in ("nyc/flights", "nyc/lost"))
+    never = [TaskInfo(task, 0, "", 0, 0, bytes(16), 0, None, ()) for task in (0, 3)]
+    held = [
+        TaskInfo(task, 2, "host:7", 1_700_000_000_000, 9, TXN_ID, stamp, merging, (stands,))
+        for task, merging, stands in (
+            (1, None, TaskPosition(0, 40, stamp)),
+            (2, TXN_ID, TaskPosition(0, 40, stamp, 1 << 32, 17)),
+        )
+    ]
+    return ProcessorInfo(name, 4, inputs, 0, (never[0], *held, never[1]))
 
 
 def transaction(**changes: Any) -> TransactionInfo:
@@ -166,6 +190,34 @@ class FakeClient:
     def audit_log(self, limit: int) -> list[AuditEntry]:
         self._call("audit_log", limit=limit)
         return [AuditEntry(1_700_000_000_000, "admin", "SetLane", "etl blocked", 0)]
+
+    def processors(self, scope: str) -> list[ProcessorInfo]:
+        self._call("processors", scope=scope)
+        return [processor(f"{scope}/delays")]
+
+    def processor(self, name: str) -> ProcessorInfo:
+        self._call("processor", name=name)
+        return processor(name)
+
+    def lag(self, info: ProcessorInfo) -> list[InputLag]:
+        lags = {0: Lag(12_345, 1_700_000_000_000, exact=False), 40: Lag(0, 0)}
+        tasks = {task: (at, lags[at.record]) for task, at in positions_of(info, 0).items()}
+        return [InputLag("nyc/flights", tasks), InputLag("nyc/lost", {}, "UnknownStream: gone")]
+
+    def reset_processor(self, name: str, start: Any, *, keep_state: bool) -> ProcessorInfo:
+        self._call("reset_processor", name=name, start=start, keep_state=keep_state)
+        return processor(name)
+
+    def import_group(self, name: str, group: str, inputs: Any, tasks: int) -> ProcessorInfo:
+        self._call("import_group", name=name, group=group, inputs=inputs, tasks=tasks)
+        return processor(name)
+
+    def delete_processor(self, name: str) -> None:
+        self._call("delete_processor", name=name)
+
+    def stored(self, name: str, store: str, key: bytes, task: int | None) -> bytes | None:
+        self._call("stored", name=name, store=store, key=key, task=task)
+        return {b"text": b"7", b"raw": b"\xff"}.get(key)
 
     def transactions(self, **arguments: Any) -> list[TransactionInfo]:
         self._call("transactions", **arguments)

@@ -10,7 +10,7 @@ import re
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 from zlib import crc32
 
 from anabranch import errors
@@ -18,10 +18,13 @@ from anabranch.core import hybrid_time, ids, limits, tokens
 from anabranch.core.decisions import questions, transactions
 from anabranch.core.decisions.turn import DAY_MS, Settings
 from anabranch.core.journal.index import CRC_MODULUS, REASONS
-from anabranch.core.partitioner import even_ranges, position_of, record_checksum
+from anabranch.core.partitioner import SPACE, even_ranges, position_of, record_checksum
 from anabranch.core.rows import Entry
+from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.tasks.dealing import Dealing
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import TYPES, encode, schema_of
+from anabranch.types import Event
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 BLOCK = re.compile(r"(<!-- generated: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -358,6 +361,26 @@ def positions_block() -> str:
     return table("key | bytes | CRC-32 | position | segment of 4", rows)
 
 
+def dealing_block() -> str:
+    """Events of four tasks, in segments that have all keys, the middle half, and less than a task's."""
+    whole, middle, little = (0, SPACE), (SPACE // 4, SPACE * 3 // 4), (SPACE // 8, SPACE // 8 + 100)
+    cases: list[tuple[bytes | None, int, tuple[int, int]]] = [
+        *((None, offset, whole) for offset in (0, 1, 6)),
+        *((None, offset, middle) for offset in (7, 8)),
+        (None, 9, little),
+        *((key, 9, whole) for key in (b"UA", b"JFK")),
+        (b"key-2", 9, middle),
+        *((b"JFK", offset, middle) for offset in (9, 10)),
+    ]
+    rows = []
+    for key, offset, (low, high) in cases:
+        event = Event("nyc/flights", key, b"", [], 0, None, 0, 0, 0, offset)
+        task = Dealing(cast("HistorySearch", None), 4).task_of(event, {0: (low, high)})
+        shown = f"`{key.decode()}`, {position_of(key)}" if key else "null"
+        rows.append([shown, low, high, offset, task])
+    return table("key, position | segment from | to | offset | task of 4", rows)
+
+
 def worked_block() -> str:
     steps = [crc32(b"JFK")]
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
@@ -510,6 +533,7 @@ def blocks() -> dict[str, str]:
         "token": token_block(),
         "worked": worked_block(),
         "positions": positions_block(),
+        "dealing": dealing_block(),
         "reasons": ", ".join(f"`{reason}`" for reason in REASONS) + ".\n",
         "checksums": checksums_block(),
         "errors": table("code | kind | meaning", error_rows()),

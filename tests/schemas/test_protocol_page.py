@@ -139,6 +139,17 @@ def test_key_positions() -> None:
     assert {segment for *_, segment in rows} == {"0", "1", "2", "3"}
 
 
+def test_dealing() -> None:
+    """By the sentences above the table."""
+    rows = cells("dealing")
+    for key, low, high, offset, task in rows:
+        at = -1 if key == "null" else int(key.partition(", ")[2])
+        tasks = [int(low) * 4 >> 32, (int(high) - 1) * 4 >> 32]
+        dealt = tasks[0] + int(offset) % (tasks[1] - tasks[0] + 1)
+        assert int(task) == (at * 4 >> 32 if int(low) <= at < int(high) else dealt)
+    assert {row[-1] for row in rows} == {"0", "1", "2", "3"}
+
+
 def test_the_worked_position() -> None:
     values = re.findall(r"= ([0-9a-f]{8})\n", section("worked"))
     assert int(values[0], 16) == crc32(b"JFK")

@@ -127,7 +127,7 @@ class TaskReader(Iteration[Event]):
             deadline = self._clock.monotonic() + ask_timeout
             ids = self._source.topic_ids([history_topic(stream) for stream in streams], deadline)
             for stream in streams:
-                _check_same_topic(history_topic(stream), tenure.inputs[numbers[stream]], ids)
+                check_same_topic(history_topic(stream), tenure.inputs[numbers[stream]], ids)
             self._inputs = [self._open(numbers[s], s, ask_timeout) for s in streams]
         except BaseException:
             self._source.close()
@@ -379,7 +379,7 @@ def _check_whole(one: _Input, first: Found) -> None:
         )
 
 
-def _check_same_topic(topic: str, wanted: ProcessorInput, ids: Mapping[str, str]) -> None:
+def check_same_topic(topic: str, wanted: ProcessorInput, ids: Mapping[str, str]) -> None:
     """`IllegalState` if a topic has another id than the processor was made with, if both are known."""
     found = ids.get(topic, "")
     if wanted.topic_id and found and found != wanted.topic_id:

@@ -1,0 +1,1 @@
+"""`anabranch processor`: processors, their tasks and how far they are behind."""

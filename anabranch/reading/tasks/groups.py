@@ -1,0 +1,133 @@
+"""Positions and consumer groups of Kafka: the mirror of a processor, and starts where a group stands."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from anabranch.errors import AnabranchError, InvalidArgument, SnapshotExpired
+from anabranch.ports import TopicPartition
+from anabranch.reading.committed_log import CommittedLog, ReaderPorts, partitions_of
+from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.tasks.lag import positions_of
+from anabranch.schemas.records import CommitRecord, ProcessorInfo, ProcessorInput
+from anabranch.topics.names import history_topic, mirror_group, stream_topic
+
+log = logging.getLogger("anabranch.client")
+
+
+class Mirror:
+    """Shows Kafka's tools where a processor stands: offsets of a group without members, which are never read back.
+
+    Call `step` every few seconds, by a thread that may wait: not by the one that commits. Close it in the end.
+    """
+
+    def __init__(
+        self, ports: ReaderPorts, processor: str, ask: Callable[[], ProcessorInfo], timeout: float
+    ) -> None:
+        """``ask``: describes the processor with its tasks. ``timeout``: seconds of each question."""
+        self._ask, self._timeout = ask, timeout
+        self._told: dict[str, int] = {}
+        self._source = ports.committed_log(timeout)
+        self._member = ports.member(mirror_group(processor))
+
+    def step(self) -> bool:
+        """Tell the positions if they have moved; True if so. Trouble is logged, and the next step tries again."""
+        try:
+            info = self._ask()
+            offsets: dict[TopicPartition, int] = {}
+            stands: dict[str, int] = {}
+            for number, one in enumerate(info.inputs):
+                lowest = min(at.record for at in positions_of(info, number).values())
+                if self._told.get(one.stream) != lowest:
+                    stands[one.stream] = lowest
+                    offsets |= mirrored(self._source, one.stream, lowest, self._timeout)
+            if not offsets or not self._member.commit(offsets, wait=True):
+                return False
+        except AnabranchError as error:
+            log.info("the positions of a processor are not mirrored: %s", error)
+            return False
+        self._told |= stands
+        return True
+
+    def close(self) -> None:
+        """Free its connections; the group's offsets stay."""
+        self._member.close()
+        self._source.close()
+
+
+def mirrored(
+    source: CommittedLog, stream: str, record: int, timeout: float
+) -> dict[TopicPartition, int]:
+    """The offsets of a position: of the history, and of each partition of the stream.
+
+    The partitions' are those of the last whole commit below. Once all is consumed they are the ends, behind all
+    markers, so that tools show no lag.
+    """
+    topic, history = stream_topic(stream), TopicPartition(history_topic(stream), 0)
+    deadline = source.clock.monotonic() + timeout
+    count = partitions_of(source, [stream], deadline)[topic]
+    places = [TopicPartition(topic, partition) for partition in range(count)]
+    # Asked for first: the history tells all commits below these ends.
+    ends = source.end_offsets([history, *places], deadline, committed=True)
+    search = HistorySearch(source, stream, timeout)
+    last = search.last()
+    if last is None or last.offset < record:
+        return ends
+    before = search.before(record)
+    vector = before.vector() if before is not None else {}
+    return {history: record} | {TopicPartition(topic, p): end for p, end in vector.items()}
+
+
+def group_inputs(
+    ports: ReaderPorts, group: str, streams: Sequence[str], timeout: float
+) -> tuple[ProcessorInput, ...]:
+    """The inputs of a processor that goes on where a consumer group stands in the streams' own topics.
+
+    Raises: UnknownStream, InvalidArgument (the group has no offset there), SnapshotExpired (retention took what it
+    has not consumed), NotReady, NotAuthorized.
+    """
+    source, member = ports.committed_log(timeout), ports.member(group)
+    try:
+        deadline = source.clock.monotonic() + timeout
+        counts = partitions_of(source, streams, deadline)
+        ids = source.topic_ids([history_topic(stream) for stream in streams], deadline)
+        inputs = []
+        for stream in streams:
+            topic = stream_topic(stream)
+            found = member.committed(TopicPartition(topic, p) for p in range(counts[topic]))
+            if not found:
+                raise InvalidArgument(f"the group {group} has no offset in the topic {topic}")
+            offsets = {place.partition: offset for place, offset in found.items()}
+            start, timestamp = passed(HistorySearch(source, stream, timeout), offsets)
+            inputs.append(
+                ProcessorInput(stream, ids.get(history_topic(stream), ""), start, timestamp)
+            )
+        return tuple(inputs)
+    finally:
+        member.close()
+        source.close()
+
+
+def passed(search: HistorySearch, offsets: Mapping[int, int]) -> tuple[int, int]:
+    """The place in a history for one that has read up to these offsets, and the timestamp of what lies before it.
+
+    The first commit with an event at or above one of them stands there: nothing is left out, some come again.
+    """
+    near = search.not_beyond(offsets)
+    start, timestamp = near.offset if near is not None else 0, 0
+    oldest = search.oldest_whole()
+    if oldest is not None and search.is_cut():
+        gone = [p for p, end in oldest.vector().items() if end > offsets.get(p, 0)]
+        if gone:
+            raise SnapshotExpired(
+                f"retention has deleted events of partition {gone[0]} above {offsets.get(gone[0], 0)}, where the "
+                "group stands, and the history with them: start at 'begin' instead"
+            )
+    for at, record in search.since(start):
+        if isinstance(record, CommitRecord) and any(
+            part.end > offsets.get(part.partition, 0) for part in record.segments
+        ):
+            return at, timestamp
+        start, timestamp = at + 1, record.timestamp
+    return start, timestamp

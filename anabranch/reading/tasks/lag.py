@@ -1,0 +1,105 @@
+"""How far a processor's tasks are behind its inputs, as the inputs' histories tell."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
+from typing import NamedTuple
+
+from anabranch.core.hybrid_time import to_ms
+from anabranch.errors import AnabranchError
+from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.tasks.reader import check_same_topic
+from anabranch.schemas.records import CommitRecord, ProcessorInfo, TaskPosition
+from anabranch.topics.names import history_topic
+
+_COUNTED = 50_000  # records that are read of one history, about a second
+
+
+class Lag(NamedTuple):
+    """Committed events of an input behind a position, and the Unix ms of the oldest of these commits (0: none).
+
+    The commit in which the position lies counts whole. Not ``exact``: offsets are counted, so the markers between
+    events, too.
+    """
+
+    events: int
+    oldest_ms: int
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class InputLag:
+    """An input of a processor: task -> the position there and its lag. ``trouble``: why there is none."""
+
+    stream: str
+    tasks: Mapping[int, tuple[TaskPosition, Lag]]
+    trouble: str = ""
+
+    @property
+    def most(self) -> Lag:
+        """The lag of the task that stands lowest."""
+        found = (lag for _, lag in self.tasks.values())
+        return max(found, key=lambda lag: lag.events, default=Lag(0, 0))
+
+
+def positions_of(info: ProcessorInfo, number: int) -> dict[int, TaskPosition]:
+    """Task -> its position in an input, given by its number; the input's start if it never moved."""
+    begin = info.inputs[number]
+    start = TaskPosition(number, begin.record, begin.timestamp)
+    found = dict.fromkeys(range(info.task_count), start)
+    for task in info.tasks:
+        for position in task.positions:
+            if position.input == number:
+                found[task.task] = position
+    return found
+
+
+def input_lags(source: CommittedLog, info: ProcessorInfo, timeout: float) -> list[InputLag]:
+    """The lags of a processor that was described with its tasks. ``timeout``: seconds for each question."""
+    found = []
+    for number, one in enumerate(info.inputs):
+        topic = history_topic(one.stream)
+        try:
+            ids = source.topic_ids([topic], source.clock.monotonic() + timeout)
+            check_same_topic(topic, one, ids)
+            stands = positions_of(info, number)
+            search = HistorySearch(source, one.stream, timeout)
+            lags = lags_behind(search, {position.record for position in stands.values()})
+            tasks = {task: (at, lags[at.record]) for task, at in stands.items()}
+            found.append(InputLag(one.stream, tasks))
+        except AnabranchError as error:
+            found.append(InputLag(one.stream, {}, f"{type(error).__name__}: {error}"))
+    return found
+
+
+def lags_behind(
+    search: HistorySearch, records: Iterable[int], counted: int = _COUNTED
+) -> dict[int, Lag]:
+    """The lag of each of these places in a history. ``counted``: where more records follow, vectors tell."""
+    wanted = sorted(set(records))
+    read = list(islice(search.since(wanted[0]), counted + 1))
+    if len(read) > counted:
+        return {place: _by_vectors(search, place) for place in wanted}
+    commits = [(at, record) for at, record in read if isinstance(record, CommitRecord)]
+    counts = [sum(part.count for part in record.segments) for _, record in commits]
+    lags = {}
+    for place in wanted:
+        at = bisect_left(commits, place, key=itemgetter(0))
+        oldest = to_ms(commits[at][1].timestamp) if at < len(commits) else 0
+        lags[place] = Lag(sum(counts[at:]), oldest)
+    return lags
+
+
+def _by_vectors(search: HistorySearch, place: int) -> Lag:
+    last, before = search.as_of("end"), search.before(place)
+    first = next((at for at in search.since(place) if isinstance(at.record, CommitRecord)), None)
+    if last is None or first is None:
+        return Lag(0, 0)
+    begin = before.vector() if before is not None else {}
+    ends = sum(end - begin.get(partition, 0) for partition, end in last.vector().items())
+    return Lag(ends, to_ms(first.record.timestamp), exact=False)

@@ -1,0 +1,127 @@
+"""`anabranch processor`: what its tables and documents say."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from anabranch.cli.errors import ExitCode
+from anabranch.cli.processor.commands import ranges
+from anabranch.errors import UnknownProcessor
+from tests.cli.conftest import Run
+from tests.cli.fakes import TXN_ID, FakeClient
+
+STAMP = "2023-11-14T22:13:20"
+
+
+def squeezed(text: str) -> str:
+    return " ".join(text.replace("│", " ").split())
+
+
+def test_list(run: Run, fake: FakeClient) -> None:
+    (told,) = json.loads(run("processor", "list", "nyc", "--json").stdout)["processors"]
+    assert told["inputs"][0]["events_behind"] == 12_345
+    assert told["inputs"][0]["exact"] is False
+    assert told["inputs"][0]["seconds_behind"] > 1e6
+    assert told["inputs"][1]["trouble"] == "UnknownStream: gone"
+    assert (told["tasks"], told["held"], told["holders"]) == (4, 2, ["host:7"])
+    assert told["oldest_last_commit"].startswith(STAMP)
+    assert fake.calls[0] == ("processors", {"scope": "nyc"})
+    shown = squeezed(run("processor", "list", "nyc").stdout)
+    for part in ("nyc/delays", "nyc/flights, nyc/lost", "host:7", "~12,345, ?", STAMP):
+        assert part in shown
+
+
+@pytest.mark.usefixtures("fake")
+def test_describe(run: Run) -> None:
+    told = json.loads(run("processor", "describe", "nyc/delays", "--json").stdout)
+    assert [task["holder"] for task in told["held_by"]] == [None, "host:7", "host:7", None]
+    assert told["held_by"][2]["in_progress"] == TXN_ID.hex()
+    places = [(one["tasks"], one["record"], one["segment"]) for one in told["positions"]]
+    assert places == [([0, 3], 0, -1), ([1], 40, -1), ([2], 40, 1 << 32)]
+    shown = squeezed(run("processor", "describe", "nyc/delays").stdout)
+    for part in ("0, 3 0 - - ~12,345", "segment 0x100000000 to 17 0 0.000", "nyc/lost: UnknownS"):
+        assert part in shown
+
+
+@pytest.mark.parametrize("command", ["list", "describe"])
+def test_errors_are_lines(run: Run, fake: FakeClient, command: str) -> None:
+    fake.error = UnknownProcessor("there is no processor nyc/none")
+    result = run("processor", command, "nyc/none")
+    assert result.exit_code == ExitCode.USAGE
+    assert "UnknownProcessor: there is no processor nyc/none ->" in result.stderr
+
+
+MOMENT = datetime(2026, 1, 2, tzinfo=UTC)
+RESET, MADE = {"name": "nyc/delays", "keep_state": False}, {"name": "nyc/delays", "group": "g"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call"),
+    [
+        ("reset nyc/delays --to begin", ("reset_processor", {**RESET, "start": "begin"})),
+        ("reset nyc/delays --to 0", ("reset_processor", {**RESET, "start": 0})),
+        ("reset nyc/delays --to now", ("reset_processor", {**RESET, "start": "end"})),
+        (
+            f"reset nyc/delays --to {MOMENT:%Y-%m-%dT00:00Z}",
+            ("reset_processor", {**RESET, "start": MOMENT}),
+        ),
+        (
+            "reset nyc/delays --keep-state",
+            ("reset_processor", {**RESET, "start": None, "keep_state": True}),
+        ),
+        ("delete nyc/delays", ("delete_processor", {"name": "nyc/delays"})),
+        ("import-group nyc/delays -g g", ("import_group", {**MADE, "inputs": (), "tasks": 16})),
+    ],
+)
+def test_what_changes_a_processor_asks_first(
+    run: Run, fake: FakeClient, arguments: str, call: tuple[str, object]
+) -> None:
+    asked = run("processor", *arguments.split())
+    assert asked.exit_code == ExitCode.USAGE
+    assert "--yes" in asked.stderr
+    assert fake.calls == []
+    done = run("processor", *arguments.split(), "--yes", "--json")
+    assert (done.exit_code, fake.calls) == (0, [call])
+    assert json.loads(done.stdout)["processor"] == "nyc/delays"
+    assert "nyc/delays" in run("processor", *arguments.split(), "--yes").stdout
+
+
+@pytest.mark.parametrize("to", [(), ("--to", "tomorrow")])
+def test_reset_refuses(run: Run, fake: FakeClient, to: tuple[str, ...]) -> None:
+    result = run("processor", "reset", "nyc/delays", "--yes", *to)
+    assert result.exit_code == ExitCode.USAGE
+    assert "--to" in result.stderr
+    assert fake.calls == []
+
+
+def test_get(run: Run, fake: FakeClient) -> None:
+    get = ("processor", "get", "nyc/delays", "counts")
+    assert run(*get, "text").stdout == "7\n"
+    assert fake.calls[0][1] == {
+        "name": "nyc/delays",
+        "store": "counts",
+        "key": b"text",
+        "task": None,
+    }
+    assert json.loads(run(*get, "raw", "--task", "3", "--json").stdout)["value_base64"] == "/w=="
+    assert fake.calls[1][1]["task"] == 3
+    absent = run(*get, "none")
+    assert (absent.exit_code, absent.stdout) == (ExitCode.USAGE, "")
+    assert "NotFound: 'none' is not in the store counts" in absent.stderr
+
+
+def test_a_group_makes_a_processor(run: Run, fake: FakeClient) -> None:
+    given = ("--input", "nyc/flights", "--input", "nyc/weather", "--tasks", "4")
+    assert run("processor", "import-group", "nyc/delays", "-g", "g", *given).exit_code == 0
+    inputs = ["nyc/flights", "nyc/weather"]
+    assert fake.calls == [("import_group", {**MADE, "inputs": inputs, "tasks": 4})]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 5], "0-2, 5"), ([0, 2, 3], "0, 2-3")]
+)
+def test_ranges(numbers: list[int], text: str) -> None:
+    assert ranges(numbers) == text
