@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from anabranch.client.reservation import Reservation
     from anabranch.client.tokens import narrow
     from anabranch.client.transaction import Transaction
+    from anabranch.processing.app import Processor
     from anabranch.reading.snapshot import Snapshot, SnapshotPlan
     from anabranch.types import (
         AuditEntry,
@@ -49,6 +50,7 @@ _HOMES = {
     "Event": "anabranch.types",
     "Grant": "anabranch.types",
     "Lane": "anabranch.types",
+    "Processor": "anabranch.processing.app",
     "Receipt": "anabranch.types",
     "Reservation": "anabranch.client.reservation",
     "Result": "anabranch.types",
@@ -72,6 +74,7 @@ __all__ = [
     "Event",
     "Grant",
     "Lane",
+    "Processor",
     "Receipt",
     "Reservation",
     "Result",

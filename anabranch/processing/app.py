@@ -212,9 +212,11 @@ class Processor:
         ``folder``: for the stores, one worker's alone; without it all is read from the log at each start.
         ``standby``: keep warm copies of other workers' tasks.
         """
+        from anabranch.client.connect import connect
         from anabranch.processing.worker import run_worker
 
-        run_worker(self, bootstrap, folder=folder, standby=standby, **options)
+        with connect(bootstrap, **options) as client:
+            run_worker(self, client, folder=folder, standby=standby)
 
     def check(self) -> Sequence[str]:
         """The names of its inputs. `InvalidArgument` if the program can't run."""

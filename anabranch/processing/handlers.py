@@ -10,6 +10,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from anabranch.errors import FixCallError
 from anabranch.processing.cut import Cut, Doing, begin_doing
 from anabranch.processing.stores import FIRST
 from anabranch.processing.timers import TimeOfTasks
@@ -27,7 +28,7 @@ _make_event: Callable[[Sequence[Any]], Event] = partial(tuple.__new__, Event)
 Place = tuple[str, int, int]  # stream, partition, offset of an event
 
 
-class HandlerFailed(Exception):
+class HandlerFailed(FixCallError):
     """A handler raised: ``event`` (None: a timer's, or a batch's) is the one that it was called with."""
 
     def __init__(self, event: Event | None, error: BaseException) -> None:

@@ -15,11 +15,9 @@ from collections.abc import Collection
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from anabranch.batches import columns_read, columns_write
 from anabranch.client.client import Client
-from anabranch.client.connect import connect
 from anabranch.core.ids import state_stream
 from anabranch.errors import (
     AnabranchError,
@@ -35,6 +33,7 @@ from anabranch.processing.handlers import HandlerFailed, Handlers, Passed, Place
 from anabranch.processing.membership import AllTasks, Membership
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
+from anabranch.reading.tasks.groups import Mirror
 from anabranch.reading.tasks.reader import Piece, TaskReader
 from anabranch.topics.names import stream_topic
 from anabranch.types import Tenure
@@ -49,6 +48,7 @@ _ASK_S = 30.0
 _RESTORE_S = 600.0
 _HANDOVER_S = 3.0
 _LOOK_S = 0.002
+_MIRROR_S = 5.0
 
 
 class Worker:
@@ -123,6 +123,11 @@ class Worker:
                     self._lost, self._look_again = frozenset(range(self._app.tasks)), 0.0
                 self.stop.wait(pause)
                 pause = min(2 * pause, longest)
+
+    def holds(self, task: int) -> bool:
+        """Whether it has a task. Any thread may ask."""
+        tenure = self._tenure
+        return tenure is not None and task in tenure.tasks
 
     def close(self) -> None:
         """Give the tasks up, and leave. A commit under way ends first."""
@@ -274,23 +279,29 @@ class Worker:
 
 
 def run_worker(
-    app: Processor,
-    bootstrap: str | None,
-    *,
-    folder: str | Path | None,
-    standby: bool,
-    **options: Any,
+    app: Processor, client: Client, *, folder: str | Path | None = None, standby: bool = False
 ) -> None:
-    """See `Processor.run`."""
+    """Work in this process until SIGTERM or SIGINT; see `Processor.run`."""
     with ExitStack() as stack:
         if folder is None:
             made = tempfile.TemporaryDirectory(prefix="anabranch-processor-")
             folder = stack.enter_context(made)
-        client = stack.enter_context(connect(bootstrap, **options))
         worker = Worker(app, client, Path(folder), standby=standby)
         stack.callback(worker.close)
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 before = signal.signal(number, lambda *_: worker.stop.set())
                 stack.callback(signal.signal, number, before)
+        mirror = stack.enter_context(closing(client.mirror(app.name)))
+        showing = threading.Thread(target=_show, args=(worker, mirror), name="mirror")
+        stack.callback(showing.join)
+        stack.callback(worker.stop.set)
+        showing.start()
         worker.run()
+
+
+def _show(worker: Worker, mirror: Mirror) -> None:
+    """Let Kafka's tools see the positions, while this worker has the first task."""
+    while not worker.stop.wait(_MIRROR_S):
+        if worker.holds(0):
+            mirror.step()

@@ -20,6 +20,7 @@ from anabranch.cli.output import (
     put_bytes,
     time_text,
 )
+from anabranch.cli.processor import run
 from anabranch.cli.read import moment_of
 from anabranch.core.hybrid_time import to_ms, to_text
 from anabranch.errors import InvalidArgument
@@ -29,9 +30,13 @@ if TYPE_CHECKING:
     from anabranch.schemas.records import ProcessorInfo, TaskInfo, TaskPosition
 
 app = App(
-    no_args_is_help=True, help="List, describe, reset and delete processors; read their stores."
+    no_args_is_help=True,
+    help="Run, list, describe, reset and delete processors; read their stores.",
 )
 Name = Annotated[str, typer.Argument(metavar="SCOPE/PROCESSOR", help="The processor.")]
+
+
+app.command("run")(run.command)
 
 
 @app.command("list")

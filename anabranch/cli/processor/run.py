@@ -1,0 +1,156 @@
+"""`anabranch processor run`: workers of a processor, as long-lived processes."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import sys
+import time
+from contextlib import ExitStack
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from anabranch.cli.errors import ChildFailed
+from anabranch.cli.options import ClusterOptions
+from anabranch.cli.output import print_line
+from anabranch.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from anabranch.cli.session import Target
+    from anabranch.processing.app import Processor
+
+_STOP_S = 10.0
+_POLL_S = 0.2
+_PAUSES_S = (
+    1.0,
+    30.0,
+)  # before a worker that was killed is started again: the first and the longest
+
+
+def command(
+    options: ClusterOptions,
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:APP", help="The module, and the processor in it.")
+    ],
+    workers: Annotated[int, typer.Option(min=1, max=256, help="How many processes.")] = 1,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep stores here, so that a restart reads only what it missed (default: a temporary one).",
+        ),
+    ] = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Keep warm copies of other workers' tasks.")
+    ] = False,
+) -> None:
+    """Run workers of a processor, until Ctrl-C or SIGTERM.
+
+    Run more of them on other machines: they share the tasks, and take over from each other. A worker that is killed
+    is started again; one that ends with an error, as of a handler, ends all of this command.
+    """
+    cluster = options.target()
+    _load(target)  # its errors before anything is started
+    if workers == 1:
+        _work(target, cluster, folder, standby=standby)
+        return
+    with ExitStack() as stack:
+        running = [
+            _Worker(target, cluster, None if folder is None else folder / f"worker-{n}", standby)
+            for n in range(workers)
+        ]
+        for one in running:
+            stack.callback(one.join)
+        for one in running:
+            stack.callback(one.terminate)
+            one.start()
+        if not options.json:
+            print_line(f"{workers} workers of {target}; Ctrl-C ends them")
+        while True:
+            for one in running:
+                one.look()
+            time.sleep(_POLL_S)
+
+
+class _Worker:
+    """A worker's process, started again when it is killed."""
+
+    def __init__(self, target: str, cluster: Target, folder: Path | None, standby: bool) -> None:
+        self._arguments = target, cluster, folder
+        self._standby = standby
+        self._process: BaseProcess | None = None
+        self._pause, self._again_at = _PAUSES_S[0], 0.0
+
+    def start(self) -> None:
+        spawn = multiprocessing.get_context("spawn")  # a client can't be forked
+        self._process = spawn.Process(
+            target=_work, args=self._arguments, kwargs={"standby": self._standby}
+        )
+        self._process.start()
+
+    def look(self) -> None:
+        """Start it again if it was killed. `ChildFailed`: it ended with an error."""
+        process = self._process
+        if process is None:
+            if time.monotonic() >= self._again_at:
+                self.start()
+            return
+        if process.exitcode is None:
+            return
+        if process.exitcode >= 0:
+            raise ChildFailed(f"a worker ended with exit code {process.exitcode}: see above why")
+        print_line(f"a worker ended by signal {-process.exitcode}; again in {self._pause:g} s")
+        self._process, self._again_at = None, time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, _PAUSES_S[1])
+
+    def terminate(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+
+    def join(self) -> None:
+        if self._process is not None:
+            self._process.join(_STOP_S)
+            if self._process.exitcode is None:
+                self._process.kill()
+            self._process.join()
+
+
+def _work(target: str, cluster: Target, folder: Path | None, *, standby: bool) -> None:
+    from anabranch.cli.errors import failure_of, show
+    from anabranch.cli.session import connected
+    from anabranch.processing.worker import run_worker
+
+    try:
+        with connected(cluster) as client:
+            run_worker(_load(target), client, folder=folder, standby=standby)
+    except Exception as error:
+        if multiprocessing.parent_process() is None:
+            raise
+        failure = failure_of(error)
+        show(failure, as_json=False)
+        sys.exit(failure.code)
+
+
+def _load(target: str) -> Processor:
+    """The processor of ``module:name``; modules of this folder are found. `InvalidArgument`."""
+    from anabranch.processing.app import Processor
+
+    module, _, name = target.partition(":")
+    if not module or not name:
+        raise InvalidArgument(f"{target!r}: name a module and the processor in it, as delays:app")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0] and error.name != module:
+            raise
+        raise InvalidArgument(f"there is no module {module} here, nor installed") from error
+    if not isinstance(found, Processor):
+        raise InvalidArgument(f"{target} is no anabranch.Processor, but {found!r:.100}")
+    found.check()
+    return found
