@@ -204,7 +204,8 @@ def test_who_may(name: str) -> None:
 
 
 def test_every_command_is_in_the_matrix() -> None:
-    commands = {cls for number, cls in TYPES.items() if number < 32}
+    commands = {cls for number, cls in TYPES.items() if number < 64}
+    commands -= {r.Reply, r.Receipt, r.Consumed}
     world = made()
     assert {type(make(world)) for make, _ in MATRIX.values()} | BY_TOKEN == commands
     assert RULES.keys() == commands
