@@ -29,6 +29,7 @@ from anabranch.cli.errors import (
     show,
 )
 from anabranch.cli.options import App
+from anabranch.cli.processor import bridge
 from anabranch.cli.processor import commands as processor
 from anabranch.cli.spark import pipelines
 from anabranch.cli.stream import commands as stream
@@ -167,4 +168,5 @@ app.add_typer(grants.app, name="grants")
 app.command("audit-log")(lanes.audit_log)
 app.command("read")(read.command)
 app.command("load")(load.command)
+app.command("bridge")(bridge.command)
 app.add_typer(pipelines.app, name="spark")

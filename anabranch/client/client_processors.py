@@ -11,7 +11,14 @@ from functools import partial
 from anabranch.client.client_reads import Reading
 from anabranch.client.client_streams import Streams
 from anabranch.client.session import Session
-from anabranch.core.ids import TENURE_SIZE, check_scope, check_type, split_stream, state_stream
+from anabranch.core.ids import (
+    TENURE_SIZE,
+    check_scope,
+    check_type,
+    is_plain,
+    split_stream,
+    state_stream,
+)
 from anabranch.core.stream_settings import PROCESSOR
 from anabranch.errors import IllegalState, InvalidArgument, NotReady
 from anabranch.reading.history_search import Start
@@ -33,7 +40,7 @@ class Processors(Reading, Streams):
     def create_processor(
         self,
         processor: str,
-        inputs: str | Sequence[str],
+        inputs: str | Sequence[str | r.ProcessorInput],
         tasks: int = DEFAULT_TASKS,
         start: Start = "begin",
         *,
@@ -42,17 +49,21 @@ class Processors(Reading, Streams):
     ) -> r.ProcessorInfo:
         """Make a processor (``scope/name``, of an existing scope). Repeating it changes nothing, but adds stores.
 
-        ``inputs``: streams, of any scopes. ``tasks``: a power of two up to 1,024; the most that work side by side,
-        it never changes. ``start``: where its tasks begin, as of `read`; logged once. ``stores``: names; with one
-        or more it has state, the stream ``scope/name.state``. None of them is ever taken away.
+        ``inputs``: streams, of any scopes, or where to begin in each. ``tasks``: a power of two up to 1,024; the
+        most that work side by side, it never changes. ``start``: where its tasks begin, as of `read`; logged once.
+        ``stores``: names; with one or more it has state, the stream ``scope/name.state``. None of them is ever
+        taken away.
 
         Raises: UnknownScope, UnknownStream, IllegalState (it exists with other tasks or inputs), InvalidArgument,
         NotAuthorized (the right process), NotReady, DeadlineExceeded, and for its state as `create_stream`.
         """
         deadline = self._deadline(timeout)
         check_type("tasks", tasks, int)
-        names = [inputs] if isinstance(inputs, str) else list(inputs)
-        first = self._readers().first_inputs(names, start, deadline)
+        given = [inputs] if isinstance(inputs, str) else inputs
+        names = [one for one in given if isinstance(one, str)]
+        first = tuple(one for one in given if isinstance(one, r.ProcessorInput))
+        if names:
+            first += self._readers().first_inputs(names, start, deadline)
         command = r.CreateProcessor(processor, tasks, first, tuple(stores))
         info = self._ask_processor(processor, command, deadline)
         if info.stores:
@@ -111,6 +122,10 @@ class Processors(Reading, Streams):
         deadline = self._deadline(timeout)
         if not inputs:
             info = self._described(processor, deadline)
+            if is_plain(info.inputs[0].stream):
+                raise InvalidArgument(
+                    "it reads plain topics: `anabranch bridge --group` imports those"
+                )
             first = self._readers().group_inputs(group, [one.stream for one in info.inputs])
             command = r.ResetProcessor(processor, info.resets, first, keep_state=False)
             return self._ask_processor(processor, command, deadline)

@@ -27,6 +27,8 @@ MAX_CONTROL_PARTITION = (1 << 16) - 1
 _MAX_MS = MARK_MS - 1
 OPEN_LANE, ADMIN_LANE = "open", "admin"  # the lanes that are there from the start
 STATE = ".state"  # the end of the name of a processor's state, which no other stream has
+PLAIN = "topic:"  # how inputs begin that are no streams
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _LANE = re.compile(r"[a-z0-9][a-z0-9-]{0,49}")
 
@@ -184,6 +186,19 @@ def split_stream(stream: str) -> tuple[str, str]:
             f"{stream!r} is not a stream: scope/stream, each of letters, digits, _ and - (at most 100)"
         )
     return scope, name
+
+
+def check_input(name: str) -> None:
+    """`InvalidArgument` unless a processor's input is a stream, or a plain topic: 'topic:orders'."""
+    if not is_plain(name):
+        split_stream(name)
+    elif not _TOPIC.fullmatch(name.removeprefix(PLAIN)):
+        raise InvalidArgument(f"{name!r} names no topic of Kafka's")
+
+
+def is_plain(name: str) -> bool:
+    """Whether an input is a topic that is no stream."""
+    return name.startswith(PLAIN)
 
 
 def state_stream(processor: str) -> str:

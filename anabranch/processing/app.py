@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anabranch.client.client_processors import DEFAULT_TASKS
-from anabranch.core.ids import check_type, split_stream
+from anabranch.core.ids import PLAIN, check_input, check_type, is_plain, split_stream
 from anabranch.errors import CrossScope, InvalidArgument
 from anabranch.processing.codecs import Codec, codec_of
 from anabranch.processing.cut import doing
+from anabranch.processing.plain import Cluster
 from anabranch.processing.stores import Store
 from anabranch.processing.timers import Timer, TimerHandler, Windows
 from anabranch.reading.history_search import Start
@@ -127,6 +128,7 @@ class Processor:
         self.stores: dict[str, Store] = {}
         self.timers: dict[str, TimerHandler] = {}
         self.outputs = set[str]()
+        self.cluster: Cluster | None = None  # of plain topics
         if dead_letter is not None:
             self._own(dead_letter)
 
@@ -134,6 +136,28 @@ class Processor:
         """A stream to read, of any scope. ``value``: json, str, bytes (None), or an object with loads and dumps."""
         split_stream(stream)
         found = self.inputs[stream] = Input(stream, codec_of(value))
+        return found
+
+    def topic(
+        self,
+        topic: str,
+        *,
+        value: Any = None,
+        bootstrap: str | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> Input:
+        """A plain topic of Kafka to read, of any cluster. Partition n is task n's: keys lie as its producers say.
+
+        ``bootstrap``, ``config``: of its cluster, one for all topics; None: the processor's own. Transactions of
+        Kafka are not kept whole. A processor reads plain topics, or streams. Stores have rows of their task alone,
+        as with ``local``. Raises: InvalidArgument.
+        """
+        check_input(PLAIN + topic)
+        cluster = Cluster(bootstrap, dict(config or {}))
+        if self.cluster not in (None, cluster):
+            raise InvalidArgument(f"{topic} is of another cluster than the topics before")
+        self.cluster = cluster
+        found = self.inputs[PLAIN + topic] = Input(PLAIN + topic, codec_of(value))
         return found
 
     def output(self, stream: str, *, value: Any = None) -> Output:
@@ -226,6 +250,13 @@ class Processor:
                 f"processor {self.name} has no handler for {', '.join(idle)}: decorate one with @app.on(…)"
                 if idle
                 else f"processor {self.name} has no input"
+            )
+        if self.cluster is not None:
+            for store in self.stores.values():
+                store.local = True
+        if len({is_plain(name) for name in self.inputs}) > 1:
+            raise InvalidArgument(
+                f"processor {self.name} reads streams, or plain topics: bridge a topic into a stream first"
             )
         return list(self.inputs)
 

@@ -11,14 +11,17 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from anabranch.batches import columns_read, columns_write
 from anabranch.client.client import Client
-from anabranch.core.ids import state_stream
+from anabranch.client.connect import reader_ports
+from anabranch.core.hybrid_time import to_ms
+from anabranch.core.ids import PLAIN, state_stream
 from anabranch.errors import (
     AnabranchError,
     AskOutcomeError,
@@ -31,10 +34,13 @@ from anabranch.processing.commits import PAUSES_S, Commits
 from anabranch.processing.cut import Cut
 from anabranch.processing.handlers import HandlerFailed, Handlers, Passed, Place
 from anabranch.processing.membership import AllTasks, Membership
+from anabranch.processing.plain import Cluster, PlainReader, plain_inputs
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
+from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.tasks.groups import Mirror
 from anabranch.reading.tasks.reader import Piece, TaskReader
+from anabranch.schemas.records import ProcessorInfo, ProcessorInput
 from anabranch.topics.names import stream_topic
 from anabranch.types import Tenure
 
@@ -76,15 +82,15 @@ class Worker:
         self.stop = threading.Event()
         self.commits = self.events = self.dead_letters = self.rows_read = 0
         self._tenure: Tenure | None = None
-        self._reader: TaskReader | None = None
+        self._reader: TaskReader | PlainReader | None = None
         self._generation = -1
         self._lost: frozenset[int] = frozenset()
         self._look_again = 0.0
         self._sent_at = 0.0
         try:
-            info = client.create_processor(
-                app.name, app.check(), app.tasks, app.start, stores=tuple(app.stores) or (NO_STORE,)
-            )
+            ports = client.reader_ports()
+            self._clock = ports.clock
+            info = make_processor(client, app)
             self._incarnation = info.incarnation
             columns_read.warm()
             columns_write.warm()
@@ -92,8 +98,6 @@ class Worker:
             self._stack.callback(self._handlers.close)
             self._table = Table(folder)
             self._stack.callback(self._table.close)
-            ports = client.reader_ports()
-            self._clock = ports.clock
             self._source = self._stack.enter_context(closing(ports.committed_log(_ASK_S)))
             state = StateReader(self._source, self._table, app.name, info.incarnation)
             self._commits = Commits(client, self._table, state, threads=threads)
@@ -184,11 +188,17 @@ class Worker:
         self._commits.state.forget(wanted)
         begun = self._clock.monotonic()
         rows = self._commits.state.restore(tenure.tasks, begun + _RESTORE_S)
-        self._reader = self._client.read(list(self._app.inputs), tenure=tenure)
+        self._reader = self._read(tenure)
         self._tenure = tenure
         self.rows_read += rows
         took = self._clock.monotonic() - begun
         log.info("%s: tasks %s; %d rows read in %.1f s", self._app.name, sorted(wanted), rows, took)
+
+    def _read(self, tenure: Tenure) -> TaskReader | PlainReader:
+        if self._app.cluster is None:
+            return self._client.read(list(self._app.inputs), tenure=tenure)
+        source = _plain_ports(self._client, self._app.cluster).committed_log(_ASK_S)
+        return PlainReader(source, tenure, _ASK_S, single=bool(self._app.timers))
 
     def _wanted(self) -> frozenset[int]:
         """The group's tasks, without those that another one took since the group gave them here.
@@ -208,7 +218,7 @@ class Worker:
 
     # -- a commit -------------------------------------------------------------------------------------
 
-    def _handle_cut(self, tenure: Tenure, reader: TaskReader) -> bool:
+    def _handle_cut(self, tenure: Tenure, reader: TaskReader | PlainReader) -> bool:
         """Handle what comes until the commit is due, and send it. False: there was nothing."""
         app, clock = self._app, self._clock
         cut, passed = self._commits.new_cut(app.tasks), dict[Place, Passed]()
@@ -278,6 +288,31 @@ class Worker:
             passed[place] = Passed(event, str(failed))
 
 
+def make_processor(client: Client, app: Processor) -> ProcessorInfo:
+    """Make the processor of a program, as `Client.create_processor` does; if it is there, add its new stores."""
+    inputs: Sequence[str | ProcessorInput] = app.check()
+    if app.cluster is not None:
+        ports, start_ms = _plain_ports(client, app.cluster), 0
+        if app.start != "begin":
+            start_ms = int(ports.clock.wall() * 1000)
+        if isinstance(app.start, datetime):
+            start_ms = int(app.start.timestamp() * 1000)
+        elif isinstance(app.start, int):
+            start_ms = to_ms(app.start)
+        topics = [name.removeprefix(PLAIN) for name in app.inputs]
+        with closing(ports.committed_log(_ASK_S)) as source:
+            deadline = ports.clock.monotonic() + _ASK_S
+            inputs = plain_inputs(source, topics, app.tasks, start_ms, deadline)
+    stores = tuple(app.stores) or (NO_STORE,)
+    return client.create_processor(app.name, inputs, app.tasks, app.start, stores=stores)
+
+
+def _plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:
+    if cluster.bootstrap is None:
+        return client.reader_ports()
+    return reader_ports(cluster.bootstrap, cluster.config)
+
+
 def run_worker(
     app: Processor, client: Client, *, folder: str | Path | None = None, standby: bool = False
 ) -> None:
@@ -292,11 +327,12 @@ def run_worker(
             for number in (signal.SIGTERM, signal.SIGINT):
                 before = signal.signal(number, lambda *_: worker.stop.set())
                 stack.callback(signal.signal, number, before)
-        mirror = stack.enter_context(closing(client.mirror(app.name)))
-        showing = threading.Thread(target=_show, args=(worker, mirror), name="mirror")
-        stack.callback(showing.join)
-        stack.callback(worker.stop.set)
-        showing.start()
+        if app.cluster is None:
+            mirror = stack.enter_context(closing(client.mirror(app.name)))
+            showing = threading.Thread(target=_show, args=(worker, mirror), name="mirror")
+            stack.callback(showing.join)
+            stack.callback(worker.stop.set)
+            showing.start()
         worker.run()
 
 

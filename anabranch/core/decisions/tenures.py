@@ -11,7 +11,7 @@ from anabranch.core.decisions.commits.positions import check_tasks, processor_of
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.streams import end_stream
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import NO_TXN, is_state, split_stream, state_stream
+from anabranch.core.ids import NO_TXN, check_input, is_plain, is_state, split_stream, state_stream
 from anabranch.core.round import ReplyTo
 from anabranch.errors import IllegalState, InvalidArgument, NotReady, TenureLost
 from anabranch.schemas.records import (
@@ -72,8 +72,12 @@ def _check_inputs(name: str, inputs: Sequence[ProcessorInput]) -> None:
     limits.INPUTS.check(len(inputs), f"processor {name}")
     if not inputs or len({one.stream for one in inputs}) < len(inputs):
         raise InvalidArgument(f"processor {name} needs inputs, each once")
+    if len({is_plain(one.stream) for one in inputs}) > 1:
+        raise InvalidArgument(
+            f"processor {name} reads streams, or plain topics: bridge a topic into a stream first"
+        )
     for one in inputs:
-        split_stream(one.stream)
+        check_input(one.stream)
         if one.record < 0 or one.timestamp < 0 or len(one.topic_id) not in (0, 32):
             raise InvalidArgument(
                 f"the start of {one.stream}: an offset and a time from 0, and a topic's id"

@@ -36,7 +36,7 @@ from anabranch.types import Event, Tenure
 _PACE_S = 0.25  # so long one input is waited for, while nothing comes
 _ALL_S = 10.0  # so often all tasks move, those without events too
 _ENDS_S = 5.0  # the longest that the other inputs of a scope are waited for
-_EVENT_BYTES = 32  # of an event, besides its key and value
+EVENT_BYTES = 32  # of an event, besides its key and value
 _NONE = (-1, -1, -1)
 
 
@@ -268,7 +268,7 @@ class TaskReader(Iteration[Event]):
             for task, event in self._rest(one):
                 piece.tasks.append(task)
                 piece.events.append(event)
-                size += len(event.value or b"") + len(event.key or b"") + _EVENT_BYTES
+                size += len(event.value or b"") + len(event.key or b"") + EVENT_BYTES
                 if size >= 2 * most_bytes:
                     one.last = event
                     break

@@ -1,0 +1,79 @@
+"""`anabranch bridge`: a plain topic into a stream, exactly once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from anabranch.cli.options import ClusterOptions
+from anabranch.cli.output import print_line
+from anabranch.cli.session import parse_kafka
+
+TASKS = 64
+
+
+def command(
+    options: ClusterOptions,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
+    stream: Annotated[
+        str, typer.Option(metavar="SCOPE/STREAM", help="The stream to write; create it before.")
+    ],
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="HOST:PORT", help="The topic's cluster (default: the stream's)."
+        ),
+    ] = None,
+    from_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="librdkafka options of that cluster, as of --kafka-file."
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP",
+            help="Begin where this consumer group of Kafka's stands (once, at first).",
+        ),
+    ] = None,
+    tasks: Annotated[
+        int,
+        typer.Option(min=1, max=1024, help="Most partitions of the topic, ever: a power of two."),
+    ] = TASKS,
+) -> None:
+    """Copy a plain topic into a stream, each record once, until Ctrl-C or SIGTERM.
+
+    A processor named STREAM-bridge keeps the positions, in the commits of what it copies. Run it on several
+    machines: they share the partitions. Keys, values, headers and timestamps stay; records of Kafka's own
+    transactions come once they are committed.
+    """
+    import pyarrow as pa
+
+    from anabranch.client.connect import reader_ports
+    from anabranch.processing.app import Processor
+    from anabranch.processing.plain import import_group
+    from anabranch.processing.worker import make_processor, run_worker
+
+    app = Processor(f"{stream}-bridge", tasks=tasks)
+    config = parse_kafka(None, file=from_file)
+    records, output = app.topic(topic, bootstrap=source, config=config), app.output(stream)
+
+    @app.on(records, batch=True)
+    def copy(batch: pa.RecordBatch) -> None:
+        output.write_batch(batch.select(["key", "value", "headers", "timestamp"]))
+
+    with options.client() as client:
+        client.describe(stream)
+        made = make_processor(client, app)
+        if group is not None and not any(
+            task.sequence for task in client.processor(app.name).tasks
+        ):
+            ports = client.reader_ports() if source is None else reader_ports(source, config)
+            count = import_group(client, ports, app.name, group, options.timeout)
+            print_line(f"{count} partitions go on where group {group} stands")
+        if not options.json:
+            print_line(f"{topic} to {stream}, by processor {made.processor}; Ctrl-C ends it")
+        run_worker(app, client)

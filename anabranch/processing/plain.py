@@ -1,0 +1,209 @@
+"""Plain topics of Kafka, of any cluster, as a processor's inputs: partition n is task n's.
+
+A position is an offset. Keys lie where the topic's producers put them, so stores are local to tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch.client.client import Client
+from anabranch.core.ids import PLAIN
+from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired, UnknownStream
+from anabranch.ports import TopicPartition
+from anabranch.reading.committed_log import CommittedLog, ReaderPorts
+from anabranch.reading.decoded import Stretch, events_of
+from anabranch.reading.feed import Feed
+from anabranch.reading.fetched import Portion
+from anabranch.reading.tasks.reader import EVENT_BYTES, Piece, check_same_topic
+from anabranch.schemas.records import Consumed, ProcessorInput, TaskPosition, TaskStep
+from anabranch.types import Tenure
+
+_LOOK_S = 10.0  # so often new partitions are looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The cluster of plain topics; ``bootstrap`` None: that of the processor itself."""
+
+    bootstrap: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def plain_inputs(
+    source: CommittedLog, topics: Sequence[str], tasks: int, start_ms: int, deadline: float
+) -> tuple[ProcessorInput, ...]:
+    """The inputs of a new processor. ``start_ms``: Unix milliseconds; 0: from the beginning.
+
+    Raises: UnknownStream, IllegalState (more partitions than tasks), NotReady.
+    """
+    counts = source.partition_counts(topics, deadline)
+    ids = source.topic_ids(topics, deadline)
+    for topic in topics:
+        _check_count(topic, counts, tasks)
+    return tuple(ProcessorInput(PLAIN + t, ids.get(t, ""), 0, start_ms) for t in topics)
+
+
+def _check_count(topic: str, counts: Mapping[str, int], tasks: int) -> None:
+    if topic not in counts:
+        raise UnknownStream(f"there is no topic {topic}")
+    if counts[topic] > tasks:
+        raise IllegalState(
+            f"{topic} has {counts[topic]} partitions, more than the processor has tasks ({tasks}): make another "
+            "processor, with more"
+        )
+
+
+class PlainReader:
+    """The records of a tenure's partitions, as `TaskReader` gives those of streams. One thread."""
+
+    def __init__(
+        self, source: CommittedLog, tenure: Tenure, timeout: float, *, single: bool
+    ) -> None:
+        """``timeout``: seconds of a question. ``single``: each record is a piece of its own, as time needs it."""
+        self._source, self._tenure, self._timeout, self._single = source, tenure, timeout, single
+        self._clock = source.clock
+        self._sequences = {task: info.sequence for task, info in tenure.tasks.items()}
+        self._numbers = {
+            one.stream.removeprefix(PLAIN): number for number, one in enumerate(tenure.inputs)
+        }
+        self._feed = Feed(source, gone=_gone)
+        self._at: dict[TopicPartition, int] = {}  # all below is given
+        self._touched: dict[TopicPartition, int] = {}  # … since `consumed`, up to here
+        self._portions: list[Portion] = []
+        self._look_at = -math.inf
+        self._look()
+
+    def _look(self) -> None:
+        """Begin with partitions that are new."""
+        now = self._clock.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        deadline, topics = now + self._timeout, list(self._numbers)
+        counts = self._source.partition_counts(topics, deadline)
+        ids = self._source.topic_ids(topics, deadline)
+        for topic, number in self._numbers.items():
+            _check_count(topic, counts, self._tenure.task_count)
+            begin = self._tenure.inputs[number]
+            check_same_topic(topic, begin, ids)
+            tasks = (task for task in self._tenure.tasks if task < counts[topic])
+            for place in (TopicPartition(topic, task) for task in tasks):
+                if place not in self._at:
+                    self._at[place] = at = self._first(place, begin, deadline)
+                    self._feed.add(topic, {place.partition: at})
+
+    def _first(self, place: TopicPartition, begin: ProcessorInput, deadline: float) -> int:
+        known = self._tenure.tasks[place.partition].positions
+        at = next((p.record for p in known if p.input == self._numbers[place.topic]), None)
+        end = self._source.end_offsets([place], deadline)[place]
+        if at is None:
+            if begin.timestamp:
+                found = self._source.offset_for_time(place, begin.timestamp, deadline)
+                return end if found is None else found
+            return self._source.start_offsets([place], deadline)[place]
+        if at > end:
+            raise IllegalState(
+                f"{place.topic}[{place.partition}] ends at {end}, and offset {at} is consumed: it was made again?"
+            )
+        return at
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether `consumed` has news."""
+        return bool(self._touched)
+
+    def cut(self, until: float, most_bytes: int) -> list[Piece]:
+        """Records, up to about so many bytes; empty: none came until the monotonic second ``until``."""
+        self._look()
+        if not self._portions:
+            self._portions = self._feed.next(until, ())
+        taken: list[Piece] = []
+        size = 0
+        while self._portions and size < most_bytes:
+            portion = self._portions[-1]
+            if portion.first() is None:
+                self._portions.pop()
+                continue
+            place = portion.place
+            block, low = portion.next_of_block()
+            high = min(len(block.offsets), low + 1) if self._single else len(block.offsets)
+            stretch = Stretch(high - low, None, block.offsets[low], 0)
+            offsets = iter(block.offsets[low:high])
+            events = list(
+                events_of(PLAIN + place.topic, place.partition, block, low, [stretch], offsets)
+            )
+            tasks = [place.partition] * len(events)
+            taken.append(Piece(PLAIN + place.topic, block.offsets[low], events, tasks))
+            size += sum(len(e.value or b"") + len(e.key or b"") + EVENT_BYTES for e in events)
+            self._at[place] = self._touched[place] = block.offsets[high - 1] + 1
+            portion.go_on(high)
+        return taken
+
+    def consumed(self, also: Iterable[int] = ()) -> Consumed:
+        """All that was given since the last call. ``also``: tasks to be named without records."""
+        positions: dict[int, list[TaskPosition]] = {task: [] for task in also}
+        for place, at in sorted(self._touched.items()):
+            number = self._numbers[place.topic]
+            positions.setdefault(place.partition, []).append(TaskPosition(number, at, 0))
+        self._touched = {}
+        steps = []
+        for task, moved in sorted(positions.items()):
+            self._sequences[task] += 1
+            steps.append(TaskStep((task,), self._sequences[task], tuple(moved)))
+        return Consumed(self._tenure.processor, self._tenure.secret, tuple(steps))
+
+    def close(self) -> None:
+        """Free its connections."""
+        self._source.close()
+
+
+def import_group(
+    client: Client, ports: ReaderPorts, processor: str, group: str, timeout: float
+) -> int:
+    """Let a processor of plain topics, which has not begun, go on where a consumer group stands.
+
+    ``ports``: of the topics' cluster. Returns how many partitions have an offset. Stop the group's members before.
+
+    Raises: InvalidArgument (the group has no offsets there), IllegalState (the processor has begun), NotReady.
+    """
+    info = client.processor(processor)
+    if any(task.sequence for task in info.tasks):
+        raise IllegalState(
+            f"{processor} has begun already: a group is imported before its first commit"
+        )
+    places = {
+        TopicPartition(one.stream.removeprefix(PLAIN), task): number
+        for number, one in enumerate(info.inputs)
+        for task in range(info.task_count)
+    }
+    with closing(ports.committed_log(timeout)) as source:
+        topics = list({place.topic for place in places})
+        deadline = source.clock.monotonic() + timeout
+        counts = source.partition_counts(topics, deadline)
+    member = ports.member(group)
+    try:
+        found = member.committed([p for p in places if p.partition < counts.get(p.topic, 0)])
+    finally:
+        member.close()
+    if not found:
+        raise InvalidArgument(f"the group {group} has no offsets of {', '.join(topics)}")
+    tenure = client.take(processor)
+    moved: dict[int, list[TaskPosition]] = {}
+    for place, offset in sorted(found.items()):
+        moved.setdefault(place.partition, []).append(TaskPosition(places[place], offset, 0))
+    steps = tuple(TaskStep((task,), 1, tuple(some)) for task, some in moved.items())
+    with client.begin(tenure.scope, tenure=tenure) as txn:
+        txn.commit(consumed=Consumed(processor, tenure.secret, steps))
+    client.release(tenure)
+    return len(found)
+
+
+def _gone(place: TopicPartition, offset: int) -> None:
+    raise SnapshotExpired(
+        f"{place.topic}[{place.partition}] has lost offset {offset}, which is not consumed yet: keep it for longer"
+    )

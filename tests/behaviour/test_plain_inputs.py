@@ -1,0 +1,149 @@
+"""Plain topics of Kafka as a processor's inputs, and the bridge from a topic into a stream."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+import anabranch
+from anabranch.errors import IllegalState, InvalidArgument
+from anabranch.processing.app import Processor
+from anabranch.processing.membership import AllTasks
+from anabranch.processing.plain import import_group
+from anabranch.processing.worker import Worker, make_processor
+from tests.cluster import Cluster
+
+pytestmark = [pytest.mark.broker, pytest.mark.unsecured]
+TASKS = 4
+
+
+class Topic:
+    """A topic of two partitions, and what was written."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.name, self.bootstrap = f"plain-{uuid.uuid4().hex[:8]}", bootstrap
+        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+        self.admin.create_topics([NewTopic(self.name, 2)])[self.name].result()
+        self.written: Counter[tuple[bytes, bytes]] = Counter()
+
+    def write(self, count: int, partitions: int = 2, *, aborted: bool = False) -> None:
+        """Records in a transaction of Kafka's."""
+        producer = Producer(
+            {"bootstrap.servers": self.bootstrap, "transactional.id": uuid.uuid4().hex}
+        )
+        producer.init_transactions()
+        producer.begin_transaction()
+        for i in range(count):
+            key, value = b"k%d" % (i % 5), uuid.uuid4().bytes
+            producer.produce(self.name, value, key, i % partitions, timestamp=1_000_000 + i)
+            if not aborted:
+                self.written[key, value] += 1
+        (producer.abort_transaction if aborted else producer.commit_transaction)()
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> Topic:
+    return Topic(cluster.bootstrap)
+
+
+def program(scope: str, topic: Topic, name: str = "copy") -> tuple[Processor, list[Any]]:
+    """Copies, and counts each key in a store."""
+    app = Processor(f"{scope}/{name}", tasks=TASKS)
+    records = app.topic(topic.name, bootstrap=topic.bootstrap)
+    out, seen, counts = app.output(f"{scope}/out"), app.store("seen"), []
+
+    @app.on(records)
+    def copy(event: anabranch.Event) -> None:
+        assert event.key is not None
+        seen[event.key] = b"%d" % (int(seen.get(event.key, b"0")) + 1)
+        counts.append((event.partition, event.key, seen[event.key]))
+        out.write(event.value, event.key)
+
+    return app, counts
+
+
+def until_copied(worker: Worker, events: int) -> None:
+    for _ in range(200):
+        worker.step()
+        if worker.events >= events:
+            worker.close()
+            return
+    raise AssertionError(f"{worker.events} of {events} events")
+
+
+def copied(client: anabranch.Client, stream: str) -> Counter[tuple[bytes, bytes]]:
+    with client.read(stream, timeout=0.6) as reader:
+        return Counter((e.key or b"", e.value or b"") for e in reader)
+
+
+def test_records_of_a_plain_topic_are_taken_once_with_more_partitions_and_restarts(
+    client: anabranch.Client, topic: Topic, tmp_path: Path
+) -> None:
+    scope = f"p{uuid.uuid4().hex[:8]}"
+    client.create_stream(f"{scope}/out", segments=2)
+    tasks = AllTasks(range(TASKS))
+    for number, (count, partitions) in enumerate(((30, 2), (20, 2), (12, 3))):
+        if partitions > 2:
+            topic.admin.create_partitions([NewPartitions(topic.name, 3)])[topic.name].result()
+        topic.write(count, partitions)
+        topic.write(5, 2, aborted=True)
+        app, counts = program(scope, topic)
+        until_copied(Worker(app, client, tmp_path / str(number), tasks=tasks), count)
+    assert copied(client, f"{scope}/out") == topic.written
+    assert {(p, k): n for p, k, n in counts}[0, b"k0"] == b"6"
+    topic.admin.create_partitions([NewPartitions(topic.name, 5)])[topic.name].result()
+    with pytest.raises(IllegalState, match="5 partitions, more than the processor has tasks"):
+        make_processor(client, program(scope, topic)[0])
+
+
+def test_a_consumer_group_s_place_is_imported_before_the_first_commit(
+    client: anabranch.Client, topic: Topic, tmp_path: Path
+) -> None:
+    scope, group = f"p{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+    client.create_stream(f"{scope}/out", segments=2)
+    topic.write(10)
+    app, _ = program(scope, topic)
+    make_processor(client, app)
+    ports = client.reader_ports()
+    with pytest.raises(InvalidArgument, match="no offsets"):
+        import_group(client, ports, app.name, group, 10.0)
+    consumer = Consumer({"bootstrap.servers": topic.bootstrap, "group.id": group})
+    consumer.commit(offsets=[TopicPartition(topic.name, 1, 4)], asynchronous=False)
+    consumer.close()
+    assert import_group(client, ports, app.name, group, 10.0) == 1
+    with pytest.raises(IllegalState, match="has begun already"):
+        import_group(client, ports, app.name, group, 10.0)
+    until_copied(Worker(app, client, tmp_path, tasks=AllTasks(range(TASKS))), 6)
+    assert sum(copied(client, f"{scope}/out").values()) == 6  # 5 of partition 0, 1 of the other
+
+
+def test_the_bridge_copies_a_topic_into_a_stream(client: anabranch.Client, topic: Topic) -> None:
+    import subprocess
+    import sys
+    import time
+
+    stream = f"p{uuid.uuid4().hex[:8]}/orders"
+    client.create_stream(stream, segments=3)
+    command = [sys.executable, "-m", "anabranch.cli", "bridge", topic.name, "--stream", stream]
+    command += ["--bootstrap", topic.bootstrap, "--tasks", "4"]
+    topic.write(700)
+    for _ in range(2):
+        bridge = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        timer = threading.Timer(60.0, bridge.kill)
+        timer.start()
+        deadline = time.monotonic() + 60
+        while copied(client, stream) != topic.written and time.monotonic() < deadline:
+            assert bridge.poll() is None, bridge.communicate()
+        bridge.terminate()
+        assert bridge.wait(10) == 0, bridge.communicate()
+        bridge.communicate()
+        timer.cancel()
+        assert copied(client, stream) == topic.written
+        topic.write(60)
