@@ -93,7 +93,8 @@ def describe(options: ClusterOptions, processor: Name) -> None:
     tasks = [_task(task) for task in info.tasks]
     if options.json:
         positions = [_position(*each) for each in _stands(lags)]
-        more = {"incarnation": info.incarnation, "held_by": tasks, "positions": positions}
+        more = {"stores": info.stores, "incarnation": info.incarnation, "resets": info.resets}
+        more |= {"held_by": tasks, "positions": positions}
         print_json(_summary(info, lags) | more)
         return
     print_table(
@@ -114,6 +115,7 @@ def describe(options: ClusterOptions, processor: Name) -> None:
         ),
         (_position_row(*each) for each in _stands(lags)),
     )
+    print_line(f"stores: {', '.join(info.stores) or 'none'}; resets: {info.resets:,}")
     for lag in lags:
         if lag.trouble:
             print_line(f"{lag.stream}: {lag.trouble}")
