@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anabranch.client.handle import Handle, Shared, pairs_of
 from anabranch.client.receipt_account import (
     StateRow,
     StreamLane,
-    check_event,
     headers_size,
 )
 from anabranch.core.ids import is_state
@@ -56,22 +55,23 @@ class Buffered(Handle):
             raise InvalidArgument(
                 f"task {task!r}: begin the transaction with a tenure, and name one of its tasks"
             )
-        given = list(rows)
-        size = 0
+        given: list[tuple[Any, Any]] = list(rows)  # callers without a type checker pass anything
+        stream = tenure.state
+        size = len(given) * (len(stream) + _EVENT_OVERHEAD)
         for key, value in given:
-            check_event(key, value, None)
-            size += len(key) + len(value or b"") + len(tenure.state) + _EVENT_OVERHEAD
+            if type(key) is not bytes or not (value is None or type(value) is bytes):
+                raise InvalidArgument("a row of state is a key, bytes, and a value, bytes or None")
+            size += len(key) + len(value or b"")
         with self._lock:
             self._check_usable()
             if self._token is None and self._buffered_bytes + size <= self._shared.one_shot_bytes:
-                stream = tenure.state
                 self._buffer += [r.Event(stream, task, k, v, (), -1) for k, v in given]
                 self._buffered_bytes += size
                 return len(given)
             deadline = self._shared.deadline(None)
             if self._token is None or self._buffer:
                 self._open(deadline)
-            lane = self._touch(tenure.state, deadline)
+            lane = self._touch(stream, deadline)
             try:
                 lane.write_rows(task, given)
             except BaseException as error:

@@ -70,8 +70,8 @@ class Processors(Reading, Streams):
     ) -> r.ProcessorInfo:
         """Let a processor begin again, from ``start`` (as of `read`), without its state: all of its tenures end.
 
-        ``keep_state``: its stores stay as they are; then without a ``start`` its positions do, too. What it has
-        written to streams stays. Each call resets once more.
+        ``keep_state``: its stores stay as they are; then without a ``start`` its positions do, too. Streams
+        keep what it has written. Each call resets once more.
 
         Raises: UnknownScope, UnknownStream, UnknownProcessor, InvalidArgument (neither start nor keep_state),
         IllegalState (another one reset it at the same time), NotReady (a commit of it is being merged),

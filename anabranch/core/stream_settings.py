@@ -43,7 +43,7 @@ _SCALING = {
     "cooldown_ms": (COOLDOWN, (1000, 86_400_000)),
 }
 KNOWN = TOPIC.keys() | {name for name, _ in _SCALING.values()}
-# A state keeps the newest row of each key for ever, and has as many segments as tasks.
+# A state keeps the newest row of each key, whatever its age, and has as many segments as tasks.
 _OF_STATE = frozenset((PROCESSOR, REPLICATION, MIN_ISR, MAX_MESSAGE, "segment.bytes", "segment.ms"))
 
 HISTORY = 32  # whole buckets that loads are counted in, and kept

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Iterator, Mapping
+from random import randbytes
 
 import pytest
 
 import anabranch
 from anabranch.core.ids import state_stream
 from anabranch.core.partitioner import position_of
+from anabranch.errors import InvalidArgument, TenureLost, UnknownProcessor, UnsupportedSetting
+from anabranch.schemas.records import Consumed, TaskStep
 from tests.cluster import start_cluster
 from tests.conftest import Broker
 
@@ -35,6 +38,7 @@ class Counting:
         self.scope = f"t{uuid.uuid4().hex[:8]}"
         self.input, self.output = f"{self.scope}/in", f"{self.scope}/out"
         self.processor = f"{self.scope}/count"
+        self.state = state_stream(self.processor)
         client.create_stream(self.input, segments=2)
         client.create_stream(self.output, segments=2)
         self.create()
@@ -50,7 +54,7 @@ class Counting:
     def rows(self) -> dict[int, dict[bytes, bytes]]:
         """Task -> rows, as compaction would leave them."""
         found: dict[int, dict[bytes, bytes]] = {}
-        with self.client.read(state_stream(self.processor), timeout=QUIET_S) as reader:
+        with self.client.read(self.state, timeout=QUIET_S) as reader:
             for event in reader:
                 rows = found.setdefault(event.partition, {})
                 rows.pop(event.key or b"", None)
@@ -83,7 +87,7 @@ class Counting:
                 consumed = reader.consumed()
                 with self.client.begin(self.scope, tenure=tenure) as txn:
                     for event in batch:
-                        txn.write(self.output, bytes(pad), key=event.key)
+                        txn.write(self.output, randbytes(pad), key=event.key)
                     if flush:
                         txn.flush()
                     for step in consumed.steps:
@@ -127,5 +131,80 @@ def test_state_moves_with_positions(counting: Counting) -> None:
     assert counting.count(counting.client.take(counting.processor), 7, flush=True) == even(48)
     for task, rows in counting.counts(counting.client.take(counting.processor)).items():
         assert {task_of(key) for key in rows} == {task}
-    described = counting.client.describe(state_stream(counting.processor))
+    described = counting.client.describe(counting.state)
     assert len(described.segments) == 4
+
+
+def test_state_stays_while_its_outputs_are_carried_aside(counting: Counting) -> None:
+    counting.write(24)
+    tenure = counting.client.take(counting.processor)
+    assert counting.count(tenure, 24, pad=20_000) == even(24)
+    layouts = [counting.client.describe(s) for s in (counting.output, counting.state)]
+    assert [one.stream_epoch > 0 for one in layouts] == [True, False], "one rolled, one did not"
+    with counting.client.read(counting.output, timeout=QUIET_S) as reader:
+        assert sum(1 for _ in reader) == 24
+
+
+def test_what_is_refused_changes_nothing(counting: Counting) -> None:
+    counting.write(24)
+    client, scope = counting.client, counting.scope
+    tenure = client.take(counting.processor)
+    with client.read(counting.input, timeout=QUIET_S, tenure=tenure) as reader:
+        mine = next(iter(reader))
+        consumed = reader.consumed()
+    task = task_of(mine.key)
+    row = (key_of(tenure, 2, b"k"), b"1")
+    big = [(key_of(tenure, 2, b"%d" % i), randbytes(1000)) for i in range(100)]
+    refused = ((1 ^ task, [row], "only commits that move"), (task, big, "bigger than a commit may"))
+    for flush, (number, rows, why) in itertools.product((False, True), refused):
+        with client.begin(scope, tenure=tenure) as txn:
+            txn.write_state(number, rows)
+            if flush:
+                txn.flush()
+            with pytest.raises(InvalidArgument, match=why):
+                txn.commit(consumed=consumed)
+    with client.begin(scope) as txn, pytest.raises(InvalidArgument, match="use `write_state`"):
+        txn.write(counting.state, b"v", key=row[0])
+    with client.begin(scope) as txn, pytest.raises(InvalidArgument, match="with a tenure"):
+        txn.write_state(0, [row])
+    with client.begin(scope, tenure=tenure) as txn:
+        for bad in ((None, b"v"), (b"k", 1)):
+            with pytest.raises(InvalidArgument, match="a row of state"):
+                txn.write_state(task, [bad])  # type: ignore[list-item]
+    for refusal, settings in ((InvalidArgument, {}), (UnsupportedSetting, {"retention.ms": 1})):
+        with pytest.raises(refusal):
+            client.create_stream(counting.state, 4, {"processor": "x/y", **settings})
+    with pytest.raises(InvalidArgument, match="one segment for each"):
+        client.scale(counting.state, 8)
+    with client.begin(scope, tenure=tenure) as late:
+        late.write_state(task, [row])
+        client.take(counting.processor)
+        with pytest.raises(TenureLost):
+            late.commit(consumed=consumed)
+    assert counting.rows() == {}
+
+
+def test_reset_and_delete_begin_without_the_old_rows(counting: Counting) -> None:
+    client, processor = counting.client, counting.processor
+    counting.write(24)
+    first = client.take(processor)
+    assert counting.count(first, 24) == even(24)
+    with pytest.raises(InvalidArgument, match="keep its state"):
+        client.reset_processor(processor)
+    client.reset_processor(processor, keep_state=True)
+    with client.begin(counting.scope, tenure=first) as late, pytest.raises(TenureLost):
+        late.commit(consumed=Consumed(processor, first.secret, (TaskStep((0,), 2, ()),)))
+    assert counting.count(client.take(processor), 24) == even(24), "it went on where it stood"
+    client.reset_processor(processor, "begin", keep_state=True)
+    assert counting.count(client.take(processor), 24) == even(48), "all is counted again"
+    client.reset_processor(processor, "begin")
+    second = client.take(processor)
+    assert (second.incarnation, counting.counts(second)[task_of(b"key-0")]) == (1, {})
+    assert counting.count(second, 24) == even(24)
+    client.delete_processor(processor)
+    with pytest.raises(UnknownProcessor):
+        client.take(processor)
+    counting.create("more")
+    third = client.take(processor)
+    assert (third.incarnation, third.stores, counting.rows()) == (2, ("counts", "more"), {})
+    assert counting.count(third, 24) == even(24)

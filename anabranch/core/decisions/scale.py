@@ -38,7 +38,7 @@ def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
     row = active_stream(turn, command.stream)
     if is_state(command.stream):
         raise InvalidArgument(
-            f"{command.stream} is the state of a processor: it has a segment for each task, for ever"
+            f"{command.stream} is the state of a processor: it has one segment for each task"
         )
     if to is not None and row.scaled_by == to.asker:
         turn.reply(to, StreamList((stream_info(turn, row),)))

@@ -72,9 +72,7 @@ class Histories:
         for error in failed.values():
             raise error
         begins = starts.pop(history)
-        if is_state(
-            stream
-        ):  # read by its compacted topic: only the leader looks at its history's end
+        if is_state(stream):  # its topic is read whole; the history's end is its leader's alone
             starts = dict.fromkeys(starts, sys.maxsize)
         if not any(starts.values()):
             return None

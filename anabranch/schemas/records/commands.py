@@ -268,7 +268,7 @@ class CreateProcessor:
 
 @dataclass(frozen=True, slots=True)
 class ResetProcessor:
-    """Command: let a processor begin again; its tasks belong to nobody then. Repeating it is harmless."""
+    """Command: let a processor begin again; its tasks have no tenure then. Repeating it is harmless."""
 
     processor: str
     resets: int
