@@ -21,6 +21,7 @@ from anabranch.cli.output import (
     time_text,
 )
 from anabranch.cli.read import moment_of
+from anabranch.cli.stream.commands import segment_name
 from anabranch.core.hybrid_time import to_ms, to_text
 from anabranch.errors import InvalidArgument
 
@@ -179,7 +180,7 @@ def reset(
     if to is None and not keep_state:
         raise InvalidArgument("say where it begins: --to begin, --to end or --to TIME")
     stores = "keeps its stores" if keep_state else "loses all that its stores have"
-    begins = f", and begins at {to}" if to else ""
+    begins = f", and reads its inputs again from {to} on" if to else ""
     confirm(f"{processor} {stores}{begins}.", yes=yes)
     with connecting as client:
         info = client.reset_processor(processor, start, keep_state=keep_state)
@@ -323,7 +324,9 @@ def _position_row(
 ) -> tuple[object, ...]:
     told = _lag(lag)
     inside = (
-        f"segment {position.segment:#x} to {position.offset:,}" if position.segment >= 0 else None
+        f"segment {segment_name(position.segment)} to {position.offset:,}"
+        if position.segment >= 0
+        else None
     )
     at = time_text(to_ms(position.timestamp))
     return stream, ranges(tasks), position.record, at, inside, _events(told), told["seconds_behind"]
