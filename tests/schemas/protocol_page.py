@@ -315,14 +315,14 @@ def table(head: str, rows: list[list[Any]]) -> str:
 
 
 def types_block() -> str:
-    def kind(number: int, record: type) -> str:
-        if record.__module__ == r.Take.__module__:
+    def kind(number: int) -> str:
+        if number < 32 or number in (35, 36):
             return "command"
         if number < 64:
             return "reply" if number == 32 else "from process to process"
         return "status row" if number < 96 else "journal" if number == 96 else "history"
 
-    rows = [[n, f"{n:02x}", f"`{c.__name__}`", kind(n, c)] for n, c in sorted(TYPES.items())]
+    rows = [[n, f"{n:02x}", f"`{c.__name__}`", kind(n)] for n, c in sorted(TYPES.items())]
     return table("type | byte 1 | record | what", rows) + (
         "\n`AdoptScope` is said by controllers to each other, on `<prefix>.control`; nothing else is.\n"
     )
