@@ -7,18 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, ConsumerGroupState
 from confluent_kafka import TopicPartition as Partition
+from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 import anabranch
 from anabranch.cli.main import app
+from anabranch.core.ids import state_stream
 from anabranch.core.partitioner import position_of
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.reading.tasks.stored import state_key
+from anabranch.topics.rights import reader_rights
 from tests.behaviour.test_tasks import KEYS, QUIET_S, Place, copy
 from tests.cluster import Cluster
-from tests.secured import CLIENT, entrance
+from tests.secured import CLIENT, entrance, grant
 
 pytestmark = pytest.mark.broker
 
@@ -29,6 +32,8 @@ class Group:
     def __init__(self, cluster: Cluster, name: str, stream: str, partitions: int = 2) -> None:
         address, options = entrance(cluster.bootstrap, CLIENT)
         settings = {"group.id": name, "enable.auto.commit": False, "bootstrap.servers": address}
+        self._admin = AdminClient({"bootstrap.servers": address, **options})
+        self._name = name
         self.consumer = Consumer(settings | {"auto.offset.reset": "earliest"} | dict(options))
         topic = stream.replace("/", ".")
         self.places = [Partition(topic, p) for p in range(partitions)]
@@ -39,6 +44,11 @@ class Group:
         found = self.consumer.committed([self.history, *self.places], timeout=30)
         ends = [self.consumer.get_watermark_offsets(place, timeout=30)[1] for place in found]
         return [end - max(place.offset, 0) for end, place in zip(ends, found, strict=True)]
+
+    def state(self) -> ConsumerGroupState:
+        asked = self._admin.describe_consumer_groups([self._name])
+        found: ConsumerGroupState = asked[self._name].result(30).state
+        return found
 
     def consume(self, count: int) -> list[bytes | None]:
         """Read so many events, and commit them as any program does."""
@@ -110,6 +120,7 @@ def test_the_lag_falls_as_tasks_go_on(
     assert mirror.step()
     assert not mirror.step(), "nothing has moved"
     assert group.lags() == [0, 0, 0], "markers are no lag"
+    assert group.state() == ConsumerGroupState.EMPTY, "tools list it, without members"
     done = command(cluster, "processor", "describe", place.processor)
     assert (done["inputs"][0]["events_behind"], done["inputs"][0]["seconds_behind"]) == (0, 0.0)
     assert {(task["holder"], task["in_progress"]) for task in done["held_by"]} == {("idle", None)}
@@ -172,6 +183,7 @@ def test_stores_are_looked_into_reset_and_deleted(
 ) -> None:
     counting = f"{place.scope}/counting"
     client.create_processor(counting, place.input, 4, stores=["counts", "other"])
+    grant(cluster.bootstrap, CLIENT, reader_rights([], state_stream(counting)))
     place.write(8)
     tenure = client.take(counting)
     key = KEYS[0]

@@ -42,7 +42,8 @@ def test_describe(run: Run) -> None:
     places = [(one["tasks"], one["record"], one["segment"]) for one in told["positions"]]
     assert places == [([0, 3], 0, -1), ([1], 40, -1), ([2], 40, 1 << 32)]
     shown = squeezed(run("processor", "describe", "nyc/delays").stdout)
-    for part in ("0, 3 0 - - ~12,345", "segment 0x100000000 to 17 0 0.000", "nyc/lost: UnknownS"):
+    assert "nyc/lost: UnknownStream: gone" in shown
+    for part in ("0, 3 0 - - ~12,345", "segment 0@1 to 17 0 0.000", "stores: none; resets: 0"):
         assert part in shown
 
 

@@ -22,6 +22,7 @@ from anabranch.cli.output import (
 )
 from anabranch.cli.processor import run
 from anabranch.cli.read import moment_of
+from anabranch.cli.stream.commands import segment_name
 from anabranch.core.hybrid_time import to_ms, to_text
 from anabranch.errors import InvalidArgument
 
@@ -98,7 +99,8 @@ def describe(options: ClusterOptions, processor: Name) -> None:
     tasks = [_task(task) for task in info.tasks]
     if options.json:
         positions = [_position(*each) for each in _stands(lags)]
-        more = {"incarnation": info.incarnation, "held_by": tasks, "positions": positions}
+        more = {"stores": info.stores, "incarnation": info.incarnation, "resets": info.resets}
+        more |= {"held_by": tasks, "positions": positions}
         print_json(_summary(info, lags) | more)
         return
     print_table(
@@ -119,6 +121,7 @@ def describe(options: ClusterOptions, processor: Name) -> None:
         ),
         (_position_row(*each) for each in _stands(lags)),
     )
+    print_line(f"stores: {', '.join(info.stores) or 'none'}; resets: {info.resets:,}")
     for lag in lags:
         if lag.trouble:
             print_line(f"{lag.stream}: {lag.trouble}")
@@ -182,7 +185,7 @@ def reset(
     if to is None and not keep_state:
         raise InvalidArgument("say where it begins: --to begin, --to end or --to TIME")
     stores = "keeps its stores" if keep_state else "loses all that its stores have"
-    begins = f", and begins at {to}" if to else ""
+    begins = f", and reads its inputs again from {to} on" if to else ""
     confirm(f"{processor} {stores}{begins}.", yes=yes)
     with connecting as client:
         info = client.reset_processor(processor, start, keep_state=keep_state)
@@ -326,7 +329,9 @@ def _position_row(
 ) -> tuple[object, ...]:
     told = _lag(lag)
     inside = (
-        f"segment {position.segment:#x} to {position.offset:,}" if position.segment >= 0 else None
+        f"segment {segment_name(position.segment)} to {position.offset:,}"
+        if position.segment >= 0
+        else None
     )
     at = time_text(to_ms(position.timestamp))
     return stream, ranges(tasks), position.record, at, inside, _events(told), told["seconds_behind"]

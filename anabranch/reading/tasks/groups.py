@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from anabranch.core.vectors import has_vector
 from anabranch.errors import AnabranchError, InvalidArgument, SnapshotExpired
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts, partitions_of
@@ -116,13 +117,13 @@ def passed(search: HistorySearch, offsets: Mapping[int, int]) -> tuple[int, int]
     """
     near = search.not_beyond(offsets)
     start, timestamp = near.offset if near is not None else 0, 0
-    oldest = search.oldest_whole()
+    oldest = next(search.since(0), None)
     if oldest is not None and search.is_cut():
-        gone = [p for p, end in oldest.vector().items() if end > offsets.get(p, 0)]
-        if gone:
+        ends = oldest.vector().items()
+        if not has_vector(oldest.record) or any(end > offsets.get(p, 0) for p, end in ends):
             raise SnapshotExpired(
-                f"retention has deleted events of partition {gone[0]} above {offsets.get(gone[0], 0)}, where the "
-                "group stands, and the history with them: start at 'begin' instead"
+                "retention has cut the history above where the group stands, or it can't be told any more: events "
+                "that it has not read are gone. Start at 'begin' instead"
             )
     for at, record in search.since(start):
         if isinstance(record, CommitRecord) and any(

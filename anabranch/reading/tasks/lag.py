@@ -17,7 +17,7 @@ from anabranch.reading.tasks.reader import check_same_topic
 from anabranch.schemas.records import CommitRecord, ProcessorInfo, TaskPosition
 from anabranch.topics.names import history_topic
 
-_COUNTED = 50_000  # records that are read of one history, about a second
+_COUNTED = 50_000  # records that are read of one history, a second or two
 
 
 class Lag(NamedTuple):
