@@ -88,10 +88,9 @@ class Keeper(Peer, Protocol):
 
 @dataclass(frozen=True)
 class KafkaStreams:
-    """`exactly_once_v2`; ``caching``: of its store."""
+    """`exactly_once_v2`, a store without a cache."""
 
     name: str = "Kafka Streams"
-    caching: bool = False
     streams: bool = False
     exactly_once: bool = True
 
@@ -122,14 +121,12 @@ class KafkaStreams:
         }
         command = [str(java.path), "-Xmx2g", "-cp", os.pathsep.join(map(str, jars))]
         command += [str(HERE / "KafkaStreamsPeer.java"), job.source, job.target, job.work]
-        command += ["caching" if self.caching else "plain"]
         return command + [f"{key}={value}" for key, value in settings.items()]
 
     def about(self) -> dict[str, str]:
         """Its version and Java's."""
         java = find_java()
-        caching = "with a cache" if self.caching else "no cache, as by default"
-        store = f"RocksDB, changelog, {caching}"
+        store = "RocksDB, changelog, no cache"
         return {"version": STREAMS, "java": str(java.major), "json": "Jackson", "store": store}
 
     @property
@@ -178,7 +175,6 @@ class Python:
 
 
 KAFKA_STREAMS = KafkaStreams()
-KAFKA_STREAMS_CACHED = KafkaStreams("Kafka Streams, cached store", caching=True)
 QUIX_STREAMS = Python("Quix Streams", "quix", QUIX, "RocksDB, changelog", exactly_once=True)
 FAUST_STREAMING = Python(
     "faust-streaming", "faust", FAUST, "table in memory, changelog", exactly_once=False
