@@ -155,6 +155,7 @@ def _check_processor(
             hold(not rest or place.is_over, f"{where}: {rest} of {one.stream} were never consumed")
         if known is not None:
             hold(known.in_progress is None, f"{where}: a commit of it is in progress for ever")
+            hold(known.commit_timestamp == last, f"{where}: {known}, and it moved at {last}")
             hold(known.sequence == len(moves), f"{where}: {known} after {len(moves)} commits")
             hold(
                 all(at[position.input] == position for position in known.positions),

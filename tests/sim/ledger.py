@@ -126,6 +126,10 @@ class Workplace:
     made: bool = False
     is_over: bool = False
 
+    def inputs_in(self, streams: Iterable[str]) -> set[str]:
+        """Which inputs are among these streams."""
+        return set(self.inputs) & set(streams)
+
 
 @dataclass
 class Deal:
