@@ -99,12 +99,12 @@ def not_given_back() -> Planted:
 
 @contextmanager
 def one_task_moves() -> Iterator[None]:
-    """Of the tasks of a step the first one alone moves."""
+    """Of the tasks of a commit the first one alone moves."""
     move = positions.move
 
     def first(turn: Turn, consumed: Consumed, *more: Any) -> TaskRow:
-        steps = tuple(replace(step, tasks=step.tasks[:1]) for step in consumed.steps)
-        return move(turn, replace(consumed, steps=steps), *more)
+        step = replace(consumed.steps[0], tasks=consumed.steps[0].tasks[:1])
+        return move(turn, replace(consumed, steps=(step,)), *more)
 
     with patch.object(positions, "move", first):
         yield

@@ -107,13 +107,14 @@ class TaskMachine:
             if self.done:
                 self.world.sleep(5.0)
                 continue
-            found = False
+            found, place = False, None
             try:
                 place = self._workplace(client)
                 if place is not None:
                     found = self._work(client, place)
             except (AnabranchError, LogError) as error:
-                if not isinstance(error, (SnapshotExpired, *_WAIT, *self._allowed)):
+                spoiled = place is not None and place.inputs_in(self.ledger.deleted)
+                if not spoiled and not isinstance(error, (SnapshotExpired, *_WAIT, *self._allowed)):
                     raise
                 self.world.note(process.name, f"{type(error).__name__}: {error}"[:200])
                 found = not isinstance(error, (SnapshotExpired, IllegalState, StreamLost))
