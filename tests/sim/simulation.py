@@ -314,6 +314,7 @@ class _Run:
             return
         for machine in self.tasks:
             machine.finishing = True
+        self.world.set_clocks()  # an id that is too old, or too new, is refused each time
         done = lambda: all(machine.done for machine in self.tasks) and self._ended()  # noqa: E731
         if not self.world.run(done, self.world.now + CALM_S) and not self.world.violation:
             slow = [machine.name for machine in self.tasks if not machine.done]

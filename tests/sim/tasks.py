@@ -122,6 +122,7 @@ class TaskMachine:
             except Interrupt:
                 found = True
             self.idle = self.idle + 1 if self.finishing and not found else 0
+            self.world.sleep(random.expovariate(2.0))
 
     @property
     def _allowed(self) -> tuple[type[Exception], ...]:
@@ -205,7 +206,7 @@ class TaskMachine:
                 self.world.sleep(random.expovariate(0.5))
             stretch = reader.consumed(), events, label
             commit = partial(self._commit, client, tenure, *stretch)
-            if random.random() < 0.1:
+            if random.random() < 0.2:
                 self._spawn(commit, beside)
                 continue
             if random.random() < 0.05:  # it does not wait for the answer, and sends it once more

@@ -238,9 +238,9 @@ def _draw_lanes(random: Random) -> dict[str, float]:
 
 
 def _draw_workers(random: Random) -> dict[str, float]:
-    """Workers, in two runs of five."""
+    """Workers, in one run of three."""
     return {
-        "workers": random.choice((0, 0, 0, 1, 2, 3, 0, 0, 2, 0)),
+        "workers": random.choice((0, 0, 0, 0, 0, 0, 1, 2, 3)),
         "worker_crash": random.choice((0.0, 0.001, 0.004)),
         "worker_freeze": random.choice((0.0, 0.002, 0.006)),
     }

@@ -290,6 +290,11 @@ class World:
         for task in self._tasks:
             task.process.frozen = 0
 
+    def set_clocks(self) -> None:
+        """All wall clocks are right from now on."""
+        for task in self._tasks:
+            task.process.skew = 0.0
+
     # -- the hub --------------------------------------------------------------------------------------
 
     def run(self, done: Callable[[], bool], until: float) -> bool:
