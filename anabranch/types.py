@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from anabranch.core.authorize import Right
 from anabranch.core.decisions.commits.positions import hash_of
-from anabranch.core.ids import OPEN_LANE, check_type, txn_text
+from anabranch.core.ids import OPEN_LANE, check_type, state_stream, txn_text
 from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import InvalidArgument, TransactionAborted
 from anabranch.schemas import records as r
@@ -231,6 +231,7 @@ class Tenure:
     """The right to commit for tasks of a processor, until another one takes them. Plain data: it may be pickled.
 
     ``tasks``: by number, as they stood when they were taken. ``secret``: 16 bytes that let their holder commit.
+    ``stores``: the first one has number 2. ``incarnation``: stands in each key of its state.
     """
 
     processor: str
@@ -238,6 +239,13 @@ class Tenure:
     inputs: tuple[r.ProcessorInput, ...]
     tasks: Mapping[int, r.TaskInfo]
     secret: bytes = field(repr=False)
+    stores: tuple[str, ...] = ()
+    incarnation: int = 0
+
+    @property
+    def state(self) -> str:
+        """The stream that is the processor's state."""
+        return state_stream(self.processor)
 
     @property
     def scope(self) -> str:

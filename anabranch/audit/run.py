@@ -27,7 +27,7 @@ from anabranch.audit.log import Span, open_log, read_records
 from anabranch.audit.report import AuditReport, Gone
 from anabranch.audit.tables import COMMIT, FOREIGN, find_scope, read_history, read_status
 from anabranch.core.hybrid_time import MAX
-from anabranch.core.ids import split_stream
+from anabranch.core.ids import is_state, split_stream
 from anabranch.core.rows import Entry
 from anabranch.errors import DeadlineExceeded, InvalidArgument, UnknownStream
 from anabranch.kafka.log import KafkaLog
@@ -339,12 +339,16 @@ def _scope_of(names: Sequence[str]) -> str:
 
 
 def _chosen(names: Sequence[str], scope: str, known: Sequence[str]) -> tuple[str, ...]:
-    chosen = set(known) if scope in names else set()
+    chosen = {one for one in known if not is_state(one)} if scope in names else set()
     for name in names:
         if name != scope:
             split_stream(name)
             if name not in known:
                 raise UnknownStream(f"there is no stream {name}: create it first")
+            if is_state(name):
+                raise InvalidArgument(
+                    f"{name} is a processor's state: compaction takes old rows out of it, so no audit reads it"
+                )
             chosen.add(name)
     if not chosen:
         raise UnknownStream(f"the scope {scope} has no stream yet")

@@ -119,8 +119,7 @@ class Client(Processors, Administration):
             raise InvalidArgument(
                 f"a transaction that moves positions of {tenure.processor} is of its scope, and has no name"
             )
-        of = None if tenure is None else tenure.hash
-        txn = Transaction(self._shared, check_scope(scope), name, keepalive_ms, of)
+        txn = Transaction(self._shared, check_scope(scope), name, keepalive_ms, tenure)
         if name is not None:
             txn.open_named()
         return txn

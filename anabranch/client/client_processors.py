@@ -10,7 +10,8 @@ from dataclasses import replace
 from anabranch.client.client_reads import Reading
 from anabranch.client.client_streams import Streams
 from anabranch.client.session import Session
-from anabranch.core.ids import TENURE_SIZE, check_scope, check_type, split_stream
+from anabranch.core.ids import TENURE_SIZE, check_scope, check_type, split_stream, state_stream
+from anabranch.core.stream_settings import PROCESSOR
 from anabranch.errors import NotReady
 from anabranch.reading.history_search import Start
 from anabranch.schemas import records as r
@@ -32,22 +33,66 @@ class Processors(Reading, Streams):
         tasks: int = DEFAULT_TASKS,
         start: Start = "begin",
         *,
+        stores: Sequence[str] = (),
         timeout: float | None = None,
     ) -> r.ProcessorInfo:
-        """Make a processor (``scope/name``, of an existing scope). Repeating it changes nothing.
+        """Make a processor (``scope/name``, of an existing scope). Repeating it changes nothing, but adds stores.
 
         ``inputs``: streams, of any scopes. ``tasks``: a power of two up to 1,024; the most that work side by side,
-        it never changes. ``start``: where its tasks begin, as of `read`; logged once.
+        it never changes. ``start``: where its tasks begin, as of `read`; logged once. ``stores``: names; with one
+        or more it has state, the stream ``scope/name.state``. None of them is ever taken away.
 
         Raises: UnknownScope, UnknownStream, IllegalState (it exists with other tasks or inputs), InvalidArgument,
-        NotAuthorized (the right process), NotReady, DeadlineExceeded.
+        NotAuthorized (the right process), NotReady, DeadlineExceeded, and for its state as `create_stream`.
         """
         deadline = self._deadline(timeout)
         check_type("tasks", tasks, int)
         names = [inputs] if isinstance(inputs, str) else list(inputs)
         first = self._readers().first_inputs(names, start, deadline)
-        command = r.CreateProcessor(processor, tasks, first)
+        command = r.CreateProcessor(processor, tasks, first, tuple(stores))
+        info = self._ask_processor(processor, command, deadline)
+        if info.stores:
+            state = r.CreateStream(state_stream(processor), tasks, {PROCESSOR: processor})
+            self._session.ask_of(processor, state, r.StreamList, deadline)
+        return info
+
+    def reset_processor(
+        self,
+        processor: str,
+        start: Start | None = None,
+        *,
+        keep_state: bool = False,
+        timeout: float | None = None,
+    ) -> r.ProcessorInfo:
+        """Let a processor begin again, from ``start`` (as of `read`), without its state: all of its tenures end.
+
+        ``keep_state``: its stores stay as they are; then without a ``start`` its positions do, too. Streams
+        keep what it has written. Each call resets once more.
+
+        Raises: UnknownScope, UnknownStream, UnknownProcessor, InvalidArgument (neither start nor keep_state),
+        IllegalState (another one reset it at the same time), NotReady (a commit of it is being merged),
+        NotAuthorized (the right process), DeadlineExceeded.
+        """
+        deadline = self._deadline(timeout)
+        info = self._described(processor, deadline)
+        inputs: tuple[r.ProcessorInput, ...] = ()
+        if start is not None:
+            streams = [one.stream for one in info.inputs]
+            inputs = self._readers().first_inputs(streams, start, deadline)
+        command = r.ResetProcessor(processor, info.resets, inputs, bool(keep_state))
         return self._ask_processor(processor, command, deadline)
+
+    def delete_processor(self, processor: str, *, timeout: float | None = None) -> None:
+        """Take a processor away, with its state. One of that name that is made later begins without it.
+
+        The topics of its state are deleted behind the answer.
+
+        Raises: as `reset_processor`.
+        """
+        deadline = self._deadline(timeout)
+        resets = self._described(processor, deadline).resets
+        command = r.DeleteProcessor(processor, resets)
+        self._session.ask_of(processor, command, r.ProcessorList, deadline)
 
     def processors(self, scope: str, *, timeout: float | None = None) -> list[r.ProcessorInfo]:
         """The processors of a scope, by name, without their tasks. Raises: UnknownScope, NotReady."""
@@ -101,7 +146,9 @@ class Processors(Reading, Streams):
                 raise NotReady(f"the tasks are taken, but {ids} is still being merged: take again")
             self._ports.clock.sleep(_PAUSE_S)
         found = {task.task: task for task in info.tasks}
-        return Tenure(processor, info.task_count, info.inputs, found, secret)
+        return Tenure(
+            processor, info.task_count, info.inputs, found, secret, info.stores, info.incarnation
+        )
 
     def release(self, tenure: Tenure, *, timeout: float | None = None) -> None:
         """Give up tasks. Those that another one has taken are left alone. Repeating it is fine."""

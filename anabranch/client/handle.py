@@ -21,9 +21,8 @@ from anabranch.client.receipt_account import (
     check_timestamp,
 )
 from anabranch.client.session import Session
-from anabranch.core.decisions.commits.positions import hash_of
 from anabranch.core.decisions.commits.writers import left_behind
-from anabranch.core.ids import check_type, split_stream
+from anabranch.core.ids import check_type, is_state, split_stream
 from anabranch.core.stream_states import ACTIVE, FORGOTTEN, WAITING
 from anabranch.errors import (
     AlreadyCommitted,
@@ -41,7 +40,7 @@ from anabranch.errors import (
 )
 from anabranch.ports import JournalMissing, RecordHeaders
 from anabranch.schemas.records import Consumed, Event, Outcome, Receipt, SegmentRange
-from anabranch.types import Headers
+from anabranch.types import Headers, Tenure
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -263,6 +262,8 @@ class Handle:
                     f"{stream} is not in scope {self._scope!r}: a transaction writes to streams of its own "
                     "scope only, for now"
                 )
+            if is_state(stream):
+                raise InvalidArgument(f"{stream} is a processor's state: use `write_state`")
             self._legal.add(stream)
 
     def _touch(self, stream: str, deadline: float) -> StreamLane:
@@ -355,11 +356,12 @@ class Handle:
         self._hot = {}
 
 
-def check_consumed(tenure: bytes | None, consumed: Consumed | None) -> None:
-    """`InvalidArgument` unless a commit moves positions of the tenure whose hash its transaction began with."""
+def check_consumed(tenure: Tenure | None, consumed: Consumed | None) -> None:
+    """`InvalidArgument` unless a commit moves positions of the tenure that its transaction began with."""
     if consumed is not None:
         check_type("consumed", consumed, Consumed)
-    if tenure != (None if consumed is None else hash_of(consumed.processor, consumed.tenure)):
+    began = None if tenure is None else (tenure.processor, tenure.secret)
+    if began != (None if consumed is None else (consumed.processor, consumed.tenure)):
         raise InvalidArgument(
             "begin with a tenure, and commit with what its reader gives as `consumed`: both, or neither"
         )

@@ -15,7 +15,7 @@ from zlib import crc32
 from anabranch.client.ports import JournalWriter
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.core.journal.index import CRC_MODULUS
-from anabranch.core.partitioner import mix
+from anabranch.core.partitioner import mix, record_checksum
 from anabranch.errors import EventTooLarge, InvalidArgument
 from anabranch.ports import JournalRecord, RecordHeaders, TopicPartition
 from anabranch.schemas.records import Extent, Receipt, SegmentRange, Touched
@@ -42,6 +42,9 @@ EventFields: TypeAlias = (
     " | tuple[bytes | None, bytes | None, Headers | None]"
     " | tuple[bytes | None, bytes | None, Headers | None, int | None]"
 )
+
+
+StateRow: TypeAlias = "tuple[bytes, bytes | None]"  # key and value of a row of a processor's state
 
 
 class Account:
@@ -83,6 +86,18 @@ class StreamLane:
     def write_many(self, events: Iterable[EventFields]) -> None:
         """Write events. A refused event raises after those before it are written; `TypeError` as `check_fields`."""
         self._journal.write_many(self.topic, self._records(events))
+
+    def write_rows(self, partition: int, rows: Iterable[StateRow]) -> None:
+        """Write rows of a processor's state to a partition, whatever their keys. As `write_many`."""
+        self._journal.write_many(self.topic, self._rows(self.accounts[partition], rows))
+
+    def _rows(self, account: Account, rows: Iterable[StateRow]) -> Iterator[JournalRecord]:
+        headers: RecordHeaders = [self._header]
+        for key, value in rows:
+            self._check_bytes(len(key) + len(value or b""))
+            yield account.partition, key, value, headers, 0
+            account.count += 1
+            account.crc_sum += record_checksum(key, value)
 
     def check_columns(self, columns: EventColumns) -> None:
         """`EventTooLarge` if the broker would not take one of the rows."""

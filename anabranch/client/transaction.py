@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from anabranch.client.buffered import Buffered
 from anabranch.client.handle import (
     QUIET_S,
-    Handle,
     Shared,
     check_consumed,
     check_taken,
-    pairs_of,
     place_null_keys,
 )
-from anabranch.client.receipt_account import StreamLane, WriterAccount, headers_size
+from anabranch.client.receipt_account import WriterAccount
 from anabranch.client.reservation import Reservation, abort_reserved
 from anabranch.client.session import unknown
 from anabranch.client.tokens import WRITER, RightNames, narrow_at
@@ -34,19 +33,13 @@ from anabranch.errors import (
     TransactionAborted,
     UnsupportedVersion,
 )
-from anabranch.ports import RecordHeaders
 from anabranch.schemas import records as r
-from anabranch.types import Receipt, Result, receipt_records, result_of, warn_left_out
-
-if TYPE_CHECKING:
-    from anabranch.batches.columns_write import EventColumns
+from anabranch.types import Receipt, Result, Tenure, receipt_records, result_of, warn_left_out
 
 log = logging.getLogger("anabranch.client")
 
-_EVENT_OVERHEAD = 48  # more than an event's fields take in a command, besides its bytes
 
-
-class Transaction(Handle):
+class Transaction(Buffered):
     """A transaction begun here. Use it as a context manager: leaving without a commit aborts.
 
     Writes stay in memory first. If the commit finds all of them there, and no token was asked for, the whole
@@ -60,15 +53,12 @@ class Transaction(Handle):
         scope: str,
         name: str | None,
         keepalive_ms: int,
-        tenure: bytes | None = None,
+        tenure: Tenure | None = None,
     ) -> None:
-        super().__init__(shared, scope, keepalive_ms)
+        super().__init__(shared, scope, keepalive_ms, tenure)
         self._name = name
-        self._tenure = tenure
         self._txn_id: bytes | None = None
         self._secret: bytes | None = None
-        self._buffer: list[r.Event] = []
-        self._buffered_bytes = 0
         self._result: Result | None = None
         self._own: r.Receipt | None = None
         self._begun = False  # a Begin was sent
@@ -143,9 +133,8 @@ class Transaction(Handle):
         txn_id = self._make_id(deadline)
         self._begun = True
         self._secret = self._secret or self._session.new_secret()  # the same when this is repeated
-        begin = r.Begin(
-            txn_id, self._scope, self._name, self.keepalive_ms, self._secret, self._tenure
-        )
+        of = None if self._tenure is None else self._tenure.hash
+        begin = r.Begin(txn_id, self._scope, self._name, self.keepalive_ms, self._secret, of)
         begun = self._session.begin(begin, deadline)
         if isinstance(begun, r.Outcome):
             self._take_outcome(begun)
@@ -161,63 +150,6 @@ class Transaction(Handle):
         if self._txn_id is None:
             self._txn_id = self._session.new_txn_id(self._scope, deadline, marked=marked)
         return self._txn_id
-
-    def _open(self, deadline: float) -> None:
-        """Begin unless it has begun; bring all buffered writes to the journals, or none."""
-        if self._token is None:
-            self._begin(deadline)
-        lanes = {event.stream: self._touch(event.stream, deadline) for event in self._buffer}
-        for event in self._buffer:
-            lanes[event.stream].check_size(event.key, event.value, pairs_of(event))
-        for event in self._buffer:
-            stamp = event.timestamp if event.timestamp > 0 else None
-            lanes[event.stream].write(event.key, event.value, pairs_of(event), stamp)
-        self._buffer.clear()
-        self._buffered_bytes = 0
-        for stream, lane in lanes.items():
-            self._hot[stream] = lane.write
-
-    def _write_cold(
-        self,
-        stream: str,
-        key: bytes | None,
-        value: bytes | None,
-        headers: RecordHeaders | None,
-        timestamp: int | None,
-    ) -> None:
-        self._check_usable()
-        if self._token is None or self._buffer:
-            size = len(key or b"") + len(value or b"") + headers_size(headers)
-            size += len(stream) + _EVENT_OVERHEAD
-            if self._token is None and self._buffered_bytes + size <= self._shared.one_shot_bytes:
-                self._buffer.append(
-                    r.Event(
-                        stream=stream,
-                        segment_id=-1,
-                        key=key,
-                        value=value,
-                        headers=tuple(r.EventHeader(*pair) for pair in headers or ()),
-                        timestamp=timestamp or -1,
-                    )
-                )
-                self._buffered_bytes += size
-                return
-            self._open(self._shared.deadline(None))
-        lane = self._touch(stream, self._shared.deadline(None))
-        lane.write(key, value, headers, timestamp)
-        self._hot[stream] = lane.write
-
-    def _lane(self, stream: str, pieces: Sequence[EventColumns]) -> StreamLane | None:
-        self._check_usable()
-        if self._token is None:
-            overhead = len(stream) + _EVENT_OVERHEAD
-            size = sum(int(piece.sizes().sum()) + piece.rows * overhead for piece in pieces)
-            if self._buffered_bytes + size <= self._shared.one_shot_bytes:
-                return None
-        deadline = self._shared.deadline(None)
-        if self._token is None or self._buffer:
-            self._open(deadline)
-        return self._touch(stream, deadline)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything written is acknowledged and its receipt registered. Opens the transaction.

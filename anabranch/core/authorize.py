@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import IntFlag
 from typing import Any
 
-from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.core.ids import ADMIN_LANE, OPEN_LANE, STATE, is_state
 from anabranch.core.state import State
 from anabranch.errors import NotAuthorized
 from anabranch.schemas import records as r
@@ -168,12 +168,20 @@ def _begin(state: State, lane: str, command: r.Begin | r.OneShot) -> None:
         raise refusal(lane, Right.WRITE, command.scope)
 
 
+def _create_stream(state: State, lane: str, command: r.CreateStream) -> None:
+    """A processor's state is made by those who may run it."""
+    if is_state(command.stream):
+        check_right(state, lane, Right.PROCESS, command.stream.removesuffix(STATE))
+    else:
+        check_right(state, lane, Right.CREATE, command.stream)
+
+
 _processor = _on(Right.PROCESS, lambda command: command.processor)
 
 RULES: Mapping[type, Rule] = {
     r.FindScope: _find_scope,
     r.AdoptScope: _from_controllers,
-    r.CreateStream: _stream(Right.CREATE),
+    r.CreateStream: _create_stream,
     r.DescribeStreams: _describe,
     r.ForgetStream: _stream(Right.OPERATE),
     r.RecoverStream: _stream(Right.OPERATE),
@@ -192,6 +200,8 @@ RULES: Mapping[type, Rule] = {
     r.CreateProcessor: _processor,
     r.Take: _processor,
     r.Release: _processor,
+    r.ResetProcessor: _processor,
+    r.DeleteProcessor: _processor,
     r.DescribeProcessors: _describe_processors,
     r.ListCommands: _everywhere(Right.OPERATE),
     r.SafeTime: _within(Right.SAFE_TIME),
@@ -221,10 +231,14 @@ def sees(state: State, lane: str, row: r.TxnRow) -> bool:
 def check_writes(state: State, row: r.TxnRow, streams: Iterable[str] = ()) -> None:
     """`NotAuthorized` unless a transaction's owner may write to these streams; without any, in its scope.
 
+    To the state of a processor it writes by the right to run that one.
     A blocked owner may not: its tokens are good for nothing more, in whichever lane.
     """
     owner = state.lanes.get(row.owner)
     if owner is not None and owner.blocked:
         raise NotAuthorized(f"lane {row.owner!r}, which the transaction belongs to, is blocked")
     for what in sorted(streams) or (row.scope,):
-        check_right(state, row.owner, Right.WRITE, what)
+        if is_state(what):
+            check_right(state, row.owner, Right.PROCESS, what.removesuffix(STATE))
+        else:
+            check_right(state, row.owner, Right.WRITE, what)

@@ -26,6 +26,7 @@ DIRECTORY = 0  # the control partition that knows where each scope is served
 MAX_CONTROL_PARTITION = (1 << 16) - 1
 _MAX_MS = MARK_MS - 1
 OPEN_LANE, ADMIN_LANE = "open", "admin"  # the lanes that are there from the start
+STATE = ".state"  # the end of the name of a processor's state, which no other stream has
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _LANE = re.compile(r"[a-z0-9][a-z0-9-]{0,49}")
 
@@ -171,12 +172,25 @@ def check_number(name: str | None, number: int | None) -> None:
 
 
 def split_stream(stream: str) -> tuple[str, str]:
-    """('nyc', 'flights') of 'nyc/flights'; names have no dots, so topic names can't be ambiguous."""
+    """('nyc', 'flights') of 'nyc/flights'; names have no dots, so topic names can't be ambiguous.
+
+    But a processor's state is 'nyc/delays.state'.
+    """
     if type(stream) is not str:  # a fast path: each event of a batch comes here
         check_type("a stream, scope/name,", stream, str)
     scope, slash, name = stream.partition("/")
-    if not slash or not _NAME.fullmatch(scope) or not _NAME.fullmatch(name):
+    if not slash or not _NAME.fullmatch(scope) or not _NAME.fullmatch(name.removesuffix(STATE)):
         raise InvalidArgument(
             f"{stream!r} is not a stream: scope/stream, each of letters, digits, _ and - (at most 100)"
         )
     return scope, name
+
+
+def state_stream(processor: str) -> str:
+    """'nyc/delays' -> 'nyc/delays.state': the stream that is a processor's state."""
+    return processor + STATE
+
+
+def is_state(stream: str) -> bool:
+    """Whether a stream is the state of the processor `stream.removesuffix(STATE)`."""
+    return stream.endswith(STATE)

@@ -70,6 +70,7 @@ PROCESSORS = Limit(1_000, "processors", "a control partition")
 TASKS = Limit(1_024, "tasks", "a processor")
 ALL_TASKS = Limit(32_768, "tasks", "all processors of a control partition")
 INPUTS = Limit(64, "inputs", "a processor")
+STORES = Limit(256, "stores", "a processor")
 HOLDER = Limit(256, "characters", "the name of who takes tasks")
 GRANTS = Limit(10_000, "grants", "a control partition; those of scopes' creators come on top")
 LANES = Limit(1_000, "lanes", "a control partition")
@@ -140,7 +141,7 @@ def weight(answer: object) -> int:
             return sum(map(weight, answer.processors))
         case r.ProcessorInfo():
             tasks = sum(160 + len(task.holder) + 40 * len(task.positions) for task in answer.tasks)
-            return 256 + 160 * len(answer.inputs) + tasks
+            return 256 + 160 * len(answer.inputs) + 4 * sum(map(len, answer.stores)) + tasks
         case r.StreamList():
             return sum(map(weight, answer.streams))
         case r.StreamInfo() | r.Touched():

@@ -87,13 +87,18 @@ class Layout:
         """The index of the segment with that number, which a client chose for events without a key; else 0."""
         return self._by_number.get(segment_number(segment_id), 0)
 
-    def spread(self, events: Sequence[Event]) -> list[tuple[SegmentRange, list[Event]]]:
-        """Events by segment, in the order of the segments and of the events."""
+    def spread(
+        self, events: Sequence[Event], *, by_key: bool = True
+    ) -> list[tuple[SegmentRange, list[Event]]]:
+        """Events by segment, in the order of the segments and of the events.
+
+        ``by_key`` False: each goes to the segment that it names, although it has a key.
+        """
         lists: dict[int, list[Event]] = {}
         find = self.find
         for event in events:
             key = event.key
-            index = find(key) if key is not None else self.index_of(event.segment_id)
+            index = find(key) if by_key and key is not None else self.index_of(event.segment_id)
             if index in lists:
                 lists[index].append(event)
             else:

@@ -97,9 +97,9 @@ class State:
         self.lanes: dict[str, LaneRow] = {}
         self.lane_positions: dict[str, int] = {}  # of lanes other than `open`
         self.grants: dict[str, dict[str, int]] = {}  # lane -> pattern -> rights
-        # Lane, place -> rights, as asked since the last grant.
-        self.rights: dict[tuple[str, str], int] = {}
+        self.rights: dict[tuple[str, str], int] = {}  # by lane and place, as asked since a grant
         self.processors: dict[str, ProcessorRow] = {}
+        self.deleted: dict[str, ProcessorRow] = {}  # what is left of processors
         self.tasks: dict[tuple[str, int], TaskRow] = {}
         self.open: dict[bytes, OpenTxn] = {}
         self.open_of: dict[str, set[bytes]] = {}  # by the lane that made them
@@ -124,8 +124,8 @@ class State:
         for view in (
             self.scopes, self.scope_owners, self.streams, self.layouts, self.epochs, self.places, self.pins,
             self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.set_aside,
-            self.lanes, self.lane_positions, self.grants, self.rights, self.processors, self.tasks, self.open,
-            self.open_of, self.committing,
+            self.lanes, self.lane_positions, self.grants, self.rights, self.processors, self.deleted,
+            self.tasks, self.open, self.open_of, self.committing,
         ):  # fmt: skip
             view.clear()
         for key, value in self._table.scan(k.STATUS + NO_TXN):
@@ -232,7 +232,8 @@ class State:
             _put(self.grants.setdefault(lane, {}), pattern, row and row.rights)
             self.rights.clear()
         elif entry is Entry.PROCESSOR:
-            _put(self.processors, identifier.decode(), row)
+            _put(self.processors, identifier.decode(), row if row and row.tasks else None)
+            _put(self.deleted, identifier.decode(), None if row and row.tasks else row)
         elif entry is Entry.TASK:
             _put(self.tasks, k.numbered(identifier), row)
 

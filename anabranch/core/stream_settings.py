@@ -11,6 +11,7 @@ from anabranch.errors import InvalidArgument, UnsupportedSetting
 REPLICATION = "replication.factor"
 MIN_ISR = "min.insync.replicas"
 MAX_MESSAGE = "max.message.bytes"
+PROCESSOR = "processor"  # whose state the stream is
 _LONG = (1 << 63) - 1
 _INT = (1 << 31) - 1
 _REPLICAS = (1 << 15) - 1
@@ -42,6 +43,8 @@ _SCALING = {
     "cooldown_ms": (COOLDOWN, (1000, 86_400_000)),
 }
 KNOWN = TOPIC.keys() | {name for name, _ in _SCALING.values()}
+# A state keeps the newest row of each key, whatever its age, and has as many segments as tasks.
+_OF_STATE = frozenset((PROCESSOR, REPLICATION, MIN_ISR, MAX_MESSAGE, "segment.bytes", "segment.ms"))
 
 HISTORY = 32  # whole buckets that loads are counted in, and kept
 _COOLDOWN_BUCKETS = HISTORY // 4
@@ -70,10 +73,13 @@ def check_settings(settings: Mapping[str, str]) -> None:
     for name, value in settings.items():
         limits.SETTING.check(len(name), "a setting's name")
         limits.SETTING.check(len(value), f"the value of {name}")
-    unknown = sorted(settings.keys() - KNOWN)
+    what, known = "a stream", frozenset(KNOWN)
+    if PROCESSOR in settings:
+        what, known = "a processor's state", _OF_STATE
+    unknown = sorted(settings.keys() - known)
     if unknown:
         raise UnsupportedSetting(
-            f"a stream has no setting {', '.join(unknown)}; it takes {', '.join(sorted(KNOWN))}"
+            f"{what} has no setting {', '.join(unknown)}; it takes {', '.join(sorted(known))}"
         )
     for name in settings.keys() & TOPIC.keys():
         if whole_number(name, settings[name], *TOPIC[name]) == 0 and name == REPLICATION:

@@ -110,6 +110,7 @@ def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pu
         batch_size=len(batch.data) if run.pure else run.size,
         pure=pure,
         batch_crc=crc_of(batch.data),
+        keyless=run.keyless,
     )
 
 

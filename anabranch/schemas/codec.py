@@ -60,6 +60,8 @@ TYPES: dict[int, type] = {
     32: r.Reply,
     33: r.Receipt,
     34: r.Consumed,
+    35: r.ResetProcessor,
+    36: r.DeleteProcessor,
     64: r.TermRow,
     65: r.RoundRow,
     66: r.ScopeRow,

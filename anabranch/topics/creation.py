@@ -112,7 +112,7 @@ def create_stream_topics(
     shared = {k: v for k, v in chosen.items() if k in _SHARED_WITH_JOURNAL}
     durable = {k: v for k, v in chosen.items() if k == MIN_ISR}
     topics = (
-        (stream_topic(stream), segments, declared.STREAM, chosen),
+        (stream_topic(stream), segments, declared.of_stream(stream), chosen),
         (journal_topic(stream), segments, declared.JOURNAL, shared),
         (history_topic(stream), 1, declared.HISTORY, durable),
     )
@@ -279,7 +279,7 @@ def stream_problems(stream: str, infos: Mapping[str, TopicInfo], partitions: int
     """Problems of a stream's three topics, each in the words of `problems`."""
     target, journal, history = (infos[name] for name in topics_of(stream))
     wrong = [
-        *problems(target, declared.STREAM, at_least=partitions),
+        *problems(target, declared.of_stream(stream), at_least=partitions),
         *problems(journal, declared.JOURNAL, at_least=partitions),
         *problems(history, declared.HISTORY, at_least=1),
     ]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from anabranch.core import stream_settings
+from anabranch.core.ids import is_state
 from anabranch.core.stream_settings import MAX_MESSAGE
 
 HOUR_MS = 3_600_000
@@ -166,6 +167,30 @@ STREAM: tuple[Setting, ...] = (
     _ANY_PAST,
     _CLEAN,
 )
+STATE: tuple[Setting, ...] = (
+    _is("cleanup.policy", "compact", "the newest row of each key is the state"),
+    _at_least(
+        "delete.retention.ms",
+        DAY_MS,
+        "a worker that was away must still see that a row was deleted",
+        created=7 * DAY_MS,
+    ),
+    _created("min.cleanable.dirty.ratio", "0.2", "who takes a task over reads it whole"),
+    _created("segment.ms", str(HOUR_MS), "only closed segments are compacted"),
+    _created("segment.bytes", str(64 << 20), "only closed segments are compacted"),
+    _VERBATIM,
+    _CREATE_TIME,
+    _ANY_FUTURE,
+    _ANY_PAST,
+    _CLEAN,
+)
+
+
+def of_stream(stream: str) -> tuple[Setting, ...]:
+    """The settings of a stream's own topic."""
+    return STATE if is_state(stream) else STREAM
+
+
 # Settings that a user may choose for a stream's topic; sizes and durability go for its journal too. The settings
 # of scaling are no topic's.
 STREAM_SETTINGS = frozenset(stream_settings.TOPIC)

@@ -37,6 +37,7 @@ ALL = {
     "journal": d.JOURNAL,
     "history": d.HISTORY,
     "stream": d.STREAM,
+    "state": d.STATE,
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from anabranch.batches.records import decode_records
 from anabranch.core import vectors
+from anabranch.core.ids import make_marked_id
 from anabranch.core.vectors import has_vector, vector_place
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
@@ -197,3 +198,30 @@ def test_a_stream_that_keeps_its_events_keeps_its_history() -> None:
         commit(world, controller, 5, 5, 5)
     assert start_of(world) == 0
     assert not controller.state.low_water
+
+
+def test_a_states_history_is_short_though_its_rows_stay() -> None:
+    world = World()
+    controller = leading(world, create=True, **OFTEN)
+    secret, name = bytes(16), "nyc/p"
+    inputs = (r.ProcessorInput(STREAM, "", 0, 0),)
+    world.ask(controller, r.CreateProcessor(name, 2, inputs, ("s",)))
+    made = world.ask(controller, r.CreateStream(f"{name}.state", 2, {"processor": name}))
+    assert isinstance(made, r.StreamList)
+    world.ask(controller, r.Take(name, secret, "me", (0, 1), (0, 0)))
+    history = TopicPartition(history_topic(f"{name}.state"), 0)
+    for sequence in range(1, 31):
+        if sequence == 20:
+            controller = leading(world, "successor", **OFTEN)
+        row = r.Event(f"{name}.state", sequence % 2, b"\0\0\0\0", b"%d" % sequence, (), -1)
+        consumed = r.Consumed(name, secret, (r.TaskStep((0, 1), sequence, ()),))
+        txn_id = make_marked_id(0, int(world.clock.wall() * 1000), sequence)
+        answer = world.ask(controller, r.OneShot(txn_id, "nyc", None, (row,), consumed))
+        assert isinstance(answer, r.Outcome)
+        world.clock.sleep(0.3)
+        controller.step(0)
+    begins = world.cluster.log("r").start_offsets([history])[history]
+    assert begins > 15
+    for task in (0, 1):
+        rows = world.committed(TopicPartition(stream_topic(f"{name}.state"), task))
+        assert [int(row.value or b"") % 2 for row in rows] == [task] * 15, "all are there"

@@ -313,7 +313,7 @@ def table(head: str, rows: list[list[Any]]) -> str:
 
 def types_block() -> str:
     def kind(number: int) -> str:
-        if number < 32:
+        if number < 32 or number in (35, 36):
             return "command"
         if number < 64:
             return "reply" if number == 32 else "from process to process"

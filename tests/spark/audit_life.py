@@ -9,8 +9,25 @@ from confluent_kafka import Producer
 
 import anabranch
 from anabranch.core.ids import pack_txn_header
+from anabranch.schemas.records import Consumed, TaskStep
 
 KEYS = [f"key-{n}".encode() for n in range(24)]
+
+
+def process(client: anabranch.Client, stream: str, other: str) -> int:
+    """Commits that move positions and change state. Returns how many events are written to ``other``."""
+    processor = f"{stream}-processor"
+    client.create_processor(processor, stream, 2, "end", stores=["s"])
+    tenure = client.take(processor)
+    for sequence in range(1, 7):
+        with client.begin(tenure.scope, tenure=tenure) as txn:
+            txn.write(other, b"processed", key=b"k")
+            txn.write_state(sequence % 2, [(b"\0\0\0\2k", b"%d" % sequence)])
+            if sequence > 3:
+                txn.flush()
+            step = TaskStep((0, 1), sequence, ())
+            txn.commit(consumed=Consumed(processor, tenure.secret, (step,)))
+    return 6
 
 
 def live(client: anabranch.Client, bootstrap: str, stream: str, other: str) -> dict[str, int]:
@@ -64,6 +81,7 @@ def live(client: anabranch.Client, bootstrap: str, stream: str, other: str) -> d
             small.commit()
     count[stream] += 20
     count[other] += 5
+    count[other] += process(client, stream, other)
 
     # Records after a writer's last receipt do not count.
     txn = client.begin(scope)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -302,6 +302,8 @@ PLANTS: dict[str, tuple[Plant, dict[str, int]]] = {
 }
 
 # Events without evidence are counted, and not as passed.
+# Three one-shots that move positions have no rows; these and three more commits have events in a state.
+OF_TASKS = {"status-missing": 3, "status-state": 3, "status-time": 3, "status-count": 6}
 UNCHECKED = {
     "event-count": 2,  # retention took a part of the range; the history was cut behind it
     "history-chain": 1,
@@ -432,7 +434,7 @@ def wait_for_events(log: KafkaLog, stream: str, count: int) -> None:
 def test_nothing_is_found_in_a_real_stream(clean: AuditReport) -> None:
     for check in clean.checks:
         assert not check.breaches, check
-        assert not check.unchecked, check
+        assert check.unchecked == OF_TASKS.get(check.name, 0), check
         # How far plain writes were committed is known as of now only.
         assert bool(check.examined) == (check.name != "plain-content"), check
 
@@ -455,7 +457,8 @@ def test_nothing_else_is_found(planted: Planted) -> None:
 
 def test_what_can_not_be_proved_is_not_passed(planted: Planted) -> None:
     unchecked = {check["name"]: check["unchecked"] for check in planted.report["checks"]}
-    assert {name: n for name, n in unchecked.items() if n} == UNCHECKED
+    expected = Counter(UNCHECKED) + Counter(OF_TASKS)
+    assert {name: n for name, n in unchecked.items() if n} == expected
     gone = planted.report["gone"]
     assert min(place["low"] for place in gone) > 0
     assert sum(place["events"] for place in gone) > 0

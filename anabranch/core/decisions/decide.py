@@ -58,6 +58,8 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.CreateProcessor: tenures.create_processor,
     r.Take: tenures.take,
     r.Release: tenures.release,
+    r.ResetProcessor: tenures.reset_processor,
+    r.DeleteProcessor: tenures.delete_processor,
     r.DescribeProcessors: tenures.describe_processors,
 }
 check(_DECISIONS.keys() <= RULES.keys(), "a command is not in core.authorize: who may send it?")

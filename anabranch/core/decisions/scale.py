@@ -15,7 +15,7 @@ from anabranch.core import segments as seg
 from anabranch.core.decisions.scopes import active_stream, check_room, stream_info
 from anabranch.core.decisions.transactions import drop_epoch
 from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.ids import segment_number
+from anabranch.core.ids import is_state, segment_number
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, TopicMisconfigured
 from anabranch.schemas.records import (
@@ -36,6 +36,10 @@ GROW_AGAIN_MS = 5_000  # how soon merges ask again for partitions that the broke
 def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
     """Scale a stream, now or as soon as it has the partitions. Repeating the command is harmless."""
     row = active_stream(turn, command.stream)
+    if is_state(command.stream):
+        raise InvalidArgument(
+            f"{command.stream} is the state of a processor: it has one segment for each task"
+        )
     if to is not None and row.scaled_by == to.asker:
         turn.reply(to, StreamList((stream_info(turn, row),)))
         return

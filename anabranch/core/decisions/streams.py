@@ -18,17 +18,19 @@ from typing import Any
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, rights_of
 from anabranch.core.decisions.commits.merge import TORN
+from anabranch.core.decisions.commits.positions import processor_of
 from anabranch.core.decisions.scale import asker
 from anabranch.core.decisions.scopes import check_room, check_served, stream_info
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.ids import split_stream, txn_text
+from anabranch.core.ids import is_state, split_stream, state_stream, txn_text
 from anabranch.core.partitioner import even_ranges
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create
 from anabranch.core.state import State
-from anabranch.core.stream_settings import check_settings
+from anabranch.core.stream_settings import PROCESSOR, check_settings
 from anabranch.core.stream_states import (
+    ACTIVE,
     FORGETTING,
     FORGOTTEN,
     GIVEN_UP,
@@ -40,7 +42,14 @@ from anabranch.core.stream_states import (
 )
 from anabranch.core.tokens import Rights, id_named
 from anabranch.core.transaction_states import TRANSACTIONS
-from anabranch.errors import AnabranchError, IllegalState, NotReady, StreamExists, UnknownStream
+from anabranch.errors import (
+    AnabranchError,
+    IllegalState,
+    InvalidArgument,
+    NotReady,
+    StreamExists,
+    UnknownStream,
+)
 from anabranch.schemas.records import (
     CreateStream,
     EpochRow,
@@ -95,8 +104,10 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
     check_served(turn, scope)
     even_ranges(command.segments)  # refuses impossible counts
     check_settings(command.settings)
+    _check_state(turn, command)
     row = turn.state.streams.get(command.stream)
     known = rights_of(turn.state, turn.lane, command.stream) & Right.DESCRIBE
+    known |= is_state(command.stream)  # the lane has a right on its processor
     if row is not None and row.owner != turn.lane and not known:
         raise StreamExists(f"{command.stream} exists; lane {turn.lane!r} has no right to see it")
     if row is None:
@@ -112,6 +123,23 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
         _move(turn, row, "begin_create", to, adopt=command.adopt)
     else:
         turn.reply(to, StreamList((stream_info(turn, row),)))
+
+
+def _check_state(turn: Turn, command: CreateStream) -> None:
+    """`InvalidArgument` if a stream is named as a processor's state, or has its setting, and is none."""
+    processor = command.settings.get(PROCESSOR)
+    if processor is None and not is_state(command.stream):
+        return
+    if processor is None or command.stream != state_stream(processor):
+        raise InvalidArgument(
+            f"{command.stream} with setting {PROCESSOR}={processor}: the state of a processor is named "
+            "scope/processor.state and has that setting, and no other stream is; `create_processor` makes it"
+        )
+    tasks = processor_of(turn, processor).tasks
+    if command.segments != tasks or command.adopt:
+        raise InvalidArgument(
+            f"{command.stream} has {tasks} segments, one for each task, and begins empty"
+        )
 
 
 def _without_topics(command: CreateStream, owner: str) -> StreamRow:
@@ -247,10 +275,30 @@ def forget_stream(turn: Turn, command: ForgetStream, to: ReplyTo | None) -> None
                 f"transaction {txn_text(txn_id)} has a part in {stream} and is not over: settle it first "
                 "(`anabranch txn settle`)"
             )
-    times = before.times + 1 if before is not None else 1
-    turn.put(k.forgotten_key(stream), ForgottenRow(stream, times, asked_by))
+    _begin_forget(turn, stream, to)
     turn.audit(command, stream)
-    _move(turn, row, "begin_forget", to)
+
+
+def _begin_forget(turn: Turn, stream: str, to: ReplyTo | None = None) -> None:
+    before = turn.state.forgotten.get(stream)
+    times = before.times + 1 if before is not None else 1
+    asked_by = to.asker if to is not None else b""
+    turn.put(k.forgotten_key(stream), ForgottenRow(stream, times, asked_by))
+    _move(turn, turn.state.streams[stream], "begin_forget", to)
+
+
+def end_stream(turn: Turn, stream: str) -> None:
+    """Give up a processor's state, and begin to delete its topics. `NotReady`: it can't end now."""
+    row = turn.state.streams.get(stream)
+    if row is None or row.state == FORGETTING:
+        return
+    if row.state not in (ACTIVE, LOST) or stream in turn.memory.waiting:
+        raise NotReady(f"the topics of {stream} are worked on, or in trouble: ask again")
+    for txn in turn.state.open.values():
+        if stream in txn.participants and not TRANSACTIONS.moves(txn.row.state, "begin_abort"):
+            raise NotReady(f"transaction {txn_text(txn.row.txn_id)} is being merged: ask again")
+    give_up_stream(turn, stream, "its processor is deleted")
+    _begin_forget(turn, stream)
 
 
 def prove_lead(turn: Turn, stream: str) -> None:

@@ -2,38 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions.commits.positions import check_tasks, processor_of, task_of
 from anabranch.core.decisions.scopes import check_served
+from anabranch.core.decisions.streams import end_stream
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import split_stream
+from anabranch.core.ids import NO_TXN, is_state, split_stream, state_stream
 from anabranch.core.round import ReplyTo
-from anabranch.errors import IllegalState, InvalidArgument, TenureLost
+from anabranch.errors import IllegalState, InvalidArgument, NotReady, TenureLost
 from anabranch.schemas.records import (
     CreateProcessor,
+    DeleteProcessor,
     DescribeProcessors,
     ProcessorInfo,
     ProcessorInput,
     ProcessorList,
     ProcessorRow,
     Release,
+    ResetProcessor,
     Take,
     TaskInfo,
+    TaskRow,
 )
 
 TASKS_IN_ANSWER = 128
 
 
 def create_processor(turn: Turn, command: CreateProcessor, to: ReplyTo | None) -> None:
-    """Make a processor. One that exists with equal tasks and inputs is answered as it is."""
+    """Make a processor. One that exists with equal tasks and inputs gets the stores that it has not."""
     name, inputs = command.processor, command.inputs
     check_served(turn, split_stream(name)[0])
     limits.TASKS.check(command.tasks, f"processor {name}")
     if command.tasks < 1 or command.tasks & (command.tasks - 1):
         raise InvalidArgument(f"{command.tasks} tasks: a power of two, 1 to {limits.TASKS.value:,}")
+    if is_state(name):
+        raise InvalidArgument(
+            f"{name} would be named as the state of a processor: choose another name"
+        )
+    _check_inputs(name, inputs)
+    row = turn.state.processors.get(name)
+    stores = _with_stores(name, () if row is None else row.stores, command.stores)
+    if row is None:
+        limits.PROCESSORS.check(len(turn.state.processors) + 1, "a control partition")
+        tasks = sum(each.tasks for each in turn.state.processors.values())
+        limits.ALL_TASKS.check(tasks + command.tasks, "a control partition")
+        before = turn.state.deleted.get(name)
+        row = ProcessorRow(name, command.tasks, inputs, 0, turn.lane, stores)
+        if before is not None:
+            row = replace(
+                before, tasks=command.tasks, inputs=inputs, owner=turn.lane, stores=stores
+            )
+        turn.put(k.processor_key(name), row)
+    elif (row.tasks, _streams(row.inputs)) != (command.tasks, _streams(inputs)):
+        raise IllegalState(
+            f"processor {name} exists with {row.tasks} tasks and other inputs, or with streams that were created "
+            "again since: choose another name"
+        )
+    elif stores != row.stores:
+        row = replace(row, stores=stores)
+        turn.put(k.processor_key(name), row)
+    turn.reply(to, ProcessorList((_info(turn, row, 0, 0),)))
+
+
+def _check_inputs(name: str, inputs: Sequence[ProcessorInput]) -> None:
     limits.INPUTS.check(len(inputs), f"processor {name}")
     if not inputs or len({one.stream for one in inputs}) < len(inputs):
         raise InvalidArgument(f"processor {name} needs inputs, each once")
@@ -43,19 +78,17 @@ def create_processor(turn: Turn, command: CreateProcessor, to: ReplyTo | None) -
             raise InvalidArgument(
                 f"the start of {one.stream}: an offset and a time from 0, and a topic's id"
             )
-    row = turn.state.processors.get(name)
-    if row is None:
-        limits.PROCESSORS.check(len(turn.state.processors) + 1, "a control partition")
-        tasks = sum(each.tasks for each in turn.state.processors.values())
-        limits.ALL_TASKS.check(tasks + command.tasks, "a control partition")
-        row = ProcessorRow(name, command.tasks, inputs, 0, turn.lane)
-        turn.put(k.processor_key(name), row)
-    elif (row.tasks, _streams(row.inputs)) != (command.tasks, _streams(inputs)):
-        raise IllegalState(
-            f"processor {name} exists with {row.tasks} tasks and other inputs, or with streams that were created "
-            "again since: choose another name"
-        )
-    turn.reply(to, ProcessorList((_info(turn, row, 0, 0),)))
+
+
+def _with_stores(name: str, known: tuple[str, ...], more: Sequence[str]) -> tuple[str, ...]:
+    """The stores by number. A store keeps its number, whatever is asked for later."""
+    for store in more:
+        if not store:
+            raise InvalidArgument("a store has a name")
+        limits.NAME.check(len(store), "a store's name")
+    stores = tuple(dict.fromkeys((*known, *more)))
+    limits.STORES.check(len(stores), f"processor {name}")
+    return stores
 
 
 def _streams(inputs: Iterable[ProcessorInput]) -> list[tuple[str, str]]:
@@ -87,14 +120,16 @@ def _info(turn: Turn, row: ProcessorRow, first: int, most: int) -> ProcessorInfo
     numbers = range(max(0, first), min(row.tasks, max(0, first) + most))
     more = numbers.stop if numbers and numbers.stop < row.tasks else None
     tasks = tuple(_task_info(turn, row.processor, task) for task in numbers)
-    return ProcessorInfo(row.processor, row.tasks, row.inputs, row.incarnation, tasks, more)
+    return ProcessorInfo(
+        row.processor, row.tasks, row.inputs, row.incarnation, tasks, more, row.stores, row.resets
+    )
 
 
 def _task_info(turn: Turn, processor: str, task: int) -> TaskInfo:
     row = task_of(turn, processor, task)
     return TaskInfo(
         task, row.term, row.holder, row.taken_ms, row.sequence, row.txn_id, row.commit_timestamp,
-        row.in_progress, row.positions,
+        row.in_progress, row.positions, row.state_sequence,
     )  # fmt: skip
 
 
@@ -138,5 +173,80 @@ def release(turn: Turn, command: Release, to: ReplyTo | None) -> None:
 
 def _answer(turn: Turn, row: ProcessorRow, tasks: tuple[int, ...], to: ReplyTo | None) -> None:
     infos = tuple(_task_info(turn, row.processor, task) for task in tasks)
-    info = ProcessorInfo(row.processor, row.tasks, row.inputs, row.incarnation, infos)
-    turn.reply(to, ProcessorList((info,)))
+    turn.reply(to, ProcessorList((replace(_info(turn, row, 0, 0), tasks=infos, more=None),)))
+
+
+# -- begun again, and taken away ------------------------------------------------------------------------
+
+
+def reset_processor(turn: Turn, command: ResetProcessor, to: ReplyTo | None) -> None:
+    """Let a processor begin again: without its state, or with it.
+
+    No tenure is left. With its state it keeps its sequences, too: the state's head names one.
+    """
+    row = processor_of(turn, command.processor)
+    if to is None or row.reset_by != to.asker:  # else repeated
+        tasks = _may_end(turn, row, command.resets)
+        if not command.inputs and not command.keep_state:
+            raise InvalidArgument(
+                "without its state a processor can't go on where it stands: say where it starts, or keep its state"
+            )
+        if command.inputs:
+            _check_inputs(row.processor, command.inputs)
+            if [x.stream for x in command.inputs] != [x.stream for x in row.inputs]:
+                raise InvalidArgument(
+                    f"a reset of {row.processor} names all of its inputs, in order"
+                )
+        for task, known in tasks.items():
+            left = TaskRow(known.term + 1, b"", "", turn.wall_ms, 0, NO_TXN, 0, 0, None, ())
+            if command.keep_state:
+                left = left._replace(
+                    sequence=known.sequence,
+                    state_sequence=known.state_sequence,
+                    positions=() if command.inputs else known.positions,
+                )
+            turn.put(k.task_key(row.processor, task), left)
+        row = _ended(row, to, keep_state=command.keep_state)
+        row = replace(row, inputs=command.inputs or row.inputs)
+        turn.put(k.processor_key(row.processor), row)
+        turn.audit(command, row.processor)
+    turn.reply(to, ProcessorList((_info(turn, row, 0, 0),)))
+
+
+def delete_processor(turn: Turn, command: DeleteProcessor, to: ReplyTo | None) -> None:
+    """Take a processor's rows away; the topics of its state are deleted behind it.
+
+    One row stays: a processor of that name that is made later has a higher incarnation.
+    """
+    gone = turn.state.deleted.get(command.processor)
+    if gone is None or to is None or gone.reset_by != to.asker:  # else repeated
+        row = processor_of(turn, command.processor)
+        tasks = _may_end(turn, row, command.resets)
+        end_stream(turn, state_stream(row.processor))
+        for task in tasks:
+            turn.put(k.task_key(row.processor, task), None)
+        gone = _ended(row, to, keep_state=False)
+        # A delayed copy of a Take must not fit the tasks of a later one.
+        term = max(known.term for known in tasks.values()) + 1
+        gone = replace(gone, tasks=0, inputs=(), stores=(), first_term=term)
+        turn.put(k.processor_key(row.processor), gone)
+        turn.audit(command, row.processor)
+    turn.reply(to, ProcessorList(()))
+
+
+def _ended(row: ProcessorRow, to: ReplyTo | None, *, keep_state: bool) -> ProcessorRow:
+    incarnation = row.incarnation + (not keep_state)
+    if incarnation >= 1 << 16:
+        raise IllegalState(f"{row.processor} was reset 65,535 times: choose another name")
+    by = b"" if to is None else to.asker
+    return replace(row, incarnation=incarnation, resets=row.resets + 1, reset_by=by)
+
+
+def _may_end(turn: Turn, row: ProcessorRow, resets: int) -> dict[int, TaskRow]:
+    """The tasks' rows. `NotReady` while one is moved, `IllegalState`: it was reset since it was looked at."""
+    if resets != row.resets:
+        raise IllegalState(f"{row.processor} was reset meanwhile: look at it again")
+    tasks = {task: task_of(turn, row.processor, task) for task in range(row.tasks)}
+    if any(known.in_progress is not None for known in tasks.values()):
+        raise NotReady(f"a commit of {row.processor} is being merged: ask again")
+    return tasks

@@ -19,6 +19,7 @@ from anabranch.core.ids import (
     check_scope,
     control_partition_of,
     is_marked,
+    is_state,
     split_stream,
     txn_text,
 )
@@ -209,6 +210,8 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     turn.hear(row.txn_id)  # refused or not, its client is alive
     check_in_scope(command.stream, row.scope)
     check_writes(turn.state, row, (command.stream,))
+    if is_state(command.stream) and row.consumes is None:
+        raise InvalidArgument(f"{command.stream}: {positions.STATE_IS_MOVED}")
     stream = active_stream(turn, command.stream)
     txn = turn.open(row.txn_id)
     if command.stream not in txn.participants:

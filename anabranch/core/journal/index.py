@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.core import rows as k
-from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.core.ids import NO_TXN, TXN_ID_SIZE, is_state
 from anabranch.core.journal.runs import (
     Run,
     StoredRun,
@@ -58,6 +58,7 @@ class Weighed:
     committed: int  # records in the receipts
     left_out: int  # indexed records that no receipt takes
     size: int  # bytes of the batches to merge, about
+    state: int = 0  # … of them, of states of processors
 
 
 @dataclass(slots=True)
@@ -133,7 +134,9 @@ class JournalIndex:
             staged.add(run.txn_id, place, run.batch_base, run.batch_size)
         plain_done = state.plain.get((stream, partition), 0)
         for run in plain:
-            if run.first >= plain_done:
+            if is_state(stream):  # only commits that move positions write there
+                self.rejected[stream]["plain_write"] += run.records if counting else 0
+            elif run.first >= plain_done:
                 changes[run_key(prefix, run)] = pack_run(run)
                 self.plain_ends[stream, partition] = run.end
         read = self.read.get(place)
@@ -156,9 +159,10 @@ class JournalIndex:
         if txn.participants[stream] != run.stream_epoch:
             return "wrong_stream_epoch"
         segment = segment_on(state, stream, run.stream_epoch, partition)
-        if segment is None or (
-            run.low >= 0 and (run.low < segment.low or run.high >= segment.high)
-        ):
+        placed = run.low < 0 or (segment and segment.low <= run.low and run.high < segment.high)
+        if is_state(stream):  # its segment is that of the task, whatever the key
+            placed = not run.keyless
+        if segment is None or not placed:
             return "wrong_segment"
         pending = txn.pending
         if pending is not None and pending.decided and not _takes(txn, stream, partition, run):
@@ -322,6 +326,7 @@ class JournalIndex:
                         seen[key][0] += run.records
                         seen[key][1] = (seen[key][1] + run.crc_sum) % CRC_MODULUS
                         out.size += run.batch_size
+                        out.state += run.batch_size if is_state(stream) else 0
         for key, (count, crc_sum) in seen.items():
             out.committed += count
             extent = due[key]

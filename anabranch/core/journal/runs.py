@@ -44,6 +44,7 @@ class Run(NamedTuple):
     batch_size: int
     pure: bool
     batch_crc: int = 0
+    keyless: int = 0  # records without a key
 
 
 class StoredRun(NamedTuple):

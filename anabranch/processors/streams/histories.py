@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from anabranch.batches.records import decode_records
+from anabranch.core.ids import is_state
 from anabranch.errors import MalformedRecord, UnsupportedVersion
 from anabranch.ports import CorruptBatch, Log, LogError, OffsetOutOfRange, TopicPartition
 from anabranch.schemas.codec import decode
@@ -70,6 +72,8 @@ class Histories:
         for error in failed.values():
             raise error
         begins = starts.pop(history)
+        if is_state(stream):  # its topic is read whole; the history's end is its leader's alone
+            starts = dict.fromkeys(starts, sys.maxsize)
         if not any(starts.values()):
             return None
         firsts = {place.partition: start for place, start in starts.items()}

@@ -14,6 +14,7 @@ from anabranch.schemas.records.commands import Begin as Begin
 from anabranch.schemas.records.commands import Commit as Commit
 from anabranch.schemas.records.commands import CreateProcessor as CreateProcessor
 from anabranch.schemas.records.commands import CreateStream as CreateStream
+from anabranch.schemas.records.commands import DeleteProcessor as DeleteProcessor
 from anabranch.schemas.records.commands import DescribeProcessors as DescribeProcessors
 from anabranch.schemas.records.commands import DescribeStreams as DescribeStreams
 from anabranch.schemas.records.commands import Event as Event
@@ -32,6 +33,7 @@ from anabranch.schemas.records.commands import OneShot as OneShot
 from anabranch.schemas.records.commands import RecoverStream as RecoverStream
 from anabranch.schemas.records.commands import Register as Register
 from anabranch.schemas.records.commands import Release as Release
+from anabranch.schemas.records.commands import ResetProcessor as ResetProcessor
 from anabranch.schemas.records.commands import Resolve as Resolve
 from anabranch.schemas.records.commands import SafeTime as SafeTime
 from anabranch.schemas.records.commands import Scale as Scale

@@ -258,11 +258,30 @@ class ListAudit:
 
 @dataclass(frozen=True, slots=True)
 class CreateProcessor:
-    """Command: make a processor; answered again if it exists with equal tasks and inputs."""
+    """Command: make a processor; answered again if it exists with equal tasks and inputs. New stores are added."""
 
     processor: str
     tasks: int
     inputs: tuple[ProcessorInput, ...]
+    stores: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResetProcessor:
+    """Command: let a processor begin again; its tasks have no tenure then. Repeating it is harmless."""
+
+    processor: str
+    resets: int
+    inputs: tuple[ProcessorInput, ...]
+    keep_state: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteProcessor:
+    """Command: take a processor away, with its state. Repeating it is harmless."""
+
+    processor: str
+    resets: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,6 +206,7 @@ class TaskInfo:
     commit_timestamp: int
     in_progress: bytes | None
     positions: tuple[TaskPosition, ...]
+    state_sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +219,13 @@ class ProcessorInfo:
     incarnation: int
     tasks: tuple[TaskInfo, ...]
     more: int | None = None
+    stores: tuple[str, ...] = ()
+    resets: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorList:
-    """Reply to CreateProcessor, DescribeProcessors, Take, Release."""
+    """Reply to CreateProcessor, DescribeProcessors, Take, Release, ResetProcessor, DeleteProcessor."""
 
     processors: tuple[ProcessorInfo, ...]
     more: str | None = None

@@ -319,6 +319,10 @@ class ProcessorRow:
     inputs: tuple[ProcessorInput, ...]
     incarnation: int
     owner: str
+    stores: tuple[str, ...] = ()
+    resets: int = 0
+    reset_by: bytes = b""
+    first_term: int = 0
 
 
 class TaskRow(NamedTuple):
@@ -334,3 +338,4 @@ class TaskRow(NamedTuple):
     committed: int
     in_progress: bytes | None
     positions: tuple[TaskPosition, ...]
+    state_sequence: int = 0

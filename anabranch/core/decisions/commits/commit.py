@@ -108,6 +108,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         raise InvalidArgument(f"wait_ms {command.wait_ms} is not within 0 and {limits.MAX_WAIT_MS}")
     check_receipts(turn, row.txn_id, named)
     writers = choose_writers(txn, command)
+    positions.check_state(command.consumed, positions.state_of(txn.participants, writers))
     former = txn.pending
     if former is not None:
         same = (former.name, former.number, former.consumed) == (
@@ -302,8 +303,9 @@ def _why_not(
         return ReceiptMismatch(weighed.wrong)
     try:
         check_writes(turn.state, txn.row, txn.participants)
+        positions.check_state_size(turn, weighed.state)
         _earlier(turn, txn.row, pending)
-    except (NotAuthorized, NotReady) as error:
+    except (NotAuthorized, NotReady, InvalidArgument) as error:
         return error
     return None
 

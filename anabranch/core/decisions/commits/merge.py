@@ -17,7 +17,7 @@ from anabranch.core.decisions.commits import positions
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish, journal_op
 from anabranch.core.decisions.turn import IN_TROUBLE, Turn
-from anabranch.core.ids import segment_number
+from anabranch.core.ids import is_state, segment_number
 from anabranch.core.journal.index import JournalIndex, extents_by_place, taken_runs
 from anabranch.core.journal.runs import StoredRun
 from anabranch.core.round import Landed, NewEpoch, Part, StreamCommit
@@ -58,6 +58,12 @@ class Plan:
     records: int
     size: int
     carried: bool
+    state: int  # … of the size: of states of processors, which stay where they are
+
+    @property
+    def travels(self) -> tuple[Target, ...]:
+        """The targets that may be carried aside, or rolled."""
+        return tuple(target for target in self.targets if not is_state(target.stream))
 
 
 @dataclass(slots=True)
@@ -131,7 +137,7 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
         rolls = bool(_rolled(turn, plan))
         if sizes[rolls] < share and _merge(turn, layouts, plan):
             merged += 1
-            sizes[rolls] += 0 if plan.carried else plan.size
+            sizes[rolls] += plan.state if plan.carried else plan.size
     layouts.close()
 
 
@@ -139,7 +145,7 @@ def plan_of(turn: Turn, txn_id: bytes, txn: OpenTxn) -> Plan:
     """The runs that the receipts take, as the index shows them, by stream and segment number."""
     extents = extents_by_place(txn.pending.writers if txn.pending is not None else ())
     targets = []
-    records = size = 0
+    records = size = state = 0
     for stream, epoch in sorted(txn.participants.items()):
         sources = []
         for segment in turn.state.layout(stream, epoch):
@@ -152,8 +158,9 @@ def plan_of(turn: Turn, txn_id: bytes, txn: OpenTxn) -> Plan:
                 sources.append(Source(number, segment.partition, tuple(runs)))
                 records += sum(run.records for run in runs)
                 size += sum(run.batch_size for run in runs)
+                state += sum(run.batch_size for run in runs) if is_state(stream) else 0
         targets.append(Target(stream, epoch, tuple(sources)))
-    return Plan(txn_id, tuple(targets), records, size, bool(txn.carries))
+    return Plan(txn_id, tuple(targets), records, size, bool(txn.carries), state)
 
 
 def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
@@ -183,7 +190,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     if plan.carried and not _is_whole(txn, plan):
         _torn(turn, txn_id)
         return None
-    if plan.size > turn.settings.chunk_bytes and not plan.carried:
+    if plan.size > turn.settings.chunk_bytes and plan.state < plan.size and not plan.carried:
         _carry_aside(turn, plan)
         return None
     until = max((turn.merging.may_roll_ms.get(s, 0) for s, _ in _rolled(turn, plan)), default=0)
@@ -202,7 +209,7 @@ def _is_whole(txn: OpenTxn, plan: Plan) -> bool:
     """Whether every segment's events were carried, as many as the index shows now."""
     due = {
         (target.stream, source.number): sum(run.records for run in source.runs)
-        for target in plan.targets
+        for target in plan.travels
         for source in target.sources
     }
     return due == {place: carry.count for place, carry in txn.carries.items()}
@@ -222,7 +229,7 @@ def _rolled(turn: Turn, plan: Plan) -> tuple[tuple[str, int], ...]:
     """(stream, reference epoch) of every stream in which this is a rolling commit."""
     return tuple(
         (target.stream, target.reference_epoch)
-        for target in plan.targets
+        for target in plan.travels
         if target.sources
         and (
             plan.carried
@@ -270,7 +277,8 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
         rejected=turn.rejected(row),
     )
     if txn.pending is not None and txn.pending.consumed is not None:
-        positions.move(turn, txn.pending.consumed, plan.txn_id, timestamp, row.committed)
+        state = positions.state_of(txn.participants, txn.pending.writers)
+        positions.move(turn, txn.pending.consumed, plan.txn_id, timestamp, row.committed, state)
     waiting = end_pending(turn, plan.txn_id, None)
     finish(turn, row)
     outcome = turn.outcome(row)
@@ -285,7 +293,7 @@ def _switches(
     """(target, places by number, starts by partition) of each duplicate epoch that must be opened."""
     txn = turn.open(plan.txn_id)
     found = []
-    for target in plan.targets:
+    for target in plan.travels:
         if not target.sources:
             continue
         if layouts.of(target.stream).reference_epoch == target.reference_epoch and not plan.carried:
@@ -326,7 +334,7 @@ def _part(txn: OpenTxn, plan: Plan, current: _Current, stream: str, source: Sour
 def _carry_aside(turn: Turn, plan: Plan) -> None:
     """Log to which partitions a big merge is carried. No abort is possible after this."""
     rows = []
-    for target in plan.targets:
+    for target in plan.travels:
         if turn.state.reserved(target.stream):
             turn.merging.to_carry.put(plan.txn_id, True)
             _wait(turn, plan.txn_id, LOOK_AGAIN_MS)

@@ -17,7 +17,7 @@ from anabranch.core.decisions.transactions import (
     supersede,
 )
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import check_name, is_marked
+from anabranch.core.ids import check_name, is_marked, is_state
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.stream_settings import MAX_MESSAGE
 from anabranch.core.transaction_states import born
@@ -105,8 +105,18 @@ def _one_shot_of_tasks(turn: Turn, command: OneShot, to: ReplyTo | None) -> None
     positions.judge(turn, consumed, command.txn_id, command.scope, turn.lane)
     placed = _place(turn, command)
     timestamp = _append(turn, command, placed)
-    moved = positions.move(turn, consumed, command.txn_id, timestamp, len(command.events))
+    state = _state_of(command, placed)
+    moved = positions.move(turn, consumed, command.txn_id, timestamp, len(command.events), state)
     turn.reply(to, positions.outcome(command.scope, moved, turn.lane))
+
+
+def _state_of(command: OneShot, placed: _Placed) -> dict[str, set[int]]:
+    """The tasks of states that a one-shot writes."""
+    return {
+        stream: {event.segment_id for _, events in by_segment for event in events}
+        for stream, by_segment in placed.items()
+        if is_state(stream)
+    }
 
 
 _Placed = Mapping[str, list[tuple[SegmentRange, list[Event]]]]
@@ -142,7 +152,8 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
                 # A name that is known is a legal one: mostly that is all there is to check.
                 if stream not in turn.state.streams or not stream.startswith(f"{command.scope}/"):
                     check_in_scope(stream, command.scope)
-                check_right(turn.state, turn.lane, Right.WRITE, stream)
+                if not is_state(stream):
+                    check_right(turn.state, turn.lane, Right.WRITE, stream)
                 active_stream(turn, stream)
                 by_stream[stream] = []
             former, events = stream, by_stream[stream]
@@ -164,6 +175,14 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
                 if name.startswith("ab."):
                     raise InvalidArgument(f"header {name!r}: names that begin so are reserved")
         events.append(event)
+    for stream in filter(is_state, by_stream):
+        rows = by_stream[stream]
+        positions.check_state(command.consumed, {stream: {row.segment_id for row in rows}})
+        if any(row.key is None for row in rows):
+            raise InvalidArgument(f"{stream}: each row of a state has a key")
+        size = sum(len(row.key or b"") + len(row.value or b"") for row in rows)
+        positions.check_state_size(turn, size)
     return {
-        stream: turn.state.layouts[stream].spread(events) for stream, events in by_stream.items()
+        stream: turn.state.layouts[stream].spread(events, by_key=not is_state(stream))
+        for stream, events in by_stream.items()
     }

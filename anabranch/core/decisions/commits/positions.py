@@ -8,24 +8,28 @@ positions move when it is merged, by the transaction's id: a `Take` in between r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import NO_TXN, TENURE_SIZE, split_stream
+from anabranch.core.ids import NO_TXN, TENURE_SIZE, is_state, split_stream, state_stream
 from anabranch.errors import InvalidArgument, NotReady, TenureLost, UnknownProcessor
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import (
     Consumed,
     Outcome,
     ProcessorRow,
+    Receipt,
     TaskPosition,
     TaskRow,
 )
 
 HASH_SIZE = 16
+STATE_IS_MOVED = (
+    "only commits that move positions of a processor write its state, that of these tasks"
+)
 _NEVER_TAKEN = TaskRow(0, b"", "", 0, 0, NO_TXN, 0, 0, None, ())
 
 
@@ -47,7 +51,11 @@ def processor_of(turn: Turn, name: str) -> ProcessorRow:
 
 
 def task_of(turn: Turn, processor: str, task: int) -> TaskRow:
-    return turn.state.tasks.get((processor, task), _NEVER_TAKEN)
+    found = turn.state.tasks.get((processor, task))
+    if found is None:
+        row = turn.state.processors.get(processor)
+        found = _NEVER_TAKEN._replace(term=0 if row is None else row.first_term)
+    return found
 
 
 def check_tasks(row: ProcessorRow, tasks: tuple[int, ...], tenure: bytes) -> bytes:
@@ -131,6 +139,38 @@ def _check_positions(row: ProcessorRow, step: _Step) -> None:
             )
 
 
+def check_state(consumed: Consumed | None, written: Mapping[str, Collection[int]]) -> None:
+    """`InvalidArgument` unless a commit may write to these tasks of these states."""
+    for stream, tasks in written.items():
+        moved: set[int] = set()
+        if consumed is not None and stream == state_stream(consumed.processor):
+            moved.update(*(step.tasks for step in consumed.steps))
+        if consumed is None or not moved.issuperset(tasks):
+            raise InvalidArgument(
+                f"{stream}, task {', '.join(map(str, sorted(tasks)))[:200]}: {STATE_IS_MOVED}"
+            )
+
+
+def check_state_size(turn: Turn, size: int) -> None:
+    """`InvalidArgument` for a change of state that can't be merged in one round."""
+    most = turn.settings.chunk_bytes
+    if size > most:
+        raise InvalidArgument(
+            f"a state change of {size:,} bytes, bigger than a commit may have ({most:,}): commit after "
+            "fewer events, or let an operator raise the controllers' chunk bytes"
+        )
+
+
+def state_of(streams: Iterable[str], writers: Iterable[Receipt]) -> dict[str, set[int]]:
+    """State that a commit by journals writes: stream -> tasks. ``streams``: in which it has a part."""
+    found: dict[str, set[int]] = {stream: set() for stream in streams if is_state(stream)}
+    for receipt in writers:
+        for extent in receipt.extents:
+            if extent.stream in found and extent.count:
+                found[extent.stream].add(extent.partition)
+    return found
+
+
 def begin_moving(turn: Turn, consumed: Consumed, txn_id: bytes) -> None:
     """Log on its tasks that this transaction is decided: no other commit moves them until it ends."""
     for step in _steps(turn, consumed):
@@ -138,9 +178,18 @@ def begin_moving(turn: Turn, consumed: Consumed, txn_id: bytes) -> None:
 
 
 def move(
-    turn: Turn, consumed: Consumed, txn_id: bytes, commit_timestamp: int, committed: int
+    turn: Turn,
+    consumed: Consumed,
+    txn_id: bytes,
+    commit_timestamp: int,
+    committed: int,
+    state: Mapping[str, Collection[int]],
 ) -> TaskRow:
-    """Move the tasks: the transaction is committed in this round. Returns the row of one of them."""
+    """Move the tasks: the transaction is committed in this round. Returns the row of one of them.
+
+    ``state``: what it writes of it, as of `check_state`.
+    """
+    written = state.get(state_stream(consumed.processor), ())
     moved = _NEVER_TAKEN
     for step in _steps(turn, consumed):
         positions = {position.input: position for position in step.row.positions}
@@ -152,6 +201,7 @@ def move(
             committed=committed,
             in_progress=None,
             positions=tuple(positions[number] for number in sorted(positions)),
+            state_sequence=step.sequence if step.task in written else step.row.state_sequence,
         )
         turn.put(k.task_key(consumed.processor, step.task), moved)
     return moved

@@ -1,0 +1,145 @@
+"""Writes of a transaction that stay in memory until it is one command, or opens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from anabranch.client.handle import Handle, Shared, pairs_of
+from anabranch.client.receipt_account import (
+    StateRow,
+    StreamLane,
+    headers_size,
+)
+from anabranch.core.ids import is_state
+from anabranch.errors import InvalidArgument
+from anabranch.ports import RecordHeaders
+from anabranch.schemas import records as r
+from anabranch.types import Tenure
+
+if TYPE_CHECKING:
+    from anabranch.batches.columns_write import EventColumns
+
+_EVENT_OVERHEAD = 48  # more than an event's fields take in a command, besides its bytes
+
+
+class Buffered(Handle):
+    """The writes of a `Transaction`."""
+
+    def __init__(
+        self, shared: Shared, scope: str, keepalive_ms: int, tenure: Tenure | None
+    ) -> None:
+        super().__init__(shared, scope, keepalive_ms)
+        self._tenure = tenure
+        self._buffer: list[r.Event] = []
+        self._buffered_bytes = 0
+
+    def _begin(self, deadline: float) -> None:
+        raise NotImplementedError
+
+    def _check_usable(self) -> None:
+        raise NotImplementedError
+
+    def write_state(self, task: int, rows: Iterable[StateRow]) -> int:
+        """Change the state of a task, of the tenure that the transaction was begun with; returns how many rows.
+
+        ``rows``: (key, value), the key whole: incarnation, number of the store, key in it (``docs/protocol.md``).
+        None as value deletes. The commit has to move the task (``consumed``); a later row of a key counts. All
+        rows of a commit take at most the controllers' chunk bytes.
+
+        All or nothing, as `write_many`. Raises: InvalidArgument (no tenure, not one of its tasks, no bytes),
+        UnknownStream (the processor has no stores), and as `write`.
+        """
+        tenure = self._tenure
+        if tenure is None or task not in tenure.tasks:
+            raise InvalidArgument(
+                f"task {task!r}: begin the transaction with a tenure, and name one of its tasks"
+            )
+        given: list[tuple[Any, Any]] = list(rows)  # callers without a type checker pass anything
+        stream = tenure.state
+        size = len(given) * (len(stream) + _EVENT_OVERHEAD)
+        for key, value in given:
+            if type(key) is not bytes or not (value is None or type(value) is bytes):
+                raise InvalidArgument("a row of state is a key, bytes, and a value, bytes or None")
+            size += len(key) + len(value or b"")
+        with self._lock:
+            self._check_usable()
+            if self._token is None and self._buffered_bytes + size <= self._shared.one_shot_bytes:
+                self._buffer += [r.Event(stream, task, k, v, (), -1) for k, v in given]
+                self._buffered_bytes += size
+                return len(given)
+            deadline = self._shared.deadline(None)
+            if self._token is None or self._buffer:
+                self._open(deadline)
+            lane = self._touch(stream, deadline)
+            try:
+                lane.write_rows(task, given)
+            except BaseException as error:
+                self._end_in_between(error, "write_state")
+                raise
+        return len(given)
+
+    def _open(self, deadline: float) -> None:
+        """Begin unless it has begun; bring all buffered writes to the journals, or none."""
+        if self._token is None:
+            self._begin(deadline)
+        lanes = {event.stream: self._touch(event.stream, deadline) for event in self._buffer}
+        for event in self._buffer:
+            lanes[event.stream].check_size(event.key, event.value, pairs_of(event))
+        state: dict[int, list[StateRow]] = {}
+        for event in self._buffer:
+            if event.key is not None and is_state(event.stream):
+                state.setdefault(event.segment_id, []).append((event.key, event.value))
+                continue
+            stamp = event.timestamp if event.timestamp > 0 else None
+            lanes[event.stream].write(event.key, event.value, pairs_of(event), stamp)
+        if self._tenure is not None:
+            for task, rows in state.items():
+                lanes[self._tenure.state].write_rows(task, rows)
+        self._buffer.clear()
+        self._buffered_bytes = 0
+        for stream, lane in lanes.items():
+            if not is_state(stream):
+                self._hot[stream] = lane.write
+
+    def _write_cold(
+        self,
+        stream: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders | None,
+        timestamp: int | None,
+    ) -> None:
+        self._check_usable()
+        if self._token is None or self._buffer:
+            size = len(key or b"") + len(value or b"") + headers_size(headers)
+            size += len(stream) + _EVENT_OVERHEAD
+            if self._token is None and self._buffered_bytes + size <= self._shared.one_shot_bytes:
+                self._buffer.append(
+                    r.Event(
+                        stream=stream,
+                        segment_id=-1,
+                        key=key,
+                        value=value,
+                        headers=tuple(r.EventHeader(*pair) for pair in headers or ()),
+                        timestamp=timestamp or -1,
+                    )
+                )
+                self._buffered_bytes += size
+                return
+            self._open(self._shared.deadline(None))
+        lane = self._touch(stream, self._shared.deadline(None))
+        lane.write(key, value, headers, timestamp)
+        self._hot[stream] = lane.write
+
+    def _lane(self, stream: str, pieces: Sequence[EventColumns]) -> StreamLane | None:
+        self._check_usable()
+        if self._token is None:
+            overhead = len(stream) + _EVENT_OVERHEAD
+            size = sum(int(piece.sizes().sum()) + piece.rows * overhead for piece in pieces)
+            if self._buffered_bytes + size <= self._shared.one_shot_bytes:
+                return None
+        deadline = self._shared.deadline(None)
+        if self._token is None or self._buffer:
+            self._open(deadline)
+        return self._touch(stream, deadline)

@@ -1,0 +1,210 @@
+"""State of processors on a real broker: by one-shots, by journals, carried beside, taken over, reset, deleted."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterator, Mapping
+from random import randbytes
+
+import pytest
+
+import anabranch
+from anabranch.core.ids import state_stream
+from anabranch.core.partitioner import position_of
+from anabranch.errors import InvalidArgument, TenureLost, UnknownProcessor, UnsupportedSetting
+from anabranch.schemas.records import Consumed, TaskStep
+from tests.cluster import start_cluster
+from tests.conftest import Broker
+
+pytestmark = pytest.mark.broker
+
+Rows = list[tuple[bytes, bytes | None]]
+QUIET_S = 0.6
+HEAD = 0
+PREFIX = "state"
+CHUNK = 64 << 10
+
+
+def key_of(tenure: anabranch.Tenure, store: int, key: bytes = b"") -> bytes:
+    return tenure.incarnation.to_bytes(2, "big") + store.to_bytes(2, "big") + key
+
+
+class Counting:
+    """A processor that counts the events of each key: its state is the counts."""
+
+    def __init__(self, client: anabranch.Client) -> None:
+        self.client = client
+        self.scope = f"t{uuid.uuid4().hex[:8]}"
+        self.input, self.output = f"{self.scope}/in", f"{self.scope}/out"
+        self.processor = f"{self.scope}/count"
+        self.state = state_stream(self.processor)
+        client.create_stream(self.input, segments=2)
+        client.create_stream(self.output, segments=2)
+        self.create()
+
+    def create(self, *more: str) -> None:
+        self.client.create_processor(self.processor, self.input, 4, stores=["counts", *more])
+
+    def write(self, count: int) -> None:
+        with self.client.begin(self.scope) as txn:
+            txn.write_many(self.input, [(b"x", b"key-%d" % (i % 12)) for i in range(count)])
+            txn.commit()
+
+    def rows(self) -> dict[int, dict[bytes, bytes]]:
+        """Task -> rows, as compaction would leave them."""
+        found: dict[int, dict[bytes, bytes]] = {}
+        with self.client.read(self.state, timeout=QUIET_S) as reader:
+            for event in reader:
+                rows = found.setdefault(event.partition, {})
+                rows.pop(event.key or b"", None)
+                if event.key is not None and event.value is not None:
+                    rows[event.key] = event.value
+        return found
+
+    def counts(self, tenure: anabranch.Tenure) -> dict[int, dict[bytes, int]]:
+        """What a worker restores: its incarnation's rows, once each head agrees with its task."""
+        tasks = self.client.processor(self.processor).tasks
+        found = self.rows()
+        prefix = key_of(tenure, 2)
+        for task in tasks:
+            head = found.get(task.task, {}).get(key_of(tenure, HEAD), bytes(8))
+            assert int.from_bytes(head, "big") == task.state_sequence
+        return {
+            task: {key[4:]: int(value) for key, value in rows.items() if key.startswith(prefix)}
+            for task, rows in found.items()
+        }
+
+    def count(
+        self, tenure: anabranch.Tenure, every: int, *, flush: bool = False, pad: int = 0
+    ) -> dict[bytes, int]:
+        """Count all that is there, a commit for so many events; by journals, with ``flush``."""
+        totals = {k: n for task in self.counts(tenure).values() for k, n in task.items()}
+        with self.client.read(self.input, timeout=QUIET_S, tenure=tenure) as reader:
+            while batch := list(itertools.islice(reader, every)):
+                for event in batch:
+                    totals[event.key or b""] = totals.get(event.key or b"", 0) + 1
+                consumed = reader.consumed()
+                with self.client.begin(self.scope, tenure=tenure) as txn:
+                    for event in batch:
+                        txn.write(self.output, randbytes(pad), key=event.key)
+                    if flush:
+                        txn.flush()
+                    for step in consumed.steps:
+                        for task in step.tasks:
+                            head = step.sequence.to_bytes(8, "big")
+                            mine = {e.key or b"" for e in batch if task_of(e.key) == task}
+                            rows = [(key_of(tenure, 2, k), b"%d" % totals[k]) for k in sorted(mine)]
+                            txn.write_state(task, [*rows, (key_of(tenure, HEAD), head)])
+                    txn.commit(consumed=consumed)
+        return {k: n for task in self.counts(tenure).values() for k, n in task.items()}
+
+
+def task_of(key: bytes | None) -> int:
+    return position_of(key or b"") * 4 >> 32
+
+
+def even(count: int) -> Mapping[bytes, int]:
+    return {b"key-%d" % i: count // 12 for i in range(12)}
+
+
+@pytest.fixture(scope="module")
+def small(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[anabranch.Client]:
+    """A client of a cluster of its own, whose controller carries aside what is bigger than a chunk."""
+    folder = tmp_path_factory.mktemp("small")
+    running = start_cluster(broker.bootstrap, folder, PREFIX, ("--chunk-bytes", str(CHUNK)))
+    with anabranch.connect(broker.bootstrap, prefix=PREFIX) as client:
+        yield client
+    running.controller.stop()
+
+
+@pytest.fixture
+def counting(small: anabranch.Client) -> Counting:
+    return Counting(small)
+
+
+def test_state_moves_with_positions(counting: Counting) -> None:
+    """By one-shots, then by journals, and by another worker who restores what is there."""
+    counting.write(24)
+    assert counting.count(counting.client.take(counting.processor), 5) == even(24)
+    counting.write(24)
+    assert counting.count(counting.client.take(counting.processor), 7, flush=True) == even(48)
+    for task, rows in counting.counts(counting.client.take(counting.processor)).items():
+        assert {task_of(key) for key in rows} == {task}
+    described = counting.client.describe(counting.state)
+    assert len(described.segments) == 4
+
+
+def test_state_stays_while_its_outputs_are_carried_aside(counting: Counting) -> None:
+    counting.write(24)
+    tenure = counting.client.take(counting.processor)
+    assert counting.count(tenure, 24, pad=20_000) == even(24)
+    layouts = [counting.client.describe(s) for s in (counting.output, counting.state)]
+    assert [one.stream_epoch > 0 for one in layouts] == [True, False], "one rolled, one did not"
+    with counting.client.read(counting.output, timeout=QUIET_S) as reader:
+        assert sum(1 for _ in reader) == 24
+
+
+def test_what_is_refused_changes_nothing(counting: Counting) -> None:
+    counting.write(24)
+    client, scope = counting.client, counting.scope
+    tenure = client.take(counting.processor)
+    with client.read(counting.input, timeout=QUIET_S, tenure=tenure) as reader:
+        mine = next(iter(reader))
+        consumed = reader.consumed()
+    task = task_of(mine.key)
+    row = (key_of(tenure, 2, b"k"), b"1")
+    big = [(key_of(tenure, 2, b"%d" % i), randbytes(1000)) for i in range(100)]
+    refused = ((1 ^ task, [row], "only commits that move"), (task, big, "bigger than a commit may"))
+    for flush, (number, rows, why) in itertools.product((False, True), refused):
+        with client.begin(scope, tenure=tenure) as txn:
+            txn.write_state(number, rows)
+            if flush:
+                txn.flush()
+            with pytest.raises(InvalidArgument, match=why):
+                txn.commit(consumed=consumed)
+    with client.begin(scope) as txn, pytest.raises(InvalidArgument, match="use `write_state`"):
+        txn.write(counting.state, b"v", key=row[0])
+    with client.begin(scope) as txn, pytest.raises(InvalidArgument, match="with a tenure"):
+        txn.write_state(0, [row])
+    with client.begin(scope, tenure=tenure) as txn:
+        for bad in ((None, b"v"), (b"k", 1)):
+            with pytest.raises(InvalidArgument, match="a row of state"):
+                txn.write_state(task, [bad])  # type: ignore[list-item]
+    for refusal, settings in ((InvalidArgument, {}), (UnsupportedSetting, {"retention.ms": 1})):
+        with pytest.raises(refusal):
+            client.create_stream(counting.state, 4, {"processor": "x/y", **settings})
+    with pytest.raises(InvalidArgument, match="one segment for each"):
+        client.scale(counting.state, 8)
+    with client.begin(scope, tenure=tenure) as late:
+        late.write_state(task, [row])
+        client.take(counting.processor)
+        with pytest.raises(TenureLost):
+            late.commit(consumed=consumed)
+    assert counting.rows() == {}
+
+
+def test_reset_and_delete_begin_without_the_old_rows(counting: Counting) -> None:
+    client, processor = counting.client, counting.processor
+    counting.write(24)
+    first = client.take(processor)
+    assert counting.count(first, 24) == even(24)
+    with pytest.raises(InvalidArgument, match="keep its state"):
+        client.reset_processor(processor)
+    client.reset_processor(processor, keep_state=True)
+    with client.begin(counting.scope, tenure=first) as late, pytest.raises(TenureLost):
+        late.commit(consumed=Consumed(processor, first.secret, (TaskStep((0,), 2, ()),)))
+    assert counting.count(client.take(processor), 24) == even(24), "it went on where it stood"
+    client.reset_processor(processor, "begin", keep_state=True)
+    assert counting.count(client.take(processor), 24) == even(48), "all is counted again"
+    client.reset_processor(processor, "begin")
+    second = client.take(processor)
+    assert (second.incarnation, counting.counts(second)[task_of(b"key-0")]) == (1, {})
+    assert counting.count(second, 24) == even(24)
+    client.delete_processor(processor)
+    with pytest.raises(UnknownProcessor):
+        client.take(processor)
+    counting.create("more")
+    third = client.take(processor)
+    assert (third.incarnation, third.stores, counting.rows()) == (2, ("counts", "more"), {})
+    assert counting.count(third, 24) == even(24)

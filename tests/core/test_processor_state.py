@@ -1,0 +1,340 @@
+"""State of processors is written by commits that move them alone; resets, deletions: transcripts, planted bugs.
+
+Transcripts read as those of `test_tenures`. A task's state is its row's ``state_sequence``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from anabranch.core import authorize, stream_settings
+from anabranch.core import rows as k
+from anabranch.core.authorize import Right
+from anabranch.core.decisions import scale, streams, tenures
+from anabranch.core.decisions.commits import merge, positions
+from anabranch.core.decisions.streams import stream_forgotten
+from anabranch.core.journal import index
+from anabranch.core.partitioner import Layout
+from anabranch.errors import AnabranchError
+from anabranch.schemas import records as r
+from tests.core.harness import World, event
+from tests.core.labels import MINUTE, SECRET
+from tests.core.test_tenures import ALL, INPUTS, NAME, Tasks, check_unmoved
+
+STATE = f"{NAME}.state"
+CHUNK = 1000
+
+
+class Stored(Tasks):
+    """A processor with a store; `nyc/q` is another one."""
+
+    def store(self, *names: str, tasks: int = 4) -> str:
+        return self.ask("create", r.CreateProcessor(NAME, tasks, INPUTS, names))
+
+    def state_of(self, *tasks: int) -> list[int]:
+        return [self.state.tasks[NAME, task].state_sequence for task in tasks or ALL]
+
+    def stored(self, label: str, consumed: r.Consumed | None, *tasks: int, **given: Any) -> str:
+        """A one-shot with an output and a row of state for each task."""
+        self.ids.get(label) or self.marked(label)
+        given = {"stream": STATE, "key": b"k", "value": label.encode(), **given}
+        rows = tuple(event(segment_id=task, **given) for task in tasks)
+        shot = r.OneShot(self.id(label), "nyc", None, (event(value=b"out"), *rows), consumed)
+        return self.ask(f"shot {label}", shot)
+
+    def journal(
+        self, label: str, who: str | None, *tasks: int, out: int = 100, size: int = 100
+    ) -> str:
+        """A transaction with an output and state of tasks in journals."""
+        hash_ = None if who is None else positions.hash_of(NAME, self.tenure(who))
+        self.ask(f"begin {label}", r.Begin(self.id(label), "nyc", None, MINUTE, SECRET, hash_))
+        self.touch(label)
+        said = self.touch(label, STATE)
+        self.write(label, f"w{label}", size=out)
+        for task in tasks:
+            self.write(label, f"w{label}", STATE, partition=task, size=size, keys=(0, 1 << 31))
+        return said
+
+    def reset(
+        self, *inputs: r.ProcessorInput, keep: bool = False, resets: int | None = None
+    ) -> str:
+        seen = self.state.processors[NAME].resets if resets is None else resets
+        asker = f"reset {len(self.asked)}"  # each time another one
+        return self.ask(asker, r.ResetProcessor(NAME, seen, inputs, keep))
+
+    def delete(self, resets: int = 0) -> str:
+        return self.ask("delete", r.DeleteProcessor(NAME, resets))
+
+
+def made() -> Stored:
+    world = Stored(chunk_bytes=CHUNK)
+    world.find_scope("nyc")
+    for stream in ("nyc/a", "nyc/in"):
+        World.create(world, stream)
+        world.created(stream, 0, 0, 0, 0)
+    world.store("counts")
+    world.ask("create", r.CreateProcessor("nyc/q", 4, INPUTS, ("s",)))
+    for name in (NAME, "nyc/q"):
+        assert World.create(world, f"{name}.state", 4, processor=name) == ""
+        world.created(f"{name}.state", 0, 0, 0, 0)
+    world.take("a")
+    return world
+
+
+def one_shots_change_state() -> None:
+    w = made()
+    assert w.stored("X", w.consumed("a", 1, 12), 2, 0) == "X COMMITTED 3"
+    assert w.plan() == f"X nyc/a 0: out; X {STATE} 0: X, 2: X", "by task, not by key"
+    assert w.state_of() == [1, 0, 1, 0]
+    assert w.stored("Y", w.consumed("a", 2, 12), 1) == "Y COMMITTED 2"
+    assert w.stored("Y", w.consumed("a", 2, 12), 1) == "Y COMMITTED 2", "repeated"
+    assert w.state_of() == [1, 2, 1, 0]
+    refused: tuple[tuple[r.Consumed | None, tuple[int, ...], dict[str, Any]], ...] = (
+        (w.consumed("a", 3, 13, tasks=(0, 1)), (2,), {}),  # not among the moved tasks
+        (w.consumed("a", 3, 13), (4,), {}),  # no task
+        (w.consumed("a", 3, 13), (-1,), {}),
+        (w.consumed("a", 3, 13), (0,), {"key": None}),  # a compacted topic takes none
+        (w.consumed("a", 3, 13), (0,), {"value": bytes(CHUNK)}),
+        (w.consumed("a", 3, 13), (0,), {"stream": "nyc/q.state"}),  # another's
+    )
+    for consumed, tasks, given in refused:
+        assert w.stored("Z", consumed, *tasks, **given) == "InvalidArgument"
+    plain = r.OneShot(w.id("P"), "nyc", None, (event(STATE, segment_id=0),))
+    assert w.ask("plain", plain) == "InvalidArgument", "it moves nothing"
+    check_unmoved(w, "1 a 2:12")
+
+
+def journals_change_state() -> None:
+    w = made()
+    w.journal("X", "a", 1, 3)
+    assert w.end("X", w.consumed("a", 1, 12)) == ""
+    w.turn()
+    assert w.plan() == f"X nyc/a 0: wX[0-1); X {STATE} 1: wX[0-1), 3: wX[0-1)"
+    assert (w.state_of(), w.get("X")) == ([0, 1, 0, 1], "X COMMITTED 3")
+    w.journal("Y", "a", 1)
+    assert w.end("Y", w.consumed("a", 2, 12, tasks=(0, 2))) == "InvalidArgument", "not its tasks"
+    w.journal("Z", "a", 1, size=CHUNK + 1)
+    assert w.end("Z", w.consumed("a", 2, 12)) == "InvalidArgument", "not in one round"
+    assert w.message.startswith("a state change of 1,001 bytes, bigger than a commit may have")
+    assert w.get("Z") == "Z OPEN"
+    assert w.journal("P", None, 1) == "InvalidArgument", "begun without a tenure"
+    assert w.state_of() == [0, 1, 0, 1]
+
+
+def what_belongs_to_no_commit_is_rejected() -> None:
+    w = made()
+    w.write_plainly(STATE, 3)
+    w.turn()
+    assert w.index.rejected[STATE] == {"plain_write": 3}
+    assert not list(w.index.plain_waiting(w.state))
+    w.journal("X", "a")
+    place = (STATE, 0)
+    run = w.write("X", "wX", STATE)._replace(keyless=1)
+    w.journals[place][-1] = w.journals[place][-1]._replace(run=run)
+    w.turn()
+    assert w.index.rejected[STATE]["wrong_segment"] == 1, "a compacted topic takes no null key"
+
+
+def state_stays_where_outputs_are_carried_and_rolled() -> None:
+    w = made()
+    w.journal("X", "a", 2, out=CHUNK, size=CHUNK)
+    w.end("X", w.consumed("a", 1, 12))
+    w.turn()
+    assert [key[0] for key in w.state.open[w.id("X")].carries] == ["nyc/a"]
+    (carry,) = w.state.open[w.id("X")].carries.values()
+    done = replace(carry, done=True, first=0, end=1, count=1)
+    w.log_rows([(k.carry_key(w.id("X"), "nyc/a", carry.number), done)])
+    w.wait(1000)
+    assert w.get("X") == "X COMMITTED 2"
+    rolled = {epoch.stream for round_ in w.rounds for epoch in round_.epochs if epoch.stream_epoch}
+    assert (rolled, w.state.streams[STATE].stream_epoch) == ({"nyc/a"}, 0)
+    assert w.state_of() == [0, 0, 1, 0]
+    assert w.ask("scale", r.Scale(STATE, 8, (), ())) == "InvalidArgument"
+
+
+def the_right_to_process_is_what_counts() -> None:
+    w = made()
+    w.grant("etl", "nyc/*", Right.WRITE)
+    w.grant("ops", NAME, Right.PROCESS)
+    w.grant("ops", "nyc/a", Right.WRITE)
+    with w.by("etl"):
+        assert w.stored("X", w.consumed("a", 1, 12), 0) == "NotAuthorized"
+        assert w.reset(keep=True) == w.delete() == "NotAuthorized"
+        assert World.create(w, STATE, 4, processor=NAME) == "NotAuthorized"
+    with w.by("ops"):
+        assert w.stored("X", w.consumed("a", 1, 12), 0) == "X COMMITTED 2"
+        w.journal("Y", "a", 0)
+        w.end("Y", w.consumed("a", 2, 12))
+    w.turn()
+    assert w.state_of() == [2, 0, 0, 0]
+
+
+def only_the_state_of_a_processor_is_named_so() -> None:
+    w = made()
+    known = f"{STATE} ACTIVE"
+    assert World.create(w, STATE, 4, processor=NAME).startswith(known[:5])
+    for stream, segments, settings in (
+        (STATE, 4, {}), ("nyc/b", 4, {"processor": NAME}), (STATE, 8, {"processor": NAME}),
+        ("nyc/q.state", 4, {"processor": NAME}),
+    ):  # fmt: skip
+        assert World.create(w, stream, segments, **settings) == "InvalidArgument"
+    assert World.create(w, "nyc/no.state", 4, processor="nyc/no") == "UnknownProcessor"
+    for setting in ("retention.ms", "scale.events.per.second"):
+        command = r.CreateStream(STATE, 4, {"processor": NAME, setting: "1"})
+        assert w.ask("create", command) == "UnsupportedSetting"
+    assert w.store("counts", "more") == f"{NAME} 4 tasks"
+    assert w.store("third", "counts") == f"{NAME} 4 tasks"
+    assert w.state.processors[NAME].stores == ("counts", "more", "third"), "numbers stay"
+    assert w.store("") == "InvalidArgument"
+    assert w.ask("create", r.CreateProcessor(STATE, 4, INPUTS)) == "InvalidArgument"
+
+
+def a_reset_ends_tenures() -> None:
+    w = made()
+    w.stored("X", w.consumed("a", 1, 12), 0)
+    assert w.reset() == "InvalidArgument", "without state it starts somewhere"
+    assert w.reset(INPUTS[0]) == "InvalidArgument", "not all inputs"
+    assert w.reset(keep=True) == f"{NAME} 4 tasks"
+    assert (w.row(), w.state_of(0)) == ("2 nobody 1:12", [1]), "it goes on where it stood"
+    assert w.stored("Y", w.consumed("a", 2, 13), 0) == "TenureLost"
+    assert w.reset(keep=True, resets=0) == "IllegalState", "of one who saw it before"
+    assert w.reset(*INPUTS, keep=True) == f"{NAME} 4 tasks"
+    assert (w.row(), w.state_of(0)) == ("3 nobody 1:-", [1]), "the head names a sequence"
+    assert w.state.processors[NAME].incarnation == 0
+    late = r.ResetProcessor(NAME, 2, (r.ProcessorInput("nyc/in", "", 5, 0), INPUTS[1]), False)
+    assert w.ask("reset", late) == f"{NAME} 4 tasks"
+    w.take("b")
+    assert w.ask("reset", late) == f"{NAME} 4 tasks", "repeated"
+    assert (w.row(), w.state_of(0)) == ("5 b 0:-", [0])
+    row = w.state.processors[NAME]
+    assert (row.incarnation, row.resets, row.inputs[0].record) == (1, 3, 5)
+    assert w.stored("Z", w.consumed("b", 1, 5), 0) == "Z COMMITTED 2", "from the new start"
+    check_unmoved(w, "5 b 1:5")
+    assert [row.command for round_ in w.rounds for row in round_.audit] == ["ResetProcessor"] * 3
+
+
+def nothing_is_reset_while_it_is_merged() -> None:
+    w = made()
+    w.journal("X", "a", 0)
+    w.end("X", w.consumed("a", 1, 12))
+    turn = w.new_turn()  # nothing is merged before it is asked
+    for name, command in (
+        ("reset", r.ResetProcessor(NAME, 0, INPUTS, False)), ("delete", r.DeleteProcessor(NAME, 0)),
+    ):  # fmt: skip
+        w._decide(turn, command, w.asker(name))
+    assert w.close(turn) == "[reset] NotReady; [delete] NotReady"
+    w.turn()
+    assert w.row() == "1 a 1:12"
+
+
+def a_deleted_one_leaves_its_count() -> None:
+    w = made()
+    w.stored("X", w.consumed("a", 1, 12), 0)
+    late = w.taking("a", terms=(0, 0, 0, 0))
+    w.journal("O", "a", 0)
+    w.delete()
+    assert w.state.streams[STATE].state == "FORGETTING"
+    assert w.get("O").startswith("O ABORTED")
+    w.delete()
+    assert w.state.deleted[NAME].resets == 1, "repeated"
+    assert (
+        w.take("b")
+        == w.ask("reset", r.ResetProcessor(NAME, 1, INPUTS, False))
+        == "UnknownProcessor"
+    )
+    turn = w.new_turn()
+    stream_forgotten(turn, STATE)
+    w.close(turn)
+    assert not [key for key in w.table.rows if key.startswith(k.STATUS + k.task_key(NAME, 0)[:-5])]
+    assert w.store("other", tasks=2) == f"{NAME} 2 tasks"
+    row = w.state.processors[NAME]
+    assert (row.incarnation, row.resets, row.stores) == (1, 1, ("other",))
+    assert w.delete() == "IllegalState", "a copy by somebody who saw the first one"
+    assert w.ask("take", replace(late, tasks=(0, 1), terms=(0, 0))) == "TenureLost"
+    assert World.create(w, STATE, 2, processor=NAME) == ""
+
+
+SCENES: tuple[Callable[[], None], ...] = (
+    one_shots_change_state, journals_change_state, what_belongs_to_no_commit_is_rejected,
+    state_stays_where_outputs_are_carried_and_rolled, the_right_to_process_is_what_counts,
+    only_the_state_of_a_processor_is_named_so, a_reset_ends_tenures,
+    nothing_is_reset_while_it_is_merged, a_deleted_one_leaves_its_count,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_scene(scene: Callable[[], None]) -> None:
+    scene()
+
+
+# -- planted bugs -------------------------------------------------------------------------------------
+
+_MAY_END, _STATE_OF, _MOVE = tenures._may_end, positions.state_of, positions.move
+_SPREAD, _ENDED = Layout.spread, tenures._ended
+
+
+def _unsaid(turn: Any, consumed: r.Consumed, txn_id: bytes, at: int, count: int, _: Any) -> Any:
+    return _MOVE(turn, consumed, txn_id, at, count, {})
+
+
+def _while_merged(turn: Any, row: r.ProcessorRow, resets: int) -> Any:
+    free = {key: task._replace(in_progress=None) for key, task in turn.state.tasks.items()}
+    with patch.object(turn.state, "tasks", free):
+        return _MAY_END(turn, row, resets)
+
+
+def _unseen(turn: Any, row: r.ProcessorRow, resets: int) -> Any:
+    return _MAY_END(turn, row, row.resets)
+
+
+BUGS: dict[str, Callable[[], Any]] = {
+    "state is placed by key": lambda: patch.object(
+        Layout, "spread", lambda self, events, *, by_key: _SPREAD(self, events)
+    ),
+    "any commit may write state": lambda: patch.object(positions, "check_state", lambda *_: None),
+    "of any size": lambda: patch.object(positions, "check_state_size", lambda *_: None),
+    "journals place state by key": lambda: patch.object(index, "is_state", lambda _: False),
+    "state is carried aside": lambda: patch.object(merge, "is_state", lambda _: False),
+    "the row does not say what changed": lambda: patch.object(positions, "move", _unsaid),
+    "… by journals": lambda: patch.object(
+        positions, "state_of", lambda streams, _: _STATE_OF(streams, ())
+    ),
+    "write is enough": lambda: patch.object(authorize, "is_state", lambda _: False),
+    "any stream may be named so": lambda: patch.object(streams, "_check_state", lambda *_: None),
+    "any setting": lambda: patch.object(
+        stream_settings, "_OF_STATE", stream_settings.KNOWN | {stream_settings.PROCESSOR}
+    ),
+    "it is scaled": lambda: patch.object(scale, "is_state", lambda _: False),
+    "stores change their numbers": lambda: patch.object(
+        tenures, "_with_stores", lambda name, known, more: tuple(more)
+    ),
+    "it ends while it is merged": lambda: patch.object(tenures, "_may_end", _while_merged),
+    "any copy resets it": lambda: patch.object(tenures, "_may_end", _unseen),
+    "the incarnation stays": lambda: patch.object(
+        tenures, "_ended", lambda row, to, keep_state: _ENDED(row, to, keep_state=True)
+    ),
+    "its state is left": lambda: patch.object(tenures, "end_stream", lambda *_: None),
+    "terms begin at 0 again": lambda: patch.object(
+        tenures,
+        "replace",
+        lambda row, **changes: replace(
+            row, **(changes | ({"first_term": 0} if "first_term" in changes else {}))
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    with BUGS[bug](), pytest.raises((AssertionError, AnabranchError)):
+        play_all()
+
+
+def play_all() -> None:
+    for scene in SCENES:
+        scene()
