@@ -76,7 +76,21 @@ def _finish(history: History, op: Operation) -> None:
 def _commit(history: History, op: Operation) -> None:
     if (op.asked.get("series") is None) != (op.asked.get("number") is None):
         raise op.broken("series and number go together")
+    moves = [op.asked.get(name) is None for name in ("processor", "tenure", "tasks", "consumes")]
+    if len(set(moves)) > 1:
+        raise op.broken("processor, tenure, tasks and consumes go together")
     txn_of(history, op).commits.append(op)
+
+
+def _take(history: History, op: Operation) -> None:
+    if any(op.asked["tenure"] == other.asked["tenure"] for other in history.takes):
+        raise op.broken(f"tenure {op.asked['tenure']!r} was taken before")
+    history.takes.append(op)
+
+
+def _drained(history: History, op: Operation) -> None:
+    if op.ok:
+        history.drained.append(op)
 
 
 def _abort(history: History, op: Operation) -> None:
@@ -189,6 +203,8 @@ _TAKE: dict[str, Callable[[History, Operation], None]] = {
     "finish": _finish,
     "commit": _commit,
     "abort": _abort,
+    "take": _take,
+    "drained": _drained,
     "state": _state,
     "scale": _nothing,
     "delete": _delete,

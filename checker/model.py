@@ -195,6 +195,8 @@ class History:
     logs: list[Operation] = field(default_factory=list)
     histories: list[Operation] = field(default_factory=list)
     states: list[Operation] = field(default_factory=list)
+    takes: list[Operation] = field(default_factory=list)
+    drained: list[Operation] = field(default_factory=list)
     deleted: dict[tuple[str, str], Operation] = field(default_factory=dict)  # (stream, topic)
 
     _logged: set[str] | None = None

@@ -26,6 +26,10 @@ KINDS = (
     "snapshot-not-prefix",
     "unseen-commit",
     "changed-answer",
+    "consumed-twice",
+    "consume-order",
+    "unconsumed",
+    "fenced-commit",
     "unexplained",
 )
 EXAMPLES = 20  # of one kind that are kept; the rest is only counted

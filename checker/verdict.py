@@ -14,6 +14,7 @@ from checker.report import Report
 from checker.seen import judge_seen
 from checker.sending import judge_sending
 from checker.snapshots import judge_snapshots
+from checker.tasks import judge_tasks
 from checker.times import judge_times
 from checker.writes import judge_writes
 
@@ -25,6 +26,7 @@ _JUDGES = (
     judge_seen,
     judge_readers,
     judge_snapshots,
+    judge_tasks,
 )
 
 

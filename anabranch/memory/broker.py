@@ -164,7 +164,7 @@ class MemoryBroker:
                 spec.partitions,
                 max(spec.replication_factor, 1),
                 config,
-                f"memory-{next(self._topic_ids)}",
+                f"{next(self._topic_ids):032x}",
             )
             self._add(spec.name, range(spec.partitions), config)
 

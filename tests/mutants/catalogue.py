@@ -19,6 +19,7 @@ from tests.mutants import (
     merges,
     plays,
     rounds,
+    tasks,
     topics,
 )
 
@@ -61,6 +62,9 @@ FEW_REPLICAS = CALM | {
 }  # fmt: skip
 # … and a native transaction ends there at that moment: its marker is lost.
 LOST_MARKERS = LEADERLESS | {"lose_markers": 1.0}
+# Workers steal tasks from each other; and what they commit is carried aside.
+STEALING = {"workers": 3, "retain_s": 0, "scale_s": 0.7, "worker_freeze": 0.006}
+MOVING = STEALING | {"chunk_bytes": 250}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
 
@@ -221,6 +225,25 @@ CATALOGUE: tuple[Mutant, ...] = (
            suite="tests/processors/test_histories.py"),
     Mutant("a missing vector is taken for what its commit moved", journals.vector_not_completed,
            simulated=False, by_clients=True, suite="tests/processors/test_histories.py"),
+    # -- processors
+    *(Mutant(name, plant, weather=STEALING) for name, plant in (
+        ("any tenure may commit", tasks.any_tenure),
+        ("sequences are not compared", tasks.any_sequence),
+        ("a commit is not judged when it is decided", tasks.judged_early_only),
+        ("what is aborted keeps its tasks", tasks.not_given_back),
+        ("one task of a commit moves", tasks.one_task_moves))),
+    *(Mutant(name, plant, weather=MOVING) for name, plant in (
+        ("two commits of a task are in flight", tasks.two_in_flight),
+        ("a decided commit does not show", tasks.decided_unmarked),
+        ("a take is answered too early", tasks.taken_too_early),
+        ("positions move with the decision", tasks.moved_when_decided))),
+    *(Mutant(name, plant, weather=STEALING, by_clients=True) for name, plant in (
+        ("a commit that was left is given again", tasks.given_again),
+        ("positions inside a commit are its beginning", tasks.whole_commits),
+        ("a rolled commit lacks a segment", tasks.segment_skipped),
+        ("a stretch is ahead of what was given", tasks.ahead_of_what_was_given),
+        ("a stretch forgets a task", tasks.a_task_is_forgotten),
+        ("events without a key are dealt by count", tasks.null_keys_by_count))),
     # -- topics in outside hands
     Mutant("a stream is given up at once", topics.given_up_at_once, weather=LAGGING),
     Mutant("a lost stream's transactions go on", topics.lost_and_going_on, weather=LOSING),

@@ -126,7 +126,7 @@ class Worker:
         )
         self._create_streams(client, ports.clock)
         self.client = client
-        self.world.spawn(process, "heart", lambda: self._beat(client, process))
+        self.world.spawn(process, "heart", lambda: beat(self.world, client, process))
         if self.faults.weather.scale_s:
             self.world.spawn(process, "scaler", lambda: self._scale(client))
         if self.faults.weather.safe_s:
@@ -162,18 +162,6 @@ class Worker:
                     if not isinstance(error, self._allowed):
                         raise
                     self.world.sleep(0.2)
-
-    def _beat(self, client: Client, process: Process) -> None:
-        clock = SimClock(self.world, process)
-        while True:
-            try:
-                due = client.heart.step()
-                if due == float("inf"):
-                    clock.sleep(0.3)
-                else:
-                    client.heart.hear(due)
-            except RetryError:
-                clock.sleep(0.3)
 
     def _ask_safe_times(self, client: Client) -> None:
         """Beside the jobs, as long as there are any."""
@@ -567,6 +555,20 @@ class Worker:
             self.world.note(deal.label, f"committed at {result.commit_timestamp}")
             attempt.result = result
             return
+
+
+def beat(world: World, client: Client, process: Process) -> None:
+    """Heartbeats, which in a real client a thread sends."""
+    clock = SimClock(world, process)
+    while True:
+        try:
+            due = client.heart.step()
+            if due == float("inf"):
+                clock.sleep(0.3)
+            else:
+                client.heart.hear(due)
+        except RetryError:
+            clock.sleep(0.3)
 
 
 def _commit_one_shot(deal: Deal, txn: Transaction, name: str | None, seconds: float) -> Result:

@@ -101,6 +101,8 @@ class Faults:
             freeze += weather.blind if call.startswith("fetch:commands") else 0.0
         else:
             crash, freeze = weather.client_crash, weather.client_freeze
+            if process.kind == "worker":
+                crash, freeze = crash + weather.worker_crash, freeze + weather.worker_freeze
         chance -= crash
         if chance < 0:
             return Action("crash", crash=True)
@@ -124,7 +126,7 @@ class Faults:
             chance -= weather.interrupt  # what is sent to journals is sent by another thread
             if chance < 0:
                 return Action("interrupt", error=Interrupt())
-        asks = call.startswith("fetch:") if process.kind == "reader" else call == "fetch:replies"
+        asks = call == "fetch:replies" if process.kind == "client" else call.startswith("fetch:")
         if asks or call in _QUESTIONS:
             chance -= weather.unavailable
             if chance < 0:

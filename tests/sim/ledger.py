@@ -104,6 +104,33 @@ class PlainTold:
     offset: int = -1
 
 
+class Given(NamedTuple):
+    """An event of an input that a worker was given, and the output that it made of it."""
+
+    stream: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    output: bytes
+
+
+@dataclass
+class Workplace:
+    """A processor. ``is_over``: it can't go on, as events or topics of its inputs are gone."""
+
+    name: str
+    inputs: tuple[str, ...]
+    tasks: int
+    start: str
+    made: bool = False
+    is_over: bool = False
+
+    def inputs_in(self, streams: Iterable[str]) -> set[str]:
+        """Which inputs are among these streams."""
+        return set(self.inputs) & set(streams)
+
+
 @dataclass
 class Deal:
     """A transaction, or what was meant to be one."""
@@ -124,6 +151,11 @@ class Deal:
     lane: str = OPEN_LANE  # that it is of
     named_result: Result | None = None  # the name was committed before it began
     finals: list[tuple[str, int]] = field(default_factory=list)  # (state, timestamp) that were told
+    consumed: r.Consumed | None = None  # of a worker: the stretch that it commits
+    tenure: str = ""  # … as the history knows it
+    given: list[Given] = field(
+        default_factory=list
+    )  # … and its events, in the order in which it got them
 
     @property
     def claims(self) -> bool:
@@ -188,6 +220,8 @@ class Ledger:
         self.lanes: set[str] = set()  # those that were made
         self.blocked: set[str] = set()  # … and blocked once
         self.reopened: set[str] = set()  # … that a late copy of a command may unblock
+        self.workplaces: dict[str, Workplace] = {}  # by name
+        self.tenures = 0  # that were asked for
         self.never: set[bytes] = set()  # ids of one-shots that came while their lane was blocked
         self.asked: dict[bytes, str] = {}  # correlation id -> the lane that it came by
         self._born: dict[bytes, str] = {}  # transaction -> the lane of its first command

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.core import rows as k
-from anabranch.core.ids import NO_TXN, TXN_HEADER, unpack_txn_header
+from anabranch.core.ids import NO_TXN, OPEN_LANE, TXN_HEADER, is_marked, unpack_txn_header
 from anabranch.core.state import State
+from anabranch.core.transaction_states import born
 from anabranch.memory.log import MemoryCluster
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
@@ -25,6 +26,7 @@ from anabranch.topics.names import (
 from tests.core.tables import txn_rows
 from tests.sim.retention import KeptPartition
 from tests.sim.topics import BY_HAND
+from tests.sim.world import Violation
 
 
 class Seen(NamedTuple):
@@ -160,6 +162,8 @@ class Picture:
     chunks: int = 0  # so many times a carrier moved on
     topic_partitions: dict[str, int] = field(default_factory=dict)
     row_natives: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    processors: dict[str, r.ProcessorRow] = field(default_factory=dict)
+    tasks: dict[tuple[str, int], r.TaskRow] = field(default_factory=dict)
     streams: dict[str, r.StreamRow] = field(default_factory=dict)
     horizons: dict[int, int] = field(default_factory=dict)  # control partition -> forgotten up to
     replies: list[tuple[Seen, r.Reply]] = field(default_factory=list)
@@ -183,6 +187,8 @@ class Picture:
             table = fold(cluster, place).open("picture")
             state = State(table)
             picture.streams.update(state.streams)
+            picture.processors.update(state.processors)
+            picture.tasks.update(state.tasks)
             picture.horizons[number] = state.round.expired_ms
             picture.unfinished += [txn.row for txn in state.open.values()]
             picture.rows.update({row.txn_id: row for row in txn_rows(state)})
@@ -207,12 +213,30 @@ class Picture:
                 count = sum(place.topic == topic for place in dict.fromkeys(known))
                 picture.topic_partitions[topic] = count
             picture._read_stream(cluster, stream, picture.topic_partitions[stream_topic(stream)])
+        picture._add_one_shots_of_tasks()
         number = 0
         while (place := TopicPartition(replies_topic(prefix), number)) in cluster.partitions:
             for seen in visible(cluster, place):
                 picture.replies.append((seen, decode(seen.record.value or b"")))
             number += 1
         return picture
+
+    def _add_one_shots_of_tasks(self) -> None:
+        """What a row would say of each: one-shots that move positions leave none."""
+        kept = [txn_id.hex() for txn_id in self.rows if is_marked(txn_id)]
+        if kept:
+            raise Violation(f"one-shots that moved positions have left rows: {kept[:3]}")
+        for _, seen, record in self.commits():
+            if is_marked(record.txn_id):
+                count = sum(segment.count for segment in record.segments)
+                known = self.rows.get(record.txn_id)
+                row = born(
+                    "one_shot", record.txn_id, 0, scope="", commit_timestamp=record.timestamp,
+                    committed=count + (known.committed if known else 0), owner=OPEN_LANE,
+                )  # fmt: skip
+                self.rows[record.txn_id] = row
+                self.row_natives[record.txn_id] = seen.native
+                self.participants[record.txn_id] = {}
 
     def _read_rows(self, state: State) -> None:
         for row in self.rows.values():

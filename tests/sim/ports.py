@@ -187,7 +187,7 @@ class SimLog(MemoryLog):
         """See `anabranch.ports.Log.fetch`."""
         self.detail = _kinds(positions)
         known = self._known(positions, failed)
-        if self.owner.kind == "reader":
+        if self.owner.kind in ("reader", "worker"):
             max_bytes = self.sim.world.random.choice((300, 3000, max_bytes))
         found = super().fetch(
             {place: positions[place] for place in known},
@@ -198,7 +198,8 @@ class SimLog(MemoryLog):
         )
         if len(positions) > 1:
             found = self._hide(found)
-        if self.owner.kind == "client":
+        is_worker = self.owner.kind == "worker" and self.detail == "replies"
+        if self.owner.kind == "client" or is_worker:
             return {place: self._lose_replies(fetched) for place, fetched in found.items()}
         return found
 

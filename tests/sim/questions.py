@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from anabranch.client.client import Client
+from anabranch.core.ids import is_marked
 from anabranch.errors import (
     BeginAgainError,
     ClockSkew,
@@ -63,7 +64,7 @@ def ask(worker: Worker, client: Client) -> None:
     if random.random() < 0.3:
         client.describe(random.choice(worker.ledger.streams))
         return
-    known = [deal for deal in worker.ledger.deals.values() if deal.txn_id is not None]
+    known = [d for d in worker.ledger.deals.values() if d.txn_id and not is_marked(d.txn_id)]
     if not known:
         return
     deal = random.choice(known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,6 +34,15 @@ _IDLE_ROUNDS = 3  # without an event, after all writing: it has caught up
 _FAR_S = 10.0  # a clock so far ahead asks for times that do not come in the run
 _ASK_S = 10.0
 _WAIT = (UnknownScope, UnknownStream)  # it is not there yet
+
+
+def reading_client(cluster: SimCluster, process: Process, prefix: str, **settings: Any) -> Client:
+    """A client that reads, too. ``settings``: of `Client`."""
+    ports = client_ports(cluster, process, prefix)
+    log = cluster.log_of(process)
+    member = partial(Member, cluster.groups, process=process)
+    readers = Readers(ReaderPorts(lambda _: log, member, ports.clock), _ASK_S)
+    return Client(replace(ports, readers=readers), **settings, threads=False)
 
 
 class Worker(Protocol):
@@ -104,12 +114,7 @@ class ReaderMachine:
             )
 
     def _run(self, process: Process) -> None:
-        ports = client_ports(self.cluster, process, self.ledger.prefix)
-        log = self.cluster.log_of(process)
-        member = partial(self._member, process)
-        readers = Readers(ReaderPorts(lambda _: log, member, ports.clock), _ASK_S)
-        ports = ports.__class__(ports.bus, ports.journals, ports.clock, ports.entropy, readers)
-        client = Client(ports, timeout=_ASK_S, threads=False)
+        client = reading_client(self.cluster, process, self.ledger.prefix, timeout=_ASK_S)
         worker: Worker | None = None
         try:
             while True:
@@ -129,9 +134,6 @@ class ReaderMachine:
         finally:
             if worker is not None:
                 worker.close()
-
-    def _member(self, process: Process, group: str) -> Member:
-        return Member(self.cluster.groups, group, process)
 
     def _open(self, client: Client, process: Process) -> Worker:
         recorder = self.ledger.history.named(process.name)

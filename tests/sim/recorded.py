@@ -5,7 +5,7 @@ A name that is unique in its scope is a series in which there is number 0 alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,8 @@ from anabranch.errors import (
     WritersUnfinished,
 )
 from anabranch.types import Result, TransactionInfo
-from tests.sim.ledger import Attempt, Deal, Ledger
+from tests.sim.ledger import Attempt, Deal, Ledger, Workplace
+from tests.sim.recording import event_id
 
 _TELLS_NOTHING = (OutcomeUnknown, AlreadyCommitted)
 _STATES = {
@@ -64,6 +65,13 @@ def recorded_commit(ledger: Ledger, deal: Deal, attempt: Attempt) -> Iterator[di
         claims |= {"series": "series", "number": attempt.number}
     elif deal.name is not None and ledger.names_are_kept:
         claims |= {"series": f"name {deal.name}", "number": 0}
+    if deal.consumed is not None:
+        claims |= {
+            "processor": deal.consumed.processor,
+            "tenure": deal.tenure,
+            "tasks": sorted(task for step in deal.consumed.steps for task in step.tasks),
+            "consumes": [event_id(given.value) for given in deal.given],
+        }
     op = recorder.ask("commit", txn=deal.label, writers=writers, perhaps=perhaps, **claims)
     told: dict[str, Any] = {}
     try:
@@ -85,6 +93,16 @@ def told_commit(told: dict[str, Any], deal: Deal, result: Result) -> None:
     told["timestamp"] = result.commit_timestamp
     told["committed"] = result.counts.committed
     told["replayed"] = deal.claims and result.txn_id != deal.txn_id
+
+
+@contextmanager
+def recorded_take(ledger: Ledger, place: Workplace, tasks: Sequence[int] | None) -> Iterator[str]:
+    """Tasks are taken; gives the tenure's name."""
+    ledger.tenures += 1
+    label = f"{place.name}#{ledger.tenures}"
+    named = list(range(place.tasks) if tasks is None else tasks)
+    with ledger.history.here.asking("take", processor=place.name, tenure=label, tasks=named):
+        yield label
 
 
 @contextmanager

@@ -23,6 +23,7 @@ Plant = Callable[[], AbstractContextManager[object]]
 # How much is done, each with what is tried instead, the least first.
 _SIZES: Mapping[str, Sequence[Value]] = {
     "readers": (0, 1, 2),
+    "workers": (0, 1, 2),
     "clients": (1, 2),
     "machines": (1, 2),
     "streams": (1, 2),

@@ -33,6 +33,7 @@ from tests.sim.check_clients import check_clients
 from tests.sim.check_epochs import Epochs, check_epochs, epochs_of
 from tests.sim.check_log import check_log, check_lost, hold
 from tests.sim.check_readers import check_readers, check_snapshots
+from tests.sim.check_tasks import check_tasks
 from tests.sim.clients import TIGHT_BYTES, Worker
 from tests.sim.controllers import Fleet
 from tests.sim.faults import Faults
@@ -53,6 +54,7 @@ from tests.sim.readers import ReaderMachine
 from tests.sim.recording import FINAL, History, Part
 from tests.sim.retention import Retention
 from tests.sim.safe_times import check_safe_times
+from tests.sim.tasks import TaskMachine
 from tests.sim.trouble import Outages
 from tests.sim.weather import Weather
 from tests.sim.world import Violation, World
@@ -252,6 +254,13 @@ class _Run:
             for number in range(weather.readers)
         ]
 
+        self.tasks = [
+            TaskMachine(world, self.cluster, faults, self.ledger, number)
+            for number in range(weather.workers)
+        ]
+        for machine in self.tasks:
+            machine.peers = self.tasks
+
     def play(self) -> tuple[int, Epochs]:
         """Faults first, then calm, then the checks; returns the number of COMMIT records, and epochs."""
         self.fleet.start()
@@ -264,6 +273,8 @@ class _Run:
             worker.start()
         for reader in self.readers:
             reader.start()
+        for machine in self.tasks:
+            machine.start()
         world = self.world
         world.run(self._worked, self.faults.weather.work_s)
         world.note("world", "calm")
@@ -277,6 +288,7 @@ class _Run:
             world.fail(f"no end {CALM_S:.0f} s after the faults: {self._what_is_open()}")
         settled = world.now + _SETTLE_S
         world.run(lambda: world.now >= settled and self._ended(), limit + CALM_S)
+        self._consume_all()
         self._read_on()
         if world.violation is not None:
             return 0, Epochs()
@@ -295,6 +307,18 @@ class _Run:
             if self.cluster.groups.expire():
                 self.faults.strikes(1.0, "expired offsets")
             self.world.later(self.faults.span(mean_s), self._expire_offsets)
+
+    def _consume_all(self) -> None:
+        """Until workers have consumed everything, and no transaction of theirs is left."""
+        if not self.tasks or self.world.violation:
+            return
+        for machine in self.tasks:
+            machine.finishing = True
+        self.world.set_clocks()  # an id that is too old, or too new, is refused each time
+        done = lambda: all(machine.done for machine in self.tasks) and self._ended()  # noqa: E731
+        if not self.world.run(done, self.world.now + CALM_S) and not self.world.violation:
+            slow = [machine.name for machine in self.tasks if not machine.done]
+            self.world.fail(f"workers don't come to an end: {slow}; {self._what_is_open()}")
 
     def _read_on(self) -> None:
         """Until readers have seen everything."""
@@ -362,6 +386,7 @@ class _Run:
         check_readers(picture, self.world.random)
         check_snapshots(picture, self.ledger)
         check_clients(picture, self.ledger)
+        check_tasks(picture, self.ledger)
         self._judge(picture)
         return len(picture.commits()), epochs_of(picture)
 
@@ -391,6 +416,10 @@ class _Run:
             asking = self.history.named(FINAL).asking("state", txn_id=txn_id.hex())
             with asking as told:
                 told |= {"state": "committing", "timestamp": None}
+        for work in self.ledger.workplaces.values():
+            if work.made and not work.is_over and work.start == "begin":
+                there = sorted(set(work.inputs) - self.ledger.deleted.keys())
+                self.history.named(FINAL).note("drained", processor=work.name, streams=there)
         self.history.read_log(parts, histories)
         report = self.history.judged()
         self.judged = dict(report.counts)

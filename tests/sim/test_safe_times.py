@@ -21,7 +21,7 @@ OFTEN_S = 0.3
 @pytest.mark.slow(8)
 def test_what_was_answered_stays_safe() -> None:
     for seed in range(SEEDS):
-        report = simulate(seed, safe_s=OFTEN_S, readers=0)
+        report = simulate(seed, safe_s=OFTEN_S, readers=0, workers=0)
         assert not report.violation, str(report)
 
 

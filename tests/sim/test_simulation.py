@@ -51,6 +51,9 @@ JUDGED = (
     "polls, raw",
     "polls, transactions",
     "snapshots",
+    "tasks taken",
+    "commits that consumed",
+    "events consumed",
 )
 
 

@@ -108,6 +108,10 @@ class Weather:
     jobs: int = 8  # of a client, at most
     streams: int = 3
     readers: int = 0  # processes that read, each in a way of its own
+    # Processes that work on the tasks of processors; besides what befalls clients, these rates strike them.
+    workers: int = 0
+    worker_crash: float = 0.0
+    worker_freeze: float = 0.0
     work_s: float = 40.0  # faults and new work end then, at the latest
 
     @classmethod
@@ -176,7 +180,8 @@ class Weather:
             lag_s=outside.choice((0, 0, 0, 0, 3.0)),
         )
         drawn = drawn.changed(_draw_trouble(Random(f"{own}/what lasts")))
-        return drawn.changed(_draw_lanes(Random(f"{own}/lanes")))
+        drawn = drawn.changed(_draw_lanes(Random(f"{own}/lanes")))
+        return drawn.changed(_draw_workers(Random(f"{own}/workers")))
 
     def changed(self, values: Mapping[str, float]) -> Weather:
         """With these instead."""
@@ -213,7 +218,7 @@ _KINDS: dict[str, tuple[float, ...]] = {
     "hostile_s": (3.0,),
 }
 _NO_LANES: dict[str, float] = {"lanes": 0, "rights_s": 0.0, "lane_s": 0.0}
-CLEAR: dict[str, float] = dict.fromkeys(_KINDS, 0.0) | _NO_LANES  # none of it
+CLEAR: dict[str, float] = dict.fromkeys(_KINDS, 0.0) | _NO_LANES | {"workers": 0}  # none of it
 
 
 def _draw_trouble(random: Random) -> dict[str, float]:
@@ -230,6 +235,15 @@ def _draw_lanes(random: Random) -> dict[str, float]:
         return _NO_LANES
     rights_s, lane_s = random.choice((0.0, 1.5, 4.0)), random.choice((0.0, 0.0, 2.0, 8.0))
     return {"lanes": random.choice((1, 2, 3)), "rights_s": rights_s, "lane_s": lane_s}
+
+
+def _draw_workers(random: Random) -> dict[str, float]:
+    """Workers, in one run of three."""
+    return {
+        "workers": random.choice((0, 0, 0, 0, 0, 0, 1, 2, 3)),
+        "worker_crash": random.choice((0.0, 0.001, 0.004)),
+        "worker_freeze": random.choice((0.0, 0.002, 0.006)),
+    }
 
 
 def parse(given: Iterable[str]) -> dict[str, float]:

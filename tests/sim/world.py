@@ -84,7 +84,7 @@ class Process:
     """What a crash takes away at once. ``skew``: how far its wall clock is ahead, seconds."""
 
     name: str
-    kind: str  # "controller" or "client"
+    kind: str  # "controller", "client", "reader" or "worker"
     skew: float = 0.0
     offset: float = 0.0  # of its monotonic clock
     dead: bool = False
@@ -289,6 +289,11 @@ class World:
         """All frozen processes go on."""
         for task in self._tasks:
             task.process.frozen = 0
+
+    def set_clocks(self) -> None:
+        """All wall clocks are right from now on."""
+        for task in self._tasks:
+            task.process.skew = 0.0
 
     # -- the hub --------------------------------------------------------------------------------------
 

@@ -158,18 +158,17 @@ class TaskReader(Iteration[Event]):
         if self._timeout is not None:
             give_up = self._clock.monotonic() + self._timeout
         while not self._closed:
-            given = False
+            before = [each.at for each in self._inputs]
             try:
                 for each in self._inputs:
-                    for event in self._new_of(each, give_up):
-                        given = True
-                        yield event
+                    yield from self._new_of(each, give_up)
             except (RuntimeError, RetryError):  # closed by another thread, with its connections
                 if not self._is_closed():
                     raise
                 return
             now = self._clock.monotonic()
-            if given and self._timeout is not None:
+            # What is other tasks' came, too: a long history of theirs is no silence.
+            if self._timeout is not None and before != [each.at for each in self._inputs]:
                 give_up = now + self._timeout
             if now >= give_up:
                 return

@@ -1,0 +1,177 @@
+"""Planted bugs in tenures, in positions that move with commits, and in reading by tasks; see `catalogue`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from anabranch.core.decisions import tenures
+from anabranch.core.decisions.commits import commit, positions
+from anabranch.core.decisions.turn import Turn
+from anabranch.reading.tasks import reader
+from anabranch.reading.tasks.dealing import Dealing
+from anabranch.reading.tasks.reader import TaskReader
+from anabranch.schemas.records import CommitRecord, Consumed, TaskInfo, TaskRow
+from anabranch.types import Event
+
+Planted = AbstractContextManager[object]
+
+
+def _judged(change: Callable[[Any, bytes, bytes], Any]) -> Planted:
+    """`positions.judge` sees its steps changed. ``change``: (step, hash of the commit's tenure, transaction)."""
+    judge, steps = positions.judge, positions._steps
+
+    def seen(turn: Turn, consumed: Consumed, txn_id: bytes, *rest: Any) -> None:
+        tenure = positions.hash_of(consumed.processor, consumed.tenure)
+        changed = lambda *of: (change(step, tenure, txn_id) for step in steps(*of))  # noqa: E731
+        with patch.object(positions, "_steps", changed):
+            judge(turn, consumed, txn_id, *rest)
+
+    return patch.object(positions, "judge", seen)
+
+
+def any_tenure() -> Planted:
+    """Whoever has a task's sequence and positions may commit for it."""
+    return _judged(lambda step, tenure, _: step._replace(row=step.row._replace(tenure=tenure)))
+
+
+def any_sequence() -> Planted:
+    """A stretch is committed though the one before it is not, or another one was in its place."""
+    return _judged(lambda step, *_: step._replace(sequence=step.row.sequence + 1))
+
+
+def two_in_flight() -> Planted:
+    """A commit is judged as if no other one of its tasks were being merged."""
+    return _judged(lambda step, *_: step._replace(row=step.row._replace(in_progress=None)))
+
+
+def decided_unmarked() -> Planted:
+    """A decided commit does not show in its tasks' rows until it is merged."""
+    return patch.object(positions, "begin_moving", lambda *_: None)
+
+
+def judged_early_only() -> Planted:
+    """A commit is judged when it comes, and not when it is decided: its tasks may be another's by then."""
+    return patch.object(commit, "_judge", _unless_waiting(commit._judge))
+
+
+def _unless_waiting(judge: Callable[..., None]) -> Callable[..., None]:
+    def seen(turn: Turn, row: Any, consumed: Consumed | None) -> None:
+        if row.txn_id not in turn.state.committing:
+            judge(turn, row, consumed)
+
+    return seen
+
+
+def taken_too_early() -> Planted:
+    """A Take is answered as if no former commit were being merged, with the positions before it."""
+    info = tenures._task_info
+
+    def blind(turn: Turn, processor: str, task: int) -> TaskInfo:
+        return replace(info(turn, processor, task), in_progress=None)
+
+    return patch.object(tenures, "_task_info", blind)
+
+
+@contextmanager
+def moved_when_decided() -> Iterator[None]:
+    """Positions move with the decision, not with the merge."""
+    move = positions.move
+
+    def begin(turn: Turn, consumed: Consumed, txn_id: bytes) -> None:
+        move(turn, consumed, txn_id, turn.hybrid_time, 0)
+
+    def stay(turn: Turn, consumed: Consumed, txn_id: bytes, *more: Any) -> TaskRow:
+        row = next(positions._steps(turn, consumed)).row
+        return row if row.txn_id == txn_id else move(turn, consumed, txn_id, *more)
+
+    with patch.object(positions, "begin_moving", begin), patch.object(positions, "move", stay):
+        yield
+
+
+def not_given_back() -> Planted:
+    """A commit that is aborted after its decision keeps its tasks."""
+    return patch.object(positions, "give_back", lambda *_: None)
+
+
+@contextmanager
+def one_task_moves() -> Iterator[None]:
+    """Of the tasks of a commit the first one alone moves."""
+    move = positions.move
+
+    def first(turn: Turn, consumed: Consumed, *more: Any) -> TaskRow:
+        step = replace(consumed.steps[0], tasks=consumed.steps[0].tasks[:1])
+        return move(turn, replace(consumed, steps=(step,)), *more)
+
+    with patch.object(positions, "move", first):
+        yield
+
+
+def given_again() -> Planted:
+    """A reader that was left in the middle of a commit gives its events again."""
+    events = TaskReader._events
+
+    def again(self: TaskReader, one: Any, *of: Any) -> Iterator[Event]:
+        one.at = one.at._replace(part=-1, offset=-1)
+        return events(self, one, *of)
+
+    return patch.object(TaskReader, "_events", again)
+
+
+def whole_commits() -> Planted:
+    """A position inside a commit is taken for the commit's beginning."""
+    return patch.object(reader, "_place", lambda position, _: reader._Place(position.record))
+
+
+def segment_skipped() -> Planted:
+    """A commit that was rolled is read without its last segment."""
+    events = TaskReader._events
+
+    def short(self: TaskReader, one: Any, offset: int, record: CommitRecord) -> Iterator[Event]:
+        if record.stream_epoch and len(record.segments) > 1:
+            record = record._replace(segments=record.segments[:-1])
+        return events(self, one, offset, record)
+
+    return patch.object(TaskReader, "_events", short)
+
+
+def _consumed(before: Callable[[TaskReader], None]) -> Planted:
+    real = TaskReader.consumed
+
+    def consumed(self: TaskReader) -> Consumed:
+        before(self)
+        return real(self)
+
+    return patch.object(TaskReader, "consumed", consumed)
+
+
+def ahead_of_what_was_given() -> Planted:
+    """A stretch ends with the commit that its last event is of, though not all of that was given."""
+
+    def jump(self: TaskReader) -> None:
+        for one in self._inputs:
+            if one.batch:
+                one.at = reader._Place(one.batch[0].offset + 1)
+
+    return _consumed(jump)
+
+
+def a_task_is_forgotten() -> Planted:
+    """A stretch does not name the last one of the tasks that had events in it."""
+    return _consumed(lambda self: self._touched.discard(max(self._touched, default=0)))
+
+
+def null_keys_by_count() -> Planted:
+    """Events without a key are dealt as each reader counts them, not by their offsets."""
+    real = Dealing.task_of
+
+    def dealt(self: Any, event: Event, ranges: Any) -> int:
+        if event.key is not None:
+            return real(self, event, ranges)
+        self.counted = getattr(self, "counted", -1) + 1
+        return real(self, event._replace(offset=self.counted), ranges)
+
+    return patch.object(Dealing, "task_of", dealt)

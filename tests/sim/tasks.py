@@ -1,0 +1,359 @@
+"""Workers of processors: they take tasks, steal them from each other, and commit outputs with what they consumed.
+
+Each output is of one event of an input; the ledger notes of which. All do what `docs/processing.md` allows, and
+some of what it forbids: a stretch is sent twice, under two ids, or long after others have its tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from copy import copy
+from functools import partial
+from itertools import islice
+
+from anabranch.client.client import Client
+from anabranch.client.transaction import Transaction
+from anabranch.errors import (
+    AnabranchError,
+    EventTooLarge,
+    IllegalState,
+    InvalidArgument,
+    NotAuthorized,
+    OutcomeUnknown,
+    RetryError,
+    SnapshotExpired,
+    StreamLost,
+    TopicMisconfigured,
+    UnknownProcessor,
+    UnknownScope,
+    UnknownStream,
+)
+from anabranch.ports import LogError
+from anabranch.reading.tasks.reader import TaskReader
+from anabranch.schemas.records import Consumed
+from anabranch.topics.names import history_topic, stream_topic
+from anabranch.types import Event, Result, Tenure
+from tests.sim.clients import beat
+from tests.sim.faults import Faults
+from tests.sim.ledger import Attempt, Deal, Given, Ledger, Workplace
+from tests.sim.ports import SimCluster
+from tests.sim.readers import reading_client
+from tests.sim.recorded import recorded_begin, recorded_commit, recorded_take, told_commit
+from tests.sim.scaling import scale_somehow
+from tests.sim.world import Interrupt, Process, World
+from tests.sim.writers import FINE, SCOPE, recorded_write
+
+OUTPUT = f"{SCOPE}/out"
+TASKS = (1, 2, 4)
+_RESTART_S = 1.0
+_TIMEOUT_S = 1.0  # a reader gives up when nothing came for so long
+_IDLE_ROUNDS = 3  # without an event, after all writing: all is consumed
+_WAIT = (UnknownScope, UnknownStream, UnknownProcessor)  # it is not there yet
+_AGAIN = "take your tasks again"  # what refusals of sequences and positions say
+
+
+class TaskMachine:
+    """A worker's machine: its process is started again when it dies, until all inputs are consumed."""
+
+    def __init__(
+        self, world: World, cluster: SimCluster, faults: Faults, ledger: Ledger, number: int
+    ) -> None:
+        self.world = world
+        self.cluster = cluster
+        self.faults = faults
+        self.ledger = ledger
+        self.number = number
+        self.name = f"p{number}"
+        self.starts = 0
+        self.idle = 0  # rounds in a row
+        self.finishing = False  # all writing to inputs has ended
+        self.client: Client | None = None
+        self.peers: list[TaskMachine] = []  # itself, too
+
+    @property
+    def done(self) -> bool:
+        """All is consumed; or nobody can consume it."""
+        return self.idle >= _IDLE_ROUNDS
+
+    def start(self) -> None:
+        """Start a process."""
+        self.starts += 1
+        self.idle = 0
+        skew = self.faults.weather.skew_s
+        process = Process(
+            f"{self.name}.{self.starts}",
+            "worker",
+            skew=self.world.random.uniform(-skew, skew),
+            offset=self.world.random.uniform(0, 1000),
+        )
+        self.faults.jump_clock(process)
+        process.on_death.append(lambda: self.world.later(self.faults.span(_RESTART_S), self.start))
+        self.client = None
+        self.world.spawn(process, "work", lambda: self._run(process))
+
+    def _run(self, process: Process) -> None:
+        random = self.world.random
+        client = reading_client(
+            self.cluster,
+            process,
+            self.ledger.prefix,
+            timeout=random.choice((3.0, 10.0)),
+            one_shot_bytes=random.choice((0, 200, 1 << 18)),
+        )
+        self.client = client
+        self.world.spawn(process, "heart", lambda: beat(self.world, client, process))
+        while True:
+            if self.done:
+                self.world.sleep(5.0)
+                continue
+            found, place = False, None
+            try:
+                place = self._workplace(client)
+                if place is not None:
+                    found = self._work(client, place)
+            except (AnabranchError, LogError) as error:
+                spoiled = place is not None and place.inputs_in(self.ledger.deleted)
+                if not spoiled and not isinstance(error, (SnapshotExpired, *_WAIT, *self._allowed)):
+                    raise
+                self.world.note(process.name, f"{type(error).__name__}: {error}"[:200])
+                found = not isinstance(error, (SnapshotExpired, IllegalState, StreamLost))
+                self.world.sleep(0.3)
+            except Interrupt:
+                found = True
+            self.idle = self.idle + 1 if self.finishing and not found else 0
+            self.world.sleep(random.expovariate(2.0))
+
+    @property
+    def _allowed(self) -> tuple[type[Exception], ...]:
+        refused = (NotAuthorized, InvalidArgument, EventTooLarge, TopicMisconfigured)
+        return (LogError, *FINE, *(refused if self.ledger.troubled else ()))
+
+    # -- which tasks ----------------------------------------------------------------------------------
+
+    def _workplace(self, client: Client) -> Workplace | None:
+        """The processor that they all work for; the next one where the last is of no use any more."""
+        random, ledger = self.world.random, self.ledger
+        known = list(ledger.workplaces.values())
+        if (
+            known
+            and known[-1].inputs_in(ledger.deleted)
+            and (self.finishing or random.random() < 0.1)
+        ):
+            known[-1].is_over = True
+        if known and not known[-1].is_over:
+            place = known[-1]
+        else:
+            there = [stream for stream in ledger.streams if stream not in ledger.deleted]
+            if self.finishing or not there:
+                return None
+            inputs = tuple(sorted(random.sample(there, k=random.randint(1, len(there)))))
+            # What is left of an input may lack events of its first commits.
+            start = "end" if self.faults.weather.retain_s else "begin"
+            name = f"{SCOPE}/p{len(known)}"
+            place = Workplace(name, inputs, random.choice(TASKS), start)
+            ledger.workplaces[name] = place
+        if not place.made:
+            client.create_stream(OUTPUT, 2, timeout=5.0)
+            client.create_processor(place.name, place.inputs, place.tasks, place.start)
+            place.made = True
+        return place
+
+    def _choose(self, place: Workplace) -> list[int] | None:
+        """All tasks, or some; at the end each worker has its share, and none takes another's."""
+        random = self.world.random
+        if self.finishing:
+            return list(range(place.tasks))[self.number :: len(self.peers)]
+        if random.random() < 0.4:
+            return None
+        return random.sample(range(place.tasks), k=random.randint(1, place.tasks))
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def _work(self, client: Client, place: Workplace) -> bool:
+        """Take tasks, and commit some stretches. Whether there was anything."""
+        random = self.world.random
+        tasks = self._choose(place)
+        if tasks == []:
+            return False
+        if random.random() < 0.05 and self.faults.weather.scale_s and not self.finishing:
+            scale_somehow(self.world, client, OUTPUT)
+        with recorded_take(self.ledger, place, tasks) as label, self.world.interruptible():
+            tenure = client.take(place.name, tasks, holder=label, timeout=5.0)
+        inputs = list(place.inputs)
+        if len(inputs) > 1 and random.random() < 0.15 and not self.finishing:
+            inputs.remove(random.choice(inputs))
+        try:
+            with client.read(inputs, tenure=tenure, timeout=_TIMEOUT_S) as reader:
+                found = self._stretches(client, tenure, label, reader)
+        except (SnapshotExpired, IllegalState) as error:
+            self._expired(place, inputs, error)
+            raise
+        if random.random() < 0.3:
+            client.release(tenure, timeout=2.0)
+        return found
+
+    def _stretches(self, client: Client, tenure: Tenure, label: str, reader: TaskReader) -> bool:
+        random = self.world.random
+        beside: list[bool] = []  # of the commit that is under way beside the reading, if any
+        found = False
+        for _ in range(random.choice((1, 3, 10))):
+            events = self._some(reader, random.choice((1, 2, 5, 20)))
+            found = found or bool(events)
+            if not events and (found or random.random() < 0.7):
+                break
+            if random.random() < 0.1:
+                self.world.sleep(random.expovariate(0.5))
+            stretch = reader.consumed(), events, label
+            commit = partial(self._commit, client, tenure, *stretch)
+            if random.random() < 0.2:
+                self._spawn(commit, beside)
+                continue
+            if random.random() < 0.05:  # it does not wait for the answer, and sends it once more
+                self._spawn(commit, [])
+            if not commit() or False in beside:
+                return True
+        return found
+
+    def _some(self, reader: TaskReader, most: int) -> list[Event]:
+        """Events of a reader, by one iteration or several; one that failed for a moment goes on."""
+        events: list[Event] = []
+        ended = False
+        while not ended and len(events) < most:
+            before = len(events)
+            try:
+                for event in islice(reader, self.world.random.randint(1, most - before)):
+                    events.append(event)
+                ended = len(events) == before
+            except RetryError:
+                if self.world.random.random() < 0.5:
+                    raise
+        return events
+
+    def _expired(self, place: Workplace, inputs: list[str], error: AnabranchError) -> None:
+        """Another processor is needed, if something is gone; else that is no true answer."""
+        places = self.cluster.partitions
+        topics = {name(stream) for stream in inputs for name in (stream_topic, history_topic)}
+        cut = any(part.start_offset for at, part in places.items() if at.topic in topics)
+        if not cut and not place.inputs_in(self.ledger.deleted):
+            self.world.fail(f"{place.name}: {error!r}, and nothing is deleted")
+        place.is_over = True
+
+    def _spawn(self, commit: Callable[[], bool], ends: list[bool]) -> None:
+        self.world.spawn(self.world.current, "beside", lambda: ends.append(commit()))
+
+    # -- committing -----------------------------------------------------------------------------------
+
+    def _commit(
+        self, client: Client, tenure: Tenure, consumed: Consumed, events: list[Event], label: str
+    ) -> bool:
+        """Commit a stretch. False: not so far as is known here; the tasks must be taken again."""
+        random = self.world.random
+        deal = self.ledger.open(SCOPE, "task", keepalive=random.choice((3.0, 8.0)))
+        deal.consumed, deal.tenure = consumed, label
+        with recorded_begin(self.ledger, deal):
+            txn = client.begin(SCOPE, None, deal.keepalive_ms / 1000, tenure=tenure)
+        try:
+            kind = random.random()
+            if kind < 0.25:
+                return self._commit_elsewhere(deal, txn, events)
+            self._write(deal, "own", events, txn.write)
+            if kind < 0.5:
+                txn.flush()
+            attempt = deal.attempt(self.world.now, "own", None)
+            finished = self._ask(deal, lambda t: txn.commit(consumed=consumed, timeout=t), attempt)
+            if not finished and random.random() < 0.5:
+                self._abort(deal, txn)
+            return finished
+        except (AnabranchError, LogError) as error:
+            if not isinstance(error, self._allowed):
+                raise
+            self.world.note(deal.label, f"{type(error).__name__}: {error}"[:200])
+            return False
+        finally:
+            deal.txn_id = txn.txn_id or deal.txn_id
+
+    def _write(
+        self,
+        deal: Deal,
+        writer: str,
+        events: list[Event],
+        write: Callable[[str, bytes, bytes | None], None],
+    ) -> None:
+        """An output for each event; one without an event shows that a stretch without any was committed."""
+        account = deal.writer(writer)
+        for event in events:
+            told = deal.event(account, OUTPUT, event.key)
+            deal.given.append(
+                Given(
+                    event.stream, event.partition, event.offset, event.key, event.value, told.value
+                )
+            )
+            recorded_write(self.ledger, deal, account, told, write)
+        if not events:
+            recorded_write(self.ledger, deal, account, deal.event(account, OUTPUT, b"idle"), write)
+
+    def _commit_elsewhere(self, deal: Deal, txn: Transaction, events: list[Event]) -> bool:
+        """Other processes write, and another one commits by the token."""
+        random = self.world.random
+        token = txn.token("all")
+        deal.txn_id, deal.begun = txn.txn_id, True
+        holders = [peer.client for peer in self.peers if peer.client is not None]
+        writer = random.choice(holders).join(token)
+        self._write(deal, "w0", events, writer.write)
+        account = deal.writer("w0")
+        account.finishing = True
+        account.flushed.append(len(account.told))
+        with self.ledger.history.here.asking("finish", txn=deal.label, writer="w0.0"):
+            receipt = writer.finish()
+        account.finished_at = self.world.now
+        committer = random.choice(holders)
+        if random.random() < 0.2:
+            self.world.sleep(random.expovariate(0.5))
+        attempt = deal.attempt(self.world.now, None, {"w0": len(account.told)})
+        return self._ask(
+            deal,
+            lambda t: committer.commit(token, [receipt], consumed=deal.consumed, timeout=t),
+            attempt,
+        )
+
+    def _ask(self, deal: Deal, call: Callable[[float], Result], attempt: Attempt) -> bool:
+        """Commit, some times over. What stays in doubt is settled by taking the tasks again."""
+        random = self.world.random
+        attempt.sent = self.world.now
+        for _ in range(random.choice((1, 2, 3))):
+            try:
+                with (
+                    recorded_commit(self.ledger, deal, attempt) as told,
+                    self.world.interruptible(),
+                ):
+                    result = call(random.choice((1.0, 5.0, 20.0)))
+                    told_commit(told, deal, result)
+            except Interrupt:
+                attempt.in_doubt = True
+                return False
+            except OutcomeUnknown as error:
+                attempt.in_doubt = True
+                deal.txn_id = error.txn_id or deal.txn_id
+                continue
+            except AnabranchError as error:
+                attempt.error = copy(error)  # without what holds the handle, which goes on beating
+                fits = isinstance(error, InvalidArgument) and _AGAIN in str(error)
+                if not fits and not isinstance(error, self._allowed):
+                    self.world.fail(f"{deal.label}: commit was refused: {error!r}")
+                self.world.note(deal.label, f"{type(error).__name__}: {error}"[:200])
+                return False
+            finally:
+                attempt.ended = self.world.now
+            self.world.note(deal.label, f"committed at {result.commit_timestamp}")
+            attempt.result = result
+            return True
+        return False
+
+    def _abort(self, deal: Deal, txn: Transaction) -> None:
+        is_sure = txn.txn_id not in self.ledger.doubled
+        asking = self.ledger.history.here.asking("abort", txn=deal.label)
+        with contextlib.suppress(*self._allowed), asking if is_sure else contextlib.nullcontext():
+            txn.abort("left by an error", timeout=2.0)
+            if is_sure:
+                deal.aborted_at = self.world.now
