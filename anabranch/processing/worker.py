@@ -322,18 +322,20 @@ def run_worker(
             made = tempfile.TemporaryDirectory(prefix="anabranch-processor-")
             folder = stack.enter_context(made)
         worker = Worker(app, client, Path(folder), standby=standby)
-        stack.callback(worker.close)
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                before = signal.signal(number, lambda *_: worker.stop.set())
-                stack.callback(signal.signal, number, before)
-        if app.cluster is None:
-            mirror = stack.enter_context(closing(client.mirror(app.name)))
-            showing = threading.Thread(target=_show, args=(worker, mirror), name="mirror")
-            stack.callback(showing.join)
-            stack.callback(worker.stop.set)
-            showing.start()
-        worker.run()
+        with ExitStack() as until_closed:
+            if app.cluster is None:
+                # What follows is undone in turn: the tasks go first, whatever the mirror waits for.
+                mirror = stack.enter_context(closing(client.mirror(app.name)))
+                showing = threading.Thread(target=_show, args=(worker, mirror), name="mirror")
+                stack.callback(showing.join)
+                stack.callback(worker.stop.set)
+                showing.start()
+            until_closed.callback(worker.close)
+            if threading.current_thread() is threading.main_thread():
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    before = signal.signal(number, lambda *_: worker.stop.set())
+                    stack.callback(signal.signal, number, before)
+            worker.run()
 
 
 def _show(worker: Worker, mirror: Mirror) -> None:

@@ -88,7 +88,7 @@ def test_records_of_a_plain_topic_are_taken_once_with_more_partitions_and_restar
 ) -> None:
     scope = f"p{uuid.uuid4().hex[:8]}"
     client.create_stream(f"{scope}/out", segments=2)
-    tasks = AllTasks(range(TASKS))
+    tasks, counts = AllTasks(range(TASKS)), list[Any]()
     for number, (count, partitions) in enumerate(((30, 2), (20, 2), (12, 3))):
         if partitions > 2:
             topic.admin.create_partitions([NewPartitions(topic.name, 3)])[topic.name].result()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -70,8 +70,8 @@ def taken_too_early() -> Planted:
     """A Take is answered as if no former commit were being merged, with the positions before it."""
     info = tenures._task_info
 
-    def blind(turn: Turn, processor: str, task: int) -> TaskInfo:
-        return replace(info(turn, processor, task), in_progress=None)
+    def blind(*asked: Any) -> TaskInfo:
+        return replace(info(*asked), in_progress=None)
 
     return patch.object(tenures, "_task_info", blind)
 
@@ -112,13 +112,15 @@ def one_task_moves() -> Iterator[None]:
 
 def given_again() -> Planted:
     """A reader that was left in the middle of a commit gives its events again."""
-    events = TaskReader._events
+    rest = TaskReader._rest
 
-    def again(self: TaskReader, one: Any, *of: Any) -> Iterator[Event]:
-        one.at = one.at._replace(part=-1, offset=-1)
-        return events(self, one, *of)
+    def again(self: TaskReader, one: Any) -> Iterator[tuple[int, Event]]:
+        if one.rest is not None:
+            one.rest = one.last = None
+            one.at = one.at._replace(part=-1, offset=-1)
+        return rest(self, one)
 
-    return patch.object(TaskReader, "_events", again)
+    return patch.object(TaskReader, "_rest", again)
 
 
 def whole_commits() -> Planted:
@@ -130,7 +132,9 @@ def segment_skipped() -> Planted:
     """A commit that was rolled is read without its last segment."""
     events = TaskReader._events
 
-    def short(self: TaskReader, one: Any, offset: int, record: CommitRecord) -> Iterator[Event]:
+    def short(
+        self: TaskReader, one: Any, offset: int, record: CommitRecord
+    ) -> Iterator[tuple[int, Event]]:
         if record.stream_epoch and len(record.segments) > 1:
             record = record._replace(segments=record.segments[:-1])
         return events(self, one, offset, record)
@@ -141,9 +145,9 @@ def segment_skipped() -> Planted:
 def _consumed(before: Callable[[TaskReader], None]) -> Planted:
     real = TaskReader.consumed
 
-    def consumed(self: TaskReader) -> Consumed:
+    def consumed(self: TaskReader, also: Iterable[int] = ()) -> Consumed:
         before(self)
-        return real(self)
+        return real(self, also)
 
     return patch.object(TaskReader, "consumed", consumed)
 
