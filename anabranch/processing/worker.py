@@ -323,6 +323,7 @@ def run_worker(
             folder = stack.enter_context(made)
         worker = Worker(app, client, Path(folder), standby=standby)
         with ExitStack() as until_closed:
+            until_closed.callback(worker.close)
             if app.cluster is None:
                 # What follows is undone in turn: the tasks go first, whatever the mirror waits for.
                 mirror = stack.enter_context(closing(client.mirror(app.name)))
@@ -330,7 +331,6 @@ def run_worker(
                 stack.callback(showing.join)
                 stack.callback(worker.stop.set)
                 showing.start()
-            until_closed.callback(worker.close)
             if threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGTERM, signal.SIGINT):
                     before = signal.signal(number, lambda *_: worker.stop.set())

@@ -68,7 +68,7 @@ def _unless_waiting(judge: Callable[..., None]) -> Callable[..., None]:
 
 def taken_too_early() -> Planted:
     """A Take is answered as if no former commit were being merged, with the positions before it."""
-    info = tenures._task_info
+    info: Callable[..., TaskInfo] = tenures._task_info
 
     def blind(*asked: Any) -> TaskInfo:
         return replace(info(*asked), in_progress=None)
