@@ -82,7 +82,7 @@ def moved_when_decided() -> Iterator[None]:
     move = positions.move
 
     def begin(turn: Turn, consumed: Consumed, txn_id: bytes) -> None:
-        move(turn, consumed, txn_id, turn.hybrid_time, 0)
+        move(turn, consumed, txn_id, turn.hybrid_time, 0, {})
 
     def stay(turn: Turn, consumed: Consumed, txn_id: bytes, *more: Any) -> TaskRow:
         row = next(positions._steps(turn, consumed)).row
