@@ -30,7 +30,7 @@ FILES = {
 # Only these import a library.
 IMPORTERS = {
     "numba": ("anabranch/batches/kernels/",),
-    "rocksdict": ("anabranch/processors/checkpoint.py",),
+    "rocksdict": ("anabranch/processing/table.py", "anabranch/processors/checkpoint.py"),
     "confluent_kafka": ("anabranch/librdkafka/",),
 }
 # A docstring's subject comes first, and the code names it.

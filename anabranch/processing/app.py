@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anabranch.client.client_processors import DEFAULT_TASKS
-from anabranch.core.ids import PLAIN, check_input, check_type, is_plain, split_stream
+from anabranch.core.ids import PLAIN, check_input, check_type, split_stream
 from anabranch.errors import CrossScope, InvalidArgument
-from anabranch.processing.codecs import Codec, codec_of
-from anabranch.processing.cut import doing
+from anabranch.processing.codecs import codec_of
 from anabranch.processing.plain import Cluster
+from anabranch.processing.program import Input, Output, Program, Registered, TimerHandler
 from anabranch.processing.stores import Store
-from anabranch.processing.timers import Timer, TimerHandler, Windows
+from anabranch.processing.timers import Timer, Windows
 from anabranch.reading.history_search import Start
-from anabranch.types import Headers
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
-Handler = Callable[..., Any]
-F = TypeVar("F", bound=Handler)
+F = TypeVar("F", bound=Callable[..., Any])
 COMMIT_INTERVAL_S = 0.1
 CUT_BYTES = 8 << 20
 RETRIES = 2  # of a cut whose handler fails, before `stop` or `dead_letter`
@@ -31,53 +28,7 @@ CONCURRENCY = 64
 _MOST = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
-    """A stream that the processor reads."""
-
-    stream: str
-    codec: Codec
-
-
-class Output:
-    """A stream that the processor writes, in the commit of what it consumed."""
-
-    def __init__(self, stream: str, codec: Codec) -> None:
-        self.stream = stream
-        self._encode = codec.encode
-
-    def write(
-        self,
-        value: Any,
-        key: bytes | str | None = None,
-        headers: Headers | None = None,
-        timestamp: int | None = None,
-    ) -> None:
-        """Write an event. ``timestamp``: Unix milliseconds; None: of the event that is handled.
-
-        Raises: IllegalState (no handler calls it), InvalidArgument.
-        """
-        at = doing()
-        if value is not None:
-            value = self._encode(value)
-        raw = key.encode() if isinstance(key, str) else key
-        at.cut.write(self.stream, (value, raw, headers, timestamp or at.timestamp))
-
-    def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of an Arrow batch, as of `Transaction.write_batch`; values as bytes or strings."""
-        doing().cut.write_batch(self.stream, batch)
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A handler. ``batch``: it takes Arrow batches."""
-
-    call: Handler
-    is_async: bool
-    batch: bool
-
-
-class Processor:
+class Processor(Program):
     """A program that reads streams, keeps state and writes streams; each commit has all three, or nothing.
 
     ``name``: ``scope/name``; its outputs are of that scope. ``tasks``: a power of two, the most that work side by
@@ -104,8 +55,7 @@ class Processor:
         start: Start = "begin",
     ) -> None:
         """Raises: InvalidArgument."""
-        self.scope, _ = split_stream(name)
-        self.name = name
+        super().__init__(name)
         for what, value, most in (
             ("tasks", tasks, 1 << 10),
             ("cut_bytes", cut_bytes, _MOST),
@@ -123,12 +73,6 @@ class Processor:
         self.retries = retries
         self.concurrency = concurrency
         self.start: Start = start
-        self.inputs: dict[str, Input] = {}
-        self.handlers: dict[str, list[Registered]] = {}
-        self.stores: dict[str, Store] = {}
-        self.timers: dict[str, TimerHandler] = {}
-        self.outputs = set[str]()
-        self.cluster: Cluster | None = None  # of plain topics
         if dead_letter is not None:
             self._own(dead_letter)
 
@@ -241,24 +185,6 @@ class Processor:
 
         with connect(bootstrap, **options) as client:
             run_worker(self, client, folder=folder, standby=standby)
-
-    def check(self) -> Sequence[str]:
-        """The names of its inputs. `InvalidArgument` if the program can't run."""
-        idle = sorted(set(self.inputs) - set(self.handlers))
-        if not self.inputs or idle:
-            raise InvalidArgument(
-                f"processor {self.name} has no handler for {', '.join(idle)}: decorate one with @app.on(…)"
-                if idle
-                else f"processor {self.name} has no input"
-            )
-        if self.cluster is not None:
-            for store in self.stores.values():
-                store.local = True
-        if len({is_plain(name) for name in self.inputs}) > 1:
-            raise InvalidArgument(
-                f"processor {self.name} reads streams, or plain topics: bridge a topic into a stream first"
-            )
-        return list(self.inputs)
 
     def _own(self, stream: str) -> None:
         if split_stream(stream)[0] != self.scope:

@@ -113,7 +113,7 @@ class Cut:
         changed: Mapping[bytes, bytes | None] = self.rows.get(task, {})
         ours = sorted((row, changed[row]) for row in changed if low <= row < high)
         stored = self._below.scan(task, low, high)
-        # Of equal rows this cut's come first.
+        # This cut's rows come first, of equal ones.
         for row, same in groupby(merge(ours, stored, key=itemgetter(0)), itemgetter(0)):
             value = next(same)[1]
             if value is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anabranch.errors import FixCallError
 from anabranch.processing.cut import Cut, Doing, begin_doing
+from anabranch.processing.program import Program, Registered
 from anabranch.processing.stores import FIRST
 from anabranch.processing.timers import TimeOfTasks
 from anabranch.reading.tasks.reader import Piece
@@ -20,7 +21,6 @@ from anabranch.types import Event
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from anabranch.processing.app import Processor, Registered
 
 log = logging.getLogger("anabranch.processor")
 
@@ -47,7 +47,7 @@ class Passed(NamedTuple):
 class Handlers:
     """The handlers of a processor, ready to be called. One thread."""
 
-    def __init__(self, app: Processor, stores: Sequence[str]) -> None:
+    def __init__(self, app: Program, stores: Sequence[str]) -> None:
         """``stores``: the names of the processor's stores, in the order of their numbers."""
         self._app = app
         self._dead_letter = app.dead_letter

@@ -26,7 +26,7 @@ NOT_WHOLE = -1
 
 
 class Mark(NamedTuple):
-    """Of which state a task's rows are. ``written_ms``: Kafka's time of the last record that was read."""
+    """The state that a task's rows are of. ``written_ms``: Kafka's time of the last record that was read."""
 
     topic_id: str
     incarnation: int

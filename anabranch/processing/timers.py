@@ -1,7 +1,7 @@
 """Timers and windows: rows of a hidden store, set and fired in commits like any change.
 
-A task's event time is a row, too. It moves at the ends of input commits, and what is due fires there, in the order
-of (due, store, key): so it does not matter where cuts fall.
+A task's event time is a row, too. The end of an input commit moves it, and what is due fires there, in the order of
+(due, store, key): so it does not matter where cuts fall.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from anabranch.core.ids import check_type
 from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import RAW, Codec
 from anabranch.processing.cut import Cut, Doing, doing
+from anabranch.processing.program import Output, TimerHandler
 from anabranch.processing.stores import TIME, Store, prefix_of
 
 if TYPE_CHECKING:
-    from anabranch.processing.app import Output
     from anabranch.types import Event
 
-TimerHandler = Callable[[bytes, int], Any]
 _NOW = prefix_of(TIME) + b"e"
 _PART = prefix_of(TIME) + b"p"
 _DUE = prefix_of(TIME) + b"d"

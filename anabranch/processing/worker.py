@@ -29,12 +29,12 @@ from anabranch.errors import (
     RetryError,
     TenureLost,
 )
-from anabranch.processing.app import Processor
 from anabranch.processing.commits import PAUSES_S, Commits
 from anabranch.processing.cut import Cut
 from anabranch.processing.handlers import HandlerFailed, Handlers, Passed, Place
 from anabranch.processing.membership import AllTasks, Membership
 from anabranch.processing.plain import Cluster, PlainReader, plain_inputs
+from anabranch.processing.program import Program
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
 from anabranch.reading.committed_log import ReaderPorts
@@ -62,7 +62,7 @@ class Worker:
 
     def __init__(
         self,
-        app: Processor,
+        app: Program,
         client: Client,
         folder: Path,
         *,
@@ -288,7 +288,7 @@ class Worker:
             passed[place] = Passed(event, str(failed))
 
 
-def make_processor(client: Client, app: Processor) -> ProcessorInfo:
+def make_processor(client: Client, app: Program) -> ProcessorInfo:
     """Make the processor of a program, as `Client.create_processor` does; if it is there, add its new stores."""
     inputs: Sequence[str | ProcessorInput] = app.check()
     if app.cluster is not None:
@@ -314,7 +314,7 @@ def _plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:
 
 
 def run_worker(
-    app: Processor, client: Client, *, folder: str | Path | None = None, standby: bool = False
+    app: Program, client: Client, *, folder: str | Path | None = None, standby: bool = False
 ) -> None:
     """Work in this process until SIGTERM or SIGINT; see `Processor.run`."""
     with ExitStack() as stack:
@@ -325,7 +325,7 @@ def run_worker(
         with ExitStack() as until_closed:
             until_closed.callback(worker.close)
             if app.cluster is None:
-                # What follows is undone in turn: the tasks go first, whatever the mirror waits for.
+                # The tasks go first in the end, whatever the mirror waits for.
                 mirror = stack.enter_context(closing(client.mirror(app.name)))
                 showing = threading.Thread(target=_show, args=(worker, mirror), name="mirror")
                 stack.callback(showing.join)

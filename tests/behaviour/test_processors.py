@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import threading
 import time
@@ -385,3 +386,38 @@ def test_batches_in_and_batches_out(
         for key, some in place.written.items()
         for n in some
     )
+
+
+def test_the_programs_of_the_page_run(
+    client: anabranch.Client, connect: Callable[[], anabranch.Client], tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "processing.md").read_text(encoding="utf-8")
+    scope = f"p{uuid.uuid4().hex[:8]}"
+    programs = page[page.index("## Programs") : page.index("## Workers")].replace(
+        "nyc/", f"{scope}/"
+    )
+    code = "\n".join(re.findall(r"```python\n(.*?)```", programs, re.DOTALL))
+    assert code.count("@app") == 3
+    names: dict[str, Any] = {}
+    exec(compile(code, "docs/processing.md", "exec"), names)  # noqa: S102
+    for stream in ("flights", "hours", "late"):
+        client.create_stream(f"{scope}/{stream}", segments=1)
+    with client.begin(scope) as txn:
+        for hour, key in ((1, b"a"), (1, b"a"), (2, b"a"), (9, b"a"), (1, b"a")):
+            txn.write(f"{scope}/flights", b"{}", key, timestamp=hour * 3_600_000)
+        txn.commit()
+    with client.begin(scope) as txn:
+        txn.write(f"{scope}/flights", b"{}", b"a", timestamp=3_600_000)
+        txn.commit()
+    worker = Worker(names["app"], connect(), tmp_path, tasks=AllTasks(range(16)))
+    while worker.events < 6:
+        worker.step()
+    worker.close()
+    with client.read(f"{scope}/hours", timeout=0.6) as reader:
+        hours = [json.loads(event.value or b"") for event in reader]
+    assert [one["n"] for one in hours if one.keys() == {"n"}] == [1, 2, 3, 4, 5, 6]
+    assert [one for one in hours if "from" in one] == [
+        {"from": 3_600_000, "n": 3}, {"from": 7_200_000, "n": 1}
+    ]  # fmt: skip
+    with client.read(f"{scope}/late", timeout=0.6) as reader:
+        assert len(list(reader)) == 1

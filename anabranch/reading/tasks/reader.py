@@ -51,7 +51,7 @@ class _Place(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What one commit of an input holds for the tasks, or a part of it: events, and the task of each."""
+    """The events of one commit of an input, or of a part of it, for these tasks; and the task of each."""
 
     stream: str
     timestamp: int
@@ -80,7 +80,7 @@ class _Input:
     )  # where tasks stand as of `consumed`
 
     def place(self) -> _Place:
-        """What was given so far."""
+        """The place up to which all was given."""
         event = self.last
         if event is not None:
             record = self.batch[0].offset
@@ -167,7 +167,7 @@ class TaskReader(Iteration[Event]):
                     raise
                 return
             now = self._clock.monotonic()
-            # What is other tasks' came, too: a long history of theirs is no silence.
+            # Events of other tasks came, too: a long history of theirs is no silence.
             if self._timeout is not None and before != [each.at for each in self._inputs]:
                 give_up = now + self._timeout
             if now >= give_up:
@@ -244,8 +244,8 @@ class TaskReader(Iteration[Event]):
     def cut(self, until: float, most_bytes: int) -> list[Piece]:
         """Whole commits of the inputs, in the order of their timestamps, up to about so many bytes; each once.
 
-        Of a transaction it holds all or nothing, in all inputs of its scope. One that is bigger by itself comes in
-        parts. Empty: nothing came until the monotonic second ``until``.
+        A cut holds all or nothing of a transaction, in all inputs of its scope. One that is bigger by itself comes
+        in parts. Empty: nothing came until the monotonic second ``until``.
 
         Raises as iterating does; then this reader is of no more use, as the cut's beginning is lost.
         """

@@ -1,0 +1,110 @@
+"""The parts of a processor's program: inputs, outputs, handlers, stores and timers, as workers see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from anabranch.core.ids import is_plain, split_stream
+from anabranch.errors import InvalidArgument
+from anabranch.processing.codecs import Codec
+from anabranch.processing.cut import doing
+from anabranch.processing.plain import Cluster
+from anabranch.processing.stores import Store
+from anabranch.reading.history_search import Start
+from anabranch.types import Headers
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Handler = Callable[..., Any]
+TimerHandler = Callable[[bytes, int], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A stream that the processor reads."""
+
+    stream: str
+    codec: Codec
+
+
+class Output:
+    """A stream that the processor writes, in the commit of what it consumed."""
+
+    def __init__(self, stream: str, codec: Codec) -> None:
+        self.stream = stream
+        self._encode = codec.encode
+
+    def write(
+        self,
+        value: Any,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Write an event. ``timestamp``: Unix milliseconds; None: of the event that is handled.
+
+        Raises: IllegalState (no handler calls it), InvalidArgument.
+        """
+        at = doing()
+        if value is not None:
+            value = self._encode(value)
+        raw = key.encode() if isinstance(key, str) else key
+        at.cut.write(self.stream, (value, raw, headers, timestamp or at.timestamp))
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of an Arrow batch, as of `Transaction.write_batch`; values as bytes or strings."""
+        doing().cut.write_batch(self.stream, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A handler. ``batch``: it takes Arrow batches."""
+
+    call: Handler
+    is_async: bool
+    batch: bool
+
+
+class Program:
+    """A processor's program; `anabranch.Processor` says what each part means."""
+
+    name: str
+    tasks: int
+    commit_interval: float
+    cut_bytes: int
+    dead_letter: str | None
+    retries: int
+    concurrency: int
+    start: Start
+
+    def __init__(self, name: str) -> None:
+        """Raises: InvalidArgument."""
+        self.scope, _ = split_stream(name)
+        self.name = name
+        self.inputs: dict[str, Input] = {}
+        self.handlers: dict[str, list[Registered]] = {}
+        self.stores: dict[str, Store] = {}
+        self.timers: dict[str, TimerHandler] = {}
+        self.outputs = set[str]()
+        self.cluster: Cluster | None = None  # of plain topics
+
+    def check(self) -> Sequence[str]:
+        """The names of its inputs. `InvalidArgument` if the program can't run."""
+        idle = sorted(set(self.inputs) - set(self.handlers))
+        if not self.inputs or idle:
+            raise InvalidArgument(
+                f"processor {self.name} has no handler for {', '.join(idle)}: decorate one with @app.on(…)"
+                if idle
+                else f"processor {self.name} has no input"
+            )
+        if self.cluster is not None:
+            for store in self.stores.values():
+                store.local = True
+        if len({is_plain(name) for name in self.inputs}) > 1:
+            raise InvalidArgument(
+                f"processor {self.name} reads streams, or plain topics: bridge a topic into a stream first"
+            )
+        return list(self.inputs)
