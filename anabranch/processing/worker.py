@@ -216,7 +216,7 @@ class Worker:
         pieces: list[Piece] = []
         until = clock.monotonic() + _IDLE_S
         while True:
-            some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes))
+            some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
             try:
                 if not pieces:
                     self._fire(cut, tenure)
