@@ -100,7 +100,8 @@ class Worker:
             self._stack.callback(self._commits.close)
             topic = stream_topic(state_stream(app.name))
             group = f"{app.scope}.{app.name.partition('/')[2]}.workers"
-            self._member: Membership | AllTasks = tasks or Membership(ports.member(group), topic)
+            member = tasks or Membership(ports.member(group, SESSION_S), topic)
+            self._member: Membership | AllTasks = member
             self._stack.callback(self._member.close)
         except BaseException:
             self._stack.close()

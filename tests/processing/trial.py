@@ -29,13 +29,14 @@ from tests.processing.writing import END_S, Writing
 
 SESSION_S = 6.0
 STILL_S = 30.0  # without an output, while some are missing
+SOME = 500  # outputs between two strikes
+AT_ONCE = 0.3  # of them come without a pause
 CONTROLLER = ("--chunk-bytes", str(64 << 10))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of what. ``seconds``: how long events are written, at least. ``standby``: how many in a hundred
-    workers begin so."""
+    """How much of what. ``seconds``: how long it takes, at least. ``standby``: of a hundred workers."""
 
     events: int = 300_000
     kills: int = 30
@@ -107,7 +108,11 @@ class Trial:
 
     def note(self, what: str) -> None:
         """Say it, with the second."""
-        self._say(f"{time.monotonic() - self._began:6.1f} s  {what}")
+        self._say(f"{time.monotonic() - self._began:6.1f} s  {self._counts()}  {what}")
+
+    def _counts(self) -> str:
+        scalings = self.done["scalings"]
+        return f"{self.writing.written:7} written, {len(self.seen):7} seen, {scalings:2} scalings"
 
     def _start(self, worker: WorkerProcess) -> None:
         worker.start(*["--standby"] * (self.chance.randrange(100) < self.plan.standby))
@@ -119,25 +124,27 @@ class Trial:
         plan, chance, writing = self.plan, self.chance, self.writing
         self._began = time.monotonic()
         works = [
-            lambda: writing.feed(plan.events, plan.seconds),
+            lambda: writing.feed(plan.events),
             lambda: writing.scale(plan.events, plan.scalings),
         ]
         threads = [threading.Thread(target=self._guarded, args=(work,)) for work in works]
         for thread in threads:
             thread.start()
         kills = chance.choices([self._kill_worker, self._kill_controller], k=plan.kills)
-        strikes = kills + [self._freeze_worker] * plan.zombies
+        strikes = [*kills, *[self._freeze_worker] * plan.zombies, None]
         chance.shuffle(strikes)
         try:
             for number, strike in enumerate(strikes):
-                due = self._began + plan.seconds * (number + 0.5) / len(strikes)
-                self._look_for(due - time.monotonic())
-                strike()
-            deadline = time.monotonic() + plan.seconds + END_S
+                writing.allowed = plan.events * (number + 1) // len(strikes)
+                at_once = chance.random() < AT_ONCE
+                self._work(0 if at_once else SOME, 0.0 if at_once else plan.seconds / len(strikes))
+                if strike is not None:
+                    strike()
+            deadline = time.monotonic() + END_S
             while any(thread.is_alive() for thread in threads):
                 self._look_for(0.05)
                 if time.monotonic() > deadline:
-                    raise Failed("the writers do not end")
+                    raise Failed(f"the writers do not end: {self._counts()}")
         except BaseException:
             writing.over.set()
             raise
@@ -145,6 +152,15 @@ class Trial:
             for thread in threads:
                 thread.join()
         self._look()
+
+    def _work(self, outputs: int, seconds: float) -> None:
+        """Until so many outputs came, and so long at least: so what was struck before was at work again."""
+        until, count = time.monotonic() + seconds, len(self.seen) + outputs
+        give_up = until + STILL_S
+        while time.monotonic() < until or len(self.seen) < count:
+            self._look_for(0.05)
+            if time.monotonic() > give_up:
+                raise Failed(f"no {outputs} outputs in {STILL_S:g} s: {self._counts()}")
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:

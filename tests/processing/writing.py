@@ -34,6 +34,7 @@ class Writing:
     seed: int
     committed: list[tuple[int, list[Given]]] = field(default_factory=list)
     written: int = 0
+    allowed: int = 0  # events to be written by now
     scaled: list[tuple[float, float]] = field(default_factory=list)  # monotonic, from and to
     done: Counter[str] = field(default_factory=Counter)
     over: threading.Event = field(default_factory=threading.Event)
@@ -50,17 +51,16 @@ class Writing:
         with anabranch.connect(self.bootstrap, prefix=self.prefix, timeout=20.0) as client:
             yield client
 
-    def feed(self, events: int, seconds: float) -> None:
-        """Write so many events, not sooner than in so many seconds."""
+    def feed(self, events: int) -> None:
+        """Write so many events, at the speed that `allowed` tells."""
         chance = random.Random(f"{self.seed}/feed")
         bursts = [(events * part // 8, BIG) for part in range(1, 8) if events > 4 * BIG]
         bursts += [(events * part // 3, HUGE) for part in (1, 2) if events > 4 * HUGE]
         bursts.sort()
         with self.connect() as client:
             self.to_each_task(client)
-            began = time.monotonic()
             while self.written < events and not self.over.is_set():
-                if self.written > events * (time.monotonic() - began) / seconds:
+                if self.written >= self.allowed:
                     time.sleep(0.01)
                     continue
                 luck = chance.random()
