@@ -39,9 +39,15 @@ _FORBIDDEN = {
 class KafkaGroupMember:
     """The real make of `anabranch.ports.GroupMember`."""
 
-    def __init__(self, options: Options, group: str) -> None:
-        """Raises: UnsupportedSetting (an option that librdkafka does not take)."""
+    def __init__(self, options: Options, group: str, session: float | None = None) -> None:
+        """``session``: seconds of silence after which the group goes on without it, where no option says so.
+
+        Raises: UnsupportedSetting (an option that librdkafka does not take).
+        """
         config = options.reader(group, "error")
+        if session is not None and "session.timeout.ms" not in config:
+            config["session.timeout.ms"] = int(session * 1000)
+            config.setdefault("heartbeat.interval.ms", int(session * 1000 / 6))
         config.setdefault("topic.metadata.refresh.interval.ms", _REFRESH_MS)
         self._consumer = make_consumer(options, config, _on_error)
         self._group = group

@@ -121,15 +121,16 @@ class Cut:
 
 
 class Doing:
-    """A handler at work: its cut, the task and the key of its event; ``timestamp``: of that event."""
+    """A handler at work: its cut, the task, key, time and value of its event, as that came."""
 
-    __slots__ = ("cut", "key", "task", "timestamp")
+    __slots__ = ("cut", "key", "task", "timestamp", "value")
 
     def __init__(self, cut: Cut) -> None:
         self.cut = cut
         self.task = -1
         self.key: bytes | None = None
         self.timestamp: int | None = None
+        self.value: bytes | None = None
 
 
 _DOING: ContextVar[Doing | None] = ContextVar("doing", default=None)

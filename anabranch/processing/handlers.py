@@ -99,8 +99,8 @@ class Handlers:
         event: Event | None = None
         try:
             for event, at.task in zip(piece.events, piece.tasks, strict=True):
-                stream, at.key, value, _, at.timestamp, *_ = event
-                if value is not None:
+                stream, at.key, at.value, _, at.timestamp, *_ = event
+                if (value := at.value) is not None:
                     decoded = _make_event((stream, at.key, decode(value), *event[3:]))
                 else:
                     decoded = event
@@ -126,7 +126,7 @@ class Handlers:
                 own = begin_doing(at.cut)  # of this asyncio task alone
                 for own.task, event in some:
                     try:
-                        own.key, own.timestamp = event.key, event.timestamp
+                        own.key, own.value, own.timestamp = event.key, event.value, event.timestamp
                         if event.value is not None:
                             decoded = event._replace(value=decode(event.value))
                         else:

@@ -117,7 +117,7 @@ class PlainReader:
         """Whether `consumed` has news."""
         return bool(self._touched)
 
-    def cut(self, until: float, most_bytes: int) -> list[Piece]:
+    def cut(self, until: float, most_bytes: int, _: int | None = None) -> list[Piece]:
         """Records, up to about so many bytes; empty: none came until the monotonic second ``until``."""
         self._look()
         if not self._portions:

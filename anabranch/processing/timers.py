@@ -134,8 +134,7 @@ class Windows(Store):
         if is_late:
             self.late += 1
             if self._late is not None:
-                data = event.value if isinstance(event.value, bytes) else repr(event.value).encode()
-                at.cut.write(self._late.stream, (data, event.key, None, event.timestamp))
+                at.cut.write(self._late.stream, (at.value, event.key, None, event.timestamp))
 
     def value(self, at: Doing, key: bytes, start: int) -> Any:
         """The value of a key in a window that begins at ``start``."""

@@ -104,7 +104,8 @@ class Worker:
             self._stack.callback(self._commits.close)
             topic = stream_topic(state_stream(app.name))
             group = f"{app.scope}.{app.name.partition('/')[2]}.workers"
-            self._member: Membership | AllTasks = tasks or Membership(ports.member(group), topic)
+            member = tasks or Membership(ports.member(group, SESSION_S), topic)
+            self._member: Membership | AllTasks = member
             self._stack.callback(self._member.close)
         except BaseException:
             self._stack.close()
@@ -226,7 +227,7 @@ class Worker:
         pieces: list[Piece] = []
         until = clock.monotonic() + _IDLE_S
         while True:
-            some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes))
+            some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
             try:
                 if not pieces:
                     self._fire(cut, tenure)

@@ -50,11 +50,11 @@ class ReaderPorts:
     """The ports of a reader.
 
     ``open_log``: makes a log of the reader's own, of which one answer takes at most so many seconds. ``member``:
-    makes a member of the group with this name.
+    makes a member of the group with this name; a session's seconds may be given, too.
     """
 
     open_log: Callable[[float], Log]
-    member: Callable[[str], GroupMember]
+    member: Callable[..., GroupMember]
     clock: Clock
 
     def committed_log(self, timeout: float) -> CommittedLog:

@@ -18,13 +18,18 @@ import pytest
 
 import anabranch
 from anabranch.core.partitioner import SPACE, position_of
+from anabranch.core.rows import split_key
+from anabranch.kafka.log import KafkaLog
+from anabranch.ports import TopicPartition
 from anabranch.processing.app import Processor
 from anabranch.processing.handlers import HandlerFailed
 from anabranch.processing.membership import AllTasks
 from anabranch.processing.table import Table
 from anabranch.processing.worker import Worker
+from anabranch.reading.tasks import reader
 from anabranch.topics.names import stream_topic
 from tests.cluster import Cluster
+from tests.crash.oracle import read_status
 
 pytestmark = pytest.mark.broker
 
@@ -58,13 +63,14 @@ class Place:
                     self.written.setdefault(key, []).append(number)
                 txn.commit()
 
-    def app(self, **options: Any) -> Processor:
+    def app(self, inputs: int = 2, **options: Any) -> Processor:
         """Counts and sums by key; an output for each event."""
-        app = Processor(f"{self.scope}/sums", tasks=TASKS, commit_interval=0.02, **options)
-        inputs = [app.input(stream, value=json) for stream in self.inputs]
+        options = {"commit_interval": 0.02} | options
+        app = Processor(f"{self.scope}/sums", tasks=TASKS, **options)
+        some = [app.input(stream, value=json) for stream in self.inputs[:inputs]]
         output, sums = app.output(self.output, value=json), app.store("sums", value=json)
 
-        @app.on(*inputs)
+        @app.on(*some)
         def count(event: Any) -> None:
             seen, total = sums.get(event.key, (0, 0))
             sums[event.key] = seen + 1, total + event.value["n"]
@@ -169,11 +175,11 @@ class Running:
         self.worker.close()
 
 
-def wait_for(told: Callable[[], bool]) -> None:
+def wait_for(told: Callable[[], bool], pause: float = 0.1) -> None:
     deadline = time.monotonic() + WAIT_S
     while not told():
         assert time.monotonic() < deadline
-        time.sleep(0.1)
+        time.sleep(pause)
 
 
 def test_a_count_by_key_is_that_of_a_fold_with_scalings_and_rolling_commits(
@@ -295,8 +301,7 @@ def test_a_handler_that_fails_leaves_no_trace(
     place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path, dead_letter: bool
 ) -> None:
     """`stop`: nothing of its commit is there. `dead_letter`: that event alone goes elsewhere."""
-    options = {"dead_letter": place.errors} if dead_letter else {}
-    app = place.app(retries=1, **options)
+    app = place.app(retries=1, dead_letter=place.errors if dead_letter else None)
     calls: Counter[int] = Counter()
 
     @app.on(app.inputs[place.inputs[0]])
@@ -421,3 +426,45 @@ def test_the_programs_of_the_page_run(
     ]  # fmt: skip
     with client.read(f"{scope}/late", timeout=0.6) as reader:
         assert len(list(reader)) == 1
+
+
+def test_an_idle_processor_writes_nothing_and_a_busy_one_adds_no_rows(
+    place: Place,
+    connect: Callable[[], anabranch.Client],
+    cluster: Cluster,
+    log: KafkaLog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand commits later the status table has the same rows, but those of the input's transactions."""
+    monkeypatch.setattr(reader, "_ALL_S", 0.5)
+    app = place.app(inputs=1, commit_interval=0.0)
+    running = Running(Worker(app, connect(), tmp_path, tasks=AllTasks(range(TASKS))))
+    topics = [f"{cluster.prefix}.status"]
+    topics += [stream_topic(f"{place.scope}/{name}") for name in ("out", "sums.state")]
+
+    def rows() -> Counter[str]:
+        kinds = read_status(log, cluster.prefix).rows
+        return Counter(split_key(key)[1].name for key in kinds)
+
+    def settled() -> dict[TopicPartition, int]:
+        """The topics' ends, once they stand still for longer than all tasks take to move."""
+        places = [TopicPartition(topics[0], 0)]
+        places += [TopicPartition(topic, 0) for topic in topics[1:]]
+        ends: dict[TopicPartition, int] = {}
+        while ends != (ends := log.end_offsets(places, committed=False)):
+            time.sleep(2.0)
+        return ends
+
+    place.write(*[1] * 40)
+    wait_for(place.is_whole)
+    settled()
+    before = rows()
+    for wanted in range(commits := running.worker.commits, commits + 1000):
+        place.write(1)
+        wait_for(lambda wanted=wanted: running.worker.commits > wanted, 0.001)  # type: ignore[misc]
+    settled()
+    after = rows()
+    running.end()
+    assert running.error is None
+    print(before, after)

@@ -241,16 +241,16 @@ class TaskReader(Iteration[Event]):
 
     # -- cuts -----------------------------------------------------------------------------------------
 
-    def cut(self, until: float, most_bytes: int) -> list[Piece]:
+    def cut(self, until: float, most_bytes: int, part_bytes: int | None = None) -> list[Piece]:
         """Whole commits of the inputs, in the order of their timestamps, up to about so many bytes; each once.
 
-        A cut holds all or nothing of a transaction, in all inputs of its scope. One that is bigger by itself comes
-        in parts. Empty: nothing came until the monotonic second ``until``.
+        A cut holds all or nothing of a transaction, in all inputs of its scope. One of more than ``part_bytes``
+        (None: ``most_bytes``) comes in parts. Empty: nothing came until the monotonic second ``until``.
 
         Raises as iterating does; then this reader is of no more use, as the cut's beginning is lost.
         """
         taken: list[Piece] = []
-        size = 0
+        size, full = 0, 0
         last: tuple[str, int] | None = None
         if not any(one.batch for one in self._inputs):
             self._wait(until)
@@ -262,13 +262,14 @@ class TaskReader(Iteration[Event]):
             key = one.stream.partition("/")[0], one.batch[0].record.timestamp
             if size >= most_bytes and key != last:
                 return taken
-            last = key
+            if key != last:
+                last, full = key, size + (part_bytes or most_bytes)
             piece = Piece(one.stream, key[1], [], [])
             for task, event in self._rest(one):
                 piece.tasks.append(task)
                 piece.events.append(event)
                 size += len(event.value or b"") + len(event.key or b"") + EVENT_BYTES
-                if size >= 2 * most_bytes:
+                if size > full:
                     one.last = event
                     break
             else:

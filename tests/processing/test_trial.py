@@ -1,0 +1,28 @@
+"""Processors under SIGKILLs, zombies and scalings: outputs and stores are a plain fold of the input."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Broker
+from tests.processing.trial import Plan, Trial
+
+SEED = int(os.environ.get("ANABRANCH_SEED", time.time_ns() % 1_000_000))
+SOAK = Plan(seed=SEED)
+QUICK = Plan(events=40_000, kills=4, zombies=1, scalings=3, seconds=18.0, seed=SEED)
+
+
+@pytest.mark.broker
+@pytest.mark.slow(40)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("plan", [QUICK, pytest.param(SOAK, marks=pytest.mark.soak)])
+def test_a_processor_under_kills_is_a_fold_of_its_input(
+    broker: Broker, tmp_path: Path, measured: Callable[[str], None], plan: Plan
+) -> None:
+    print(f"ANABRANCH_SEED={SEED}")
+    measured(Trial(broker.bootstrap, tmp_path, plan).run().told())

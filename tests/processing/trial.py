@@ -1,0 +1,259 @@
+"""Two workers, two controllers and a broker: SIGKILLs, zombies and scalings, and then all of it is a plain fold.
+
+    python -m tests.processing.trial --events 300000 --kills 30 --zombies 5 --scalings 20 --seed 1
+
+The seed decides what is written and who is struck; the speed of the machine, in what.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import anabranch
+from anabranch.infra.broker import EmbeddedBroker
+from tests.cluster import ControllerProcess
+from tests.processing.judging import Found
+from tests.processing.program import GRACE_MS, SCOPE_INPUTS, WINDOW_MS, Fold
+from tests.processing.workers import Failed, WorkerProcess, kill_one
+from tests.processing.writing import END_S, Writing
+
+SESSION_S = 6.0
+STILL_S = 30.0  # without an output, while some are missing
+SOME = 500  # outputs between two strikes
+AT_ONCE = 0.3  # of them come without a pause
+CONTROLLER = ("--chunk-bytes", str(64 << 10))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of what. ``seconds``: how long it takes, at least. ``standby``: of a hundred workers."""
+
+    events: int = 300_000
+    kills: int = 30
+    zombies: int = 5
+    scalings: int = 20
+    seed: int = 1
+    seconds: float = 140.0
+    standby: int = 50
+
+
+class Trial:
+    """One run."""
+
+    def __init__(
+        self, bootstrap: str, folder: Path, plan: Plan, say: Callable[[str], None] = print
+    ) -> None:
+        self.plan = plan
+        self._say = say
+        prefix = f"pt{uuid.uuid4().hex[:6]}"
+        self.chance = random.Random(plan.seed)
+        self.writing = Writing(bootstrap, prefix, f"{prefix}-s", plan.seed)
+        self.done = self.writing.done
+        self.controllers = [
+            ControllerProcess(bootstrap, folder / f"c{n}", prefix, CONTROLLER) for n in range(2)
+        ]
+        arguments = ("--bootstrap", bootstrap, "--prefix", prefix)
+        environment = {"ANABRANCH_TRIAL_SCOPE": self.writing.scope}
+        self.workers = [WorkerProcess(folder / f"w{n}", arguments, environment) for n in range(2)]
+        self.seen: list[tuple[float, anabranch.Event]] = []  # outputs, by the monotonic clock
+        self.killed: list[tuple[float, int]] = []  # when, and the pid
+        self._errors: list[BaseException] = []
+        self._began = time.monotonic()
+
+    def run(self) -> Found:
+        """All of it. Raises: AssertionError."""
+        writing = self.writing
+        outputs = [f"{writing.scope}/{name}" for name in ("out", "times", "late")]
+        with ExitStack() as stack:
+            for controller in self.controllers:
+                stack.callback(controller.kill)
+                controller.start()
+                if controller is self.controllers[0]:
+                    controller.wait_leading()  # the topics are there
+            stack.callback(self._kill_workers)
+            client = stack.enter_context(writing.connect())
+            for stream, segments in zip(writing.streams, SCOPE_INPUTS.values(), strict=True):
+                client.create_stream(stream, segments=segments)
+            for stream in outputs:
+                client.create_stream(stream, segments=2)
+            for worker in self.workers:
+                self._start(worker)
+            collector = stack.enter_context(client.read(outputs))
+            stack.callback(writing.over.set)
+            threading.Thread(
+                target=self._guarded, args=(lambda: self._collect(collector),), daemon=True
+            ).start()
+            self._disturb()
+            writing.to_each_task(client, 3 * (WINDOW_MS + GRACE_MS))  # closes what was before
+            fold = Fold()
+            for _, events in sorted(writing.committed):
+                fold.commit(events)
+            self._wait_for(fold)
+            for worker in self.workers:
+                worker.check()
+                worker.end()
+            found = Found(self, client.processor(f"{writing.scope}/sums"))
+            found.check(fold)
+            return found
+
+    def note(self, what: str) -> None:
+        """Say it, with the second."""
+        self._say(f"{time.monotonic() - self._began:6.1f} s  {self._counts()}  {what}")
+
+    def _counts(self) -> str:
+        scalings = self.done["scalings"]
+        return f"{self.writing.written:7} written, {len(self.seen):7} seen, {scalings:2} scalings"
+
+    def _start(self, worker: WorkerProcess) -> None:
+        worker.start(*["--standby"] * (self.chance.randrange(100) < self.plan.standby))
+
+    # -- what happens ---------------------------------------------------------------------------------
+
+    def _disturb(self) -> None:
+        """Kill and freeze, while others write and scale."""
+        plan, chance, writing = self.plan, self.chance, self.writing
+        self._began = time.monotonic()
+        works = [
+            lambda: writing.feed(plan.events),
+            lambda: writing.scale(plan.events, plan.scalings),
+        ]
+        threads = [threading.Thread(target=self._guarded, args=(work,)) for work in works]
+        for thread in threads:
+            thread.start()
+        kills = chance.choices([self._kill_worker, self._kill_controller], k=plan.kills)
+        strikes = [*kills, *[self._freeze_worker] * plan.zombies, None]
+        chance.shuffle(strikes)
+        try:
+            for number, strike in enumerate(strikes):
+                writing.allowed = plan.events * (number + 1) // len(strikes)
+                at_once = chance.random() < AT_ONCE
+                self._work(0 if at_once else SOME, 0.0 if at_once else plan.seconds / len(strikes))
+                if strike is not None:
+                    strike()
+            deadline = time.monotonic() + END_S
+            while any(thread.is_alive() for thread in threads):
+                self._look_for(0.05)
+                if time.monotonic() > deadline:
+                    raise Failed(f"the writers do not end: {self._counts()}")
+        except BaseException:
+            writing.over.set()
+            raise
+        finally:
+            for thread in threads:
+                thread.join()
+        self._look()
+
+    def _work(self, outputs: int, seconds: float) -> None:
+        """Until so many outputs came, and so long at least: so what was struck before was at work again."""
+        until, count = time.monotonic() + seconds, len(self.seen) + outputs
+        give_up = until + STILL_S
+        while time.monotonic() < until or len(self.seen) < count:
+            self._look_for(0.05)
+            if time.monotonic() > give_up:
+                raise Failed(f"no {outputs} outputs in {STILL_S:g} s: {self._counts()}")
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            self._errors.append(error)
+
+    def _collect(self, reader: anabranch.reading.reader.Reader) -> None:
+        for event in reader:
+            self.seen.append((time.monotonic(), event))
+
+    def _look(self) -> None:
+        """All that ran on is there."""
+        if self._errors:
+            raise self._errors[0]
+        for worker in self.workers:
+            worker.check()
+        for controller in self.controllers:
+            if controller.process is not None and not controller.running:
+                text = controller.log_file.read_text(errors="replace")[-4000:]
+                raise Failed(f"a controller ended by itself:\n{text}")
+
+    def _look_for(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (now := time.monotonic()) < until:
+            self._look()
+            time.sleep(min(0.05, until - now))
+
+    def _kill_controller(self) -> None:
+        controller = self.chance.choice(self.controllers)
+        controller.kill()
+        controller.process = None
+        self.done["kills of controllers"] += 1
+        self.note(f"{controller.folder.name} killed")
+        self._look_for(self.chance.uniform(0.0, 2.0))
+        controller.start()
+
+    def _kill_worker(self) -> None:
+        before = {one.pid for one in self.workers}
+        worker, what = kill_one(self.workers, self.chance)
+        gone = before - {one.pid for one in self.workers}
+        self.killed += [(time.time(), pid) for pid in gone]
+        self.done["kills of workers"] += len(gone)
+        self.note(f"{worker.folder.name} killed; its folder is {what}")
+        self._look_for(self.chance.uniform(0.0, 3.0))
+        self._start(worker)
+
+    def _freeze_worker(self) -> None:
+        """It wakes some seconds after its session ended."""
+        awake = [one for one in self.workers if not one.frozen]
+        worker = self.chance.choice(awake)
+        seconds = self.chance.uniform(SESSION_S + 0.5, SESSION_S + 4.0)
+        worker.freeze(seconds)
+        self.done["zombies"] += 1
+        self.note(f"{worker.folder.name} stands still for {seconds:.1f} s")
+        while all(one.frozen for one in self.workers):
+            self._look_for(0.1)
+
+    def _kill_workers(self) -> None:
+        for worker in self.workers:
+            if worker.running:
+                worker.kill()
+
+    def _wait_for(self, fold: Fold) -> None:
+        """Until as many outputs came as have to, and a little longer: there must be no more."""
+        wanted = sum(map(len, (*fold.out.values(), *fold.times.values()))) + len(fold.late)
+        moved, count = time.monotonic(), 0
+        while True:
+            self._look()
+            if count != len(self.seen):
+                moved, count = time.monotonic(), len(self.seen)
+            still = time.monotonic() - moved
+            if still > STILL_S or (count >= wanted and still > 2.0):
+                break
+            time.sleep(0.05)
+        self.note(f"{count} outputs of {wanted}")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, value in vars(Plan()).items():
+        parser.add_argument(f"--{name}", type=type(value), default=value)
+    plan = Plan(**vars(parser.parse_args()))
+    folder = Path(tempfile.mkdtemp(prefix="anabranch-trial-"))
+    print(plan, folder, flush=True)
+    with EmbeddedBroker(quick_start=True) as broker:
+        trial = Trial(broker.bootstrap, folder, plan, lambda line: print(line, flush=True))
+        found = trial.run()
+        broker.kill()
+    print(found.told())
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
