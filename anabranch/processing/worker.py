@@ -13,7 +13,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +70,7 @@ class Worker:
         *,
         tasks: AllTasks | None = None,
         standby: bool = False,
+        handlers: Callable[[Processor, Sequence[str]], Handlers] = Handlers,
     ) -> None:
         """``tasks``: None: as the workers' group says. Raises as `Client.create_processor`."""
         self._app = app
@@ -90,7 +91,7 @@ class Worker:
                 app.name, app.check(), app.tasks, app.start, stores=tuple(app.stores) or (NO_STORE,)
             )
             self._incarnation = info.incarnation
-            self._handlers = Handlers(app, info.stores)
+            self._handlers = handlers(app, info.stores)
             self._stack.callback(self._handlers.close)
             self._table = Table(folder)
             self._stack.callback(self._table.close)
@@ -109,6 +110,12 @@ class Worker:
 
     def _state_reader(self) -> StateReader:
         return StateReader(self._source, self._table, self._app.name, self._incarnation)
+
+    @property
+    def tasks(self) -> Collection[int]:
+        """The tasks that it has."""
+        tenure = self._tenure
+        return () if tenure is None else tenure.tasks.keys()
 
     # -- its life -------------------------------------------------------------------------------------
 
