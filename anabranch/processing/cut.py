@@ -32,6 +32,7 @@ class Cut:
     def __init__(self, below: Table | Cut, task_count: int) -> None:
         """``below``: what is stored, or the cut that is being committed."""
         self.open = True
+        self.failed = False  # a handler raised, and nothing of it will be
         self.size = 0  # bytes of outputs and changes, about
         self.outputs: dict[str, list[Written]] = {}
         self.batches: dict[str, list[pa.RecordBatch]] = {}
@@ -121,9 +122,13 @@ class Cut:
 
 
 class Doing:
-    """A handler at work: its cut, the task, key, time and value of its event, as that came."""
+    """A handler at work: its cut, the task, key, time and value of its event, as that came.
 
-    __slots__ = ("cut", "key", "task", "timestamp", "value")
+    ``over``: its event is done. ``own_key``: it may reach that key's rows alone, for others work beside it.
+    ``strays``: where errors go of what goes on after the end.
+    """
+
+    __slots__ = ("cut", "key", "over", "own_key", "strays", "task", "timestamp", "value")
 
     def __init__(self, cut: Cut) -> None:
         self.cut = cut
@@ -131,6 +136,8 @@ class Doing:
         self.key: bytes | None = None
         self.timestamp: int | None = None
         self.value: bytes | None = None
+        self.over = self.own_key = False
+        self.strays: list[IllegalState] | None = None
 
 
 _DOING: ContextVar[Doing | None] = ContextVar("doing", default=None)
@@ -146,9 +153,17 @@ def begin_doing(cut: Cut) -> Doing:
 def doing() -> Doing:
     """The handler at work. `IllegalState`: none is, or it outlived its cut."""
     at = _DOING.get()
-    if at is None or not at.cut.open:
-        raise IllegalState(
+    if at is None or at.over or not at.cut.open:
+        error = IllegalState(
             "stores and outputs are for handlers, while their event is handled: elsewhere write in a "
             "transaction of its own"
         )
+        if at is not None and at.strays is not None and (at.over or not at.cut.failed):
+            at.strays.append(error)
+        raise error
     return at
+
+
+def outside() -> bool:
+    """Whether no handler has called from here."""
+    return _DOING.get() is None

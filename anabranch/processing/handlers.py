@@ -60,7 +60,7 @@ class Handlers:
 
     def handle(self, cut: Cut, pieces: Iterable[Piece], passed: dict[Place, Passed]) -> None:
         """Call the handlers with these events. Raises: HandlerFailed, and the cut is of no more use."""
-        with _closed_by_failure(cut) as at:
+        with closed_by_failure(cut) as at:
             for _, some in groupby(pieces, key=_of_commit):
                 commit = list(some)
                 for piece in commit:
@@ -73,7 +73,7 @@ class Handlers:
         if self._time is None:
             return set()
         time = self._time
-        with _closed_by_failure(cut) as at:
+        with closed_by_failure(cut) as at:
             return {task for task in tasks if _called(None, time.fire_wall, at, task, now_ms)}
 
     def close(self) -> None:
@@ -179,12 +179,12 @@ class Handlers:
 
 
 @contextmanager
-def _closed_by_failure(cut: Cut) -> Iterator[Doing]:
+def closed_by_failure(cut: Cut) -> Iterator[Doing]:
     """A handler that outlives a failed cut must not write to it."""
     try:
         yield begin_doing(cut)
     except HandlerFailed:
-        cut.open = False
+        cut.open, cut.failed = False, True
         raise
 
 

@@ -79,6 +79,11 @@ class Store:
 
     def _place(self, at: Doing, key: bytes | str) -> tuple[int, bytes]:
         raw = key if key.__class__ is bytes else _bytes(key)
+        if at.own_key and raw != at.key:
+            raise InvalidArgument(
+                f"key {raw!r:.100} of store {self.name} is not this event's, and others are handled beside it: use "
+                "concurrency=1, or write to a stream with that key and read it"
+            )
         if not self.local:
             task = at.cut.task_of(raw)
             if task != at.task:

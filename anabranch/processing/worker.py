@@ -11,7 +11,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -69,6 +69,7 @@ class Worker:
         tasks: AllTasks | None = None,
         standby: bool = False,
         threads: bool = True,
+        handlers: Callable[[Program, Sequence[str]], Handlers] = Handlers,
     ) -> None:
         """Raises as `Client.create_processor`.
 
@@ -94,7 +95,7 @@ class Worker:
             self._incarnation = info.incarnation
             columns_read.warm()
             columns_write.warm()
-            self._handlers = Handlers(app, info.stores)
+            self._handlers = handlers(app, info.stores)
             self._stack.callback(self._handlers.close)
             self._table = Table(folder)
             self._stack.callback(self._table.close)
@@ -112,6 +113,12 @@ class Worker:
             raise
         self._ends_due = 0.0
 
+    @property
+    def tasks(self) -> Collection[int]:
+        """The tasks that it has. Any thread may ask."""
+        tenure = self._tenure
+        return () if tenure is None else tenure.tasks.keys()
+
     # -- its life -------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -128,11 +135,6 @@ class Worker:
                     self._lost, self._look_again = frozenset(range(self._app.tasks)), 0.0
                 self.stop.wait(pause)
                 pause = min(2 * pause, longest)
-
-    def holds(self, task: int) -> bool:
-        """Whether it has a task. Any thread may ask."""
-        tenure = self._tenure
-        return tenure is not None and task in tenure.tasks
 
     def close(self) -> None:
         """Give the tasks up, and leave. A commit under way ends first."""
@@ -342,5 +344,5 @@ def run_worker(
 def _show(worker: Worker, mirror: Mirror) -> None:
     """Let Kafka's tools see the positions, while this worker has the first task."""
     while not worker.stop.wait(_MIRROR_S):
-        if worker.holds(0):
+        if 0 in worker.tasks:
             mirror.step()

@@ -1,0 +1,240 @@
+"""Agents and their streams: each actor takes events from an inbox of its own, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple
+
+import faust
+from faust.agents import agent as faust_agent
+from faust.exceptions import Skip
+from faust.streams import maybe_forward
+from faust.types import TP
+from faust.types.tuples import Message
+
+from anabranch.errors import IllegalState
+from anabranch.faust.refusals import AGENT, STREAM, refuse, refusing
+from anabranch.processing.cut import Cut, begin_doing
+from anabranch.processing.handlers import HandlerFailed
+from anabranch.types import Event
+
+_TURN = 64  # events that an actor handles before others have their turn
+_END_S = 5.0
+
+
+class Hand:
+    """Events of a cut that are given to agents, and what is left of them. It is over once all are done."""
+
+    def __init__(self, cut: Cut) -> None:
+        self.cut = cut
+        self.left = 0
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(self) -> None:
+        """One agent is done with one event."""
+        self.left -= 1
+        if not self.left and not self.over.done():
+            self.over.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        """An agent failed: nothing of the cut counts."""
+        self.cut.open, self.cut.failed = False, True
+        if not self.over.done():
+            self.over.set_exception(error)
+
+
+class Given(NamedTuple):
+    """An event for an actor."""
+
+    hand: Hand
+    task: int
+    event: Event
+
+
+class Inbox:
+    """What an actor is to handle. ``own_key``: other actors work beside it."""
+
+    def __init__(self, *, own_key: bool, strays: list[IllegalState]) -> None:
+        self.items: deque[Given] = deque()
+        self.own_key, self.strays = own_key, strays
+        self.at_work: Event | None = None
+        self.hand: Hand | None = None
+        self.ended: BaseException | None = None  # why its actor is no more
+        self._wake: asyncio.Future[None] | None = None
+
+    def wake(self, hand: Hand) -> None:
+        """There are events."""
+        self.hand = hand
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def wait(self) -> None:
+        """Until there are some."""
+        self._wake = asyncio.get_running_loop().create_future()
+        await self._wake
+
+    def end(self, error: BaseException) -> None:
+        """Its actor is no more."""
+        self.ended = error
+        if self.hand is not None:
+            self.hand.fail(HandlerFailed(self.at_work, error))
+
+
+@refusing("stream", STREAM)
+class Stream(faust.Stream[Any]):
+    """The events that an actor is given."""
+
+    app: Any
+    inbox: Inbox | None = None
+
+    def echo(self, *channels: Any) -> Stream:
+        """Forward values to topics; a failure is the agent's."""
+        topics = [self.app.topic(one) if isinstance(one, str) else one for one in channels]
+
+        async def echoing(value: Any) -> Any:
+            for topic in topics:
+                await maybe_forward(value, topic)
+            return value
+
+        self.add_processor(echoing)
+        return self
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        if self.inbox is None:
+            refuse("a stream outside of an agent", "decorate a function with @app.agent(topic)")
+        return self._given(self.inbox)
+
+    async def _given(self, inbox: Inbox) -> AsyncIterator[Any]:
+        # An event is done when the agent asks for the next one. Neither an exception nor `break` gets there.
+        app, items, processors = self.app, inbox.items, self._processors
+        event_in, event_out = self._on_stream_event_in, self._on_stream_event_out
+        load = _loader(app, self.channel)
+        turn = 0
+        while True:
+            while not items:
+                await inbox.wait()
+            hand, task, given = items.popleft()
+            if not hand.cut.open:
+                continue
+            inbox.at_work = given
+            at = begin_doing(hand.cut)
+            at.task, at.key, at.timestamp = task, given.key, given.timestamp
+            at.own_key, at.strays = inbox.own_key, inbox.strays
+            event = load(given)
+            tp, offset = event.message.tp, given.offset
+            state = event_in(tp, offset, self, event)
+            self._set_current_event(event)
+            value = event.value
+            try:
+                for processor in processors:
+                    value = processor(value)
+                    if isinstance(value, Awaitable):
+                        value = await value
+            except Skip:
+                pass
+            else:
+                self.events_total += 1
+                yield value
+            at.over = True
+            self.current_event = None
+            event_out(tp, offset, self, event, state)
+            inbox.at_work = None
+            hand.done()
+            turn += 1
+            if turn % _TURN == 0:
+                await asyncio.sleep(0)
+
+
+def _loader(app: Any, topic: Any) -> Callable[[Event], Any]:
+    """Our events as Faust's, by a topic's schema."""
+    schema, registry = topic.schema, app.serializers
+    loads_key, loads_value = registry.loads_key, registry.loads_value
+    places: dict[tuple[str, int], TP] = {}
+
+    def load(event: Event) -> Any:
+        headers: Any  # Faust knows no header without a value
+        stream, key, value, headers, ms, *_, partition, offset = event
+        place = places.get((stream, partition))
+        if place is None:
+            place = places[stream, partition] = TP(stream, partition)
+        size = len(key or b""), len(value or b"")
+        message = Message(
+            stream, partition, offset, ms / 1000, 0, headers, key, value, None, *size, place
+        )
+        name = schema.loads_key(app, message, loads=loads_key)
+        found = None
+        if value is not None or not topic.allow_empty:
+            found = schema.loads_value(app, message, loads=loads_value)
+        return app.create_event(name, found, headers, message)
+
+    return load
+
+
+@refusing("agent", AGENT)
+class Agent(faust.Agent):
+    """An agent whose actors begin again, all of them, after a cut that failed."""
+
+    app: Any
+
+    def __init__(self, fun: Any, *, isolated_partitions: bool = False, **options: Any) -> None:
+        """Raises: InvalidArgument."""
+        if options.get("channel") is None:
+            refuse(
+                "an agent without a topic", "name the stream: @app.agent(app.topic('scope/name'))"
+            )
+        if isolated_partitions or options.get("supervisor_strategy") is not None:
+            refuse(
+                "isolated_partitions or supervisor_strategy",
+                "use concurrency=; a failed cut is done again",
+            )
+        super().__init__(fun, **options)
+        self.inboxes: list[Inbox] = []
+        self._running: list[asyncio.Task[None]] = []
+
+    async def on_start(self) -> None:
+        """Begin the actors."""
+        self.inboxes, self._running = [], []
+        for index in range(self.concurrency):
+            inbox = Inbox(own_key=self.concurrency > 1, strays=self.app.strays)
+            stream: Any = self.stream(concurrency_index=index if self.concurrency > 1 else None)
+            stream.inbox = inbox
+            self.inboxes.append(inbox)
+            actor = self.actor_from_stream(stream, index=stream.concurrency_index)
+            await self._prepare_actor(actor, self.beacon)
+            if actor.actor_task is not None:  # it never is
+                self._running.append(actor.actor_task)
+
+    async def on_stop(self) -> None:
+        """End the actors; what they had at hand is not counted."""
+        tasks, self._running = self._running, []
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, left = await asyncio.wait(tasks, timeout=_END_S)
+            if left:
+                self.log.error("%s: %d actors don't end", self.name, len(left))
+
+    def cancel(self) -> None:
+        """Nothing: `on_stop` ends the actors."""
+
+    async def send(self, *, reply_to: Any = None, **options: Any) -> Any:
+        """Send to the agent's topic. Raises: as `Topic.send`."""
+        if reply_to is not None:
+            refuse("agent.send(reply_to=)", AGENT["ask"])
+        return await self.channel.send(**options)
+
+    async def _execute_actor(self, coro: Awaitable[Any], aref: Any) -> None:
+        faust_agent._current_agent.set(self)  # noqa: SLF001  # as the method that this one replaces does
+        error: BaseException = IllegalState(
+            f"agent {self.name} ended: it has to read its stream without end (no break, no return)"
+        )
+        try:
+            await coro
+        except BaseException as raised:
+            error = raised
+            if not isinstance(raised, Exception):
+                raise
+        finally:
+            aref.stream.inbox.end(error)

@@ -1,0 +1,211 @@
+"""`anabranch.faust.App`: Faust's worker, web, timers and agents; streams, tables and commits are ours."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import faust
+import mode
+from faust.app import BootStrategy
+
+from anabranch.client.client import Client
+from anabranch.client.connect import connect
+from anabranch.core.ids import split_stream
+from anabranch.errors import IllegalState, InvalidArgument
+from anabranch.faust.agents import Agent, Stream
+from anabranch.faust.handing import AgentHandlers
+from anabranch.faust.refusals import APP, refuse, refusing
+from anabranch.faust.table import Table
+from anabranch.faust.topics import Topic
+from anabranch.processing.app import Processor
+from anabranch.processing.cut import Written
+from anabranch.processing.worker import Worker
+
+_HANDOVER_S = 10.0  # a commit under way has so long to end
+_OURS = ("tasks", "commit_interval", "cut_bytes", "whole", "dead_letter", "retries", "start")
+_OPTIONS = (
+    "processing_guarantee", "stream_publish_on_commit", "broker", "broker_consumer", "broker_producer",
+    "store", "table_standby_replicas",
+)  # fmt: skip
+
+
+class Program(Processor):
+    """The processor of an app: its agents are its handlers."""
+
+    def table(self, table: Table) -> Table:
+        """Add a store."""
+        found: Table = self._add(table.name, table)
+        return found
+
+    def check(self) -> Sequence[str]:
+        """The names of its inputs. Raises: InvalidArgument."""
+        if not self.inputs:
+            raise InvalidArgument(
+                f"app {self.name} has no agent: decorate one with @app.agent(topic)"
+            )
+        return list(self.inputs)
+
+
+class Boot(BootStrategy):
+    """Everything but Kafka; the worker of ours begins last and ends first."""
+
+    app: Any
+    enable_kafka = False
+
+    def server(self) -> Iterable[Any]:
+        """The services of `faust worker`."""
+        return self._chain(self.sensors(), self.web_server(), self.agents(), [self.app.engine])
+
+
+class Engine(mode.Service):
+    """A worker on a thread of its own, while the app runs."""
+
+    def __init__(self, app: App, **options: Any) -> None:
+        super().__init__(**options)
+        self._app = app
+        self._worker: Worker | None = None
+        self._handlers: AgentHandlers | None = None
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._over = asyncio.Event()
+
+    @property
+    def tasks(self) -> Iterable[int]:
+        """The tasks that this process has."""
+        return () if self._worker is None else self._worker.tasks
+
+    async def on_start(self) -> None:
+        """Begin."""
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._work, args=(loop,), name="anabranch", daemon=True).start()
+
+    async def on_stop(self) -> None:
+        """Let the commit under way end, and give the tasks up."""
+        self._stopping = True
+        if self._worker is not None:
+            self._worker.stop.set()
+        try:
+            await asyncio.wait_for(self._over.wait(), _HANDOVER_S)
+        except TimeoutError:
+            if self._handlers is not None:
+                self._handlers.end()
+                await self._over.wait()
+
+    @mode.Service.task
+    async def _watch(self) -> None:
+        await self._over.wait()
+        if self._error is not None and not self._stopping:
+            await self.crash(self._error)
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        app = self._app
+
+        def handlers(program: Any, stores: Sequence[str]) -> AgentHandlers:
+            agents = list(app.agents.values())
+            self._handlers = AgentHandlers(program, stores, loop, agents, app.strays)
+            return self._handlers
+
+        try:
+            for agent in app.agents.values():
+                for stream in agent.get_topic_names():
+                    app.program.input(stream)
+            folder = app.folder or app.conf.tabledir / "stores"
+            worker = Worker(app.program, app.client, folder, standby=app.standby, handlers=handlers)
+            self._worker = worker
+            try:
+                if self._stopping:
+                    worker.stop.set()
+                worker.run()
+            finally:
+                worker.close()
+        except BaseException as error:  # noqa: BLE001  # the service crashes with it
+            self._error = error
+        finally:
+            loop.call_soon_threadsafe(self._over.set)
+
+
+@refusing("app", APP)
+class App(faust.App):
+    """A Faust app whose agents read and write anabranch streams, exactly once.
+
+    ``name``: ``scope/name``, as of `anabranch.Processor`, and so are ``tasks``, ``commit_interval``, ``cut_bytes``,
+    ``whole``, ``dead_letter``, ``retries`` and ``start``. ``bootstrap`` and ``connect``: as of `anabranch.connect`.
+    ``folder``: for the rows of tables, one worker's alone; None: in Faust's ``datadir``. ``standby``: keep warm
+    copies of other workers' tasks. ``options``: as of `faust.App`. Raises: InvalidArgument.
+    """
+
+    BootStrategy = Boot
+
+    def __init__(
+        self, name: str, *, bootstrap: str | None = None, folder: str | Path | None = None,
+        standby: bool = False, connect: Mapping[str, Any] | None = None, autodiscover: Any = False,
+        monitor: Any = None, **options: Any,
+    ) -> None:  # fmt: skip
+        scope, short = split_stream(name)
+        self.program = Program(name, **{o: options.pop(o) for o in _OURS if o in options})
+        for option in _OPTIONS:
+            if option in options:
+                refuse(
+                    f"App({option}=)", "commits, streams and stores are anabranch's: leave it out"
+                )
+        self.own = f"{scope}/"
+        self.folder = None if folder is None else Path(folder)
+        self.standby = standby
+        self.strays: list[IllegalState] = []
+        self._entrance = bootstrap, dict(connect or {})
+        self._client: Client | None = None
+        self._client_lock = threading.Lock()
+        if bootstrap is not None:  # for people: nothing of Faust's connects to it
+            options["broker"] = [f"kafka://{host.strip()}" for host in bootstrap.split(",")]
+        super().__init__(
+            f"{scope}-{short}", monitor=monitor, autodiscover=autodiscover,
+            Agent=Agent, Stream=Stream, Topic=Topic, **options,
+        )  # fmt: skip
+        self.engine = Engine(self)
+
+    @property
+    def client(self) -> Client:
+        """A client, connected at its first use."""
+        with self._client_lock:
+            if self._client is None:
+                bootstrap, options = self._entrance
+                self._client = connect(bootstrap, **options)
+            return self._client
+
+    def close_client(self) -> None:
+        """Close it, if there is one."""
+        with self._client_lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def write_alone(self, stream: str, event: Written) -> None:
+        """Write an event in a transaction of its own. Raises as `Client.begin` and `Transaction.commit`."""
+        with self.client.begin(split_stream(stream)[0]) as txn:
+            txn.write_many(stream, [event])
+            txn.commit()
+
+    def Table(self, name: str, *, window: Any = None, **options: Any) -> Any:
+        """A store: see `anabranch.faust.table.Table`. Raises: InvalidArgument."""
+        if window is not None:
+            refuse("app.Table(window=)", "use anabranch.Processor and its windows()")
+        return self.program.table(Table(self, name, **options))
+
+    def is_leader(self) -> bool:
+        """Whether this process has task 0: a hint for ``on_leader=True``, for two may think so for a while."""
+        return 0 in self.engine.tasks
+
+    async def on_start(self) -> None:
+        """Begin: as Faust's, without a consumer."""
+        self.finalize()
+
+    async def on_shutdown(self) -> None:
+        """All services ended."""
+        self.close_client()
+
+    async def _wait_for_table_recovery_completed(self) -> bool:
+        return False

@@ -1,0 +1,77 @@
+"""`app.Table`: a store of ours that looks like a table of Faust's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from anabranch.errors import InvalidArgument
+from anabranch.faust.refusals import TABLE, refusing
+from anabranch.processing.codecs import Codec
+from anabranch.processing.cut import Doing
+from anabranch.processing.stores import Store
+
+
+@refusing("table", TABLE)
+class Table(Store):
+    """Keyed state, changed in the commit of the events; agents alone may use it, and with their event's key.
+
+    Other keys of the same task are fine, too, unless the agent has ``concurrency``. `items` has rows of the event's
+    task, in the order of their keys, which come as bytes.
+    """
+
+    def __init__(
+        self, app: Any, name: str, *, default: Callable[[], Any] | None = None, key_type: Any = None,
+        value_type: Any = None, key_serializer: Any = None, value_serializer: Any = None,
+        help: str | None = None,  # noqa: A002  # as Faust calls it
+    ) -> None:  # fmt: skip
+        def dumps(value: Any) -> bytes:
+            data = app.serializers.dumps_value(value_type, value, serializer=value_serializer)
+            if not isinstance(data, bytes):
+                raise InvalidArgument(f"table {name}: name a serializer for {type(value).__name__}")
+            return data
+
+        def loads(data: bytes) -> Any:
+            return app.serializers.loads_value(value_type, data, serializer=value_serializer)
+
+        super().__init__(name, Codec(dumps, loads))
+        self.default = default
+        self.help = help or ""
+        self._app = app
+        self._key = key_type, key_serializer
+
+    def _place(self, at: Doing, key: Any) -> tuple[int, bytes]:
+        if not isinstance(key, bytes | str):
+            typ, serializer = self._key
+            key = self._app.serializers.dumps_key(typ, key, serializer=serializer)
+        return super()._place(at, key)
+
+    def __getitem__(self, key: Any) -> Any:
+        """The value, or what ``default`` gives, which is not stored. Raises: KeyError, if there is no default."""
+        try:
+            return super().__getitem__(key)
+        except KeyError:
+            if self.default is None:
+                raise
+            return self.default()
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """Delete a key; its value. Raises: KeyError."""
+        if key not in self:
+            if default:
+                return default[0]
+            raise KeyError(key)
+        value = self[key]
+        del self[key]
+        return value
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """The value of a key, which is set to ``default`` if it has none."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, rows: Mapping[Any, Any] | Iterable[tuple[Any, Any]]) -> None:
+        """Set several keys."""
+        for key, value in dict(rows).items():
+            self[key] = value
