@@ -231,7 +231,9 @@ CATALOGUE: tuple[Mutant, ...] = (
         ("sequences are not compared", tasks.any_sequence),
         ("a commit is not judged when it is decided", tasks.judged_early_only),
         ("what is aborted keeps its tasks", tasks.not_given_back),
-        ("one task of a commit moves", tasks.one_task_moves))),
+        ("one task of a commit moves", tasks.one_task_moves),
+        ("state goes by key", tasks.state_by_key),
+        ("a state's sequence is not told", tasks.state_untold))),
     *(Mutant(name, plant, weather=MOVING) for name, plant in (
         ("two commits of a task are in flight", tasks.two_in_flight),
         ("a decided commit does not show", tasks.decided_unmarked),

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.core.decisions import tenures
-from anabranch.core.decisions.commits import commit, positions
+from anabranch.core.decisions.commits import commit, one_shot, positions
 from anabranch.core.decisions.turn import Turn
 from anabranch.reading.tasks import reader
 from anabranch.reading.tasks.dealing import Dealing
@@ -107,6 +107,23 @@ def one_task_moves() -> Iterator[None]:
         return move(turn, replace(consumed, steps=(step,)), *more)
 
     with patch.object(positions, "move", first):
+        yield
+
+
+def state_by_key() -> Planted:
+    """Rows of a state go to the task of their key, not to the one that they were written for."""
+    return patch.object(one_shot, "is_state", lambda _: False)
+
+
+@contextmanager
+def state_untold() -> Iterator[None]:
+    """A task's row does not say with which sequence its state was changed last."""
+    move = positions.move
+
+    def silent(turn: Turn, consumed: Consumed, txn_id: bytes, at: int, *more: Any) -> TaskRow:
+        return move(turn, consumed, txn_id, at, more[0], {})
+
+    with patch.object(positions, "move", silent):
         yield
 
 

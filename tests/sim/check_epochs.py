@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from itertools import groupby, pairwise
 
-from anabranch.core.ids import NO_TXN, segment_epoch, segment_number
+from anabranch.core.ids import NO_TXN, is_state, segment_epoch, segment_number
 from anabranch.core.partitioner import SPACE, position_of
 from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic, stream_topic
@@ -246,8 +246,9 @@ def _check_commit(where: str, picture: Picture, walk: Walk, record: r.CommitReco
             hold(at.first == begin, f"{where}: {at} was carried to {begin}")
         walk.ends[at.partition] = walk.data_ends[at.segment_id] = at.end
         for event in picture.events[walk.stream, at.partition]:
-            if at.first <= event.offset < at.end and event.record.key is not None:
-                place = position_of(event.record.key)
+            by_key = event.record.key is not None and not is_state(walk.stream)
+            if at.first <= event.offset < at.end and by_key:
+                place = position_of(event.record.key or b"")
                 hold(
                     segment.low <= place < segment.high,
                     f"{where}: {event.record.key!r} is not of {segment}",

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from zlib import crc32
 
-from anabranch.core.ids import NO_TXN, is_marked
+from anabranch.core.ids import NO_TXN, is_marked, state_stream
 from anabranch.core.partitioner import mix
 from anabranch.errors import TenureLost
 from anabranch.schemas import records as r
 from tests.sim.check_log import hold
 from tests.sim.ledger import Deal, Given, Ledger, Workplace
 from tests.sim.picture import Picture, Placed
+from tests.sim.task_state import COUNTS, HEAD, counted_by
 
 Place = tuple[int, int, int]  # record of the history, part of it, offset: the order of reading
 Named = tuple[int, int, bytes | None, bytes | None]  # an event: partition, offset, key, value
@@ -161,9 +162,36 @@ def _check_processor(
                 all(at[position.input] == position for position in known.positions),
                 f"{where}: it stands at {known.positions}, and was moved to {at}",
             )
+            _check_state(picture, ledger, place, task, known, moves)
             by = moves[-1].deal.txn_id if moves else NO_TXN
             hold(known.txn_id == by, f"{where}: moved by {known.txn_id.hex()} last")
     _check_strangers(ledger, place, inputs, moved)
+
+
+def _check_state(
+    picture: Picture,
+    ledger: Ledger,
+    place: Workplace,
+    task: int,
+    known: r.TaskRow,
+    moves: list[Move],
+) -> None:
+    """The rows of a task's state are what its commits come to, up to the head."""
+    expected: dict[bytes, int] = defaultdict(int)
+    for move in moves:
+        mine = [given for given in move.deal.given if counted_by(task, place.tasks, given)]
+        for given in mine:
+            expected[COUNTS + (given.key or b"")] += 1
+        if mine:
+            expected[HEAD] = move.sequence
+    if not place.stores:
+        expected.clear()
+    rows = picture.events.get((state_stream(place.name), task), [])
+    found = {event.record.key: ledger.numbers[event.record.value or b""] for event in rows}
+    where = f"state of task {task} of {place.name}"
+    hold(found == expected, f"{where}: {found}, and its commits come to {dict(expected)}")
+    head = expected.get(HEAD, 0)
+    hold(known.state_sequence == head, f"{where}: sequence {known.state_sequence}, head {head}")
 
 
 def _check_strangers(

@@ -123,6 +123,7 @@ class Workplace:
     inputs: tuple[str, ...]
     tasks: int
     start: str
+    stores: tuple[str, ...] = ()
     made: bool = False
     is_over: bool = False
 
@@ -222,6 +223,7 @@ class Ledger:
         self.reopened: set[str] = set()  # … that a late copy of a command may unblock
         self.workplaces: dict[str, Workplace] = {}  # by name
         self.tenures = 0  # that were asked for
+        self.numbers: dict[bytes, int] = {}  # what values of states say
         self.never: set[bytes] = set()  # ids of one-shots that came while their lane was blocked
         self.asked: dict[bytes, str] = {}  # correlation id -> the lane that it came by
         self._born: dict[bytes, str] = {}  # transaction -> the lane of its first command

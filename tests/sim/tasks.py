@@ -41,6 +41,7 @@ from tests.sim.ports import SimCluster
 from tests.sim.readers import reading_client
 from tests.sim.recorded import recorded_begin, recorded_commit, recorded_take, told_commit
 from tests.sim.scaling import scale_somehow
+from tests.sim.task_state import STORES, Numbers, Row, change, restore
 from tests.sim.world import Interrupt, Process, World
 from tests.sim.writers import FINE, SCOPE, recorded_write
 
@@ -50,6 +51,8 @@ _RESTART_S = 1.0
 _TIMEOUT_S = 1.0  # a reader gives up when nothing came for so long
 _IDLE_ROUNDS = 3  # without an event, after all writing: all is consumed
 _WAIT = (UnknownScope, UnknownStream, UnknownProcessor)  # it is not there yet
+_STATE_BYTES = 500  # so many a change of state may take: that of one event does
+_TOO_MUCH = "a state change of"
 _AGAIN = "take your tasks again"  # what refusals of sequences and positions say
 
 
@@ -151,11 +154,17 @@ class TaskMachine:
             # What is left of an input may lack events of its first commits.
             start = "end" if self.faults.weather.retain_s else "begin"
             name = f"{SCOPE}/p{len(known)}"
-            place = Workplace(name, inputs, random.choice(TASKS), start)
+            stores = (
+                random.choice((STORES, ()))
+                if self.faults.weather.chunk_bytes >= _STATE_BYTES
+                else ()
+            )
+            place = Workplace(name, inputs, random.choice(TASKS), start, stores)
             ledger.workplaces[name] = place
         if not place.made:
             client.create_stream(OUTPUT, 2, timeout=5.0)
-            client.create_processor(place.name, place.inputs, place.tasks, place.start)
+            parts = place.inputs, place.tasks, place.start
+            client.create_processor(place.name, *parts, stores=place.stores)
             place.made = True
         return place
 
@@ -180,12 +189,14 @@ class TaskMachine:
             scale_somehow(self.world, client, OUTPUT)
         with recorded_take(self.ledger, place, tasks) as label, self.world.interruptible():
             tenure = client.take(place.name, tasks, holder=label, timeout=5.0)
+        log = self.cluster.log_of(self.world.current)
+        state = restore(log, self.ledger, tenure) if place.stores else None
         inputs = list(place.inputs)
         if len(inputs) > 1 and random.random() < 0.15 and not self.finishing:
             inputs.remove(random.choice(inputs))
         try:
             with client.read(inputs, tenure=tenure, timeout=_TIMEOUT_S) as reader:
-                found = self._stretches(client, tenure, label, reader)
+                found = self._stretches(client, tenure, label, reader, state)
         except (SnapshotExpired, IllegalState) as error:
             self._expired(place, inputs, error)
             raise
@@ -193,18 +204,28 @@ class TaskMachine:
             client.release(tenure, timeout=2.0)
         return found
 
-    def _stretches(self, client: Client, tenure: Tenure, label: str, reader: TaskReader) -> bool:
+    def _stretches(
+        self,
+        client: Client,
+        tenure: Tenure,
+        label: str,
+        reader: TaskReader,
+        state: Numbers | None,
+    ) -> bool:
         random = self.world.random
         beside: list[bool] = []  # of the commit that is under way beside the reading, if any
         found = False
         for _ in range(random.choice((1, 3, 10))):
-            events = self._some(reader, random.choice((1, 2, 5, 20)))
+            few = state is not None and self.faults.weather.chunk_bytes <= 2 * _STATE_BYTES
+            events = self._some(reader, 1 if few else random.choice((1, 2, 5, 20)))
             found = found or bool(events)
             if not events and (found or random.random() < 0.7):
                 break
             if random.random() < 0.1:
                 self.world.sleep(random.expovariate(0.5))
-            stretch = reader.consumed(), events, label
+            consumed = reader.consumed()
+            rows = change(state, tenure, consumed, events) if state is not None else []
+            stretch = consumed, events, label, rows
             commit = partial(self._commit, client, tenure, *stretch)
             if random.random() < 0.2:
                 self._spawn(commit, beside)
@@ -245,7 +266,13 @@ class TaskMachine:
     # -- committing -----------------------------------------------------------------------------------
 
     def _commit(
-        self, client: Client, tenure: Tenure, consumed: Consumed, events: list[Event], label: str
+        self,
+        client: Client,
+        tenure: Tenure,
+        consumed: Consumed,
+        events: list[Event],
+        label: str,
+        rows: list[Row],
     ) -> bool:
         """Commit a stretch. False: not so far as is known here; the tasks must be taken again."""
         random = self.world.random
@@ -255,11 +282,18 @@ class TaskMachine:
             txn = client.begin(SCOPE, None, deal.keepalive_ms / 1000, tenure=tenure)
         try:
             kind = random.random()
-            if kind < 0.25:
+            if kind < 0.25 and not rows:
                 return self._commit_elsewhere(deal, txn, events)
             self._write(deal, "own", events, txn.write)
+            for row in rows:
+                told = deal.event(deal.writer("own"), tenure.state, row.key)
+                self.ledger.numbers[told.value] = row.number
+                change_one = partial(_write_state, txn, row.task)
+                recorded_write(self.ledger, deal, deal.writer("own"), told, change_one)
             if kind < 0.5:
                 txn.flush()
+            if kind < 0.1:
+                self._abort_beside(deal, txn)
             attempt = deal.attempt(self.world.now, "own", None)
             finished = self._ask(deal, lambda t: txn.commit(consumed=consumed, timeout=t), attempt)
             if not finished and random.random() < 0.5:
@@ -338,7 +372,8 @@ class TaskMachine:
                 continue
             except AnabranchError as error:
                 attempt.error = copy(error)  # without what holds the handle, which goes on beating
-                fits = isinstance(error, InvalidArgument) and _AGAIN in str(error)
+                known = _AGAIN in str(error) or _TOO_MUCH in str(error)
+                fits = isinstance(error, InvalidArgument) and known
                 if not fits and not isinstance(error, self._allowed):
                     self.world.fail(f"{deal.label}: commit was refused: {error!r}")
                 self.world.note(deal.label, f"{type(error).__name__}: {error}"[:200])
@@ -350,6 +385,20 @@ class TaskMachine:
             return True
         return False
 
+    def _abort_beside(self, deal: Deal, txn: Transaction) -> None:
+        """Another process aborts it by its token, at about the time of its commit."""
+        token = txn.token("all")
+        other = self.world.random.choice([p.client for p in self.peers if p.client is not None])
+
+        def abort() -> None:
+            self.world.sleep(self.world.random.expovariate(20.0))
+            asking = self.ledger.history.here.asking("abort", txn=deal.label)
+            with contextlib.suppress(LogError, *self._allowed), asking:
+                other.abort(token, timeout=2.0)
+                deal.aborted_at = self.world.now
+
+        self.world.spawn(self.world.current, "abort", abort)
+
     def _abort(self, deal: Deal, txn: Transaction) -> None:
         is_sure = txn.txn_id not in self.ledger.doubled
         asking = self.ledger.history.here.asking("abort", txn=deal.label)
@@ -357,3 +406,7 @@ class TaskMachine:
             txn.abort("left by an error", timeout=2.0)
             if is_sure:
                 deal.aborted_at = self.world.now
+
+
+def _write_state(txn: Transaction, task: int, _: str, value: bytes, key: bytes | None) -> None:
+    txn.write_state(task, [(key or b"", value)])
