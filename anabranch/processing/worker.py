@@ -54,6 +54,7 @@ _ASK_S = 30.0
 _RESTORE_S = 600.0
 _HANDOVER_S = 3.0
 _LOOK_S = 0.002
+_READ_AHEAD = 4  # times as many bytes are read for a commit, at most, as it may write
 _MIRROR_S = 5.0
 
 
@@ -227,22 +228,28 @@ class Worker:
         cut, passed = self._commits.new_cut(app.tasks), dict[Place, Passed]()
         tried: dict[Place, int] = {}
         pieces: list[Piece] = []
-        until = clock.monotonic() + _IDLE_S
+        slices = 0
+        due, generation = clock.monotonic() + _IDLE_S, self._member.generation
         while True:
+            until = min(due, clock.monotonic() + _IDLE_S)
             some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
+            first, pieces = not pieces, pieces + some
+            slices += bool(some)
             try:
-                if not pieces:
+                if first:
                     self._fire(cut, tenure)
-                pieces += some
                 self._handlers.handle(cut, some, passed)
             except HandlerFailed as failed:
                 self._judge(failed, tried, passed)
                 cut = self._redo(tenure, pieces, tried, passed)
-            until = self._sent_at + app.commit_interval
-            if not pieces or cut.size >= app.cut_bytes:
+            full = cut.size >= app.cut_bytes or slices * SLICE_BYTES >= _READ_AHEAD * app.cut_bytes
+            if not pieces or full or self.stop.is_set():
                 break
+            self._member.serve(0.0)
+            due = self._sent_at + app.commit_interval
+            late = clock.monotonic() >= due or self._member.generation != generation
             # While the commit before is under way, more is handled: this one could not be sent.
-            if clock.monotonic() >= until and self._commits.wait(0.0 if some else _LOOK_S):
+            if late and self._commits.wait(0.0 if some else _LOOK_S):
                 break
         cut.open = False
         if not (pieces or cut.rows or cut.outputs or reader.has_moved):

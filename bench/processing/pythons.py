@@ -41,7 +41,7 @@ def quix(job: dict[str, Any]) -> None:
 
 def faust(job: dict[str, Any]) -> None:
     """An agent, at least once; a table in memory with a changelog topic."""
-    import faust  # type: ignore[import-not-found]
+    import faust
 
     app = faust.App(
         job["name"],
@@ -58,7 +58,7 @@ def faust(job: dict[str, Any]) -> None:
     target = app.topic(job["target"], key_type=str, value_serializer="json")
     counts = app.Table("counts", default=int, key_type=str) if job["work"] == "count" else None
 
-    @app.agent(source)  # type: ignore[untyped-decorator]
+    @app.agent(source)
     async def work(events: Any) -> None:
         async for key, value in events.items():
             if counts is None:
