@@ -226,26 +226,27 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a missing vector is taken for what its commit moved", journals.vector_not_completed,
            simulated=False, by_clients=True, suite="tests/processors/test_histories.py"),
     # -- processors
-    *(Mutant(name, plant, weather=STEALING) for name, plant in (
-        ("any tenure may commit", tasks.any_tenure),
-        ("sequences are not compared", tasks.any_sequence),
-        ("a commit is not judged when it is decided", tasks.judged_early_only),
-        ("what is aborted keeps its tasks", tasks.not_given_back),
-        ("one task of a commit moves", tasks.one_task_moves),
-        ("state goes by key", tasks.state_by_key),
-        ("a state's sequence is not told", tasks.state_untold))),
-    *(Mutant(name, plant, weather=MOVING) for name, plant in (
-        ("two commits of a task are in flight", tasks.two_in_flight),
-        ("a decided commit does not show", tasks.decided_unmarked),
-        ("a take is answered too early", tasks.taken_too_early),
-        ("positions move with the decision", tasks.moved_when_decided))),
-    *(Mutant(name, plant, weather=STEALING, by_clients=True) for name, plant in (
-        ("a commit that was left is given again", tasks.given_again),
-        ("positions inside a commit are its beginning", tasks.whole_commits),
-        ("a rolled commit lacks a segment", tasks.segment_skipped),
-        ("a stretch is ahead of what was given", tasks.ahead_of_what_was_given),
-        ("a stretch forgets a task", tasks.a_task_is_forgotten),
-        ("events without a key are dealt by count", tasks.null_keys_by_count))),
+    *(Mutant(name, plant, weather=STEALING, quick=quick, seed=seed) for name, plant, quick, seed in (
+        ("any tenure may commit", tasks.any_tenure, True, 0),
+        ("sequences are not compared", tasks.any_sequence, False, 0),
+        ("a commit is not judged when it is decided", tasks.judged_early_only, True, 0),
+        ("what is aborted keeps its tasks", tasks.not_given_back, False, 0),
+        ("one task of a commit moves", tasks.one_task_moves, False, 0),
+        ("state goes by key", tasks.state_by_key, False, 0),
+        ("a state's sequence is not told", tasks.state_untold, True, 1))),
+    *(Mutant(name, plant, weather=MOVING, quick=quick, seed=seed) for name, plant, quick, seed in (
+        ("two commits of a task are in flight", tasks.two_in_flight, True, 1),
+        ("a decided commit does not show", tasks.decided_unmarked, False, 0),
+        ("positions move with the decision", tasks.moved_when_decided, False, 0))),
+    Mutant("a take is answered too early", tasks.taken_too_early, weather=MOVING,
+           suite="tests/core/test_tenures.py"),
+    *(Mutant(name, plant, weather=STEALING, quick=quick, by_clients=True) for name, plant, quick in (
+        ("a commit that was left is given again", tasks.given_again, True),
+        ("positions inside a commit are its beginning", tasks.whole_commits, False),
+        ("a rolled commit lacks a segment", tasks.segment_skipped, True),
+        ("a stretch is ahead of what was given", tasks.ahead_of_what_was_given, True),
+        ("a stretch forgets a task", tasks.a_task_is_forgotten, False),
+        ("events without a key are dealt by count", tasks.null_keys_by_count, False))),
     # -- topics in outside hands
     Mutant("a stream is given up at once", topics.given_up_at_once, weather=LAGGING),
     Mutant("a lost stream's transactions go on", topics.lost_and_going_on, weather=LOSING),

@@ -167,7 +167,7 @@ class TaskReader(Iteration[Event]):
                     raise
                 return
             now = self._clock.monotonic()
-            # Events of other tasks came, too: a long history of theirs is no silence.
+            # Events of other tasks count, too: a long history of theirs is no silence.
             if self._timeout is not None and before != [each.at for each in self._inputs]:
                 give_up = now + self._timeout
             if now >= give_up:
