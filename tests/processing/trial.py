@@ -25,13 +25,13 @@ from tests.cluster import ControllerProcess
 from tests.processing.judging import Found
 from tests.processing.program import GRACE_MS, SCOPE_INPUTS, WINDOW_MS, Fold
 from tests.processing.workers import Failed, WorkerProcess, kill_one
-from tests.processing.writing import END_S, Writing
+from tests.processing.writing import END_S, FEEDERS, Writing
 
 SESSION_S = 6.0
 STILL_S = 30.0  # without an output, while some are missing
 SOME = 500  # outputs between two strikes
 AT_ONCE = 0.3  # of them come without a pause
-CONTROLLER = ("--chunk-bytes", str(64 << 10))
+CONTROLLER = ("--chunk-bytes", str(128 << 10))
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Trial:
             threading.Thread(
                 target=self._guarded, args=(lambda: self._collect(collector),), daemon=True
             ).start()
+            writing.to_each_task(client)
             self._disturb()
             writing.to_each_task(client, 3 * (WINDOW_MS + GRACE_MS))  # closes what was before
             fold = Fold()
@@ -123,10 +124,8 @@ class Trial:
         """Kill and freeze, while others write and scale."""
         plan, chance, writing = self.plan, self.chance, self.writing
         self._began = time.monotonic()
-        works = [
-            lambda: writing.feed(plan.events),
-            lambda: writing.scale(plan.events, plan.scalings),
-        ]
+        works = [lambda: writing.scale(plan.events, plan.scalings)]
+        works += [lambda n=n: writing.feed(plan.events, n) for n in range(FEEDERS)]  # type: ignore[misc]
         threads = [threading.Thread(target=self._guarded, args=(work,)) for work in works]
         for thread in threads:
             thread.start()
@@ -140,10 +139,12 @@ class Trial:
                 self._work(0 if at_once else SOME, 0.0 if at_once else plan.seconds / len(strikes))
                 if strike is not None:
                     strike()
-            deadline = time.monotonic() + END_S
+            moved, before = time.monotonic(), 0
             while any(thread.is_alive() for thread in threads):
                 self._look_for(0.05)
-                if time.monotonic() > deadline:
+                if before != writing.written:
+                    moved, before = time.monotonic(), writing.written
+                if time.monotonic() > moved + END_S:
                     raise Failed(f"the writers do not end: {self._counts()}")
         except BaseException:
             writing.over.set()

@@ -18,6 +18,7 @@ from tests.processing.workers import Failed
 
 KEYS = [b"key-%d" % number for number in range(200)]
 BIG, HUGE = 4_000, 14_000  # events: below and above what one commit takes
+FEEDERS = 3
 STEP_MS = 25  # of event time, from a transaction to the next
 BEGUN_MS = 1_700_000_000_000
 END_S = 120.0
@@ -51,14 +52,13 @@ class Writing:
         with anabranch.connect(self.bootstrap, prefix=self.prefix, timeout=20.0) as client:
             yield client
 
-    def feed(self, events: int) -> None:
-        """Write so many events, at the speed that `allowed` tells."""
-        chance = random.Random(f"{self.seed}/feed")
+    def feed(self, events: int, number: int) -> None:
+        """Write until there are so many events, at the speed that `allowed` tells. ``number``: of the thread."""
+        chance = random.Random(f"{self.seed}/feed/{number}")
         bursts = [(events * part // 8, BIG) for part in range(1, 8) if events > 4 * BIG]
         bursts += [(events * part // 3, HUGE) for part in (1, 2) if events > 4 * HUGE]
-        bursts.sort()
+        bursts = sorted(bursts)[number::FEEDERS]
         with self.connect() as client:
-            self.to_each_task(client)
             while self.written < events and not self.over.is_set():
                 if self.written >= self.allowed:
                     time.sleep(0.01)
