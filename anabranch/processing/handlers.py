@@ -21,6 +21,7 @@ from anabranch.types import Event
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from anabranch.processing.table import Table
 
 log = logging.getLogger("anabranch.processor")
 
@@ -61,8 +62,10 @@ class Handlers:
     def handle(self, cut: Cut, pieces: Iterable[Piece], passed: dict[Place, Passed]) -> None:
         """Call the handlers with these events. Raises: HandlerFailed, and the cut is of no more use."""
         with closed_by_failure(cut) as at:
-            for _, some in groupby(pieces, key=_of_commit):
+            for (scope, number), some in groupby(pieces, key=_of_commit):
                 commit = list(some)
+                if self._time is not None:
+                    _called(None, self._time.before, at, scope, number)
                 for piece in commit:
                     self._piece(at, piece, passed)
                 if self._time is not None:
@@ -75,6 +78,11 @@ class Handlers:
         time = self._time
         with closed_by_failure(cut) as at:
             return {task for task in tasks if _called(None, time.fire_wall, at, task, now_ms)}
+
+    def resume(self, table: Table, tasks: Iterable[int]) -> None:
+        """These are the worker's tasks now, and their rows are in the table."""
+        if self._time is not None:
+            self._time.resume(table, tasks)
 
     def close(self) -> None:
         """End what asynchronous handlers left."""
@@ -173,9 +181,8 @@ class Handlers:
             for task, event in zip(piece.tasks, piece.events, strict=True):
                 if event.timestamp > latest.get(task, 0):
                     latest[task] = event.timestamp
-        for task in sorted(latest):
-            at.task = task
-            _called(None, partial(time.move, whole=commit[-1].whole), at, task, latest[task])
+        move = partial(time.move, whole=commit[-1].whole)
+        _called(None, move, at, *_of_commit(commit[-1]), latest)
 
 
 @contextmanager

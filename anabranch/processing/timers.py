@@ -6,7 +6,7 @@ A task's event time is a row, too. The end of an input commit moves it, and what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from anabranch.core.ids import check_type
@@ -14,13 +14,14 @@ from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import RAW, Codec
 from anabranch.processing.cut import Cut, Doing, doing
 from anabranch.processing.program import Output, TimerHandler
-from anabranch.processing.stores import TIME, Store, prefix_of
+from anabranch.processing.stores import TIME, Store, after, prefix_of
 
 if TYPE_CHECKING:
+    from anabranch.processing.table import Table
     from anabranch.types import Event
 
 _NOW = prefix_of(TIME) + b"e"
-_PART = prefix_of(TIME) + b"p"
+_PART = prefix_of(TIME) + b"p"  # and a scope: time and commit of what came in parts so far
 _DUE = prefix_of(TIME) + b"d"
 _WALL = prefix_of(TIME) + b"w"
 _NUMBER = 2  # bytes of a store's number
@@ -170,18 +171,56 @@ class TimeOfTasks:
         """``names``: by the prefix of each timer's or windows' rows."""
         self._names = names
         self._handlers = handlers
+        self._parted = set[
+            tuple[int, bytes]
+        ]()  # tasks and scopes that may have a row of it; a cut tells
 
-    def move(self, at: Doing, task: int, timestamp: int, *, whole: bool) -> None:
-        """The task has seen an event of this time: fire what is due by then, if its commit is ``whole``."""
-        cut = at.cut
-        part = cut.get(task, _PART)
-        if part is not None:
-            timestamp = max(timestamp, int.from_bytes(part, "big"))
-        if not whole:
-            cut.put(task, _PART, _time(timestamp))
-        elif timestamp > event_time(cut, task):
-            if part is not None:
-                cut.put(task, _PART, None)
+    def resume(self, table: Table, tasks: Iterable[int]) -> None:
+        """These are the worker's tasks now: see which of them are in the middle of an input commit."""
+        end = after(_PART)
+        self._parted = {
+            (task, row[len(_PART) :]) for task in tasks for row, _ in table.scan(task, _PART, end)
+        }
+
+    def before(self, at: Doing, scope: str, commit: int) -> None:
+        """A commit begins, given by its timestamp: earlier ones of the scope are over, whose ends had no events."""
+        part = scope.encode()
+        for task in sorted(self._in_parts(at.cut, part, commit - 1)):
+            self._end(at, task, part, 0)
+
+    def move(
+        self, at: Doing, scope: str, commit: int, latest: dict[int, int], *, whole: bool
+    ) -> None:
+        """Tasks have seen events of these times: fire what is due by then, if the commit is ``whole``."""
+        part = scope.encode()
+        if whole:
+            for task in sorted(latest.keys() | self._in_parts(at.cut, part, commit)):
+                self._end(at, task, part, latest.get(task, 0))
+            return
+        for task, timestamp in latest.items():
+            seen = at.cut.get(task, _PART + part) or b""
+            timestamp = max(timestamp, int.from_bytes(seen[:_SIZE], "big"))
+            at.cut.put(task, _PART + part, _time(timestamp) + _time(commit))
+            self._parted.add((task, part))
+
+    def _in_parts(self, cut: Cut, part: bytes, commit: int) -> set[int]:
+        """The tasks that had a part of a commit of the scope up to this one, and not its end."""
+        return {
+            task
+            for task, of in self._parted
+            if of == part
+            and (row := cut.get(task, _PART + part)) is not None
+            and int.from_bytes(row[_SIZE:], "big") <= commit
+        }
+
+    def _end(self, at: Doing, task: int, part: bytes, timestamp: int) -> None:
+        """An input commit ends for a task, the last part of which had events up to this time."""
+        cut, row = at.cut, _PART + part
+        if (task, part) in self._parted and (seen := cut.get(task, row)) is not None:
+            timestamp = max(timestamp, int.from_bytes(seen[:_SIZE], "big"))
+            cut.put(task, row, None)
+        if timestamp > event_time(cut, task):
+            at.task = task
             cut.put(task, _NOW, _time(timestamp))
             self._fire(at, task, _DUE, timestamp)
 

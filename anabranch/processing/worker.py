@@ -192,6 +192,7 @@ class Worker:
         self._commits.state.forget(wanted)
         begun = self._clock.monotonic()
         rows = self._commits.state.restore(tenure.tasks, begun + _RESTORE_S)
+        self._handlers.resume(self._table, wanted)
         self._reader = self._read(tenure)
         self._tenure = tenure
         self.rows_read += rows

@@ -467,4 +467,4 @@ def test_an_idle_processor_writes_nothing_and_a_busy_one_adds_no_rows(
     after = rows()
     running.end()
     assert running.error is None
-    print(before, after)
+    assert after == before + Counter(TXN=1000)

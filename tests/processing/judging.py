@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
+import anabranch
 from anabranch.batches.records import decode_records
 from anabranch.core.ids import state_stream
 from anabranch.kafka.log import KafkaLog
@@ -15,9 +18,9 @@ from anabranch.reading.tasks.stored import FIRST_STORE
 from anabranch.schemas.records import ProcessorInfo
 from anabranch.topics.names import stream_topic
 from tests.processing.program import CUT_BYTES, TASKS, Fold, task_of
+from tests.processing.writing import Writing
 
-if TYPE_CHECKING:
-    from tests.processing.trial import Trial
+Seen = tuple[float, anabranch.Event]  # by the monotonic clock
 
 _NUMBERS = 2  # bytes of an incarnation, and of a store's number
 _EVENT_BYTES = 150  # of an input's event, at least, as a reader counts
@@ -26,23 +29,27 @@ _EVENT_BYTES = 150  # of an input's event, at least, as a reader counts
 class Found:
     """What is there after a trial."""
 
-    def __init__(self, trial: Trial, info: ProcessorInfo) -> None:
-        self.trial = trial
+    def __init__(
+        self, writing: Writing, seen: Iterable[Seen], info: ProcessorInfo, folders: Iterable[Path]
+    ) -> None:
+        """``folders``: of workers that have ended."""
+        self.writing = writing
+        self.seen = list(seen)
         self.info = info
-        self.scope = trial.writing.scope
-        self.seen = list(trial.seen)
+        self.folders = list(folders)
 
     def told(self) -> str:
         """For people."""
-        writing, commits = self.trial.writing, len({event.txn_id for _, event in self.seen})
+        writing, commits = self.writing, len({event.txn_id for _, event in self.seen})
         done = ", ".join(f"{count} {what}" for what, count in sorted(writing.done.items()))
         return (
             f"{writing.written:,} events in {len(writing.committed):,} transactions, {len(self.seen):,} outputs in "
             f"{commits:,} commits; {done}; seed {writing.seed}"
         )
 
-    def check(self, fold: Fold) -> None:
-        """All of it is as the fold says. Raises: AssertionError."""
+    def check(self) -> None:
+        """All of it is a fold of what was written. Raises: AssertionError."""
+        fold = self.writing.fold()
         out, times, late = (self._of(name) for name in ("out", "times", "late"))
         for key in fold.out.keys() | out.keys():
             _same("outputs", key, out.get(key, []), fold.out.get(key, []))
@@ -54,7 +61,7 @@ class Found:
         self._check_state(fold)
 
     def _of(self, name: str) -> dict[bytes, list[Any]]:
-        stream = f"{self.scope}/{name}"
+        stream = f"{self.writing.scope}/{name}"
         found: dict[bytes, list[Any]] = defaultdict(list)
         for _, event in self.seen:
             if event.stream == stream:
@@ -68,7 +75,7 @@ class Found:
             if event.stream.endswith("/out"):
                 commits[json.loads(event.value or b"")[-1]] = event.txn_id
         whole = 0
-        for _, given in self.trial.writing.committed:
+        for _, given in self.writing.committed:
             if len(given) * _EVENT_BYTES > CUT_BYTES:
                 continue
             by_task: dict[int, set[bytes | None]] = defaultdict(set)
@@ -97,8 +104,8 @@ class Found:
         assert {k: int.from_bytes(v, "big") for k, v in of("quiet").items()} == fold.timers
         sequences = {task.task: task.state_sequence for task in self.info.tasks}
         fresh = 0
-        for worker in self.trial.workers:
-            table = Table(worker.folder)
+        for folder in self.folders:
+            table = Table(folder)
             for task in range(TASKS):
                 mark = table.mark(task)
                 if mark is not None and mark.sequence == sequences[task]:
@@ -115,7 +122,7 @@ class Found:
         prefix = self.info.incarnation.to_bytes(_NUMBERS, "big")
         head = prefix + bytes(_NUMBERS)
         found: dict[int, dict[bytes, bytes]] = defaultdict(dict)
-        log = KafkaLog(self.trial.writing.bootstrap)
+        log = KafkaLog(self.writing.bootstrap)
         places = [TopicPartition(topic, task) for task in range(TASKS)]
         ends, at = log.end_offsets(places, committed=True), dict.fromkeys(places, 0)
         while at:

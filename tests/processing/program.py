@@ -92,6 +92,12 @@ class Fold:
     timers: dict[bytes, int] = field(default_factory=dict)
     _now: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
+    @property
+    def outputs(self) -> int:
+        """How many there have to be."""
+        by_key = (*self.out.values(), *self.times.values())
+        return sum(len(rows) for rows in by_key) + len(self.late)
+
     def commit(self, events: Iterable[Given]) -> None:
         """Take in one commit."""
         latest: dict[int, int] = defaultdict(int)

@@ -76,6 +76,11 @@ class Program:
         self.handlers = Handlers(app, tuple(app.stores))
         self.written: list[tuple[str, bytes | None]] = []
 
+    def restart(self) -> None:
+        """As another worker, which took the tasks."""
+        self.handlers = Handlers(self.app, tuple(self.app.stores))
+        self.handlers.resume(self.table, range(TASKS))
+
     def run(self, pieces: list[Piece]) -> None:
         """One cut, and its commit."""
         cut = Cut(self.table, TASKS)
@@ -92,6 +97,20 @@ def cuts(rng: random.Random, pieces: list[Piece], most: int) -> list[list[Piece]
         size = rng.randint(1, most)
         found.append(pieces[at : at + size])
         at += size
+    return found
+
+
+def parts(rng: random.Random, pieces: list[Piece]) -> list[Piece]:
+    """The same, some commits in parts: of those only the last one is whole."""
+    found = []
+    for piece in pieces:
+        at = rng.randint(1, len(piece.events))
+        if at < len(piece.events) and rng.random() < 0.5:
+            found.append(
+                piece._replace(events=piece.events[:at], tasks=piece.tasks[:at], whole=False)
+            )
+            piece = piece._replace(events=piece.events[at:], tasks=piece.tasks[at:])
+        found.append(piece)
     return found
 
 
@@ -138,8 +157,10 @@ def test_windows_and_timers_are_those_of_a_fold_however_the_input_is_cut(
     pieces = commits(random.Random(seed), 120)
     by_cuts = []
     for number, most in enumerate((1, 7, 120)):
-        program = Program(tmp_path / str(number))
-        for some in cuts(random.Random(seed + 1), pieces, most):
+        program, rng = Program(tmp_path / str(number)), random.Random(seed + 1)
+        for some in cuts(rng, parts(rng, pieces) if most == 1 else pieces, most):
+            if rng.random() < 0.1:
+                program.restart()
             program.run(some)
         by_cuts.append(program.written)
     assert Counter(by_cuts[0]) == folded(pieces), f"seed {seed}"

@@ -22,16 +22,16 @@ from pathlib import Path
 import anabranch
 from anabranch.infra.broker import EmbeddedBroker
 from tests.cluster import ControllerProcess
-from tests.processing.judging import Found
-from tests.processing.program import GRACE_MS, SCOPE_INPUTS, WINDOW_MS, Fold
+from tests.processing.judging import Found, Seen
+from tests.processing.program import GRACE_MS, WINDOW_MS
 from tests.processing.workers import Failed, WorkerProcess, kill_one
-from tests.processing.writing import END_S, Writing
+from tests.processing.writing import END_S, FEEDERS, Writing
 
 SESSION_S = 6.0
 STILL_S = 30.0  # without an output, while some are missing
 SOME = 500  # outputs between two strikes
 AT_ONCE = 0.3  # of them come without a pause
-CONTROLLER = ("--chunk-bytes", str(64 << 10))
+CONTROLLER = ("--chunk-bytes", str(128 << 10))
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Plan:
     seed: int = 1
     seconds: float = 140.0
     standby: int = 50
+    bug: str = ""  # planted in workers
 
 
 class Trial:
@@ -65,7 +66,7 @@ class Trial:
         arguments = ("--bootstrap", bootstrap, "--prefix", prefix)
         environment = {"ANABRANCH_TRIAL_SCOPE": self.writing.scope}
         self.workers = [WorkerProcess(folder / f"w{n}", arguments, environment) for n in range(2)]
-        self.seen: list[tuple[float, anabranch.Event]] = []  # outputs, by the monotonic clock
+        self.seen: list[Seen] = []
         self.killed: list[tuple[float, int]] = []  # when, and the pid
         self._errors: list[BaseException] = []
         self._began = time.monotonic()
@@ -73,7 +74,6 @@ class Trial:
     def run(self) -> Found:
         """All of it. Raises: AssertionError."""
         writing = self.writing
-        outputs = [f"{writing.scope}/{name}" for name in ("out", "times", "late")]
         with ExitStack() as stack:
             for controller in self.controllers:
                 stack.callback(controller.kill)
@@ -82,28 +82,25 @@ class Trial:
                     controller.wait_leading()  # the topics are there
             stack.callback(self._kill_workers)
             client = stack.enter_context(writing.connect())
-            for stream, segments in zip(writing.streams, SCOPE_INPUTS.values(), strict=True):
-                client.create_stream(stream, segments=segments)
-            for stream in outputs:
-                client.create_stream(stream, segments=2)
+            writing.create(client)
             for worker in self.workers:
                 self._start(worker)
-            collector = stack.enter_context(client.read(outputs))
+            collector = stack.enter_context(client.read(writing.outputs))
             stack.callback(writing.over.set)
             threading.Thread(
                 target=self._guarded, args=(lambda: self._collect(collector),), daemon=True
             ).start()
+            writing.to_each_task(client)
             self._disturb()
             writing.to_each_task(client, 3 * (WINDOW_MS + GRACE_MS))  # closes what was before
-            fold = Fold()
-            for _, events in sorted(writing.committed):
-                fold.commit(events)
-            self._wait_for(fold)
+            self._wait_for(writing.fold().outputs)
             for worker in self.workers:
                 worker.check()
                 worker.end()
-            found = Found(self, client.processor(f"{writing.scope}/sums"))
-            found.check(fold)
+            folders = [worker.folder for worker in self.workers]
+            info = client.processor(f"{writing.scope}/sums")
+            found = Found(writing, self.seen, info, folders)
+            found.check()
             return found
 
     def note(self, what: str) -> None:
@@ -123,10 +120,8 @@ class Trial:
         """Kill and freeze, while others write and scale."""
         plan, chance, writing = self.plan, self.chance, self.writing
         self._began = time.monotonic()
-        works = [
-            lambda: writing.feed(plan.events),
-            lambda: writing.scale(plan.events, plan.scalings),
-        ]
+        works = [lambda: writing.scale(plan.events, plan.scalings)]
+        works += [lambda n=n: writing.feed(plan.events, n) for n in range(FEEDERS)]  # type: ignore[misc]
         threads = [threading.Thread(target=self._guarded, args=(work,)) for work in works]
         for thread in threads:
             thread.start()
@@ -140,10 +135,12 @@ class Trial:
                 self._work(0 if at_once else SOME, 0.0 if at_once else plan.seconds / len(strikes))
                 if strike is not None:
                     strike()
-            deadline = time.monotonic() + END_S
+            moved, before = time.monotonic(), 0
             while any(thread.is_alive() for thread in threads):
                 self._look_for(0.05)
-                if time.monotonic() > deadline:
+                if before != writing.written:
+                    moved, before = time.monotonic(), writing.written
+                if time.monotonic() > moved + END_S:
                     raise Failed(f"the writers do not end: {self._counts()}")
         except BaseException:
             writing.over.set()
@@ -224,9 +221,8 @@ class Trial:
             if worker.running:
                 worker.kill()
 
-    def _wait_for(self, fold: Fold) -> None:
-        """Until as many outputs came as have to, and a little longer: there must be no more."""
-        wanted = sum(map(len, (*fold.out.values(), *fold.times.values()))) + len(fold.late)
+    def _wait_for(self, wanted: int) -> None:
+        """Until so many outputs came, and a little longer: there must be no more."""
         moved, count = time.monotonic(), 0
         while True:
             self._look()

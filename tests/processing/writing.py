@@ -13,11 +13,12 @@ from typing import TypeVar
 
 import anabranch
 from anabranch.errors import AskOutcomeError, BeginAgainError, RetryError
-from tests.processing.program import SCOPE_INPUTS, TASKS, WINDOW_MS, Given, task_of
+from tests.processing.program import SCOPE_INPUTS, TASKS, WINDOW_MS, Fold, Given, task_of
 from tests.processing.workers import Failed
 
 KEYS = [b"key-%d" % number for number in range(200)]
 BIG, HUGE = 4_000, 14_000  # events: below and above what one commit takes
+FEEDERS = 3
 STEP_MS = 25  # of event time, from a transaction to the next
 BEGUN_MS = 1_700_000_000_000
 END_S = 120.0
@@ -51,14 +52,31 @@ class Writing:
         with anabranch.connect(self.bootstrap, prefix=self.prefix, timeout=20.0) as client:
             yield client
 
-    def feed(self, events: int) -> None:
-        """Write so many events, at the speed that `allowed` tells."""
-        chance = random.Random(f"{self.seed}/feed")
+    @property
+    def outputs(self) -> list[str]:
+        return [f"{self.scope}/{name}" for name in ("out", "times", "late")]
+
+    def create(self, client: anabranch.Client) -> None:
+        """Inputs and outputs."""
+        for stream, segments in zip(self.streams, SCOPE_INPUTS.values(), strict=True):
+            client.create_stream(stream, segments=segments)
+        for stream in self.outputs:
+            client.create_stream(stream, segments=2)
+
+    def fold(self) -> Fold:
+        """What outputs and stores have to be by now."""
+        fold = Fold()
+        for _, events in sorted(self.committed):
+            fold.commit(events)
+        return fold
+
+    def feed(self, events: int, number: int) -> None:
+        """Write until there are so many events, at the speed that `allowed` tells. ``number``: of the thread."""
+        chance = random.Random(f"{self.seed}/feed/{number}")
         bursts = [(events * part // 8, BIG) for part in range(1, 8) if events > 4 * BIG]
         bursts += [(events * part // 3, HUGE) for part in (1, 2) if events > 4 * HUGE]
-        bursts.sort()
+        bursts = sorted(bursts)[number::FEEDERS]
         with self.connect() as client:
-            self.to_each_task(client)
             while self.written < events and not self.over.is_set():
                 if self.written >= self.allowed:
                     time.sleep(0.01)
@@ -71,7 +89,7 @@ class Writing:
                     count = chance.randint(300, 1500)
                 elif luck < 0.4:
                     count = chance.randint(50, 200)
-                self.commit(client, self._events(count, chance))
+                self.commit(client, self.events(count, chance))
 
     def scale(self, events: int, scalings: int) -> None:
         """Scale the inputs, one after another; a transaction that began before commits after."""
@@ -89,7 +107,7 @@ class Writing:
                     self.scaled.append((begun, time.monotonic()))
                     self.done["scalings"] += 1
 
-                self.commit(client, self._events(chance.randint(20, 600), chance), scale)
+                self.commit(client, self.events(chance.randint(20, 600), chance), scale)
 
     def to_each_task(self, client: anabranch.Client, later_ms: int = STEP_MS) -> None:
         """One event for each task, so much later in event time."""
@@ -103,7 +121,7 @@ class Writing:
             [Given(self.streams[t % 3], keys[t], first + t, now) for t in range(TASKS)],
         )
 
-    def _events(self, count: int, chance: random.Random) -> list[Given]:
+    def events(self, count: int, chance: random.Random) -> list[Given]:
         """Events of one transaction: each key is in one input of it, and its numbers are new."""
         with self._lock:
             self._clock_ms += STEP_MS
