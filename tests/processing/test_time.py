@@ -17,7 +17,7 @@ from anabranch.processing.app import Processor
 from anabranch.processing.cut import Cut
 from anabranch.processing.handlers import HandlerFailed, Handlers
 from anabranch.processing.table import Table
-from anabranch.reading.tasks.reader import Piece
+from anabranch.reading.tasks.shares import Piece
 
 TASKS = 4
 KEYS = [b"k%d" % i for i in range(9)]
