@@ -97,11 +97,11 @@ class Handlers:
         event: Event | None = None
         try:
             for event, at.task in zip(piece.events, piece.tasks, strict=True):
-                stream, at.key, value, _, at.timestamp, *_ = event
+                stream, at.key, value, headers, at.timestamp, *more = event
+                decoded = event
                 if value is not None:
-                    decoded = _make_event((stream, at.key, decode(value), *event[3:]))
-                else:
-                    decoded = event
+                    fields = (stream, at.key, decode(value), headers, at.timestamp, *more)
+                    decoded = _make_event(fields)
                 for call in calls:
                     call(decoded)
         except Exception as error:
