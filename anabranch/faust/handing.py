@@ -10,7 +10,7 @@ from anabranch.errors import IllegalState
 from anabranch.faust.agents import Agent, Given, Hand, Inbox
 from anabranch.processing.cut import Cut
 from anabranch.processing.handlers import HandlerFailed, Handlers, Passed, Place, closed_by_failure
-from anabranch.reading.tasks.reader import Piece
+from anabranch.reading.tasks.shares import Piece
 
 _SAY_S = 30.0
 

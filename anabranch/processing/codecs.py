@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
@@ -41,10 +40,12 @@ def _to_json(value: Any) -> bytes:
 
 def _of_json(data: bytes) -> Any:
     text = data.decode()
-    with suppress(StopIteration):
+    try:
         value, end = _read(text, 0)
         if end == len(text):
             return value
+    except StopIteration:
+        pass
     return json.loads(text)  # white space, or no JSON
 
 

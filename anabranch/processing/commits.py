@@ -104,6 +104,9 @@ class Commits:
         for redone in range(_REDONE + 1):
             try:
                 with self._client.begin(tenure.scope, tenure=tenure) as txn:
+                    # State first: if it opens the transaction, outputs go as columns at once.
+                    for task, rows in state.items():
+                        txn.write_state(task, rows)
                     for stream, events in cut.outputs.items():
                         if len(events) < _MANY:
                             txn.write_many(stream, events)
@@ -112,8 +115,6 @@ class Commits:
                     for stream, batches in cut.batches.items():
                         for batch in batches:
                             txn.write_batch(stream, batch)
-                    for task, rows in state.items():
-                        txn.write_state(task, rows)
                     self._until_known(txn, consumed)
                 break
             except (TransactionAborted, WriteFailed) as error:

@@ -39,7 +39,7 @@ class Cut:
         self.rows: dict[int, dict[bytes, bytes | None]] = {}
         self._below = below
         self._task_count = task_count
-        self._known: dict[bytes, int] = {}
+        self.known: dict[bytes, int] = below.known
         self._soonest: dict[tuple[int, bytes], int] = {}
 
     def lie_on(self, table: Table) -> None:
@@ -65,11 +65,11 @@ class Cut:
 
     def task_of(self, key: bytes) -> int:
         """The task of a key."""
-        task = self._known.get(key, -1)
+        task = self.known.get(key, -1)
         if task < 0:
             task = position_of(key) * self._task_count // SPACE
-            if len(self._known) < _KNOWN_KEYS:
-                self._known[key] = task
+            if len(self.known) < _KNOWN_KEYS:
+                self.known[key] = task
         return task
 
     def get(self, task: int, row: bytes) -> bytes | None:

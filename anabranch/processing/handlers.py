@@ -15,12 +15,10 @@ from anabranch.processing.cut import Cut, Doing, begin_doing
 from anabranch.processing.program import Program, Registered
 from anabranch.processing.stores import FIRST
 from anabranch.processing.timers import TimeOfTasks
-from anabranch.reading.tasks.reader import Piece
+from anabranch.reading.tasks.shares import Piece
 from anabranch.types import Event
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from anabranch.processing.table import Table
 
 log = logging.getLogger("anabranch.processor")
@@ -94,7 +92,7 @@ class Handlers:
         if passed:
             piece = self._without(at, piece, passed)
         if registered[0].batch:
-            batch = batch_of(piece.events)
+            batch = piece.batch()
             at.timestamp = None
             for one in registered:
                 _called(None, one.call, batch)
@@ -107,11 +105,11 @@ class Handlers:
         event: Event | None = None
         try:
             for event, at.task in zip(piece.events, piece.tasks, strict=True):
-                stream, at.key, at.value, _, at.timestamp, *_ = event
+                stream, at.key, at.value, headers, at.timestamp, *more = event
+                decoded = event
                 if (value := at.value) is not None:
-                    decoded = _make_event((stream, at.key, decode(value), *event[3:]))
-                else:
-                    decoded = event
+                    fields = (stream, at.key, decode(value), headers, at.timestamp, *more)
+                    decoded = _make_event(fields)
                 for call in calls:
                     call(decoded)
         except Exception as error:
@@ -160,12 +158,12 @@ class Handlers:
 
     def _without(self, at: Doing, piece: Piece, passed: dict[Place, Passed]) -> Piece:
         """The piece without the events that are passed over; they go to the stream of dead letters."""
-        kept = Piece(piece.stream, piece.timestamp, [], [], piece.whole)
+        events, tasks = list[Event](), list[int]()
         for event, task in zip(piece.events, piece.tasks, strict=True):
             found = passed.get((event.stream, event.partition, event.offset))
             if found is None:
-                kept.events.append(event)
-                kept.tasks.append(task)
+                events.append(event)
+                tasks.append(task)
             elif self._dead_letter is not None:
                 headers = [
                     *event.headers,
@@ -173,7 +171,7 @@ class Handlers:
                     ("from", f"{event.stream}[{event.partition}]@{event.offset}".encode()),
                 ]
                 at.cut.write(self._dead_letter, (event.value, event.key, headers, event.timestamp))
-        return kept
+        return piece._replace(events=events, tasks=tasks)
 
     def _move_time(self, at: Doing, time: TimeOfTasks, commit: Sequence[Piece]) -> None:
         latest: dict[int, int] = {}
@@ -204,25 +202,3 @@ def _called(event: Event | None, call: Callable[..., Any], *args: Any) -> Any:
         return call(*args)
     except Exception as error:
         raise HandlerFailed(event, error) from error
-
-
-def batch_of(events: Sequence[Event]) -> pa.RecordBatch:
-    """Events as an Arrow batch, with the columns of `anabranch.reading.event_columns`."""
-    import pyarrow as pa
-
-    from anabranch.reading.event_columns import SCHEMA
-
-    columns = list(zip(*events, strict=True)) if events else [()] * len(Event._fields)
-    found = dict(zip(Event._fields, columns, strict=True))
-    headers = [[{"key": k, "value": v} for k, v in pairs] for pairs in found["headers"]]
-    times = pa.array(found["timestamp"], pa.int64())
-    arrays = []
-    for field in SCHEMA:
-        if field.name == "headers":
-            arrays.append(pa.array(headers, field.type))
-        elif field.name == "timestamp":
-            arrays.append(times.cast(pa.timestamp("ms", "UTC")).cast(field.type))
-        else:
-            name = "segment_id" if field.name == "segment" else field.name
-            arrays.append(pa.array(found[name], field.type))
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

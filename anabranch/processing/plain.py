@@ -16,10 +16,11 @@ from anabranch.core.ids import PLAIN
 from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired, UnknownStream
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
-from anabranch.reading.decoded import Stretch, events_of
+from anabranch.reading.decoded import Run, Stretch
 from anabranch.reading.feed import Feed
 from anabranch.reading.fetched import Portion
-from anabranch.reading.tasks.reader import EVENT_BYTES, Piece, check_same_topic
+from anabranch.reading.tasks.reader import check_same_topic
+from anabranch.reading.tasks.shares import Piece, Share, Shares
 from anabranch.schemas.records import Consumed, ProcessorInput, TaskPosition, TaskStep
 from anabranch.types import Tenure
 
@@ -133,13 +134,11 @@ class PlainReader:
             block, low = portion.next_of_block()
             high = min(len(block.offsets), low + 1) if self._single else len(block.offsets)
             stretch = Stretch(high - low, None, block.offsets[low], 0)
-            offsets = iter(block.offsets[low:high])
-            events = list(
-                events_of(PLAIN + place.topic, place.partition, block, low, [stretch], offsets)
-            )
-            tasks = [place.partition] * len(events)
-            taken.append(Piece(PLAIN + place.topic, block.offsets[low], events, tasks))
-            size += sum(len(e.value or b"") + len(e.key or b"") + EVENT_BYTES for e in events)
+            tasks = [place.partition] * (high - low)
+            share = Share(Run(block, place.partition, low, stretch), tasks)
+            stream = PLAIN + place.topic
+            taken.append(Piece(stream, block.offsets[low], Shares(stream, [share]), tasks))
+            size += int(share.ends()[-1])
             self._at[place] = self._touched[place] = block.offsets[high - 1] + 1
             portion.go_on(high)
         return taken

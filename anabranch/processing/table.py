@@ -58,6 +58,7 @@ class Table:
             ) from error
         self._tasks = [task.to_bytes(_TASK, "big") for task in range(1 << 10)]
         self._get = self._rows.get
+        self.known: dict[bytes, int] = {}  # the tasks of some keys, kept for cuts
 
     def get(self, task: int, row: bytes) -> bytes | None:
         """The value of a row."""

@@ -39,7 +39,8 @@ from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.tasks.groups import Mirror
-from anabranch.reading.tasks.reader import Piece, TaskReader
+from anabranch.reading.tasks.reader import TaskReader
+from anabranch.reading.tasks.shares import Piece
 from anabranch.schemas.records import ProcessorInfo, ProcessorInput
 from anabranch.topics.names import stream_topic
 from anabranch.types import Tenure

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from anabranch.batches.columns_read import Binary, Columns
+from anabranch.batches.columns_read import Binary, Columns, Longs
 from anabranch.batches.records import Record, header_name
 from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE
 from anabranch.types import Event
@@ -39,6 +39,12 @@ class Block(Protocol):
 
     def rows(self, low: int, high: int) -> Rows:
         """The records from place ``low`` up to ``high`` (not included)."""
+
+    def keys(self, low: int, high: int) -> Sequence[bytes | None]:
+        """Their keys alone."""
+
+    def sizes(self, low: int, high: int) -> Longs:
+        """Bytes of key and value of each."""
 
     def txn_ids(self, low: int, high: int, default: bytes | None) -> Iterable[bytes | None]:
         """Their transactions' ids; ``default`` where a record does not tell."""
@@ -105,6 +111,25 @@ def events_of(
     return map(tuple.__new__, repeat(Event), fields)
 
 
+class Run(NamedTuple):
+    """Records in a row, from place ``low`` of a block on: all that one commit put there."""
+
+    block: Block
+    partition: int
+    low: int
+    stretch: Stretch
+
+    @property
+    def offsets(self) -> list[int]:
+        """Their offsets."""
+        return self.block.offsets[self.low : self.low + self.stretch.length]
+
+    def events(self, stream: str) -> Iterator[Event]:
+        """The records as events."""
+        offsets = iter(self.offsets)
+        return events_of(stream, self.partition, self.block, self.low, [self.stretch], offsets)
+
+
 class RecordsBlock:
     """Records in hand, at least one."""
 
@@ -124,6 +149,13 @@ class RecordsBlock:
             [record.timestamp_ms for record in some],
         )
 
+    def keys(self, low: int, high: int) -> Sequence[bytes | None]:
+        return [record.key for record in self._records[low:high]]
+
+    def sizes(self, low: int, high: int) -> Longs:
+        some = self._records[low:high]
+        return np.array([len(r.key or b"") + len(r.value or b"") for r in some], dtype=np.int64)
+
     def txn_ids(self, low: int, high: int, default: bytes | None) -> Iterable[bytes | None]:
         return [txn_id or default for txn_id in self._txn_ids[low:high]]
 
@@ -136,10 +168,10 @@ class ColumnsBlock:
 
     def __init__(self, columns: Columns) -> None:
         self.offsets: list[int] = columns.offsets.tolist()
-        self._columns = columns
+        self.columns = columns
 
     def rows(self, low: int, high: int) -> Rows:
-        columns = self._columns
+        columns = self.columns
         return Rows(
             _cut(columns.keys, low, high),
             _cut(columns.values, low, high),
@@ -147,8 +179,15 @@ class ColumnsBlock:
             columns.timestamps[low:high].tolist(),
         )
 
+    def keys(self, low: int, high: int) -> Sequence[bytes | None]:
+        return _cut(self.columns.keys, low, high)
+
+    def sizes(self, low: int, high: int) -> Longs:
+        keys, values = self.columns.keys.ends, self.columns.values.ends
+        return np.diff(keys[low : high + 1]) + np.diff(values[low : high + 1]).astype(np.int64)
+
     def _headers(self, low: int, high: int) -> Iterable[_Headers]:
-        columns = self._columns
+        columns = self.columns
         ends = columns.header_ends[low : high + 1]
         first, last = int(ends[0]), int(ends[-1])
         if first == last:
@@ -163,7 +202,7 @@ class ColumnsBlock:
         return map(list, map(islice, repeat(pairs), counts.tolist()))
 
     def txn_ids(self, low: int, high: int, default: bytes | None) -> Iterable[bytes | None]:
-        txns = self._columns.txns
+        txns = self.columns.txns
         data = txns.data[low * TXN_ID_SIZE : high * TXN_ID_SIZE]
         # Mostly all are of the commit that names them.
         if default is not None and data.tobytes() == default * (high - low):
@@ -175,7 +214,7 @@ class ColumnsBlock:
         return [txn_id if is_told else default for txn_id, is_told in zip(found, told, strict=True)]
 
     def of_txn(self, low: int, high: int, txn_id: bytes | None) -> int:
-        valid = self._columns.txns.valid
+        valid = self.columns.txns.valid
         if txn_id is None and valid is not None and not valid[low:high].any():
             return high
         if txn_id is not None and isinstance(self.txn_ids(low, high, txn_id), repeat):

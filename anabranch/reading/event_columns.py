@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from anabranch.batches.columns_read import MAX_BYTES, MAX_ROWS, Binary, Columns, Longs
-from anabranch.reading.spans import Joined
+from anabranch.reading.decoded import ColumnsBlock, Run
+from anabranch.reading.spans import Joined, Spans
+from anabranch.types import Event
 
 _HEADER = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
 
@@ -49,7 +52,7 @@ class EventBatches:
 
         Events that no commit names (the history is cut there) have neither segment nor commit timestamp.
         """
-        whole = self._whole(columns, commits)
+        whole = self.whole(columns, commits)
         if left_out is not None:
             whole = whole.filter(pa.array(~left_out))
         rows = whole.num_rows
@@ -60,7 +63,8 @@ class EventBatches:
         for at in range(0, rows, step):
             yield whole.slice(at, step)
 
-    def _whole(self, columns: Columns, commits: Joined) -> pa.RecordBatch:
+    def whole(self, columns: Columns, commits: Joined) -> pa.RecordBatch:
+        """All rows as one batch."""
         rows = len(columns)
         if len(self._streams) < rows:
             # Constant columns are slices of one.
@@ -83,6 +87,44 @@ class EventBatches:
             ],
             schema=SCHEMA,
         )
+
+
+_batches = lru_cache(1024)(EventBatches)  # constant columns are made once
+
+
+def batch_of_run(stream: str, run: Run, places: Longs | None) -> pa.RecordBatch:
+    """The events of a run as a batch: all, or those at these places of it."""
+    block, (length, txn_id, timestamp, segment) = run.block, run.stretch
+    if isinstance(block, ColumnsBlock):
+        span = Spans(*(np.array([n]) for n in (0, 0, timestamp, segment, 0, 0)))
+        at = np.zeros(len(block.columns), dtype=np.int64)
+        found = _batches(stream, run.partition).whole(block.columns, Joined(span, at, None))
+        found = found.slice(run.low, length)
+        txns = found.column("txn_id")
+        if txn_id is not None and txns.null_count:
+            index = SCHEMA.get_field_index("txn_id")
+            found = found.set_column(index, SCHEMA.field("txn_id"), txns.fill_null(txn_id))
+    else:
+        found = batch_of(list(run.events(stream)))
+    return found if places is None else found.take(pa.array(places))
+
+
+def batch_of(events: Sequence[Event]) -> pa.RecordBatch:
+    """Events as a batch."""
+    columns = list(zip(*events, strict=True)) if events else [()] * len(Event._fields)
+    found = dict(zip(Event._fields, columns, strict=True))
+    headers = [[{"key": k, "value": v} for k, v in pairs] for pairs in found["headers"]]
+    times = pa.array(found["timestamp"], pa.int64())
+    arrays = []
+    for field in SCHEMA:
+        if field.name == "headers":
+            arrays.append(pa.array(headers, field.type))
+        elif field.name == "timestamp":
+            arrays.append(times.cast(pa.timestamp("ms", "UTC")).cast(field.type))
+        else:
+            name = "segment_id" if field.name == "segment" else field.name
+            arrays.append(pa.array(found[name], field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def _longs(values: Longs, kind: pa.DataType, known: NDArray[np.bool_] | None = None) -> pa.Array:

@@ -12,9 +12,9 @@ from anabranch.reading.history_search import Start
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.snapshot import SnapshotPlan, take
 from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
-from anabranch.reading.tasks.groups import Mirror, group_inputs
+from anabranch.reading.tasks.groups import Mirror, first_inputs, group_inputs
 from anabranch.reading.tasks.lag import InputLag, input_lags
-from anabranch.reading.tasks.reader import TaskReader, first_inputs
+from anabranch.reading.tasks.reader import TaskReader
 from anabranch.reading.tasks.stored import stored
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import ProcessorInfo, ProcessorInput

@@ -6,7 +6,8 @@ import logging
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from itertools import chain
 
 from anabranch.core.ids import NO_TXN
 from anabranch.errors import (
@@ -24,7 +25,7 @@ from anabranch.reading.committed_log import (
     check_timeout,
     partitions_of,
 )
-from anabranch.reading.decoded import Stretch, events_of
+from anabranch.reading.decoded import Run, Stretch
 from anabranch.reading.feed import Feed
 from anabranch.reading.fetched import Portion
 from anabranch.reading.history import Found, HistoryCursor
@@ -225,19 +226,30 @@ class StreamParts:
 
     def events(self, record: CommitRecord) -> TransactionEvents | None:
         """The events of a commit; None if retention has deleted some of them."""
+        events = TransactionEvents(self, record)
+        return events if self._is_there(record, events.take_in_hand) else None
+
+    def runs(self, record: CommitRecord) -> Iterator[Run] | None:
+        """`events`, run by run."""
+        in_hand: list[Run] = []
+        rest = chain.from_iterable(self._runs(part, record) for part in record.segments)
+        there = self._is_there(record, lambda: in_hand.extend(rest))
+        return chain(in_hand, rest) if there else None
+
+    def _is_there(self, record: CommitRecord, take_in_hand: Callable[[], None]) -> bool:
+        """Whether retention has left a commit whole. Few events are taken in hand at once."""
         unknown = [p.partition for p in record.segments if p.partition not in self._starts]
         if unknown:
             self._look_up_starts(unknown)
-        events = TransactionEvents(self, record)
         try:
             if any(part.first < self._starts[part.partition] for part in record.segments):
                 raise self._expired(record)
-            if len(events) <= IN_HAND:
-                events.take_in_hand()
+            if sum(part.count for part in record.segments) <= IN_HAND:
+                take_in_hand()
         except SnapshotExpired as error:
             log.warning("passed over: %s", error)
-            return None
-        return events
+            return False
+        return True
 
     def _look_up_starts(self, partitions: list[int]) -> None:
         places = [TopicPartition(self._topic, p) for p in partitions]
@@ -246,6 +258,10 @@ class StreamParts:
 
     def read(self, part: SegmentCommit, record: CommitRecord) -> Iterator[Event]:
         """The events of one segment of a commit."""
+        for run in self._runs(part, record):
+            yield from run.events(self._stream)
+
+    def _runs(self, part: SegmentCommit, record: CommitRecord) -> Iterator[Run]:
         partition = part.partition
         txn_id = None if record.txn_id == NO_TXN else record.txn_id
         portions = self._stand_at(partition, part.first)
@@ -265,9 +281,7 @@ class StreamParts:
                     low += 1
                     continue
                 stretch = Stretch(ours - low, txn_id, record.timestamp, part.segment_id)
-                yield from events_of(
-                    self._stream, partition, block, low, [stretch], iter(offsets[low:ours])
-                )
+                yield Run(block, partition, low, stretch)
                 count += ours - low
                 low = ours
         if count != part.count:

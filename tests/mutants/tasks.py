@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.reading.tasks import reader
 from anabranch.reading.tasks.dealing import Dealing
 from anabranch.reading.tasks.reader import TaskReader
+from anabranch.reading.tasks.shares import Share
 from anabranch.schemas.records import CommitRecord, Consumed, TaskInfo, TaskRow
 from anabranch.types import Event
 
@@ -129,15 +131,15 @@ def state_untold() -> Iterator[None]:
 
 def given_again() -> Planted:
     """A reader that was left in the middle of a commit gives its events again."""
-    rest = TaskReader._rest
+    new_of = TaskReader._new_of
 
-    def again(self: TaskReader, one: Any) -> Iterator[tuple[int, Event]]:
+    def again(self: TaskReader, one: Any, give_up: float) -> Iterator[Event]:
         if one.rest is not None:
-            one.rest = one.last = None
+            one.rest = one.given = one.last = None
             one.at = one.at._replace(part=-1, offset=-1)
-        return rest(self, one)
+        return new_of(self, one, give_up)
 
-    return patch.object(TaskReader, "_rest", again)
+    return patch.object(TaskReader, "_new_of", again)
 
 
 def whole_commits() -> Planted:
@@ -147,16 +149,14 @@ def whole_commits() -> Planted:
 
 def segment_skipped() -> Planted:
     """A commit that was rolled is read without its last segment."""
-    events = TaskReader._events
+    shares = TaskReader._shares
 
-    def short(
-        self: TaskReader, one: Any, offset: int, record: CommitRecord
-    ) -> Iterator[tuple[int, Event]]:
+    def short(self: TaskReader, one: Any, offset: int, record: CommitRecord) -> Iterator[Share]:
         if record.stream_epoch and len(record.segments) > 1:
             record = record._replace(segments=record.segments[:-1])
-        return events(self, one, offset, record)
+        return shares(self, one, offset, record)
 
-    return patch.object(TaskReader, "_events", short)
+    return patch.object(TaskReader, "_shares", short)
 
 
 def _consumed(before: Callable[[TaskReader], None]) -> Planted:
@@ -187,12 +187,16 @@ def a_task_is_forgotten() -> Planted:
 
 def null_keys_by_count() -> Planted:
     """Events without a key are dealt as each reader counts them, not by their offsets."""
-    real = Dealing.task_of
+    real, counts = Dealing.tasks_of, defaultdict[Dealing, int](int)
 
-    def dealt(self: Any, event: Event, ranges: Any) -> int:
-        if event.key is not None:
-            return real(self, event, ranges)
-        self.counted = getattr(self, "counted", -1) + 1
-        return real(self, event._replace(offset=self.counted), ranges)
+    def dealt(
+        self: Dealing, keys: Sequence[bytes | None], offsets: Sequence[int], within: Any
+    ) -> Any:
+        counted = list(offsets)
+        for at, key in enumerate(keys):
+            if key is None:
+                counted[at] = counts[self]
+                counts[self] += 1
+        return real(self, keys, counted, within)
 
-    return patch.object(Dealing, "task_of", dealt)
+    return patch.object(Dealing, "tasks_of", dealt)

@@ -17,7 +17,7 @@ from anabranch.processing.app import Processor
 from anabranch.processing.cut import Cut
 from anabranch.processing.handlers import HandlerFailed, Handlers
 from anabranch.processing.table import Table
-from anabranch.reading.tasks.reader import Piece
+from anabranch.reading.tasks.shares import Piece
 
 TASKS = 4
 KEYS = [b"k%d" % i for i in range(9)]
@@ -104,12 +104,11 @@ def parts(rng: random.Random, pieces: list[Piece]) -> list[Piece]:
     """The same, some commits in parts: of those only the last one is whole."""
     found = []
     for piece in pieces:
-        at = rng.randint(1, len(piece.events))
-        if at < len(piece.events) and rng.random() < 0.5:
-            found.append(
-                piece._replace(events=piece.events[:at], tasks=piece.tasks[:at], whole=False)
-            )
-            piece = piece._replace(events=piece.events[at:], tasks=piece.tasks[at:])
+        events = list(piece.events)
+        at = rng.randint(1, len(events))
+        if at < len(events) and rng.random() < 0.5:
+            found.append(piece._replace(events=events[:at], tasks=piece.tasks[:at], whole=False))
+            piece = piece._replace(events=events[at:], tasks=piece.tasks[at:])
         found.append(piece)
     return found
 

@@ -24,7 +24,6 @@ from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.tasks.dealing import Dealing
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import TYPES, encode, schema_of
-from anabranch.types import Event
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 BLOCK = re.compile(r"(<!-- generated: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -374,8 +373,8 @@ def dealing_block() -> str:
     ]
     rows = []
     for key, offset, (low, high) in cases:
-        event = Event("nyc/flights", key, b"", [], 0, None, 0, 0, 0, offset)
-        task = Dealing(cast("HistorySearch", None), 4).task_of(event, {0: (low, high)})
+        dealing = Dealing(cast("HistorySearch", None), 4)
+        task = int(dealing.tasks_of([key], [offset], (low, high))[0])
         shown = f"`{key.decode()}`, {position_of(key)}" if key else "null"
         rows.append([shown, low, high, offset, task])
     return table("key, position | segment from | to | offset | task of 4", rows)

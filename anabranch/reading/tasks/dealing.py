@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from anabranch.core.partitioner import SPACE, position_of
+from collections.abc import Sequence
+from zlib import crc32
+
+import numpy as np
+
+from anabranch.batches.columns_read import Longs
+from anabranch.core.partitioner import SPACE
 from anabranch.errors import SnapshotExpired
 from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.records import EpochRecord
-from anabranch.types import Event
-
-_KNOWN_KEYS = 20_000
 
 
 class Dealing:
@@ -23,8 +26,6 @@ class Dealing:
         self._search = search
         self._tasks = tasks
         self._ranges: dict[int, dict[int, tuple[int, int]]] = {}  # stream epoch -> segment -> keys
-        self._known: dict[bytes, int] = {}  # the positions of the first so many keys
-        self.misplaced = 0
 
     def note(self, epoch: EpochRecord) -> None:
         """Take in the layout of an epoch."""
@@ -42,17 +43,33 @@ class Dealing:
             self.note(found)
         return self._ranges[epoch]
 
-    def task_of(self, event: Event, ranges: dict[int, tuple[int, int]]) -> int:
-        """The task of an event. ``ranges``: of the epoch that it was committed in."""
-        low, high = ranges[event.segment_id]
-        if event.key is not None:
-            position = self._known.get(event.key, -1)
-            if position < 0:
-                position = position_of(event.key)
-                if len(self._known) < _KNOWN_KEYS:
-                    self._known[event.key] = position
-            if low <= position < high:
-                return position * self._tasks // SPACE
-            self.misplaced += 1
+    def tasks_of(
+        self, keys: Sequence[bytes | None], offsets: Sequence[int], within: tuple[int, int]
+    ) -> Longs:
+        """The tasks of events of one segment. ``within``: its keys, in the epoch that they were committed in."""
+        low, high = within
+        positions = _positions(keys)
         first, last = low * self._tasks // SPACE, (high - 1) * self._tasks // SPACE
-        return first + event.offset % (last - first + 1)
+        tasks: Longs = positions * self._tasks // SPACE
+        elsewhere = np.flatnonzero((positions < low) | (positions >= high))
+        if len(elsewhere):
+            tasks[elsewhere] = first + np.array(offsets)[elsewhere] % (last - first + 1)
+        return tasks
+
+
+def _positions(keys: Sequence[bytes | None]) -> Longs:
+    """`position_of` of keys; -1: null."""
+    nulls: list[int] = []
+    try:
+        crcs = np.fromiter(map(crc32, keys), np.uint32, len(keys))  # type: ignore[arg-type]
+    except TypeError:
+        nulls = [at for at, key in enumerate(keys) if key is None]
+        crcs = np.fromiter((crc32(key or b"") for key in keys), np.uint32, len(keys))
+    crcs ^= crcs >> 16
+    crcs *= np.uint32(0x85EBCA6B)
+    crcs ^= crcs >> 13
+    crcs *= np.uint32(0xC2B2AE35)
+    crcs ^= crcs >> 16
+    found = crcs.astype(np.int64)
+    found[nulls] = -1
+    return found

@@ -9,7 +9,7 @@ from anabranch.core.vectors import has_vector
 from anabranch.errors import AnabranchError, InvalidArgument, SnapshotExpired
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts, partitions_of
-from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.history_search import HistorySearch, Start, check_start
 from anabranch.reading.tasks.lag import positions_of
 from anabranch.schemas.records import CommitRecord, ProcessorInfo, ProcessorInput
 from anabranch.topics.names import history_topic, mirror_group, stream_topic
@@ -132,3 +132,23 @@ def passed(search: HistorySearch, offsets: Mapping[int, int]) -> tuple[int, int]
             return at, timestamp
         start, timestamp = at + 1, record.timestamp
     return start, timestamp
+
+
+def first_inputs(
+    source: CommittedLog, streams: Sequence[str], start: Start, timeout: float, deadline: float
+) -> tuple[ProcessorInput, ...]:
+    """The inputs of a new processor, each with the place where it starts.
+
+    ``start``: as of `Client.read`. ``timeout``: seconds of a search. Raises: UnknownStream, NotReady.
+    """
+    partitions_of(source, streams, deadline)
+    places = {stream: TopicPartition(history_topic(stream), 0) for stream in streams}
+    ids = source.topic_ids([place.topic for place in places.values()], deadline)
+    inputs = []
+    for stream, place in places.items():
+        begin, timestamp = source.start_offsets([place], deadline)[place], 0
+        found = HistorySearch(source, stream, timeout).as_of(check_start(start))
+        if found is not None:
+            begin, timestamp = found.offset + 1, found.record.timestamp
+        inputs.append(ProcessorInput(stream, ids.get(place.topic, ""), begin, timestamp))
+    return tuple(inputs)

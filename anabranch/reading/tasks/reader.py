@@ -6,21 +6,22 @@ import math
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
+
+import numpy as np
 
 from anabranch.core.history_records import DIRECTLY_BEFORE
 from anabranch.errors import IllegalState, InvalidArgument, RetryError, SnapshotExpired
-from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import (
-    CommittedLog,
     ReaderPorts,
     check_timeout,
-    partitions_of,
 )
 from anabranch.reading.history import Found, HistoryCursor
-from anabranch.reading.history_search import HistorySearch, Start, check_start
+from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.iteration import Iteration
 from anabranch.reading.tasks.dealing import Dealing
+from anabranch.reading.tasks.shares import Piece, Share, Shares
 from anabranch.reading.transaction_reader import StreamParts
 from anabranch.schemas.records import (
     CommitRecord,
@@ -36,8 +37,8 @@ from anabranch.types import Event, Tenure
 _PACE_S = 0.25  # so long one input is waited for, while nothing comes
 _ALL_S = 10.0  # so often all tasks move, those without events too
 _ENDS_S = 5.0  # the longest that the other inputs of a scope are waited for
-EVENT_BYTES = 32  # of an event, besides its key and value
 _NONE = (-1, -1, -1)
+_ALL = (1 << 63) - 1
 
 
 class _Place(NamedTuple):
@@ -48,16 +49,6 @@ class _Place(NamedTuple):
     offset: int = -1  # all below, in that segment, is given
     segment: int = -1
     timestamp: int = 0  # of the last record that is given whole
-
-
-class Piece(NamedTuple):
-    """The events of one commit of an input, or of a part of it, for these tasks; and the task of each."""
-
-    stream: str
-    timestamp: int
-    events: list[Event]
-    tasks: list[int]
-    whole: bool = True  # this is the last part of it
 
 
 @dataclass(slots=True)
@@ -73,27 +64,35 @@ class _Input:
     stands: dict[int, TaskPosition]
     order: dict[int, int] = field(default_factory=dict)  # segments of the record that is given
     batch: deque[Found] = field(default_factory=deque)
-    rest: Iterator[tuple[int, Event]] | None = None  # of the first record of the batch
-    last: Event | None = None  # given of that record, and not in ``at`` yet
+    rest: Iterator[Share] | None = None  # of the first record of the batch
+    given: Iterator[tuple[int, Event]] | None = (
+        None  # what is left of a share, while events are given singly
+    )
+    last: tuple[int, int] | None = (
+        None  # segment and offset given of that record, not in ``at`` yet
+    )
     told: dict[int, tuple[int, int, int]] = field(
         default_factory=dict
     )  # where tasks stand as of `consumed`
 
     def place(self) -> _Place:
         """The place up to which all was given."""
-        event = self.last
-        if event is not None:
-            record = self.batch[0].offset
-            part = self.order[event.segment_id]
-            inside = event.offset + 1, event.segment_id
-            self.at, self.last = _Place(record, part, *inside, self.at.timestamp), None
+        if self.last is not None:
+            segment, offset = self.last
+            inside = self.order[segment], offset + 1, segment
+            self.at, self.last = _Place(self.batch[0].offset, *inside, self.at.timestamp), None
         return self.at
+
+    def begin_again(self) -> None:
+        """The first record of the batch is read again, from what was given."""
+        self.place()
+        self.rest = self.given = None
 
     def passed(self) -> None:
         """The first record of the batch is given whole."""
         offset, record = self.batch.popleft()
         self.at = _Place(offset + 1, timestamp=record.timestamp)
-        self.rest = self.last = None
+        self.rest = self.given = self.last = None
 
 
 class TaskReader(Iteration[Event]):
@@ -115,6 +114,8 @@ class TaskReader(Iteration[Event]):
         self._timeout = check_timeout(timeout)
         self._tenure = tenure
         self._sequences = {task: tenure.tasks[task].sequence for task in tenure.tasks}
+        self._ours = np.zeros(tenure.task_count, dtype=np.bool_)
+        self._ours[list(tenure.tasks)] = True
         self._touched: set[int] = set()
         self._complete: dict[str, int] = {}  # scope -> all its commits up to this time were read
         self._all_due = self._clock.monotonic() + _ALL_S
@@ -179,11 +180,15 @@ class TaskReader(Iteration[Event]):
             pause = 0.0 if any(each.batch for each in self._inputs) else _PACE_S / len(self._inputs)
             self._look(one, min(give_up, self._clock.monotonic() + pause))
         while one.batch and not self._closed:
-            for task, event in self._rest(one):
-                one.last = event
+            for task, event in one.given or ():
+                one.last = event.segment_id, event.offset
                 self._touched.add(task)
                 yield event
-            one.passed()
+            share = self._next(one)
+            if share is None:
+                one.passed()
+            else:
+                one.given = zip(share.tasks, share.events(one.stream), strict=True)
 
     def _look(self, one: _Input, deadline: float) -> None:
         """Read on in an input's history."""
@@ -192,30 +197,24 @@ class TaskReader(Iteration[Event]):
             _check_whole(one, found[0])
         one.batch.extend(found)
 
-    def _rest(self, one: _Input) -> Iterator[tuple[int, Event]]:
-        """The events of the first record that are to be given, each with its task. Asked again, it goes on."""
+    def _next(self, one: _Input) -> Share | None:
+        """The next events of the first record that are to be given; None: no more. Asked again, it goes on."""
         if one.rest is None:
             offset, record = one.batch[0]
             if isinstance(record, EpochRecord):
                 one.dealing.note(record)
-                return iter(())
-            one.rest = self._events(one, offset, record)
-        return self._kept(one, one.rest)
-
-    def _kept(self, one: _Input, rest: Iterator[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
+                return None
+            one.rest = self._shares(one, offset, record)
         try:
-            yield from _plainly(rest)
-        except RetryError:
-            one.place()
-            one.rest = None  # it is read again, from there
+            return next(one.rest, None)
+        except BaseException:
+            one.begin_again()
             raise
 
-    def _events(
-        self, one: _Input, offset: int, record: CommitRecord
-    ) -> Iterator[tuple[int, Event]]:
+    def _shares(self, one: _Input, offset: int, record: CommitRecord) -> Iterator[Share]:
         """The events of a commit that belong to this tenure's tasks, and are not consumed yet."""
-        events = one.parts.events(record)
-        if events is None:
+        runs = one.parts.runs(record)
+        if runs is None:
             raise SnapshotExpired(
                 f"retention has deleted events of {one.stream} that processor {self._tenure.processor} has not "
                 f"consumed (record {offset} of its history): keep the stream for longer"
@@ -227,17 +226,21 @@ class TaskReader(Iteration[Event]):
             for task, position in one.stands.items()
             if position.record >= offset and task in self._sequences
         }  # the others stand before this record
-        given = one.at[:3] if one.at.record == offset else None  # it was left in the middle
-        task_of, ours = one.dealing.task_of, self._sequences
-        for event in events:
-            task = task_of(event, ranges)
-            if task not in ours:
-                continue
-            if given is not None or task in stands:
-                place = (offset, order[event.segment_id], event.offset + 1)
-                if place <= max(given or _NONE, stands.get(task, _NONE)):
-                    continue
-            yield task, event
+        given = one.at[:3] if one.at.record == offset else _NONE  # it was left in the middle
+        for run in runs:
+            segment = run.stretch.segment_id
+            offsets = run.offsets
+            keys = run.block.keys(run.low, run.low + len(offsets))
+            tasks = one.dealing.tasks_of(keys, offsets, ranges[segment])
+            here = offset, order[segment]
+            begun = np.full(self._tenure.task_count, _end(given, here))
+            for task, place in stands.items():
+                begun[task] = max(begun[task], _end(place, here))
+            places = np.flatnonzero(self._ours[tasks] & (np.array(offsets) >= begun[tasks]))
+            if len(places) == len(offsets):
+                yield Share(run, tasks.tolist())
+            elif len(places):
+                yield Share(run, tasks[places].tolist(), places)
 
     # -- cuts -----------------------------------------------------------------------------------------
 
@@ -264,19 +267,26 @@ class TaskReader(Iteration[Event]):
                 return taken
             if key != last:
                 last, full = key, size + (part_bytes or most_bytes)
-            piece = Piece(one.stream, key[1], [], [])
-            for task, event in self._rest(one):
-                piece.tasks.append(task)
-                piece.events.append(event)
-                size += len(event.value or b"") + len(event.key or b"") + EVENT_BYTES
-                if size > full:
-                    one.last = event
+            if one.given is not None:
+                one.begin_again()
+            shares, tasks = Shares(one.stream), list[int]()
+            while size <= full:
+                share = self._next(one)
+                if share is None:
+                    one.passed()
                     break
-            else:
-                one.passed()
-            if piece.events:
-                self._touched.update(piece.tasks)
-                taken.append(piece._replace(whole=one.rest is None))
+                ends = share.ends()
+                count = int(np.searchsorted(ends, full - size)) + 1
+                if count < len(ends) and one.rest is not None:
+                    share, left = share.split(count)
+                    one.rest = chain([left], one.rest)
+                size += int(ends[len(share.tasks) - 1])
+                one.last = share.last()
+                shares.shares.append(share)
+                tasks += share.tasks
+            if tasks:
+                self._touched.update(tasks)
+                taken.append(Piece(one.stream, key[1], shares, tasks, whole=one.rest is None))
             if one.rest is not None:
                 return taken
 
@@ -348,9 +358,11 @@ class TaskReader(Iteration[Event]):
         return Consumed(self._tenure.processor, self._tenure.secret, steps)
 
 
-def _plainly(rest: Iterator[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
-    """The rest of an iterator, which is not closed with this one."""
-    yield from iter(rest.__next__, None)
+def _end(place: tuple[int, int, int], here: tuple[int, int]) -> int:
+    """Up to which offset of a segment of a record all lies below a place."""
+    if place[:2] == here:
+        return place[2]
+    return _ALL if place[:2] > here else 0
 
 
 def _place(position: TaskPosition, order: dict[int, int]) -> _Place:
@@ -387,23 +399,3 @@ def check_same_topic(topic: str, wanted: ProcessorInput, ids: Mapping[str, str])
             f"{topic} is another topic than the one that the processor was made for: its stream was forgotten and "
             "created again. Make another processor"
         )
-
-
-def first_inputs(
-    source: CommittedLog, streams: Sequence[str], start: Start, timeout: float, deadline: float
-) -> tuple[ProcessorInput, ...]:
-    """The inputs of a new processor, each with the place where it starts.
-
-    ``start``: as of `Client.read`. ``timeout``: seconds of a search. Raises: UnknownStream, NotReady.
-    """
-    partitions_of(source, streams, deadline)
-    places = {stream: TopicPartition(history_topic(stream), 0) for stream in streams}
-    ids = source.topic_ids([place.topic for place in places.values()], deadline)
-    inputs = []
-    for stream, place in places.items():
-        begin, timestamp = source.start_offsets([place], deadline)[place], 0
-        found = HistorySearch(source, stream, timeout).as_of(check_start(start))
-        if found is not None:
-            begin, timestamp = found.offset + 1, found.record.timestamp
-        inputs.append(ProcessorInput(stream, ids.get(place.topic, ""), begin, timestamp))
-    return tuple(inputs)

@@ -1,0 +1,95 @@
+"""What readers of tasks give: shares of commits' events, in columns until somebody asks for the events."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from anabranch.batches.columns_read import Longs
+from anabranch.reading.decoded import Run
+from anabranch.types import Event
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+EVENT_BYTES = 32  # of an event, besides its key and value
+
+
+@dataclass(slots=True)
+class Share:
+    """Events of a run that are given. ``places``: where they are in it, rising; None: all. ``tasks``: of each."""
+
+    run: Run
+    tasks: list[int]
+    places: Longs | None = None
+
+    def ends(self) -> Longs:
+        """Bytes of the events up to each one, and with it."""
+        low = self.run.low
+        sizes = self.run.block.sizes(low, low + self.run.stretch.length) + EVENT_BYTES
+        return np.cumsum(sizes if self.places is None else sizes[self.places])
+
+    def split(self, at: int) -> tuple[Share, Share]:
+        """The first so many of its events, and the others."""
+        places = np.arange(len(self.tasks)) if self.places is None else self.places
+        return (
+            Share(self.run, self.tasks[:at], places[:at]),
+            Share(self.run, self.tasks[at:], places[at:]),
+        )
+
+    def last(self) -> tuple[int, int]:
+        """The segment and the offset of its last event."""
+        at = -1 if self.places is None else int(self.places[-1])
+        return self.run.stretch.segment_id, self.run.offsets[at]
+
+    def events(self, stream: str) -> Iterator[Event]:
+        """The events, each made when it is asked for."""
+        events = self.run.events(stream)
+        if self.places is None:
+            return events
+        chosen = np.zeros(self.run.stretch.length, dtype=np.bool_)
+        chosen[self.places] = True
+        return compress(events, chosen.tolist())
+
+
+@dataclass(slots=True)
+class Shares(Collection[Event]):
+    """Events of one stream; each iteration makes them again."""
+
+    stream: str
+    shares: list[Share] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return sum(len(share.tasks) for share in self.shares)
+
+    def __iter__(self) -> Iterator[Event]:
+        for share in self.shares:
+            yield from share.events(self.stream)
+
+    def __contains__(self, event: object) -> bool:
+        return any(event == each for each in self)
+
+
+class Piece(NamedTuple):
+    """The events of one commit of an input, or of a part of it, for these tasks; and the task of each."""
+
+    stream: str
+    timestamp: int
+    events: Collection[Event]
+    tasks: list[int]
+    whole: bool = True  # this is the last part of it
+
+    def batch(self) -> pa.RecordBatch:
+        """The events as an Arrow batch, with the columns of `anabranch.reading.event_columns`."""
+        import pyarrow as pa
+
+        from anabranch.reading.event_columns import batch_of, batch_of_run
+
+        if not isinstance(self.events, Shares):
+            return batch_of(list(self.events))
+        found = [batch_of_run(self.stream, one.run, one.places) for one in self.events.shares]
+        return found[0] if len(found) == 1 else pa.concat_batches(found)
