@@ -70,7 +70,7 @@ async def tick() -> None:
     await ticks.send(value=1)
 
 
-@app.crontab("* * * * *")  # type: ignore[untyped-decorator]
+@app.crontab("* * * * *")
 async def each_minute() -> None:
     """Write outside of a cut."""
     await ticks.send(value="minute")

@@ -8,13 +8,16 @@ import socket
 import subprocess
 import sys
 import urllib.request
+import uuid
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import anabranch
 from tests.cluster import Cluster
-from tests.faust.conftest import Place
+from tests.faust.conftest import WAIT_S, Place
 
 pytestmark = pytest.mark.broker
 
@@ -68,3 +71,33 @@ def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path)
     assert found == Counter(n for n in numbers if n % 2 == 0)
     holders = {task.holder for task in place.client.processor(f"{place.scope}/sums").tasks}
     assert holders == {""}
+
+
+def test_the_example(client: anabranch.Client, cluster: Cluster, tmp_path: Path) -> None:
+    """Three carriers' flights; the last total of each is their sum."""
+    scope = f"e{uuid.uuid4().hex[:8]}"
+    for name in ("flights", "delays"):
+        client.create_stream(f"{scope}/{name}", segments=2)
+    with client.begin(scope) as txn:
+        for number in range(60):
+            data = json.dumps({"number": number, "delay": number / 4}).encode()
+            txn.write(f"{scope}/flights", data, key=(b"AA", b"B6", b"UA")[number % 3])
+        txn.commit()
+    program = [sys.executable, "-m", "faust", "-A", "examples.faust_delays", "--datadir"]
+    worker = subprocess.Popen(
+        [*program, str(tmp_path / "data"), "worker", "--without-web", "-l", "warn"],
+        env=os.environ | {"SCOPE": scope, "ANABRANCH_BOOTSTRAP": cluster.bootstrap},
+    )
+    try:
+        totals: dict[bytes | None, Any] = {}
+        with client.read(f"{scope}/delays", timeout=WAIT_S) as reader:
+            for _, event in zip(range(60), reader, strict=False):
+                totals[event.key] = json.loads(event.value or b"")
+    finally:
+        worker.terminate()
+        assert worker.wait(20) == 0
+    found = {key: (total["flights"], total["minutes"]) for key, total in totals.items()}
+    assert found == {
+        key: (20, sum(n / 4 for n in range(start, 60, 3)))
+        for start, key in enumerate((b"AA", b"B6", b"UA"))
+    }
