@@ -151,6 +151,7 @@ def _loader(app: Any, topic: Any) -> Callable[[Event], Any]:
     """Our events as Faust's, by a topic's schema."""
     schema, registry = topic.schema, app.serializers
     loads_key, loads_value = registry.loads_key, registry.loads_value
+    make_event = app.conf.Event
     places: dict[tuple[str, int], TP] = {}
 
     def load(event: Event) -> Any:
@@ -167,7 +168,7 @@ def _loader(app: Any, topic: Any) -> Callable[[Event], Any]:
         found = None
         if value is not None or not topic.allow_empty:
             found = schema.loads_value(app, message, loads=loads_value)
-        return app.create_event(name, found, headers, message)
+        return make_event(app, name, found, headers, message)
 
     return load
 

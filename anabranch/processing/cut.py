@@ -154,8 +154,9 @@ def doing() -> Doing:
     """The handler at work. `IllegalState`: none is, or it outlived its cut."""
     at = _DOING.get()
     if at is None or at.over or not at.cut.open:
+        what = "" if at is None else "this task went on after its event was handled; "
         error = IllegalState(
-            "stores and outputs are for handlers, while their event is handled: elsewhere write in a "
+            f"{what}stores and outputs are for handlers, while their event is handled: elsewhere write in a "
             "transaction of its own"
         )
         if at is not None and at.strays is not None and (at.over or not at.cut.failed):

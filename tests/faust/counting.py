@@ -70,6 +70,18 @@ async def tick() -> None:
     await ticks.send(value=1)
 
 
+@app.crontab("* * * * *")
+async def each_minute() -> None:
+    """Write outside of a cut."""
+    await ticks.send(value="minute")
+
+
+@app.command()
+async def say() -> None:
+    """Write outside of a worker."""
+    await ticks.send(value="said")
+
+
 @app.page("/hello")
 async def hello(view: faust.web.View, request: faust.web.Request) -> faust.web.Response:
     """Answer."""

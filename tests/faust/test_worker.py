@@ -2,90 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 import uuid
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import anabranch
 from tests.cluster import Cluster
+from tests.faust.conftest import WAIT_S, Place
 
 pytestmark = pytest.mark.broker
-KEYS = [b"key-%d" % i for i in range(20)]
-WAIT_S = 60.0
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.1)
-
-
-class Place:
-    """A scope with two inputs and outputs; what was written to the inputs."""
-
-    def __init__(self, client: anabranch.Client) -> None:
-        self.client = client
-        self.scope = f"f{uuid.uuid4().hex[:8]}"
-        for name, segments in (
-            ("a", 3),
-            ("b", 1),
-            ("out", 2),
-            ("even", 1),
-            ("ticks", 1),
-            ("dead", 1),
-        ):
-            client.create_stream(f"{self.scope}/{name}", segments=segments)
-        self.written: dict[bytes, list[int]] = {}
-        self._number = itertools.count()
-
-    def write(self, count: int) -> None:
-        """A transaction over both inputs."""
-        with self.client.begin(self.scope) as txn:
-            for i in range(count):
-                key, number = KEYS[i % len(KEYS)], next(self._number)
-                data = json.dumps({"n": number}).encode()
-                txn.write(f"{self.scope}/{'ab'[i % 2]}", data, key=key)
-                self.written.setdefault(key, []).append(number)
-            txn.commit()
-
-    def read(self, name: str) -> list[anabranch.Event]:
-        with self.client.read(f"{self.scope}/{name}", timeout=0.6) as reader:
-            return list(reader)
-
-    def is_whole(self) -> bool:
-        return len(self.read("out")) >= sum(map(len, self.written.values()))
-
-    def check(self) -> None:
-        """Each input event once; the sums rise one event at a time."""
-        found: dict[bytes, list[tuple[int, int, int]]] = {}
-        for event in self.read("out"):
-            row = json.loads(event.value or b"")
-            found.setdefault(event.key or b"", []).append((row["seen"], row["total"], row["n"]))
-        assert {k: Counter(n for *_, n in rows) for k, rows in found.items()} == {
-            k: Counter(v) for k, v in self.written.items() if v
-        }
-        for key, rows in found.items():
-            total = 0
-            for i, (seen, summed, number) in enumerate(rows, 1):
-                total += number
-                assert (seen, summed) == (i, total), key
-
-
-@pytest.fixture
-def place(client: anabranch.Client) -> Place:
-    return Place(client)
 
 
 def get(port: int, path: str) -> str:
@@ -99,8 +33,9 @@ def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path)
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = os.environ | {"SCOPE": place.scope, "BOOTSTRAP": cluster.bootstrap}
-    arguments = [sys.executable, "-m", "faust", "-A", "tests.faust.counting", "--datadir"]
-    arguments += [str(tmp_path / "data"), "worker", "-l", "info", "--web-port", str(port)]
+    program = [sys.executable, "-m", "faust", "-A", "tests.faust.counting", "--datadir"]
+    program.append(str(tmp_path / "data"))
+    arguments = [*program, "worker", "-l", "info", "--web-port", str(port)]
 
     def start() -> subprocess.Popen[bytes]:
         with (tmp_path / "worker.log").open("ab") as log:
@@ -120,7 +55,7 @@ def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path)
             worker.wait()
     worker = start()
     try:
-        wait_for(place.is_whole)
+        place.wait()
         assert json.loads(get(port, "/hello")) == {"tasks": [0, 1, 2, 3]}
         assert f"{place.scope}_sums_total_events" in get(port, "/metrics")
         worker.terminate()
@@ -129,9 +64,40 @@ def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path)
         worker.kill()
         worker.wait()
     place.check()
-    assert place.read("ticks")
+    subprocess.run([*program, "say"], env=environment, check=True, timeout=60)
+    assert {e.value for e in place.read("ticks")} - {b'"minute"'} == {b"1", b'"said"'}
     numbers = (n for some in place.written.values() for n in some)
     found = Counter(json.loads(e.value or b"")["n"] for e in place.read("even"))
     assert found == Counter(n for n in numbers if n % 2 == 0)
     holders = {task.holder for task in place.client.processor(f"{place.scope}/sums").tasks}
     assert holders == {""}
+
+
+def test_the_example(client: anabranch.Client, cluster: Cluster, tmp_path: Path) -> None:
+    """Three carriers' flights; the last total of each is their sum."""
+    scope = f"e{uuid.uuid4().hex[:8]}"
+    for name in ("flights", "delays"):
+        client.create_stream(f"{scope}/{name}", segments=2)
+    with client.begin(scope) as txn:
+        for number in range(60):
+            data = json.dumps({"number": number, "delay": number / 4}).encode()
+            txn.write(f"{scope}/flights", data, key=(b"AA", b"B6", b"UA")[number % 3])
+        txn.commit()
+    program = [sys.executable, "-m", "faust", "-A", "examples.faust_delays", "--datadir"]
+    worker = subprocess.Popen(
+        [*program, str(tmp_path / "data"), "worker", "--without-web", "-l", "warn"],
+        env=os.environ | {"SCOPE": scope, "ANABRANCH_BOOTSTRAP": cluster.bootstrap},
+    )
+    try:
+        totals: dict[bytes | None, Any] = {}
+        with client.read(f"{scope}/delays", timeout=WAIT_S) as reader:
+            for _, event in zip(range(60), reader, strict=False):
+                totals[event.key] = json.loads(event.value or b"")
+    finally:
+        worker.terminate()
+        assert worker.wait(20) == 0
+    found = {key: (total["flights"], total["minutes"]) for key, total in totals.items()}
+    assert found == {
+        key: (20, sum(n / 4 for n in range(start, 60, 3)))
+        for start, key in enumerate((b"AA", b"B6", b"UA"))
+    }

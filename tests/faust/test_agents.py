@@ -1,0 +1,241 @@
+"""Agents in this process, on a real broker: what fails leaves no trace, and what can't be exact is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faust
+import pytest
+
+import anabranch.faust
+from anabranch.errors import CrossScope, IllegalState, InvalidArgument
+from anabranch.processing.handlers import HandlerFailed
+from tests.cluster import Cluster
+from tests.faust.conftest import Place
+
+pytestmark = pytest.mark.broker
+
+
+class Running:
+    """An app on a thread of its own, until it crashes or is stopped."""
+
+    def __init__(self, app: anabranch.faust.App) -> None:
+        self._app, self._stop = app, threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread.start()
+
+    async def _run(self) -> None:
+        await self._app.start()
+        while not (self._stop.is_set() or self._app.crashed):
+            await asyncio.sleep(0.02)
+        await self._app.stop()
+
+    def end(self, *, crashes: bool = False) -> BaseException | None:
+        """Why it crashed. ``crashes``: wait until it does."""
+        if not crashes:
+            self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return self._app.crash_reason
+
+
+@pytest.fixture
+def make(place: Place, cluster: Cluster, tmp_path: Path) -> Callable[..., anabranch.faust.App]:
+    def app(**options: Any) -> anabranch.faust.App:
+        return anabranch.faust.App(
+            f"{place.scope}/sums", bootstrap=cluster.bootstrap, tasks=4, commit_interval=0.02,
+            web_enabled=False, datadir=str(tmp_path), folder=tmp_path / "rows", **options,
+        )  # fmt: skip
+
+    return app
+
+
+def counting(
+    app: anabranch.faust.App, place: Place, hook: Callable[..., Any], **options: Any
+) -> Any:
+    """An agent that counts and sums by key, and calls ``hook`` with each event's number."""
+    output = app.topic(f"{place.scope}/out")
+    sums = app.Table("sums", default=lambda: [0, 0])
+
+    @app.agent(app.topic(f"{place.scope}/a", f"{place.scope}/b"), **options)
+    async def count(stream: Any) -> None:
+        async for event in stream.events():
+            seen, total = sums[event.key]
+            n = event.value["n"]
+            await hook(n)
+            sums[event.key] = seen + 1, total + n
+            await output.send(key=event.key, value={"seen": seen + 1, "total": total + n, "n": n})
+
+    return sums
+
+
+@pytest.mark.parametrize("dead_letter", [False, True])
+def test_an_agent_that_raises_leaves_no_trace(
+    place: Place, make: Callable[..., anabranch.faust.App], dead_letter: bool
+) -> None:
+    """Not of the event, nor of what shares its commit; with `dead_letter` that event alone goes elsewhere."""
+    app = make(retries=1, **({"dead_letter": f"{place.scope}/dead"} if dead_letter else {}))
+    calls: Counter[int] = Counter()
+
+    async def fail(n: int) -> None:
+        calls[n] += 1
+        await asyncio.sleep(0)
+        if n in (4, 12):
+            raise ValueError("no")
+
+    counting(app, place, fail)
+    place.write(20)
+    running = Running(app)
+    if not dead_letter:
+        reason = running.end(crashes=True)
+        assert isinstance(reason, HandlerFailed)
+        assert isinstance(reason.error, ValueError)
+        assert place.read("out") == []
+        assert sorted((calls[4], calls[12])) == [0, 2]
+        return
+    for number in (4, 12):
+        place.written[b"key-%d" % number].remove(number)
+    place.wait()
+    place.write(40)
+    place.wait()
+    assert running.end() is None
+    place.check()
+    assert {json.loads(e.value or b"")["n"] for e in place.read("dead")} == {4, 12}
+
+
+def test_actors_side_by_side_keep_each_key_s_order(
+    place: Place, make: Callable[..., anabranch.faust.App]
+) -> None:
+    app, most, at_once = make(), 0, 0
+
+    async def sleep(_: int) -> None:
+        nonlocal most, at_once
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.001)
+        at_once -= 1
+
+    counting(app, place, sleep, concurrency=5)
+    place.write(300)
+    running = Running(app)
+    place.wait()
+    assert running.end() is None
+    place.check()
+    assert most == 5
+
+
+async def _after(topic: Any) -> None:
+    await asyncio.sleep(0.3)
+    await topic.send(value=1)
+
+
+BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
+    "a stray task": (
+        lambda app, own, sums: asyncio.create_task(_after(own)), IllegalState, "went on after"
+    ),
+    "another scope": (
+        lambda app, own, sums: app.send("elsewhere/out", value=1), CrossScope, "own scope"
+    ),
+    "another task's key": (
+        lambda app, own, sums: sums.update({f"key-{i}": 1 for i in range(20)}), InvalidArgument, "belongs"
+    ),
+    "a partition": (
+        lambda app, own, sums: own.send(value=1, partition=0), InvalidArgument, "by key"
+    ),
+    "no loop": (lambda app, own, sums: asyncio.sleep(0), IllegalState, "without end"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_an_agent_must_not_do(
+    place: Place, make: Callable[..., anabranch.faust.App], what: str
+) -> None:
+    """It fails by name, and nothing is written."""
+    act, kind, text = BAD[what]
+    app = make(retries=0)
+    own, sums = app.topic(f"{place.scope}/out"), app.Table("sums")
+
+    @app.agent(app.topic(f"{place.scope}/a"))
+    async def bad(stream: Any) -> None:
+        async for _ in stream:
+            found = act(app, own, sums)
+            if asyncio.iscoroutine(found):
+                await found
+            if what == "no loop":
+                break
+
+    place.write(2)
+    reason = Running(app).end(crashes=True)
+    error = reason.error if isinstance(reason, HandlerFailed) else reason
+    assert isinstance(error, kind)
+    assert text in str(error)
+    assert place.read("out") == []
+
+
+def test_outside_of_a_cut(place: Place, make: Callable[..., anabranch.faust.App]) -> None:
+    """A task of the app writes in a transaction of its own; a table is not for it."""
+    app = make()
+
+    async def nothing(_: int) -> None: ...
+
+    sums = counting(app, place, nothing)
+    errors: list[Exception] = []
+
+    @app.task  # type: ignore[untyped-decorator]
+    async def write() -> None:
+        await app.topic(f"{place.scope}/ticks").send(key="k", value=7, headers={"a": b"b"})
+        for key in ("get", "setdefault"):
+            try:
+                getattr(sums, key)("k")
+            except IllegalState as error:
+                errors.append(error)
+
+    running = Running(app)
+    place.wait(lambda: len(errors) == 2)
+    assert running.end() is None
+    assert [(e.key, e.value, e.headers) for e in place.read("ticks")] == [
+        (b"k", b"7", [("a", b"b")])
+    ]
+
+
+async def _agent(stream: Any) -> None: ...
+
+
+REFUSED: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "stream.group_by": lambda app, topic, stream: stream.group_by(lambda v: v, name="x"),
+    "stream.through": lambda app, topic, stream: stream.through("s/x"),
+    "stream.take": lambda app, topic, stream: stream.take(10, within=1),
+    "stream.noack": lambda app, topic, stream: stream.noack(),
+    "stream.join": lambda app, topic, stream: stream.join(faust.Record),
+    "stream.__and__": lambda app, topic, stream: stream & stream,
+    "a stream outside": lambda app, topic, stream: stream.__aiter__(),
+    "app.GlobalTable": lambda app, topic, stream: app.GlobalTable("x"),
+    "app.SetTable": lambda app, topic, stream: app.SetTable("x"),
+    "app.channel": lambda app, topic, stream: app.channel(),
+    "table.tumbling": lambda app, topic, stream: app.Table("x").tumbling(10),
+    "agent.ask": lambda app, topic, stream: app.agent(topic)(_agent).ask(1),
+    "agent.send": lambda app, topic, stream: app.agent(topic)(_agent).send(reply_to="x").send(None),
+    "an agent without": lambda app, topic, stream: app.agent()(_agent),
+    "isolated_partitions": lambda app, topic, stream: app.agent(topic, isolated_partitions=True)(_agent),
+    "topic.send_soon": lambda app, topic, stream: topic.send_soon(value=1),
+    "a topic by pattern": lambda app, topic, stream: app.topic(pattern=".*"),
+    "scope/stream": lambda app, topic, stream: app.topic("plain"),
+    "App(broker=)": lambda app, topic, stream: anabranch.faust.App("s/y", broker="kafka://x"),
+    "app._new_consumer": lambda app, topic, stream: app.consumer,
+    "app._new_producer": lambda app, topic, stream: app.producer,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_refused_by_name(what: str) -> None:
+    app = anabranch.faust.App("s/x", bootstrap="none:1")
+    topic = app.topic("s/a")
+    with pytest.raises(InvalidArgument) as refused:
+        REFUSED[what](app, topic, topic.stream())
+    assert what in str(refused.value)
