@@ -22,6 +22,7 @@ from pathlib import Path
 import anabranch
 from anabranch.infra.broker import EmbeddedBroker
 from tests.cluster import ControllerProcess
+from tests.processing import planted
 from tests.processing.judging import Found, Seen
 from tests.processing.program import GRACE_MS, WINDOW_MS
 from tests.processing.workers import Failed, WorkerProcess, kill_one
@@ -65,9 +66,13 @@ class Trial:
         ]
         arguments = ("--bootstrap", bootstrap, "--prefix", prefix)
         environment = {"ANABRANCH_TRIAL_SCOPE": self.writing.scope}
-        self.workers = [WorkerProcess(folder / f"w{n}", arguments, environment) for n in range(2)]
+        module = "tests.processing.planted" if plan.bug else "anabranch.cli"
+        environment[planted.VARIABLE] = plan.bug
+        self.workers = [
+            WorkerProcess(folder / f"w{n}", arguments, environment, module) for n in range(2)
+        ]
         self.seen: list[Seen] = []
-        self.killed: list[tuple[float, int]] = []  # when, and the pid
+        self.killed: list[tuple[float, int]] = []  # Unix seconds, and the pid
         self._errors: list[BaseException] = []
         self._began = time.monotonic()
 
