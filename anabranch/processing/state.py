@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 
 from anabranch.batches.format import read_header
 from anabranch.core.ids import state_stream
@@ -64,11 +65,19 @@ class StateReader:
         }
         missing = set(begun)
         self._feed.assign({TopicPartition(self.topic, task): at for task, at in begun.items()})
+        # Unlogged rows that a logged commit follows would be lost alone.
+        with ExitStack() as stack:
+            if missing:
+                stack.callback(self._table.flush)
+            return self._restore(tasks, missing, deadline)
+
+    def _restore(self, tasks: Mapping[int, TaskInfo], missing: set[int], deadline: float) -> int:
+        clock = self._source.clock
         read, say = 0, clock.monotonic() + _SAY_S
         while missing:
             for portion in self._feed.next(min(deadline, clock.monotonic() + _SLICE_S), ()):
                 task = portion.place.partition
-                read += self._apply(task, portion)
+                read += self._apply(task, portion, logged=False)
                 found = self._marks[task].sequence
                 if found == tasks[task].state_sequence:
                     missing.discard(task)
@@ -159,7 +168,7 @@ class StateReader:
         found = [(prefix + row, value) for row, value in rows.items()]
         return [*found, (self._head, sequence.to_bytes(_SEQUENCE, "big"))]
 
-    def _apply(self, task: int, portion: Portion) -> int:
+    def _apply(self, task: int, portion: Portion, *, logged: bool = True) -> int:
         """Put records into the table; returns how many."""
         mark, count = self._marks[task], 0
         head = self._head
@@ -179,7 +188,7 @@ class StateReader:
             mark = mark._replace(
                 sequence=sequence, offset=block.offsets[-1] + 1, written_ms=rows.timestamps[-1]
             )
-            self._table.write([(task, changes)], {task: mark})
+            self._table.write([(task, changes)], {task: mark}, logged=logged)
             portion.go_on(high)
             count += high - low
         self._marks[task] = mark

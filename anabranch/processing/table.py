@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rocksdict import DBCompressionType, Options, Rdict, WriteBatch
+from rocksdict import DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
 
 from anabranch.errors import IllegalState
 
@@ -58,6 +58,8 @@ class Table:
             ) from error
         self._tasks = [task.to_bytes(_TASK, "big") for task in range(1 << 10)]
         self._get = self._rows.get
+        self._logged, self._unlogged = WriteOptions(), WriteOptions()
+        self._unlogged.disable_wal = True  # type: ignore[assignment, method-assign]
         self.known: dict[bytes, int] = {}  # the tasks of some keys, kept for cuts
 
     def get(self, task: int, row: bytes) -> bytes | None:
@@ -72,8 +74,10 @@ class Table:
         rows: Iterator[tuple[Any, Any]] = self._rows.items(from_key=prefix + low)
         return ((row[_TASK:], value) for row, value in takewhile(lambda pair: pair[0] < end, rows))
 
-    def write(self, changes: Iterable[tuple[int, Rows]], marks: dict[int, Mark]) -> None:
-        """Change rows of tasks, and their marks, in one step."""
+    def write(
+        self, changes: Iterable[tuple[int, Rows]], marks: dict[int, Mark], *, logged: bool = True
+    ) -> None:
+        """Change rows of tasks, and their marks, in one step. What is not ``logged`` needs `flush`."""
         batch = WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
         for task, rows in changes:
@@ -85,7 +89,11 @@ class Table:
                     put(prefix + row, value)
         for task, mark in marks.items():
             put(_MARKS + self._tasks[task], "/".join(map(str, (_VERSION, *mark))).encode())
-        self._rows.write(batch)
+        self._rows.write(batch, self._logged if logged else self._unlogged)
+
+    def flush(self) -> None:
+        """Store what was not logged. After a crash before, tasks stand as before, each with its mark."""
+        self._rows.flush()
 
     def mark(self, task: int) -> Mark | None:
         """The mark of a task; None: there is nothing of it."""

@@ -8,21 +8,28 @@ the worker's CPU for each. A JVM gets quicker for a million events: ``quick`` sh
 *latency*: map, 200 inputs/s, from an input's answer to its output readable. *restore*: rows of a key and a count,
 from the changelog into an empty folder. *killed*: SIGKILL of one of two workers, to the first output of its task.
 
-Not equal: faust-streaming is at least once, with its table in memory and a commit every 2.8 s, its default. Kafka
-Streams runs in a JVM with Jackson, the others in Python with orjson; its session has six seconds.
+*many*: 64 of our processors, 16 in a process, against one. *scaling*: the longest pause between two outputs while
+our input is scaled. *batch*: map with Arrow batches, the JSON cut by a regular expression and put together again.
+
+Not equal: our input is committed in transactions of 10,000, each of *latency* by itself, and another process, the
+controller, decides our commits. faust-streaming is at least once, with its table in memory and a commit every
+2.8 s, its default. Kafka Streams runs in a JVM with Jackson, the peers in Python with orjson, ours with json; the
+sessions have six seconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from bench.processing import measures, peers
-from bench.processing.peers import FAUST_STREAMING, KAFKA_STREAMS, QUIX_STREAMS
+from bench.processing.peers import FAUST_STREAMING, KAFKA_STREAMS, OURS, QUIX_STREAMS
 from bench.setting import Place
 
 QUIX_DEFAULT_MS, FAUST_DEFAULT_MS = 5_000, 2_800
 # Peer, threads, milliseconds between commits, and the share of the events: slow ones get fewer.
 RATES: tuple[tuple[peers.Peer, int, int, float], ...] = (
+    (OURS, 1, 100, 1.0),
     (KAFKA_STREAMS, 1, 100, 1.0),
     (KAFKA_STREAMS, 2, 100, 1.0),
     (QUIX_STREAMS, 1, 100, 1.0),
@@ -39,18 +46,29 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
         | measures.rate(
             peer, place, work, int(share * events), threads=threads, commit_ms=commit_ms
         )
-        for work in ("map", "count")
-        for peer, threads, commit_ms, share in RATES
+        for work in ("map", "count", "batch")
+        for peer, threads, commit_ms, share in (RATES if work != "batch" else RATES[:1])
     ]
+    keepers = (OURS, KAFKA_STREAMS)
     return {
         "peers": {peer.name: peer.about() for peer, *_ in RATES},
         "rates": rates,
-        "latency": measures.latency(KAFKA_STREAMS, place, inputs),
-        "restore": measures.restore(KAFKA_STREAMS, place, rows),
+        "latency": [
+            {"peer": peer.name, "commit_ms": commit_ms}
+            | measures.latency(peer, place, inputs, commit_ms=commit_ms)
+            for peer, commit_ms in ((OURS, 0), *((keeper, 100) for keeper in keepers))
+        ],
+        "restore": [
+            {"peer": peer.name, "folder": again} | measures.restore(peer, place, rows, again=again)
+            for peer, again in ((OURS, False), (OURS, True), (KAFKA_STREAMS, False))
+        ],
         "killed": [
-            measures.killed(KAFKA_STREAMS, place, rows, standby=standby)
+            {"peer": peer.name} | measures.killed(peer, place, rows, standby=standby)
+            for peer in keepers
             for standby in (False, True)
         ],
+        "many": [measures.many(OURS, place, count, 5.0 if quick else 20.0) for count in (1, 64)],
+        "scaling": measures.scaling(OURS, place),
     }
 
 
@@ -65,16 +83,47 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         ]
         for one in result["rates"]
     ]
-    name = KAFKA_STREAMS.name
-    latency, restore = result["latency"], result["restore"]
-    rows.append(["latency, p50 / p99", name, f"{latency['p50_ms']} / {latency['p99_ms']} ms", ""])
-    rows.append([f"restore of {restore['rows']:,} rows", name, f"{restore['per_s']:,}/s", ""])
+    for one in result["latency"]:
+        what = f"latency, a commit each {one['commit_ms']} ms, p50 / p99"
+        rows.append([what, one["peer"], f"{one['p50_ms']} / {one['p99_ms']} ms", ""])
+    for one in result["restore"]:
+        what = f"restore of {one['rows']:,} rows, {'its folder' if one['folder'] else 'the log'}"
+        rows.append([what, one["peer"], f"{one['per_s']:,}/s", f"{one['s']} s"])
     for one in result["killed"]:
         how = "with" if one["standby"] else "without"
-        rows.append([f"killed, {one['rows']:,} rows, {how} standby", name, f"{one['s']} s", ""])
+        what = f"killed, {one['rows']:,} rows, {how} standby"
+        rows.append([what, one["peer"], f"{one['s']} s", ""])
+    for one in result["many"]:
+        what = f"processors: {one['processors']}, a commit each 100 ms"
+        times = f"p50 / p99 {one['p50_ms']} / {one['p99_ms']} ms"
+        rows.append([what, OURS.name, f"{one['per_s']} commits/s", times])
+    scaling = result["scaling"]
+    pause = f"{scaling['scaling_ms']} ms"
+    rows.append(["longest pause, scaling", OURS.name, pause, f"at rest {scaling['rest_ms']} ms"])
+    rows += [["ratio: " + what, "ours / peer", figure, ""] for what, figure in ratios(result)]
     for name, about in result["peers"].items():
         rows.append(["versions and settings", name, "; ".join(about.values()), ""])
     return ["what", "peer", "figure", "beside"], rows
+
+
+def ratios(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Ours to one thread of Kafka Streams with the same commits; map for batches, which it has not."""
+    of = {(one["work"], one["peer"]): one for one in reversed(result["rates"])}
+    for work in ("map", "count", "batch"):
+        ours = of[work, OURS.name]
+        theirs = next(
+            one
+            for one in result["rates"]
+            if (one["peer"], one["work"]) == (KAFKA_STREAMS.name, work.replace("batch", "map"))
+        )
+        for what in ("per_s", "cpu_us"):
+            yield f"{work}, {what}", f"{ours[what] / theirs[what]:.2f} ×"
+    for what, figure in (("latency", "p50_ms"), ("latency", "p99_ms"), ("restore", "per_s")):
+        found = result[what][1 if what == "latency" else 0], result[what][-1]
+        yield f"{what}, {figure}", f"{found[0][figure] / found[1][figure]:.2f} ×"
+    for ours, theirs in zip(result["killed"][:2], result["killed"][2:], strict=True):
+        how = "with" if ours["standby"] else "without"
+        yield f"killed, {how} standby", f"{ours['s'] / theirs['s']:.2f} ×"
 
 
 __all__ = ["measures", "peers", "run", "table"]

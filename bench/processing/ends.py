@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
@@ -20,6 +21,7 @@ from bench.setting import Place
 
 PARTITIONS = 2
 VALUE_BYTES = 100
+COMMIT = 10_000  # inputs of one of our commits
 _SENDERS = 16
 # Kafka Streams places keys likewise.
 _PLACING = {"partitioner": "murmur2_random"}
@@ -44,10 +46,11 @@ class Ends:
         if self.streams:
             with (
                 anabranch.connect(self.place.bootstrap, timeout=120) as client,
-                client.begin("bench") as txn,
             ):
-                txn.write_many(self.source, events)
-                txn.commit()
+                for some in iter(lambda: list(islice(events, COMMIT)), []):
+                    with client.begin("bench") as txn:
+                        txn.write_many(self.source, some)
+                        txn.commit()
         else:
             produce(self.place, self.source, events)
 

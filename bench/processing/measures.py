@@ -14,6 +14,7 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import anabranch
 from bench.processing.ends import PARTITIONS, Ends, Readable, counted, ends, outputs
 from bench.processing.peers import Job, Keeper, Peer, Worker, working
 from bench.setting import Place, percentile
@@ -94,13 +95,17 @@ def latency(peer: Peer, place: Place, count: int, *, commit_ms: int = 100) -> di
     return {f"p{p}_ms": round(percentile(taken, p / 100), 1) for p in (50, 99)}
 
 
-def restore(peer: Keeper, place: Place, rows: int) -> dict[str, float]:
+def restore(peer: Keeper, place: Place, rows: int, *, again: bool = False) -> dict[str, float]:
     """Rows/s of a store that is restored from its log into an empty folder, both tasks in one worker.
 
-    From the start of the first task's restoring to the end of the last one's, as the worker says.
+    From the start of the first task's restoring to the end of the last one's, as the worker says. ``again``: into
+    the folder of a worker that has just ended.
     """
     with _job(peer, place, "count") as (where, job):
         peer.seed(where, job, rows)
+        if again:
+            with working(peer, job) as worker:
+                _until(lambda: len(_said(worker, "restored")) == PARTITIONS, worker)
         with working(peer, job) as worker:
             _until(lambda: len(_said(worker, "restored")) == PARTITIONS, worker)
             starts, done = _said(worker, "restoring"), _said(worker, "restored")
@@ -115,7 +120,10 @@ def killed(peer: Keeper, place: Place, rows: int, *, standby: bool) -> dict[str,
 
     ``standby``: each keeps a copy of the other's store. Without, the one that stays restores half of the rows.
     """
-    told = {**peer.failover, "num.standby.replicas": str(int(standby))}
+    told = {
+        **peer.failover,
+        "standby" if peer.streams else "num.standby.replicas": str(int(standby)),
+    }
     with _job(peer, place, "count", settings=told) as (where, job), ExitStack() as stack:
         peer.seed(where, job, rows)
         workers = []
@@ -139,6 +147,62 @@ def killed(peer: Keeper, place: Place, rows: int, *, standby: bool) -> dict[str,
                 sender.join()
     again = max(_first_after(seen, at + _AFTERMATH_S).values())
     return {"rows": rows, "standby": standby, "s": round(again - at, 2)}
+
+
+def many(peer: Peer, place: Place, processors: int, seconds: float) -> dict[str, float]:
+    """So many processors, 16 in a process, each with a commit every 100 ms: commits/s, and their p99 together."""
+    with _job(peer, place, "map") as (where, job), ExitStack() as stack:
+        workers = []
+        for at in range(0, processors, 16):
+            told = {"workers": str(min(16, processors - at))}
+            folder = stack.enter_context(TemporaryDirectory(prefix="anabranch-bench-state-"))
+            one = replace(job, name=f"{job.name}-{at}", folder=folder, settings=told)
+            workers.append(stack.enter_context(working(peer, one)))
+        stop = threading.Event()
+        with where.sending(lambda _: None) as send:
+            sender = threading.Thread(target=_paced, args=(send, itertools.count(), stop, 40))
+            sender.start()
+            try:
+                for worker in workers:
+                    _until(lambda: any(one["ms"] for one in _said(worker, "commits")), worker)  # noqa: B023
+                time.sleep(_BEFORE_S)
+                begun = [len(_said(worker, "commits")) for worker in workers]
+                time.sleep(seconds)
+                lines = [_said(w, "commits")[at:] for w, at in zip(workers, begun, strict=True)]
+            finally:
+                stop.set()
+                sender.join()
+    per_s = sum(sum(len(one["ms"]) for one in some) / len(some) for some in lines)
+    taken = sorted(ms for some in lines for one in some for ms in one["ms"])
+    found = {f"p{p}_ms": round(percentile(taken, p / 100), 1) for p in (50, 99)}
+    return {"processors": processors, "per_s": round(per_s, 1), **found}
+
+
+def scaling(peer: Peer, place: Place) -> dict[str, float]:
+    """The longest pause between outputs in three seconds at rest, and while the input is scaled to four."""
+    with _job(peer, place, "map") as (where, job), working(peer, job) as worker:
+        stop = threading.Event()
+        with where.sending(lambda _: None) as send, _watched(place, where) as seen:
+            sender = threading.Thread(target=_paced, args=(send, itertools.count(), stop))
+            sender.start()
+            try:
+                _until(lambda: bool(seen), worker)
+                time.sleep(_BEFORE_S)
+                begun = time.monotonic()
+                time.sleep(_BEFORE_S)
+                with anabranch.connect(place.bootstrap, timeout=60) as client:
+                    at = time.monotonic()
+                    client.scale(where.source, 2 * PARTITIONS)
+                time.sleep(_BEFORE_S)
+            finally:
+                stop.set()
+                sender.join()
+    rest = [when for when, _, _ in seen if begun <= when <= at]
+    after = [rest[-1], *(when for when, _, _ in seen if when > at)]
+    return {
+        name: round(1000 * max(b - a for a, b in itertools.pairwise(some)))
+        for name, some in (("rest_ms", rest), ("scaling_ms", after))
+    }
 
 
 # -- parts ----------------------------------------------------------------------------------------------
@@ -167,13 +231,15 @@ def _watched(place: Place, where: Ends) -> Iterator[list[Seen]]:
         thread.join()
 
 
-def _paced(send: Callable[[int], None], numbers: Iterable[int], stop: threading.Event) -> None:
+def _paced(
+    send: Callable[[int], None], numbers: Iterable[int], stop: threading.Event, per_s: int = PER_S
+) -> None:
     due = time.monotonic()
     for n in numbers:
         if stop.wait(max(0.0, due - time.monotonic())):
             return
         send(n)
-        due += 1 / PER_S
+        due += 1 / per_s
 
 
 def _until(holds: Callable[[], Any], worker: Worker) -> None:

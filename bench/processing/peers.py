@@ -1,7 +1,8 @@
 """The peers' programs: what each needs, is told, and says.
 
-Kafka Streams: `KafkaStreamsPeer.java`, launched from source, so it needs a JDK; its jars are the broker's and two
-more from Maven. Quix Streams and faust-streaming: `pythons.py`, each in a virtual environment that pip fills once.
+anabranch: `ours.py`. Kafka Streams: `KafkaStreamsPeer.java`, launched from source, so it needs a JDK; its jars are
+the broker's and two more from Maven. Quix Streams and faust-streaming: `pythons.py`, each in a virtual environment
+that pip fills once.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
 import psutil  # type: ignore[import-untyped]
 from confluent_kafka.admin import AdminClient, NewTopic
 
+import anabranch
+from anabranch.core.partitioner import SPACE, position_of
 from anabranch.infra.fetch import cache_root, ensure_broker
 from anabranch.infra.java import find_java
+from anabranch.reading.tasks.stored import state_key
+from anabranch.schemas.records import Consumed, TaskStep
 from bench.processing.ends import Ends, produce
 
 HERE = Path(__file__).parent
@@ -31,6 +37,7 @@ STREAMS = "4.3.1"
 JARS = (f"org.apache.kafka:kafka-streams:{STREAMS}", "org.rocksdb:rocksdbjni:10.1.3")
 QUIX = ("quixstreams==3.28.1",)
 FAUST = ("faust-streaming==0.15.3", "orjson==3.11.4", "cramjam==2.14.0")
+SEED_ROWS = 50_000
 _STOP_S = 30
 
 
@@ -179,6 +186,59 @@ QUIX_STREAMS = Python("Quix Streams", "quix", QUIX, "RocksDB, changelog", exactl
 FAUST_STREAMING = Python(
     "faust-streaming", "faust", FAUST, "table in memory, changelog", exactly_once=False
 )
+
+
+@dataclass(frozen=True)
+class Ours:
+    """anabranch, one process and one worker; JSON by Python's own module."""
+
+    name: str = "anabranch"
+    streams: bool = True
+    exactly_once: bool = True
+
+    def command(self, job: Job) -> Sequence[str]:
+        """This Python's command line."""
+        return [sys.executable, str(HERE / "ours.py"), json.dumps(asdict(job))]
+
+    def about(self) -> dict[str, str]:
+        """Its version."""
+        return {"version": version("anabranch"), "json": "json", "store": "RocksDB, state topic"}
+
+    @property
+    def failover(self) -> Mapping[str, str]:
+        """Its session has six seconds."""
+        return {}
+
+    def seed(self, where: Ends, job: Job, rows: int) -> None:
+        """Rows of a key and a count, in commits of 50,000."""
+        name = f"bench/{job.name}"
+        with anabranch.connect(job.bootstrap, timeout=120) as client:
+            client.create_processor(name, where.source, tasks=job.partitions, stores=["counts"])
+            tenure = client.take(name)
+            some: dict[int, list[tuple[bytes, bytes | None]]] = {}
+            sequences = dict.fromkeys(tenure.tasks, 0)
+
+            def commit(task: int) -> None:
+                sequences[task] += 1
+                head = state_key(tenure.incarnation, 0, b""), sequences[task].to_bytes(8, "big")
+                with client.begin(tenure.scope, tenure=tenure) as txn:
+                    txn.write_state(task, [*some.pop(task), head])
+                    step = TaskStep((task,), sequences[task], ())
+                    txn.commit(consumed=Consumed(name, tenure.secret, (step,)))
+
+            for n in range(rows):
+                key = b"key-%07d" % n
+                task = position_of(key) * job.partitions // SPACE
+                found = some.setdefault(task, [])
+                found.append((state_key(tenure.incarnation, 2, key), b"%d" % n))
+                if len(found) == SEED_ROWS:
+                    commit(task)
+            for task in list(some):
+                commit(task)
+            client.release(tenure)
+
+
+OURS = Ours()
 
 
 class Worker:
