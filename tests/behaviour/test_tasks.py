@@ -297,6 +297,19 @@ def test_what_retention_took_is_told(client: anabranch.Client, place: Place, log
         pytest.raises(SnapshotExpired, match="has not consumed"),
     ):
         list(reader)
+    # A new one begins with the first commit that is there whole; one partition of this one is cut within it.
+    place.written.clear()
+    place.write(8, 8, 8)
+    gone = TopicPartition(stream_topic(place.input), 1)
+    cut = log.end_offsets([gone], committed=False)[gone]
+    place.written = place.written[8:]
+    first = next(e for e in _events(client, place.input) if e.partition == 1)
+    assert first.offset < cut
+    log.delete_records({gone: first.offset + 1})
+    client.create_processor(f"{place.scope}/late", place.input, tasks=1)
+    late = client.take(f"{place.scope}/late")
+    with client.read(place.input, timeout=QUIET_S, tenure=late) as reader:
+        assert Counter((e.key, e.value) for e in reader) == Counter(place.written)
     history = TopicPartition(history_topic(place.input), 0)
     log.delete_records({history: log.end_offsets([history], committed=False)[history] - 2})
     with (
@@ -304,6 +317,11 @@ def test_what_retention_took_is_told(client: anabranch.Client, place: Place, log
         pytest.raises(SnapshotExpired, match="is cut behind record 0"),
     ):
         list(reader)
+
+
+def _events(client: anabranch.Client, stream: str) -> list[anabranch.Event]:
+    with client.read(stream, timeout=QUIET_S) as reader:
+        return list(reader)
 
 
 def test_bad_input(client: anabranch.Client, place: Place) -> None:

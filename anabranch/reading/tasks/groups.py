@@ -146,9 +146,36 @@ def first_inputs(
     ids = source.topic_ids([place.topic for place in places.values()], deadline)
     inputs = []
     for stream, place in places.items():
-        begin, timestamp = source.start_offsets([place], deadline)[place], 0
-        found = HistorySearch(source, stream, timeout).as_of(check_start(start))
-        if found is not None:
+        search = HistorySearch(source, stream, timeout)
+        found = search.as_of(check_start(start))
+        if found is None:
+            begin, timestamp = _oldest(source, stream, search, deadline)
+        else:
             begin, timestamp = found.offset + 1, found.record.timestamp
         inputs.append(ProcessorInput(stream, ids.get(place.topic, ""), begin, timestamp))
     return tuple(inputs)
+
+
+def _oldest(
+    source: CommittedLog, stream: str, search: HistorySearch, deadline: float
+) -> tuple[int, int]:
+    """The place in a history behind all commits of which retention has taken events, and the time before it."""
+    history, topic = TopicPartition(history_topic(stream), 0), stream_topic(stream)
+    count = partitions_of(source, [stream], deadline)[topic]
+    places = [TopicPartition(topic, partition) for partition in range(count)]
+    firsts = {p.partition: at for p, at in source.start_offsets(places, deadline).items()}
+    begin, timestamp = source.start_offsets([history], deadline)[history], 0
+    near = search.not_beyond(firsts) if any(firsts.values()) else None
+    if near is None:
+        return begin, timestamp
+    begin, timestamp = near.offset, near.record.timestamp  # all before is gone
+    for at, record in search.since(near.offset):
+        if not isinstance(record, CommitRecord):
+            continue
+        if any(part.first < firsts.get(part.partition, 0) for part in record.segments):
+            begin, timestamp = at + 1, record.timestamp
+        elif has_vector(record) and all(
+            p.offset >= firsts.get(p.partition, 0) for p in record.vector
+        ):
+            break
+    return begin, timestamp
