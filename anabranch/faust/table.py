@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from anabranch.errors import InvalidArgument
@@ -55,23 +55,6 @@ class Table(Store):
                 raise
             return self.default()
 
-    def pop(self, key: Any, *default: Any) -> Any:
-        """Delete a key; its value. Raises: KeyError."""
-        if key not in self:
-            if default:
-                return default[0]
-            raise KeyError(key)
-        value = self[key]
-        del self[key]
-        return value
-
-    def setdefault(self, key: Any, default: Any = None) -> Any:
-        """The value of a key, which is set to ``default`` if it has none."""
-        if key not in self:
-            self[key] = default
-        return self[key]
-
-    def update(self, rows: Mapping[Any, Any] | Iterable[tuple[Any, Any]]) -> None:
-        """Set several keys."""
-        for key, value in dict(rows).items():
-            self[key] = value
+    pop = MutableMapping.pop
+    setdefault = MutableMapping.setdefault
+    update = MutableMapping.update

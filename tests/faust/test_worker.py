@@ -17,7 +17,7 @@ import pytest
 
 import anabranch
 from tests.cluster import Cluster
-from tests.faust.conftest import WAIT_S, Place
+from tests.faust.conftest import KEYS, WAIT_S, Place
 
 pytestmark = pytest.mark.broker
 
@@ -63,6 +63,15 @@ def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path)
     finally:
         worker.kill()
         worker.wait()
+    with place.client.begin(place.scope) as txn:
+        txn.write(f"{place.scope}/a", b"{", key=KEYS[0])
+        txn.commit()
+    worker = start()
+    try:
+        assert worker.wait(60) != 0
+    finally:
+        worker.kill()
+    assert "ValueDecodeError" in (tmp_path / "worker.log").read_text()
     place.check()
     subprocess.run([*program, "say"], env=environment, check=True, timeout=60)
     assert {e.value for e in place.read("ticks")} - {b'"minute"'} == {b"1", b'"said"'}
