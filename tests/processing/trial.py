@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,7 +170,7 @@ class Trial:
         except BaseException as error:  # noqa: BLE001 - told to the test
             self._errors.append(error)
 
-    def _collect(self, reader: anabranch.reading.reader.Reader) -> None:
+    def _collect(self, reader: Iterable[anabranch.Event]) -> None:
         for event in reader:
             self.seen.append((time.monotonic(), event))
 
