@@ -26,6 +26,7 @@ from anabranch.errors import (
     AnabranchError,
     AskOutcomeError,
     BeginAgainError,
+    IllegalState,
     RetryError,
     TenureLost,
 )
@@ -192,7 +193,11 @@ class Worker:
             )
         self._commits.state.forget(wanted)
         begun = self._clock.monotonic()
-        rows = self._commits.state.restore(tenure.tasks, begun + _RESTORE_S)
+        try:
+            rows = self._commits.state.restore(tenure.tasks, begun + _RESTORE_S)
+        except IllegalState:
+            self._check_holder(wanted)  # another one's commits are no damage
+            raise
         self._handlers.resume(self._table, wanted)
         self._reader = self._read(tenure)
         self._tenure = tenure
@@ -205,6 +210,12 @@ class Worker:
             return self._client.read(list(self._app.inputs), tenure=tenure)
         source = _plain_ports(self._client, self._app.cluster).committed_log(_ASK_S)
         return PlainReader(source, tenure, _ASK_S, single=bool(self._app.timers))
+
+    def _check_holder(self, tasks: Collection[int]) -> None:
+        """`TenureLost` if another one has taken one of these tasks by now."""
+        for row in self._client.processor(self._app.name).tasks:
+            if row.task in tasks and row.holder != self._holder:
+                raise TenureLost(f"task {row.task} of {self._app.name} is {row.holder}'s")
 
     def _wanted(self) -> frozenset[int]:
         """The group's tasks, without those that another one took since the group gave them here.

@@ -296,6 +296,37 @@ def test_a_zombie_s_cut_leaves_nothing(
     place.check()
 
 
+def test_a_worker_that_loses_its_tasks_while_it_reads_their_state_takes_them_again(
+    place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
+) -> None:
+    """It finds later commits in the log than its rows told: another one's, and no damage."""
+    all_tasks = AllTasks(range(TASKS))
+
+    def session(*counts: int) -> None:
+        place.write(*counts)
+        running = Running(Worker(place.app(), connect(), tmp_path / "1", tasks=all_tasks))
+        wait_for(place.is_whole)
+        running.end()
+
+    session(20)
+    slow = Worker(place.app(), connect(), tmp_path / "2", tasks=all_tasks)
+    restore = slow._commits.state.restore
+
+    def frozen(*given: Any) -> int:
+        slow._commits.state.restore = restore  # type: ignore[method-assign, assignment]
+        session(20)
+        return restore(*given)
+
+    slow._commits.state.restore = frozen  # type: ignore[method-assign, assignment]
+    running = Running(slow)
+    wait_for(lambda: slow.holds(0) or running.error is not None)
+    place.write(10)
+    wait_for(place.is_whole)
+    running.end()
+    assert running.error is None
+    place.check()
+
+
 @pytest.mark.parametrize("dead_letter", [False, True])
 def test_a_handler_that_fails_leaves_no_trace(
     place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path, dead_letter: bool

@@ -61,7 +61,12 @@ def two_in_flight() -> Any:
         self._sent = cut
         self._future = self._pool.submit(self._commit, tenure, cut, consumed)
 
-    return patch.object(Commits, "send", send)
+    wait = Commits.wait
+
+    def hasty(self: Commits, seconds: float | None = None) -> bool:
+        return seconds is not None or wait(self)
+
+    return patch.multiple(Commits, send=send, wait=hasty)
 
 
 def fired_twice() -> Any:
