@@ -77,7 +77,7 @@ class Table:
     def write(
         self, changes: Iterable[tuple[int, Rows]], marks: dict[int, Mark], *, logged: bool = True
     ) -> None:
-        """Change rows of tasks, and their marks, in one step. What is not ``logged`` needs `flush`."""
+        """Change rows of tasks, and their marks, in one step. Without ``logged`` a write needs `flush`."""
         batch = WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
         for task, rows in changes:

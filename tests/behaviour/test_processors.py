@@ -319,7 +319,7 @@ def test_a_worker_that_loses_its_tasks_while_it_reads_their_state_takes_them_aga
 
     slow._commits.state.restore = frozen  # type: ignore[method-assign, assignment]
     running = Running(slow)
-    wait_for(lambda: slow.holds(0) or running.error is not None)
+    wait_for(lambda: 0 in slow.tasks or running.error is not None)
     place.write(10)
     wait_for(place.is_whole)
     running.end()

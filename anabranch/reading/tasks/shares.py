@@ -1,4 +1,4 @@
-"""What readers of tasks give: shares of commits' events, in columns until somebody asks for the events."""
+"""Shares of commits' events, as readers of tasks give them: in columns, until somebody asks for the events."""
 
 from __future__ import annotations
 
