@@ -33,12 +33,12 @@ class AgentHandlers(Handlers):
 
     def handle(self, cut: Cut, pieces: Iterable[Piece], passed: dict[Place, Passed]) -> None:
         """Give events to agents, and wait until each is done. Raises: HandlerFailed, IllegalState (strays)."""
-        if self._strays:
-            raise self._strays[0]
         with closed_by_failure(cut) as at:
             some = [self._without(at, piece, passed) if passed else piece for piece in pieces]
             if some:
                 asyncio.run_coroutine_threadsafe(self._give(cut, some), self._on).result()
+        if self._strays:
+            raise self._strays[0]
 
     def end(self) -> None:
         """Wait no more for agents that don't end. On the loop."""

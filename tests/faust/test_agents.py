@@ -135,9 +135,20 @@ async def _after(topic: Any) -> None:
     await topic.send(value=1)
 
 
+async def _beside(app: Any, topic: Any) -> None:
+    """The first event's task sends while the second one is handled, in the same cut."""
+    if vars(app).setdefault("seen", False):
+        await asyncio.sleep(1.0)
+    else:
+        app.seen = asyncio.create_task(_after(topic))
+
+
 BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "a stray task": (
         lambda app, own, sums: asyncio.create_task(_after(own)), IllegalState, "went on after"
+    ),
+    "a stray beside another event": (
+        lambda app, own, sums: _beside(app, own), IllegalState, "went on after"
     ),
     "another scope": (
         lambda app, own, sums: app.send("elsewhere/out", value=1), CrossScope, "own scope"
@@ -170,7 +181,7 @@ def test_what_an_agent_must_not_do(
             if what == "no loop":
                 break
 
-    place.write(2)
+    place.write(4)
     reason = Running(app).end(crashes=True)
     error = reason.error if isinstance(reason, HandlerFailed) else reason
     assert isinstance(error, kind)
