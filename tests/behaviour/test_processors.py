@@ -312,7 +312,7 @@ def test_a_worker_that_loses_its_tasks_while_it_reads_their_state_takes_them_aga
     restore = slow._commits.state.restore
 
     def frozen(*given: Any) -> int:
-        slow._commits.state.restore = restore  # type: ignore[method-assign, assignment]
+        slow._commits.state.restore = restore  # type: ignore[method-assign]
         session(20)
         return restore(*given)
 
