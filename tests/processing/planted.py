@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +20,7 @@ from anabranch.processing.worker import Worker
 from anabranch.reading.tasks.reader import TaskReader
 
 VARIABLE = "ANABRANCH_PLANTED"
+LATE_S = 0.5
 
 
 def table_early() -> Any:
@@ -38,6 +40,7 @@ def state_early() -> Any:
 
     def early(self: Worker, wanted: frozenset[int]) -> None:
         before = {row.task: row for row in self._client.processor(self._app.name).tasks}
+        time.sleep(LATE_S)
         restore = self._commits.state.restore
 
         def stale(tasks: Any, deadline: float) -> int:
