@@ -160,7 +160,7 @@ def many(peer: Peer, place: Place, processors: int, seconds: float) -> dict[str,
             workers.append(stack.enter_context(working(peer, one)))
         stop = threading.Event()
         with where.sending(lambda _: None) as send:
-            sender = threading.Thread(target=_paced, args=(send, itertools.count(), stop, 40))
+            sender = threading.Thread(target=_paced, args=(send, itertools.count(), stop, 15))
             sender.start()
             try:
                 for worker in workers:
