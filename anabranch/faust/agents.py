@@ -25,7 +25,7 @@ _END_S = 5.0
 
 
 class Hand:
-    """Events of a cut that are given to agents, and what is left of them. It is over once all are done."""
+    """Events of a cut that are given to agents, and what is left of them. The hand is over once all are done."""
 
     def __init__(self, cut: Cut) -> None:
         self.cut = cut
@@ -54,7 +54,7 @@ class Given(NamedTuple):
 
 
 class Inbox:
-    """What an actor is to handle. ``own_key``: other actors work beside it."""
+    """An event that an actor is to handle. ``own_key``: other actors work beside it."""
 
     def __init__(self, *, own_key: bool, strays: list[IllegalState]) -> None:
         self.items: deque[Given] = deque()

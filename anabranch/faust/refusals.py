@@ -1,4 +1,4 @@
-"""What of Faust can't be exactly once, and what to use instead: each is refused by its name."""
+"""Parts of Faust that can't be exactly once, each refused by its name, and what to use instead."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from anabranch.processing.cut import doing, outside
 
 
 class Sent:
-    """What `Topic.send` gives. Within a cut the event has no offset before the commit: it is -1."""
+    """The answer of `Topic.send`. Within a cut the event has no offset before the commit: it is -1."""
 
     __slots__ = ("stream", "timestamp")
 
