@@ -54,7 +54,7 @@ class Given(NamedTuple):
 
 
 class Inbox:
-    """An event that an actor is to handle. ``own_key``: other actors work beside it."""
+    """Events that an actor is to handle. ``own_key``: other actors work beside it."""
 
     def __init__(self, *, own_key: bool, strays: list[IllegalState]) -> None:
         self.items: deque[Given] = deque()
