@@ -65,8 +65,11 @@ class Lease:
         self._aside.append(producer)
 
     def check(self, partitions: Sequence[TopicPartition]) -> None:
-        """End transactions there that lack a marker: readers can't pass them. Carriers check their own."""
-        for producer in [*self.producers[:2], *self._aside]:
+        """End transactions there that lack a marker: readers can't pass them. Carriers check their own.
+
+        Spare ids, too: a former leader may have used them.
+        """
+        for producer in [*self.producers, *self._aside]:
             producer.check(partitions)
 
     def close(self) -> None:

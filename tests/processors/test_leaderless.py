@@ -83,3 +83,21 @@ def test_what_is_looked_at_to_cut_histories() -> None:
     play.lose(TopicPartition(stream_topic(GONE), 1), "start_offsets")
     assert Histories(play.world.cluster.log("c")).spare({GONE: 2, OTHER: 2}) == {}
     play.check_nobody_waited()
+
+
+@pytest.mark.parametrize("spare", range(5))
+def test_a_marker_that_a_former_leaders_spare_id_lacks(spare: int) -> None:
+    """Only a leader's first two ids looked for what they had left open: no round and no reader got by the rest."""
+    play = Leaderless()
+    play.world.cluster.loses_markers = True
+    lease = play.controller.lease
+    assert lease is not None
+    for _ in range(spare):
+        lease.set_aside(lease.producers[0])
+    play.lose(TopicPartition(history_topic(GONE), 0), "commit", "append")
+    assert play.one_shot(GONE) == "COMMITTED"
+    assert play.world.cluster.lost_markers
+    play.mend()
+    play.lead_anew()
+    assert play.one_shot(GONE) == "COMMITTED"
+    assert not play.world.cluster.lost_markers
