@@ -21,7 +21,7 @@ from tests.processing.program import GRACE_MS, WINDOW_MS
 from tests.processing.test_trial import SEED
 from tests.processing.writing import Writing
 
-FEW = 8  # points that the quick test takes
+FEW = 5  # points that the quick test takes
 TIMES = 2  # of a line
 HIT_S = 15.0
 END_S = 60.0

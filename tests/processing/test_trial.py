@@ -14,7 +14,7 @@ from tests.processing.trial import Plan, Trial
 
 SEED = int(os.environ.get("ANABRANCH_SEED", time.time_ns() % 1_000_000))
 SOAK = Plan(seed=SEED)
-QUICK = Plan(events=40_000, kills=4, zombies=1, scalings=3, seconds=18.0, seed=SEED)
+QUICK = Plan(events=24_000, kills=3, zombies=1, scalings=2, seconds=10.0, seed=SEED)
 
 
 @pytest.mark.broker
