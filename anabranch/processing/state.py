@@ -27,6 +27,7 @@ HEAD = 0  # the store of heads
 SURE_MS = 43_200_000  # half as long as the topic keeps tombstones
 _SEQUENCE = 8  # bytes of one
 _NUMBERS = 2  # bytes of an incarnation, and of a store's number
+_ASK_S = 30.0
 _SLICE_S = 0.5
 _SAY_S = 10.0
 
@@ -97,15 +98,15 @@ class StateReader:
     def follow(self, tasks: Iterable[int], until: float) -> None:
         """Keep copies of other workers' tasks warm, until a monotonic second."""
         others = set(tasks)
-        deadline = self._source.clock.monotonic() + 30.0
+        deadline = self._source.clock.monotonic() + _ASK_S
         if not self._topic_id:
             self._topic_id = self._source.topic_ids([self.topic], deadline).get(self.topic, "")
-        for task in others - self._marks.keys():
-            mark = self._table.mark(task)
-            if mark is None or not self._suits(mark):
-                self._table.clear(task)
-                mark = Mark(self._topic_id, self._incarnation, NOT_WHOLE, 0, 0)
-            self._marks[task] = mark
+        if new := others - self._marks.keys():
+            places = [TopicPartition(self.topic, task) for task in new]
+            ends = self._source.end_offsets(places, deadline)
+            for place in places:
+                task, mark = place.partition, self._table.mark(place.partition)
+                self._marks[task] = self._usable(task, mark, ends[place])
         at = {TopicPartition(self.topic, task): self._marks[task].offset for task in others}
         self._feed.assign(at)
         while self._source.clock.monotonic() < until:
@@ -123,26 +124,35 @@ class StateReader:
     def _begin(self, task: int, info: TaskInfo, end: int) -> Mark | None:
         """The mark to read on from; None: the rows are whole."""
         mark = self._table.mark(task)
-        if mark is not None:
-            if mark.sequence == info.state_sequence and self._suits(mark):
-                return None
-            now_ms = int(self._source.clock.wall() * 1000)
-            if (
-                not self._suits(mark)
-                or mark.sequence > info.state_sequence
-                or mark.offset > end
-                or now_ms - mark.written_ms > SURE_MS
-            ):
-                log.warning(
-                    "task %d of %s: the folder's rows are of another state", task, self._processor
-                )
-                self._table.clear(task)
-                mark = None
+        if mark is not None and mark.sequence == info.state_sequence and self._suits(mark):
+            return None
+        if mark is not None and mark.sequence > info.state_sequence:
+            mark = None
+        mark = self._usable(task, mark, end)
         if info.state_sequence == 0:
             return None
-        mark = mark or Mark(self._topic_id, self._incarnation, NOT_WHOLE, 0, 0)
         self._marks[task] = mark = mark._replace(sequence=NOT_WHOLE)
         return mark
+
+    def _usable(self, task: int, mark: Mark | None, end: int) -> Mark:
+        """The mark, if its rows may be read on from; else a new one, and the rows are thrown away.
+
+        An older one could miss deletions that compaction has forgotten.
+        """
+        now_ms = int(self._source.clock.wall() * 1000)
+        if (
+            mark is not None
+            and self._suits(mark)
+            and mark.offset <= end
+            and now_ms - mark.written_ms <= SURE_MS
+        ):
+            return mark
+        if mark is not None:
+            log.warning(
+                "task %d of %s: the folder's rows are of another state", task, self._processor
+            )
+        self._table.clear(task)
+        return Mark(self._topic_id, self._incarnation, NOT_WHOLE, 0, 0)
 
     def _suits(self, mark: Mark) -> bool:
         return (mark.topic_id, mark.incarnation) == (self._topic_id, self._incarnation)

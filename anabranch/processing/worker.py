@@ -198,6 +198,9 @@ class Worker:
         except IllegalState:
             self._check_holder(wanted)  # another one's commits are no damage
             raise
+        self._commits.state.forget(
+            wanted
+        )  # their marks are those of this worker's commits from here on
         self._handlers.resume(self._table, wanted)
         self._reader = self._read(tenure)
         self._tenure = tenure

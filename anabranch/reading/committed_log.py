@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -126,6 +126,23 @@ class CommittedLog:
         except LogError as error:
             self._unread(error, left)
             return None
+
+    def wait_for(self, positions: Mapping[TopicPartition, int], deadline: float) -> None:
+        """Wait until one of these partitions has something from its position on, or a bit less."""
+        self._check_open()
+        left = max(0.0, deadline - self.clock.monotonic())
+        try:
+            answered(
+                lambda failed: self.raw.fetch(
+                    positions,
+                    max_wait=min(left, _SLICE_S),
+                    max_bytes=1,
+                    committed=True,
+                    failed=failed,
+                )
+            )
+        except LogError as error:
+            self._unread(error, left)
 
     def _unread(self, error: LogError, left: float) -> None:
         """Wait a little after what may pass, for at most ``left`` seconds. Raises what does not."""

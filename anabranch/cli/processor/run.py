@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import multiprocessing
 import os
 import sys
@@ -126,6 +127,10 @@ def _work(target: str, cluster: Target, folder: Path | None, *, standby: bool) -
 
     try:
         with connected(cluster) as client:
+            # A service tells what happens to it; `connected` keeps commands silent.
+            logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+            logging.getLogger("anabranch").setLevel(logging.WARNING)
+            logging.getLogger("anabranch.processor").setLevel(logging.INFO)
             run_worker(_load(target), client, folder=folder, standby=standby)
     except Exception as error:
         if multiprocessing.parent_process() is None:

@@ -294,10 +294,13 @@ class TaskReader(Iteration[Event]):
         """Read the histories until something comes."""
         while not self._closed:
             for one in self._inputs:
-                now = self._clock.monotonic()
-                self._look(one, min(until, now + _PACE_S / len(self._inputs)))
+                self._look(one, until if len(self._inputs) == 1 else 0.0)
             if any(one.batch for one in self._inputs) or self._clock.monotonic() >= until:
                 return
+            if len(self._inputs) > 1:
+                self._source.wait_for(
+                    {each.history.place: each.history.position for each in self._inputs}, until
+                )
 
     def _is_complete(self, one: _Input, until: float) -> bool:
         """Whether all records of its scope that are as old as its first one have been read, in all inputs.
