@@ -38,7 +38,8 @@ def bytes_of(events: Sequence[Event]) -> list[int]:
 @given(st.data())
 def test_a_share_is_the_same_in_all_its_forms(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 12))
-    keys, values, headers = (st.sampled_from(some) for some in (_KEYS, _VALUES, _HEADERS))
+    keys, values = st.sampled_from(_KEYS), st.sampled_from(_VALUES)
+    headers = st.sampled_from(_HEADERS)
     records = [
         Record(2 * n, 1000 + n, data.draw(keys), data.draw(values), data.draw(headers))
         for n in range(count)
