@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 
 from anabranch.batches.format import read_header
 from anabranch.core.ids import state_stream
@@ -65,14 +64,6 @@ class StateReader:
         }
         missing = set(begun)
         self._feed.assign({TopicPartition(self.topic, task): at for task, at in begun.items()})
-        # Unlogged rows that a logged commit follows would be lost alone.
-        with ExitStack() as stack:
-            if missing:
-                stack.callback(self._table.flush)
-            return self._restore(tasks, missing, deadline)
-
-    def _restore(self, tasks: Mapping[int, TaskInfo], missing: set[int], deadline: float) -> int:
-        clock = self._source.clock
         read, say = 0, clock.monotonic() + _SAY_S
         while missing:
             for portion in self._feed.next(min(deadline, clock.monotonic() + _SLICE_S), ()):
@@ -93,6 +84,7 @@ class StateReader:
                 )
             if self._source.closed:
                 raise NotReady("the worker is closed")
+        self._table.flush()
         return read
 
     def follow(self, tasks: Iterable[int], until: float) -> None:

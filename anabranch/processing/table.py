@@ -58,6 +58,7 @@ class Table:
             ) from error
         self._tasks = [task.to_bytes(_TASK, "big") for task in range(1 << 10)]
         self._get = self._rows.get
+        self._to_flush = False
         self._logged, self._unlogged = WriteOptions(), WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[assignment, method-assign]
         self.known: dict[bytes, int] = {}  # the tasks of some keys, kept for cuts
@@ -77,7 +78,12 @@ class Table:
     def write(
         self, changes: Iterable[tuple[int, Rows]], marks: dict[int, Mark], *, logged: bool = True
     ) -> None:
-        """Change rows of tasks, and their marks, in one step. Without ``logged`` a write needs `flush`."""
+        """Change rows of tasks, and their marks, in one step.
+
+        Not ``logged`` is quicker: until `flush` a crash takes tasks back to where they stood, marks and all.
+        """
+        if logged:
+            self.flush()  # what came before would be lost alone
         batch = WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
         for task, rows in changes:
@@ -90,10 +96,13 @@ class Table:
         for task, mark in marks.items():
             put(_MARKS + self._tasks[task], "/".join(map(str, (_VERSION, *mark))).encode())
         self._rows.write(batch, self._logged if logged else self._unlogged)
+        self._to_flush = not logged
 
     def flush(self) -> None:
-        """Store what was not logged. After a crash before, tasks stand as before, each with its mark."""
-        self._rows.flush()
+        """Store what was not logged."""
+        if self._to_flush:
+            self._rows.flush()
+            self._to_flush = False
 
     def mark(self, task: int) -> Mark | None:
         """The mark of a task; None: there is nothing of it."""
