@@ -53,6 +53,7 @@ class StateReader:
 
         Raises: IllegalState (the topic lacks what the rows name, or others wrote to it), NotReady.
         """
+        clock = self._source.clock
         self._topic_id = self._source.topic_ids([self.topic], deadline).get(self.topic, "")
         places = [TopicPartition(self.topic, task) for task in tasks]
         # Asked only now: an end from before the answer may lack the last commit.
