@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,10 +36,9 @@ class Share:
     def split(self, at: int) -> tuple[Share, Share]:
         """The first so many of its events, and the others."""
         places = np.arange(len(self.tasks)) if self.places is None else self.places
-        return (
-            Share(self.run, self.tasks[:at], places[:at]),
-            Share(self.run, self.tasks[at:], places[at:]),
-        )
+        halves = slice(at), slice(at, None)
+        first, rest = (Share(self.run, self.tasks[half], places[half]) for half in halves)
+        return first, rest
 
     def last(self) -> tuple[int, int]:
         """The segment and the offset of its last event."""
@@ -57,7 +56,7 @@ class Share:
 
 
 @dataclass(slots=True)
-class Shares(Collection[Event]):
+class Shares:
     """Events of one stream; each iteration makes them again."""
 
     stream: str
@@ -70,16 +69,13 @@ class Shares(Collection[Event]):
         for share in self.shares:
             yield from share.events(self.stream)
 
-    def __contains__(self, event: object) -> bool:
-        return any(event == each for each in self)
-
 
 class Piece(NamedTuple):
     """The events of one commit of an input, or of a part of it, for these tasks; and the task of each."""
 
     stream: str
     timestamp: int
-    events: Collection[Event]
+    events: Sequence[Event] | Shares
     tasks: list[int]
     whole: bool = True  # this is the last part of it
 
@@ -90,6 +86,6 @@ class Piece(NamedTuple):
         from anabranch.reading.event_columns import batch_of, batch_of_run
 
         if not isinstance(self.events, Shares):
-            return batch_of(list(self.events))
+            return batch_of(self.events)
         found = [batch_of_run(self.stream, one.run, one.places) for one in self.events.shares]
         return found[0] if len(found) == 1 else pa.concat_batches(found)
