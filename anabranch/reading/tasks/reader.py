@@ -355,7 +355,7 @@ class TaskReader(Iteration[Event]):
             moved = tuple(p for each in self._inputs for p in _moved(each, task))
             alike.setdefault((self._sequences[task], moved), []).append(task)
             for each in self._inputs:
-                each.told[task] = each.place()[:3]
+                each.told[task] = max(each.place()[:3], _told(each, task))
         self._touched = set()
         steps = tuple(TaskStep(tuple(some), *step) for step, some in alike.items())
         return Consumed(self._tenure.processor, self._tenure.secret, steps)
@@ -378,8 +378,13 @@ def _place(position: TaskPosition, order: dict[int, int]) -> _Place:
 def _moved(one: _Input, task: int) -> Iterator[TaskPosition]:
     """The position of a task in an input, if that is beyond what was told of it."""
     at = one.place()
-    if at[:3] > (one.told.get(task) or _place(one.stands[task], one.order)[:3]):
+    if at[:3] > _told(one, task):
         yield TaskPosition(one.number, at.record, at.timestamp, at.segment, at.offset)
+
+
+def _told(one: _Input, task: int) -> tuple[int, int, int]:
+    """Where a task stands as of `consumed`; before, where it stood at first: others may stand below."""
+    return one.told.get(task) or _place(one.stands[task], one.order)[:3]
 
 
 def _check_whole(one: _Input, first: Found) -> None:
