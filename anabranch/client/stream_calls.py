@@ -8,7 +8,7 @@ from typing import Any
 from anabranch.client.exchange import FIRST_RETRY_S, LONGEST_RETRY_S, Exchange, T
 from anabranch.client.ports import ClientPorts
 from anabranch.core.ids import DIRECTORY, check_scope, split_stream
-from anabranch.errors import UnknownScope
+from anabranch.errors import NotReady, UnknownScope
 from anabranch.schemas import records as r
 
 
@@ -44,11 +44,13 @@ class StreamCalls(Exchange):
             partition = self.find_scope(scope, deadline, create=True)
             try:
                 return self.ask(partition, command, r.StreamList, deadline).streams[0]
-            except UnknownScope:
+            except UnknownScope as error:
                 # The directory's message to that partition is on its way, or retention removed it unread: let the
                 # directory send it again.
                 if pause > LONGEST_RETRY_S or self.now() + pause >= deadline:
-                    raise
+                    raise NotReady(
+                        f"scope {scope!r} is new, and not known yet where it is served: call again"
+                    ) from error
                 self._scopes.pop(scope, None)
             self._clock.sleep(pause)
             pause *= 2

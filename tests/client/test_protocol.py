@@ -79,7 +79,7 @@ def test_a_scope_that_its_partition_does_not_know_is_told_to_it_again() -> None:
     assert session.create_stream("nyc/a", 1, {}, clock.now + 10) == stream_list.streams[0]
     assert [type(sent.command) for sent in bus.sent] == [r.FindScope, r.CreateStream] * 4
     session, bus, clock = session_of(lambda c: found if isinstance(c, r.FindScope) else unknown)
-    with pytest.raises(errors.UnknownScope):
+    with pytest.raises(errors.NotReady):
         session.create_stream("nyc/a", 1, {}, clock.now + 100)
     assert clock.now < 1010
 
