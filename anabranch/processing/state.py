@@ -7,7 +7,7 @@ with the sequence. Rows are whole when both agree: an offset or a watermark alon
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from anabranch.batches.format import read_header
 from anabranch.core.ids import state_stream
@@ -48,9 +48,12 @@ class StateReader:
         self._feed = Feed(source, look=_check_transactional)
         self._marks: dict[int, Mark] = {}  # of the tasks that are read
 
-    def restore(self, tasks: Mapping[int, TaskInfo], deadline: float) -> int:
+    def restore(
+        self, tasks: Mapping[int, TaskInfo], deadline: float, heard: Callable[[], None]
+    ) -> int:
         """Bring these tasks' rows to where they stand. Only after `Take` was answered. Returns rows read.
 
+        ``heard``: called twice a second or more often; it may raise.
         Raises: IllegalState (the topic lacks what the rows name, or others wrote to it), NotReady.
         """
         clock = self._source.clock
@@ -67,6 +70,7 @@ class StateReader:
         self._feed.assign({TopicPartition(self.topic, task): at for task, at in begun.items()})
         read, say = 0, clock.monotonic() + _SAY_S
         while missing:
+            heard()
             for portion in self._feed.next(min(deadline, clock.monotonic() + _SLICE_S), ()):
                 task = portion.place.partition
                 read += self._apply(task, portion, logged=False)

@@ -27,6 +27,7 @@ from anabranch.errors import (
     AskOutcomeError,
     BeginAgainError,
     IllegalState,
+    NotReady,
     RetryError,
     TenureLost,
 )
@@ -114,7 +115,6 @@ class Worker:
         except BaseException:
             self._stack.close()
             raise
-        self._ends_due = 0.0
 
     @property
     def tasks(self) -> Collection[int]:
@@ -132,6 +132,8 @@ class Worker:
                 self.step()
                 pause, longest = PAUSES_S
             except (RetryError, BeginAgainError, AskOutcomeError) as error:
+                if self.stop.is_set():
+                    break
                 log.warning("%s: %s; its tasks are taken again", self._app.name, error)
                 self._drop()
                 if isinstance(error, TenureLost):
@@ -191,19 +193,24 @@ class Worker:
             self._commits.state = StateReader(
                 self._source, self._table, self._app.name, tenure.incarnation
             )
-        self._commits.state.forget(wanted)
-        begun = self._clock.monotonic()
+        self._tenure = tenure
+        begun, generation = self._clock.monotonic(), self._member.generation
+
+        def heard() -> None:
+            self._member.serve(0.0)
+            if self.stop.is_set() or self._member.generation != generation:
+                raise NotReady("the worker ends, or its group assigns again")
+
+        state = self._commits.state
+        state.forget(wanted)
         try:
-            rows = self._commits.state.restore(tenure.tasks, begun + _RESTORE_S)
+            rows = state.restore(tenure.tasks, begun + _RESTORE_S, heard)
         except IllegalState:
             self._check_holder(wanted)  # another one's commits are no damage
             raise
-        self._commits.state.forget(
-            wanted
-        )  # their marks are those of this worker's commits from here on
+        state.forget(wanted)  # this worker's commits move their marks from here on
         self._handlers.resume(self._table, wanted)
         self._reader = self._read(tenure)
-        self._tenure = tenure
         self.rows_read += rows
         took = self._clock.monotonic() - begun
         log.info("%s: tasks %s; %d rows read in %.1f s", self._app.name, sorted(wanted), rows, took)

@@ -43,9 +43,9 @@ def state_early() -> Any:
         time.sleep(LATE_S)
         restore = self._commits.state.restore
 
-        def stale(tasks: Any, deadline: float) -> int:
+        def stale(tasks: Any, *more: Any) -> int:
             known = {task: before.get(task, info) for task, info in tasks.items()}
-            return restore(known, deadline)
+            return restore(known, *more)
 
         with patch.object(self._commits.state, "restore", stale):
             take(self, wanted)
