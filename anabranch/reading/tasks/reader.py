@@ -383,7 +383,7 @@ def _moved(one: _Input, task: int) -> Iterator[TaskPosition]:
 
 
 def _told(one: _Input, task: int) -> tuple[int, int, int]:
-    """Where a task stands as of `consumed`; before, where it stood at first: others may stand below."""
+    """The place of a task as of `consumed`; before that, its first one: other tasks may stand below."""
     return one.told.get(task) or _place(one.stands[task], one.order)[:3]
 
 
