@@ -40,6 +40,11 @@ def position_of(key: bytes) -> int:
     return h ^ h >> 16
 
 
+def task_of(key: bytes, tasks: int) -> int:
+    """The task of a key: of so many equal ranges of the space, the one that its position is in."""
+    return position_of(key) * tasks // SPACE
+
+
 def record_checksum(key: bytes | None, value: bytes | None) -> int:
     """CRC-32 of the key's bytes followed by the value's; null counts as empty."""
     return crc32(value or b"", crc32(key or b""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from anabranch.client.client_processors import DEFAULT_TASKS
 from anabranch.core.ids import PLAIN, check_input, check_type, split_stream
@@ -16,9 +16,6 @@ from anabranch.processing.program import Input, Output, Program, Registered, Tim
 from anabranch.processing.stores import Store
 from anabranch.processing.timers import Timer, Windows
 from anabranch.reading.history_search import Start
-
-if TYPE_CHECKING:
-    pass
 
 F = TypeVar("F", bound=Callable[..., Any])
 COMMIT_INTERVAL_S = 0.1

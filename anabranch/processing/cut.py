@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from anabranch.core.partitioner import SPACE, position_of
+from anabranch.core.partitioner import task_of
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processing.table import Table
 from anabranch.types import Headers
@@ -67,7 +67,7 @@ class Cut:
         """The task of a key."""
         task = self.known.get(key, -1)
         if task < 0:
-            task = position_of(key) * self._task_count // SPACE
+            task = task_of(key, self._task_count)
             if len(self.known) < _KNOWN_KEYS:
                 self.known[key] = task
         return task

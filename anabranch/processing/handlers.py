@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from anabranch.errors import FixCallError
 from anabranch.processing.cut import Cut, Doing, begin_doing
 from anabranch.processing.program import Program, Registered
-from anabranch.processing.stores import FIRST
 from anabranch.processing.timers import TimeOfTasks
 from anabranch.reading.tasks.shares import Piece
+from anabranch.reading.tasks.stored import FIRST_STORE
 from anabranch.types import Event
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ class Handlers:
     def __init__(self, app: Program, stores: Sequence[str]) -> None:
         """``stores``: the names of the processor's stores, in the order of their numbers."""
         self._app = app
-        self._dead_letter = app.dead_letter
-        for number, name in enumerate(stores, FIRST):
+        for number, name in enumerate(stores, FIRST_STORE):
             if name in app.stores:
                 app.stores[name].number(number)
         names = {app.stores[name].prefix: name for name in app.timers}
@@ -63,19 +62,18 @@ class Handlers:
             for (scope, number), some in groupby(pieces, key=_of_commit):
                 commit = list(some)
                 if self._time is not None:
-                    _called(None, self._time.before, at, scope, number)
+                    _called(self._time.before, at, scope, number)
                 for piece in commit:
                     self._piece(at, piece, passed)
                 if self._time is not None:
                     self._move_time(at, self._time, commit)
 
-    def fire_wall(self, cut: Cut, tasks: Iterable[int], now_ms: int) -> set[int]:
-        """Fire timers of the wall clock. The tasks that had some. Raises: HandlerFailed."""
-        if self._time is None:
-            return set()
-        time = self._time
-        with closed_by_failure(cut) as at:
-            return {task for task in tasks if _called(None, time.fire_wall, at, task, now_ms)}
+    def fire_wall(self, cut: Cut, tasks: Iterable[int], now_ms: int) -> None:
+        """Fire timers of the wall clock. Raises: HandlerFailed."""
+        if self._time is not None:
+            with closed_by_failure(cut) as at:
+                for task in tasks:
+                    _called(self._time.fire_wall, at, task, now_ms)
 
     def resume(self, table: Table, tasks: Iterable[int]) -> None:
         """These are the worker's tasks now, and their rows are in the table."""
@@ -95,7 +93,7 @@ class Handlers:
             batch = piece.batch()
             at.timestamp = None
             for one in registered:
-                _called(None, one.call, batch)
+                _called(one.call, batch)
             return
         decode = self._app.inputs[piece.stream].codec.decode
         if any(one.is_async for one in registered):
@@ -164,13 +162,15 @@ class Handlers:
             if found is None:
                 events.append(event)
                 tasks.append(task)
-            elif self._dead_letter is not None:
+            elif self._app.dead_letter is not None:
                 headers = [
                     *event.headers,
                     ("error", found.error.encode()),
                     ("from", f"{event.stream}[{event.partition}]@{event.offset}".encode()),
                 ]
-                at.cut.write(self._dead_letter, (event.value, event.key, headers, event.timestamp))
+                at.cut.write(
+                    self._app.dead_letter, (event.value, event.key, headers, event.timestamp)
+                )
         return piece._replace(events=events, tasks=tasks)
 
     def _move_time(self, at: Doing, time: TimeOfTasks, commit: Sequence[Piece]) -> None:
@@ -180,7 +180,7 @@ class Handlers:
                 if event.timestamp > latest.get(task, 0):
                     latest[task] = event.timestamp
         move = partial(time.move, whole=commit[-1].whole)
-        _called(None, move, at, *_of_commit(commit[-1]), latest)
+        _called(move, at, *_of_commit(commit[-1]), latest)
 
 
 @contextmanager
@@ -197,8 +197,8 @@ def _of_commit(piece: Piece) -> tuple[str, int]:
     return piece.stream.partition("/")[0], piece.timestamp
 
 
-def _called(event: Event | None, call: Callable[..., Any], *args: Any) -> Any:
+def _called(call: Callable[..., Any], *args: Any) -> None:
     try:
-        return call(*args)
+        call(*args)
     except Exception as error:
-        raise HandlerFailed(event, error) from error
+        raise HandlerFailed(None, error) from error

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 
 from anabranch.ports import GroupMember, TopicPartition
-
-log = logging.getLogger("anabranch.processor")
 
 
 class Membership:

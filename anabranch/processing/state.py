@@ -17,6 +17,7 @@ from anabranch.processing.table import NOT_WHOLE, Mark, Table
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.feed import Feed
 from anabranch.reading.fetched import Portion
+from anabranch.reading.tasks.stored import state_key
 from anabranch.schemas.records import TaskInfo
 from anabranch.topics.names import stream_topic
 
@@ -42,7 +43,7 @@ class StateReader:
         self._processor = processor
         self._incarnation = incarnation
         self._prefix = incarnation.to_bytes(_NUMBERS, "big")
-        self._head = self._prefix + HEAD.to_bytes(_NUMBERS, "big")
+        self._head = state_key(incarnation, HEAD, b"")
         self.topic = stream_topic(state_stream(processor))
         self._topic_id = ""
         self._feed = Feed(source, look=_check_transactional)

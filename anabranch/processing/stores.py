@@ -10,7 +10,6 @@ from anabranch.processing.codecs import Codec
 from anabranch.processing.cut import Doing, doing
 
 TIME = 1  # the hidden store of timers and of event time
-FIRST = 2  # the number of the first store that has a name
 
 
 def prefix_of(number: int) -> bytes:

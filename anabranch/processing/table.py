@@ -6,7 +6,6 @@ here, and the offset to read on from. While a stretch is applied again the seque
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -15,8 +14,6 @@ from typing import Any, NamedTuple
 from rocksdict import DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
 
 from anabranch.errors import IllegalState
-
-log = logging.getLogger("anabranch.processor")
 
 _TASK = 2  # bytes of a task's number
 _MARKS = b"\xff\xff"  # no task has this number

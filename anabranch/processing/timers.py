@@ -224,14 +224,14 @@ class TimeOfTasks:
             cut.put(task, _NOW, _time(timestamp))
             self._fire(at, task, _DUE, timestamp)
 
-    def fire_wall(self, at: Doing, task: int, now_ms: int) -> bool:
-        """Fire what is due by the wall clock. Whether there was something."""
-        return self._fire(at, task, _WALL, now_ms)
+    def fire_wall(self, at: Doing, task: int, now_ms: int) -> None:
+        """Fire what is due by the wall clock."""
+        self._fire(at, task, _WALL, now_ms)
 
-    def _fire(self, at: Doing, task: int, kind: bytes, until: int) -> bool:
+    def _fire(self, at: Doing, task: int, kind: bytes, until: int) -> None:
         cut = at.cut
         if cut.soonest(task, kind) > until:
-            return False
+            return
         # Those that a handler sets meanwhile are looked at next time: so this ends.
         size = len(kind)
         for row, _ in list(cut.scan(task, kind, kind + _time(until + 1))):
@@ -245,4 +245,3 @@ class TimeOfTasks:
                 at.task, at.key, at.timestamp = task, place[_NUMBER:], due
                 self._handlers[name](place[_NUMBER:], due)
         cut.look_soonest(task, kind)
-        return True

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 from anabranch.batches import columns_read, columns_write
@@ -40,6 +39,7 @@ from anabranch.processing.program import Program
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
 from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.history_search import check_start
 from anabranch.reading.tasks.groups import Mirror
 from anabranch.reading.tasks.reader import TaskReader
 from anabranch.reading.tasks.shares import Piece
@@ -218,7 +218,7 @@ class Worker:
     def _read(self, tenure: Tenure) -> TaskReader | PlainReader:
         if self._app.cluster is None:
             return self._client.read(list(self._app.inputs), tenure=tenure)
-        source = _plain_ports(self._client, self._app.cluster).committed_log(_ASK_S)
+        source = plain_ports(self._client, self._app.cluster).committed_log(_ASK_S)
         return PlainReader(source, tenure, _ASK_S, single=bool(self._app.timers))
 
     def _check_holder(self, tasks: Collection[int]) -> None:
@@ -325,13 +325,11 @@ def make_processor(client: Client, app: Program) -> ProcessorInfo:
     """Make the processor of a program, as `Client.create_processor` does; if it is there, add its new stores."""
     inputs: Sequence[str | ProcessorInput] = app.check()
     if app.cluster is not None:
-        ports, start_ms = _plain_ports(client, app.cluster), 0
-        if app.start != "begin":
-            start_ms = int(ports.clock.wall() * 1000)
-        if isinstance(app.start, datetime):
-            start_ms = int(app.start.timestamp() * 1000)
-        elif isinstance(app.start, int):
-            start_ms = to_ms(app.start)
+        ports, start = plain_ports(client, app.cluster), check_start(app.start)
+        if isinstance(start, int):
+            start_ms = to_ms(start)
+        else:
+            start_ms = 0 if start == "begin" else int(ports.clock.wall() * 1000)
         topics = [name.removeprefix(PLAIN) for name in app.inputs]
         with closing(ports.committed_log(_ASK_S)) as source:
             deadline = ports.clock.monotonic() + _ASK_S
@@ -340,7 +338,8 @@ def make_processor(client: Client, app: Program) -> ProcessorInfo:
     return client.create_processor(app.name, inputs, app.tasks, app.start, stores=stores)
 
 
-def _plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:
+def plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:
+    """The ports to read a processor's plain topics by."""
     if cluster.bootstrap is None:
         return client.reader_ports()
     return reader_ports(cluster.bootstrap, cluster.config)

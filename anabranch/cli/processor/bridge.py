@@ -52,10 +52,9 @@ def command(
     """
     import pyarrow as pa
 
-    from anabranch.client.connect import reader_ports
     from anabranch.processing.app import Processor
-    from anabranch.processing.plain import import_group
-    from anabranch.processing.worker import make_processor, run_worker
+    from anabranch.processing.plain import Cluster, import_group
+    from anabranch.processing.worker import make_processor, plain_ports, run_worker
 
     app = Processor(f"{stream}-bridge", tasks=tasks)
     config = parse_kafka(None, file=from_file)
@@ -71,7 +70,7 @@ def command(
         if group is not None and not any(
             task.sequence for task in client.processor(app.name).tasks
         ):
-            ports = client.reader_ports() if source is None else reader_ports(source, config)
+            ports = plain_ports(client, Cluster(source, config))
             count = import_group(client, ports, app.name, group, options.timeout)
             print_line(f"{count} partitions go on where group {group} stands")
         if not options.json:

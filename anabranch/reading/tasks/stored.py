@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anabranch.batches.records import decode_records
 from anabranch.core.ids import state_stream
-from anabranch.core.partitioner import SPACE, position_of
+from anabranch.core.partitioner import task_of
 from anabranch.errors import InvalidArgument, NotReady
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, client_errors
@@ -36,7 +36,7 @@ def stored(
         known = ", ".join(info.stores) or "none"
         raise InvalidArgument(f"{info.processor} has no store {store!r}: it has {known}")
     if task is None:
-        task = position_of(key) * info.task_count // SPACE
+        task = task_of(key, info.task_count)
     if not 0 <= task < info.task_count:
         raise InvalidArgument(f"{info.processor} has no task {task}: it has {info.task_count}")
     wanted = state_key(info.incarnation, FIRST_STORE + info.stores.index(store), key)
