@@ -41,25 +41,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# The homes of names that are not types of results.
 _HOMES = {
-    "AuditEntry": "anabranch.types",
     "Client": "anabranch.client.client",
-    "CommandsInfo": "anabranch.types",
-    "Committed": "anabranch.types",
-    "Counts": "anabranch.types",
-    "Event": "anabranch.types",
-    "Grant": "anabranch.types",
-    "Lane": "anabranch.types",
     "Processor": "anabranch.processing.app",
-    "Receipt": "anabranch.types",
     "Reservation": "anabranch.client.reservation",
-    "Result": "anabranch.types",
     "Snapshot": "anabranch.reading.snapshot",
     "SnapshotPlan": "anabranch.reading.snapshot",
-    "StreamDescription": "anabranch.types",
-    "Tenure": "anabranch.types",
     "Transaction": "anabranch.client.transaction",
-    "TransactionInfo": "anabranch.types",
     "Writer": "anabranch.client.joined_writer",
     "connect": "anabranch.client.connect",
     "narrow": "anabranch.client.tokens",
@@ -94,10 +83,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "errors":
         return import_module("anabranch.errors")
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module 'anabranch' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    value = getattr(import_module(_HOMES.get(name, "anabranch.types")), name)
     globals()[name] = value
     return value
 

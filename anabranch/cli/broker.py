@@ -6,30 +6,23 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from anabranch.cli.options import Json, Verbose
+from anabranch.cli.options import Json, Verbose, option
 from anabranch.cli.output import print_result
 
 _POLL_S = 0.2
 Folder = Annotated[
     Path | None,
-    typer.Option(
-        "--folder",
-        metavar="DIR",
-        help="Keep data in this folder for the next time (default: a temporary one).",
-        show_default=False,
+    option(
+        "--folder DIR", "Keep data in this folder for the next time (default: a temporary one)."
     ),
 ]
 Port = Annotated[
-    int, typer.Option("--port", min=0, max=65_535, help="The port to listen on; 0: any free one.")
+    int, option("--port", "The port to listen on; 0: any free one.", min=0, max=65_535)
 ]
-Heap = Annotated[int, typer.Option("--heap", min=128, metavar="MB", help="Most Java heap.")]
+Heap = Annotated[int, option("--heap MB", "Most Java heap.", min=128)]
 Brokers = Annotated[
     int,
-    typer.Option(
-        "--brokers", min=1, max=9, help="So many brokers that replicate, on ports from --port on."
-    ),
+    option("--brokers", "So many brokers that replicate, on ports from --port on.", min=1, max=9),
 ]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import Bootstrap, Json, Kafka, KafkaFile, Prefix, Verbose
+from anabranch.cli.options import Bootstrap, Json, Kafka, KafkaFile, Prefix, Verbose, option
 from anabranch.cli.output import print_result
 from anabranch.cli.session import need_bootstrap, parse_kafka
 from anabranch.topics.names import DEFAULT_PREFIX
@@ -41,16 +41,16 @@ class Given:
 
     data_dir: Annotated[
         Path,
-        typer.Option(
-            metavar="DIR",
-            help="The folder of the tables, for this controller alone. Deleted tables are rebuilt from the log.",
+        option(
+            "DIR",
+            "The folder of the tables, for this controller alone. Deleted tables are rebuilt from the log.",
         ),
     ] = Path("anabranch-data")
     control_partitions: Annotated[
-        int, typer.Option(min=1, max=65_536, help="Control partitions of a new cluster.")
+        int, option("", "Control partitions of a new cluster.", min=1, max=65_536)
     ] = 1
     replication_factor: Annotated[
-        int, typer.Option(help="Replicas of new topics; -1: the broker's default.")
+        int, option("", "Replicas of new topics; -1: the broker's default.")
     ] = -1
     session_timeout_s: Annotated[
         float,
@@ -60,22 +60,19 @@ class Given:
         float,
         _seconds("retention_s", 1.0, "How long the outcome of a transaction can be asked for."),
     ] = DEFAULT_RETENTION_S
-    max_open: Annotated[int, typer.Option(min=1, help="Most open transactions.")] = 100_000
-    max_streams: Annotated[
-        int, typer.Option(min=1, help="Most streams of a control partition.")
-    ] = 10_000
-    max_partitions: Annotated[int, typer.Option(min=1, help="Most partitions of all of them.")] = (
-        50_000
-    )
+    max_open: Annotated[int, option("", "Most open transactions.", min=1)] = 100_000
+    max_streams: Annotated[int, option("", "Most streams of a control partition.", min=1)] = 10_000
+    max_partitions: Annotated[int, option("", "Most partitions of all of them.", min=1)] = 50_000
     max_staged_bytes: Annotated[
         int,
-        typer.Option(
+        option(
+            "",
+            "Most bytes of open transactions in journals; beyond them new ones are refused.",
             min=1,
-            help="Most bytes of open transactions in journals; beyond them new ones are refused.",
         ),
     ] = 64 << 30
     chunk_bytes: Annotated[
-        int, typer.Option(min=1, help="A bigger commit is carried aside in such chunks.")
+        int, option("", "A bigger commit is carried aside in such chunks.", min=1)
     ] = 16 << 20
     collate_s: Annotated[
         float,
@@ -87,9 +84,10 @@ class Given:
     ] = 0.2
     move_bytes: Annotated[
         int,
-        typer.Option(
+        option(
+            "",
+            "Most bytes that an old open transaction keeps in a journal before it is moved forward.",
             min=1,
-            help="Most bytes that an old open transaction keeps in a journal before it is moved forward.",
         ),
     ] = 256 << 20
     lost_after_s: Annotated[
@@ -113,29 +111,24 @@ class Given:
     ] = None
     lanes_only: Annotated[
         bool,
-        typer.Option(
+        option(
             "--lanes-only",
-            help="Don't serve the lane `open`, whose commands anyone with Write on its topic may send.",
+            "Don't serve the lane `open`, whose commands anyone with Write on its topic may send.",
         ),
     ] = False
     status_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A JSON file for the control partitions that this process leads.",
-        ),
+        option("FILE", "A JSON file for the control partitions that this process leads."),
     ] = None
     http: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Serve /metrics (Prometheus), /live and /ready here (default: not at all).",
-            show_default=False,
+        option(
+            "HOST:PORT", "Serve /metrics (Prometheus), /live and /ready here (default: not at all)."
         ),
     ] = None
-    log_json: Annotated[
-        bool, typer.Option("--log-json", help="Write the log as JSON, a document a line.")
-    ] = False
+    log_json: Annotated[bool, option("--log-json", "Write the log as JSON, a document a line.")] = (
+        False
+    )
     bootstrap: Bootstrap = None
     prefix: Prefix = DEFAULT_PREFIX
     kafka: Kafka = field(default=None, repr=False)  # may hold secrets

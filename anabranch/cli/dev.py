@@ -7,10 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from anabranch.cli.broker import Folder, Heap, Port
-from anabranch.cli.options import Json, Verbose
+from anabranch.cli.options import Json, Verbose, option
 from anabranch.cli.output import print_json, print_line
 
 _POLL_S = 0.2
@@ -22,7 +20,7 @@ def command(
     folder: Folder = None,
     port: Port = 9092,
     controllers: Annotated[
-        int, typer.Option("--controllers", min=1, max=16, help="How many controllers.")
+        int, option("--controllers", "How many controllers.", min=1, max=16)
     ] = 1,
     heap: Heap = 512,
     json: Json = False,

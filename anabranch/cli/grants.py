@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import typer
-
 from anabranch.cli.errors import CheckFailed
-from anabranch.cli.options import App, OperatorOptions
+from anabranch.cli.options import App, OperatorOptions, argument
 from anabranch.cli.output import count_of, print_json, print_result, print_table
 from anabranch.core.ids import OPEN_LANE
 
@@ -17,17 +15,15 @@ if TYPE_CHECKING:
     from anabranch.topics.rights import Acl
 
 app = App(no_args_is_help=True, help="List, add, remove and check what lanes may do.")
-Lane = Annotated[str, typer.Argument(metavar="LANE", help="The lane.")]
-Pattern = Annotated[
-    str, typer.Argument(metavar="PATTERN", help="SCOPE/STREAM, SCOPE/* or * (in quotes).")
-]
+Lane = Annotated[str, argument("LANE", "The lane.")]
+Pattern = Annotated[str, argument("PATTERN", "SCOPE/STREAM, SCOPE/* or * (in quotes).")]
 EVERYBODY = "User:*"
 
 
 @app.command("list")
 def list_grants(
     options: OperatorOptions,
-    name: Annotated[str | None, typer.Argument(metavar="LANE", help="Only this lane.")] = None,
+    name: Annotated[str | None, argument("LANE", "Only this lane.")] = None,
 ) -> None:
     """List the rights of lanes, those that they have from the start included."""
     with options.client() as client:
@@ -44,9 +40,7 @@ def add(
     options: OperatorOptions,
     name: Lane,
     pattern: Pattern,
-    rights: Annotated[
-        str, typer.Argument(metavar="RIGHTS", help="Such as write,describe,safe-time.")
-    ],
+    rights: Annotated[str, argument("RIGHTS", "Such as write,describe,safe-time.")],
 ) -> None:
     """Give a lane rights on a pattern, beside those that it has there."""
     with options.client() as client:
@@ -59,9 +53,7 @@ def remove(
     options: OperatorOptions,
     name: Lane,
     pattern: Pattern,
-    rights: Annotated[
-        str | None, typer.Argument(metavar="RIGHTS", help="Only these (default: all there).")
-    ] = None,
+    rights: Annotated[str | None, argument("RIGHTS", "Only these (default: all there).")] = None,
 ) -> None:
     """Take rights on exactly this pattern from a lane; those on other patterns stay."""
     with options.client() as client:

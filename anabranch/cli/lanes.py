@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from anabranch.cli.options import App, OperatorOptions, Yes, confirm
+from anabranch.cli.options import App, OperatorOptions, Yes, argument, confirm, option
 from anabranch.cli.output import print_json, print_line, print_result, print_table, time_text
 from anabranch.errors import InvalidArgument
 
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
     from anabranch import Lane
 
 app = App(no_args_is_help=True, help="Make, list, block and unblock lanes.")
-Name = Annotated[str, typer.Argument(metavar="LANE", help="The lane's name.")]
+Name = Annotated[str, argument("LANE", "The lane's name.")]
 
 
 @app.command("add")
@@ -24,22 +22,17 @@ def add(
     options: OperatorOptions,
     name: Name,
     principal: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--principal", metavar="User:NAME", help="One that may use it. May be repeated."
-        ),
+        list[str] | None, option("--principal User:NAME", "One that may use it. May be repeated.")
     ] = None,
     quota: Annotated[
         list[str] | None,
-        typer.Option(
-            "--quota", metavar="NAME=NUMBER", help="A quota beside the defaults. May be repeated."
-        ),
+        option("--quota NAME=NUMBER", "A quota beside the defaults. May be repeated."),
     ] = None,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Tell the brokers what the principals may do, too.")
+        bool, option("--apply", "Tell the brokers what the principals may do, too.")
     ] = False,
     adopt: Annotated[
-        bool, typer.Option("--adopt", help="Its topics are there, from an attempt cut short.")
+        bool, option("--adopt", "Its topics are there, from an attempt cut short.")
     ] = False,
     yes: Yes = False,
 ) -> None:
@@ -102,7 +95,7 @@ def unblock(options: OperatorOptions, name: Name) -> None:
 
 def audit_log(
     options: OperatorOptions,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
+    limit: Annotated[int, option("--limit -n", "At most so many.", min=1)] = 100,
 ) -> None:
     """Show what operators did, the newest first: when, by which lane, what."""
     with options.client() as client:

@@ -9,9 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from anabranch.cli.options import ClusterOptions, Into, LoadedAs, NewSegments
+from anabranch.cli.options import ClusterOptions, Into, LoadedAs, NewSegments, argument, option
 from anabranch.cli.output import count_of, print_json, print_line, progress_bar
 from anabranch.core.ids import split_stream
 
@@ -34,13 +32,7 @@ class LoadOptions(ClusterOptions):
     """The shared options, with the timeout of a load."""
 
     timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout",
-            metavar="SECONDS",
-            min=1.0,
-            help="Time limit of the commit and of each request.",
-        ),
+        float, option("--timeout SECONDS", "Time limit of the commit and of each request.", min=1.0)
     ] = 60.0
 
 
@@ -48,9 +40,9 @@ def command(
     options: LoadOptions,
     files: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="FILE...",
-            help="CSV files with a header row, UTF-8; also .gz, or .zip with one CSV file in it.",
+        argument(
+            "FILE...",
+            "CSV files with a header row, UTF-8; also .gz, or .zip with one CSV file in it.",
             exists=True,
             dir_okay=False,
             readable=True,
@@ -59,22 +51,20 @@ def command(
     stream: Into,
     key: Annotated[
         str | None,
-        typer.Option(
-            "--key",
-            metavar="COLUMN",
-            help="The events' key; rows of a key keep their order. An empty field is no key.",
+        option(
+            "--key COLUMN",
+            "The events' key; rows of a key keep their order. An empty field is no key.",
         ),
     ] = None,
     timestamp: Annotated[
         str | None,
-        typer.Option(
-            "--timestamp",
-            metavar="COLUMN",
-            help="The events' time: ISO 8601, or seconds or milliseconds since 1970.",
+        option(
+            "--timestamp COLUMN",
+            "The events' time: ISO 8601, or seconds or milliseconds since 1970.",
         ),
     ] = None,
     form: Annotated[
-        Form, typer.Option("--format", help="The value: the row as a JSON object, or as CSV.")
+        Form, option("--format", "The value: the row as a JSON object, or as CSV.")
     ] = Form.JSON,
     segments: NewSegments = None,
     name: LoadedAs = None,

@@ -28,7 +28,7 @@ from anabranch.cli.errors import (
     failure_of,
     show,
 )
-from anabranch.cli.options import App
+from anabranch.cli.options import App, option
 from anabranch.cli.processor import bridge
 from anabranch.cli.processor import commands as processor
 from anabranch.cli.spark import pipelines
@@ -147,8 +147,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        bool, option("--version", "Show the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Transactions for Kafka-compatible logs."""

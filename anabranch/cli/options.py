@@ -28,81 +28,66 @@ LANE_VARIABLE = "ANABRANCH_LANE"
 KAFKA_FILE_VARIABLE = "ANABRANCH_KAFKA_FILE"
 DEFAULT_TIMEOUT_S = 30.0
 
+
+def option(form: str, told: str, **more: Any) -> Any:
+    """An option of a command. ``form``: its names, and its metavar if it has one, as in ``--stream -s NAME``.
+
+    ``told``: its help. ``more``: as `typer.Option`.
+    """
+    words = form.split()
+    names = [word for word in words if word.startswith("-")]
+    return typer.Option(*names, metavar=" ".join(words[len(names) :]) or None, help=told, **more)
+
+
+def argument(metavar: str, told: str, **more: Any) -> Any:
+    """An argument of a command, and its help. ``more``: as `typer.Argument`."""
+    return typer.Argument(metavar=metavar, help=told, **more)
+
+
 Bootstrap = Annotated[
     str | None,
-    typer.Option(
-        "--bootstrap",
-        "-b",
+    option(
+        "--bootstrap -b HOST:PORT",
+        "A broker of the cluster; several with commas between.",
         envvar=BOOTSTRAP_VARIABLE,
-        metavar="HOST:PORT",
-        help="A broker of the cluster; several with commas between.",
-        show_default=False,
     ),
 ]
 Prefix = Annotated[
     str,
-    typer.Option(
-        "--prefix",
+    option(
+        "--prefix NAME",
+        "Prefix of the topics commands, replies and status.",
         envvar=PREFIX_VARIABLE,
-        metavar="NAME",
-        help="Prefix of the topics commands, replies and status.",
     ),
 ]
 Lane = Annotated[
-    str,
-    typer.Option(
-        "--lane",
-        envvar=LANE_VARIABLE,
-        metavar="LANE",
-        help="The lane to ask by: its rights count.",
-    ),
+    str, option("--lane LANE", "The lane to ask by: its rights count.", envvar=LANE_VARIABLE)
 ]
 Kafka = Annotated[
     list[str] | None,
-    typer.Option(
-        "--kafka",
-        "-X",
-        metavar="NAME=VALUE",
-        help="A librdkafka setting, such as security.protocol=SASL_SSL. May be repeated; `ps` shows it.",
-        show_default=False,
+    option(
+        "--kafka -X NAME=VALUE",
+        "A librdkafka setting, such as security.protocol=SASL_SSL. May be repeated; `ps` shows it.",
     ),
 ]
 KafkaFile = Annotated[
     Path | None,
-    typer.Option(
-        "--kafka-file",
+    option(
+        "--kafka-file FILE",
+        "A file of such settings, one a line: the place for passwords.",
         envvar=KAFKA_FILE_VARIABLE,
-        metavar="FILE",
-        help="A file of such settings, one a line: the place for passwords.",
-        show_default=False,
     ),
 ]
-Timeout = Annotated[
-    float,
-    typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Give up after so many seconds."),
-]
-Json = Annotated[
-    bool,
-    typer.Option("--json", help="One JSON document instead of tables; errors as JSON too."),
-]
-Yes = Annotated[
-    bool,
-    typer.Option("--yes", "-y", help="Don't ask; needed without a terminal."),
-]
-Verbose = Annotated[
-    bool,
-    typer.Option("--verbose", "-v", help="Show the traceback of an error."),
-]
-Into = Annotated[
-    str, typer.Option("--stream", "-s", metavar="SCOPE/STREAM", help="The stream to write to.")
-]
+Timeout = Annotated[float, option("--timeout SECONDS", "Give up after so many seconds.", min=0.1)]
+Json = Annotated[bool, option("--json", "One JSON document instead of tables; errors as JSON too.")]
+Yes = Annotated[bool, option("--yes -y", "Don't ask; needed without a terminal.")]
+Verbose = Annotated[bool, option("--verbose -v", "Show the traceback of an error.")]
+Into = Annotated[str, option("--stream -s SCOPE/STREAM", "The stream to write to.")]
 NewSegments = Annotated[
-    int | None,
-    typer.Option("--segments", min=1, help="Create the stream first, with so many segments."),
+    int | None, option("--segments", "Create the stream first, with so many segments.", min=1)
 ]
 LoadedAs = Annotated[
-    str | None,
-    typer.Option("--name", help="A name that can be loaded only once: repeat it safely."),
+    str | None, option("--name", "A name that can be loaded only once: repeat it safely.")
 ]
 
 

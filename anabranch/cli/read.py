@@ -8,9 +8,16 @@ from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from anabranch.cli.options import Bootstrap, Kafka, KafkaFile, Lane, Prefix, Verbose
+from anabranch.cli.options import (
+    Bootstrap,
+    Kafka,
+    KafkaFile,
+    Lane,
+    Prefix,
+    Verbose,
+    argument,
+    option,
+)
 from anabranch.cli.output import print_json, print_line, put_bytes
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import OPEN_LANE
@@ -32,39 +39,31 @@ class From(StrEnum):
 
 
 def command(
-    stream: Annotated[str, typer.Argument(metavar="SCOPE/STREAM", help="The stream.")],
+    stream: Annotated[str, argument("SCOPE/STREAM", "The stream.")],
     group: Annotated[
         str | None,
-        typer.Option(
-            "--group",
-            "-g",
-            help="Consumer group, which goes on where it stopped (default: a new one).",
+        option(
+            "--group -g", "Consumer group, which goes on where it stopped (default: a new one)."
         ),
     ] = None,
     transactions: Annotated[
-        bool, typer.Option("--transactions", "-t", help="Whole transactions, one line each.")
+        bool, option("--transactions -t", "Whole transactions, one line each.")
     ] = False,
-    start: Annotated[From, typer.Option("--from", help="Where a new group begins.")] = From.BEGIN,
+    start: Annotated[From, option("--from", "Where a new group begins.")] = From.BEGIN,
     at: Annotated[
         str | None,
-        typer.Option(
-            "--at",
-            metavar="TIME",
-            help="The stream as of a commit timestamp, an ISO 8601 time with its zone, or `now`; then end.",
-            show_default=False,
+        option(
+            "--at TIME",
+            "The stream as of a commit timestamp, an ISO 8601 time with its zone, or `now`; then end.",
         ),
     ] = None,
     limit: Annotated[
-        int | None,
-        typer.Option("--limit", "-n", min=1, help="End after so many events (or transactions)."),
+        int | None, option("--limit -n", "End after so many events (or transactions).", min=1)
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            "--timeout",
-            metavar="SECONDS",
-            min=0.1,
-            help="End after so long without an event (default: never).",
+        option(
+            "--timeout SECONDS", "End after so long without an event (default: never).", min=0.1
         ),
     ] = None,
     bootstrap: Bootstrap = None,
@@ -72,7 +71,7 @@ def command(
     prefix: Prefix = DEFAULT_PREFIX,
     kafka: Kafka = None,
     kafka_file: KafkaFile = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document a line.")] = False,
+    json: Annotated[bool, option("--json", "One JSON document a line.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Read committed events of a stream, in stream order."""

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from anabranch.cli.options import App, ClusterOptions, OperatorOptions, Yes, confirm
+from anabranch.cli.options import App, ClusterOptions, OperatorOptions, Yes, argument, confirm
 from anabranch.cli.output import print_json, print_table
 
 app = App(no_args_is_help=True, help="List and set the series of numbered commits.")
-Scope = Annotated[str, typer.Argument(metavar="SCOPE", help="The scope.")]
+Scope = Annotated[str, argument("SCOPE", "The scope.")]
 
 
 @app.command("list")
@@ -31,10 +31,8 @@ def list_series(options: ClusterOptions, scope: Scope) -> None:
 def set_series(
     options: OperatorOptions,
     scope: Scope,
-    series: Annotated[str, typer.Argument(metavar="SERIES", help="The series' name.")],
-    number: Annotated[
-        int, typer.Argument(metavar="NUMBER", min=-1, help="Its latest number from now on.")
-    ],
+    series: Annotated[str, argument("SERIES", "The series' name.")],
+    number: Annotated[int, argument("NUMBER", "Its latest number from now on.", min=-1)],
     yes: Yes = False,
 ) -> None:
     """Move a series to a number: the next commit must have a higher one (-1: any).

@@ -8,9 +8,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from anabranch.cli.options import App, ClusterOptions, OperatorOptions, Yes, confirm
+from anabranch.cli.options import (
+    App,
+    ClusterOptions,
+    OperatorOptions,
+    Yes,
+    argument,
+    confirm,
+    option,
+)
 from anabranch.cli.output import count_of, print_json, print_table, time_text
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import parse_txn_text
@@ -22,19 +28,15 @@ if TYPE_CHECKING:
 _MOST = 10_000  # that a list may have
 _LATE = (AlreadyCommitted, OutcomeUnknown)
 app = App(no_args_is_help=True, help="List, describe, abort and settle transactions.")
-TxnIdText = Annotated[
-    str, typer.Argument(metavar="ID", help="The transaction's id, 32 hexadecimal digits.")
-]
+TxnIdText = Annotated[str, argument("ID", "The transaction's id, 32 hexadecimal digits.")]
 
 
 @app.command("list")
 def list_transactions(
     options: ClusterOptions,
-    scope: Annotated[str | None, typer.Argument(metavar="SCOPE", help="Only this scope.")] = None,
-    finished: Annotated[
-        bool, typer.Option("--finished", "-f", help="Committed and aborted ones too.")
-    ] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
+    scope: Annotated[str | None, argument("SCOPE", "Only this scope.")] = None,
+    finished: Annotated[bool, option("--finished -f", "Committed and aborted ones too.")] = False,
+    limit: Annotated[int, option("--limit -n", "At most so many.", min=1)] = 100,
 ) -> None:
     """List transactions: open ones, the oldest first; or all that are kept, the newest first."""
     with options.client() as client:
@@ -69,17 +71,11 @@ def describe(options: ClusterOptions, txn: TxnIdText) -> None:
 def abort(
     options: OperatorOptions,
     txns: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="ID...", help="Transactions, by id: 32 hexadecimal digits."),
+        list[str] | None, argument("ID...", "Transactions, by id: 32 hexadecimal digits.")
     ] = None,
-    owner: Annotated[
-        str | None, typer.Option("--owner", metavar="LANE", help="Open ones that this lane began.")
-    ] = None,
+    owner: Annotated[str | None, option("--owner LANE", "Open ones that this lane began.")] = None,
     older_than: Annotated[
-        str | None,
-        typer.Option(
-            "--older-than", metavar="TIME", help="Open ones begun so long ago: 90s, 30m, 1h, 2d."
-        ),
+        str | None, option("--older-than TIME", "Open ones begun so long ago: 90s, 30m, 1h, 2d.")
     ] = None,
     yes: Yes = False,
 ) -> None:

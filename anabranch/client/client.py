@@ -30,7 +30,7 @@ from anabranch.client.transaction import Transaction
 from anabranch.core.ids import check_number, check_scope, check_type
 from anabranch.core.tokens import Rights, check_right, peek
 from anabranch.errors import InvalidArgument, NotForkSafe
-from anabranch.schemas.records import Consumed, Outcome, SeriesInfo, SetSeries
+from anabranch.schemas.records import Consumed, Outcome, SeriesInfo, SeriesList, SetSeries
 from anabranch.types import (
     Receipt,
     Result,
@@ -290,9 +290,10 @@ class Client(Processors, Administration):
         Raises: IllegalState (its number is another one), NotAuthorized, InvalidArgument,
         UnknownScope, NotReady, DeadlineExceeded (repeating is safe).
         """
-        self._shared.check()
+        deadline = self._deadline(timeout)
+        partition = self._session.find_scope(check_scope(scope), deadline)
         command = SetSeries(scope, name, expected, number)
-        self._session.set_series(command, self._shared.deadline(timeout))
+        self._session.ask(partition, command, SeriesList, deadline)
 
     # -- its end --------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 from anabranch.client.handle import Shared
 from anabranch.client.session import Session
 from anabranch.errors import InvalidArgument
+from anabranch.schemas import records as r
 from anabranch.types import StreamDescription, description_of
 
 
@@ -76,9 +77,9 @@ class Streams:
             raise InvalidArgument(
                 "give a number of segments, or what to seal and which ranges to open"
             )
-        info = self._session.scale(
-            stream, segments or 0, seal, ranges, self._shared.deadline(timeout)
-        )
+        opened = tuple(r.KeyRange(low, high) for low, high in ranges)
+        command = r.Scale(stream, segments or 0, tuple(seal), opened)
+        info = self._session.ask_stream(stream, command, self._shared.deadline(timeout))
         self._shared.layouts[stream] = info.segments
         return description_of(info)
 
@@ -92,7 +93,8 @@ class Streams:
         that), UnknownScope, UnknownStream, InvalidArgument (the brokers don't delete topics), NotReady,
         DeadlineExceeded (repeating is safe).
         """
-        self._session.forget_stream(stream, self._deadline(timeout))
+        command = r.ForgetStream(stream)
+        self._session.ask_of(stream, command, r.StreamList, self._deadline(timeout))
         self._shared.layouts.pop(stream, None)
 
     def recover_stream(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
@@ -103,7 +105,8 @@ class Streams:
         Raises: IllegalState (a topic is another one, or gone), UnknownScope, UnknownStream, NotReady,
         DeadlineExceeded (repeating is safe).
         """
-        return description_of(self._session.recover_stream(stream, self._deadline(timeout)))
+        command = r.RecoverStream(stream)
+        return description_of(self._session.ask_stream(stream, command, self._deadline(timeout)))
 
     def _deadline(self, timeout: float | None) -> float:
         """The monotonic second at which a call that begins now ends. Raises: `NotForkSafe`, `IllegalState`."""

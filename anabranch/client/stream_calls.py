@@ -55,39 +55,18 @@ class StreamCalls(Exchange):
             self._clock.sleep(pause)
             pause *= 2
 
-    def _ask_of_stream(self, stream: str, command: Any, deadline: float) -> Sequence[r.StreamInfo]:
-        """Ask the control partition of a stream's scope. `UnknownScope`."""
-        return self.ask_of(stream, command, r.StreamList, deadline).streams
-
     def ask_of(self, name: str, command: Any, expected: type[T], deadline: float) -> T:
         """Ask the control partition of the scope of ``scope/name``. `UnknownScope`."""
         partition = self.find_scope(split_stream(name)[0], deadline)
         return self.ask(partition, command, expected, deadline)
 
-    def forget_stream(self, stream: str, deadline: float) -> None:
-        """Remove a LOST stream; the answer comes once its topics are gone."""
-        self._ask_of_stream(stream, r.ForgetStream(stream), deadline)
-
-    def recover_stream(self, stream: str, deadline: float) -> r.StreamInfo:
-        """Take a LOST stream back; `IllegalState` unless its topics are the same ones."""
-        return self._ask_of_stream(stream, r.RecoverStream(stream), deadline)[0]
-
-    def scale(
-        self,
-        stream: str,
-        segments: int,
-        seal: Sequence[int],
-        ranges: Sequence[tuple[int, int]],
-        deadline: float,
-    ) -> r.StreamInfo:
-        """Scale a stream; the answer comes when the new epoch is in the history."""
-        opened = tuple(r.KeyRange(low, high) for low, high in ranges)
-        command = r.Scale(stream, segments, tuple(seal), opened)
-        return self._ask_of_stream(stream, command, deadline)[0]
+    def ask_stream(self, stream: str, command: Any, deadline: float) -> r.StreamInfo:
+        """Ask about a stream, or for a change of it. `UnknownScope`, `UnknownStream`."""
+        return self.ask_of(stream, command, r.StreamList, deadline).streams[0]
 
     def describe(self, stream: str, deadline: float) -> r.StreamInfo:
         """One stream. `UnknownScope`, `UnknownStream`."""
-        return self._ask_of_stream(stream, r.DescribeStreams(None, stream), deadline)[0]
+        return self.ask_stream(stream, r.DescribeStreams(None, stream), deadline)
 
     def streams(self, scope: str | None, deadline: float) -> list[r.StreamInfo]:
         """All streams of a scope, or of the cluster, by name. `UnknownScope`."""
@@ -125,8 +104,3 @@ class StreamCalls(Exchange):
             found += part.series
             more = part.more
         return found[::-1]
-
-    def set_series(self, command: r.SetSeries, deadline: float) -> None:
-        """Move a series. `IllegalState`, `NotAuthorized`."""
-        partition = self.find_scope(check_scope(command.scope), deadline)
-        self.ask(partition, command, r.SeriesList, deadline)

@@ -1,7 +1,6 @@
 """The lock file: which jars make up the broker, each with its SHA-256 and size.
 
-``python -m anabranch.infra.lock`` resolves the broker's dependencies and rewrites the file. Run it by hand when the
-version changes, with the network, and read the difference before you commit it.
+``python -m tests.containers.versions`` resolves the broker's dependencies and rewrites the file.
 """
 
 from __future__ import annotations
@@ -9,9 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
@@ -21,12 +17,6 @@ KAFKA_VERSION = "4.3.1"
 DOWNLOADS_AT_ONCE = 4
 LOCK_NAME = f"kafka-{KAFKA_VERSION}.lock.json"
 LOCK_VARIABLE = "ANABRANCH_KAFKA_LOCK"
-
-# The broker logs through SLF4J, but its POM names no binding: the second root is one.
-ROOTS = (
-    f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
-    "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,40 +83,3 @@ def sha256_of(path: Path) -> str:
     """The hex SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def resolve(roots: tuple[str, ...] = ROOTS) -> BrokerLock:
-    """Resolve Maven coordinates with jgo; download every jar into a temporary folder to hash it.
-
-    Args:
-        roots: Maven coordinates, the broker's first.
-    """
-    from jgo.maven import Artifact, MavenContext
-
-    with tempfile.TemporaryDirectory(prefix="anabranch-lock-") as folder:
-        maven = MavenContext(repo_cache=Path(folder), timeout=60)
-        found: dict[str, Artifact] = {}
-        for root in roots:
-            # Each root alone: resolved together, each root's POM would manage the other's versions.
-            inputs, transitive = maven.resolver.resolve([maven.create_dependency(root)])
-            for dep in [*inputs, *(d for d in transitive if d.scope in ("compile", "runtime"))]:
-                found.setdefault(f"{dep.groupId}:{dep.artifactId}", dep.artifact)
-        with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
-            paths = list(pool.map(lambda artifact: artifact.resolve(), found.values()))
-        jars = tuple(
-            LockedJar(f"{key}:{artifact.version}", path.name, sha256_of(path), path.stat().st_size)
-            for (key, artifact), path in zip(found.items(), paths, strict=True)
-        )
-    return BrokerLock(roots[0].rsplit(":", 1)[1], roots, jars)
-
-
-def main() -> None:
-    """Rewrite the lock file beside this module."""
-    lock = resolve()
-    path = Path(__file__).with_name(LOCK_NAME)
-    path.write_text(lock.to_json(), encoding="utf-8")
-    sys.stdout.write(f"{path}: {len(lock.jars)} jars, {lock.size / 1e6:.1f} MB\n")
-
-
-if __name__ == "__main__":
-    main()

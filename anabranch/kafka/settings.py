@@ -22,69 +22,29 @@ _CA, _CERTIFICATE, _KEY = "ssl.ca.location", "ssl.certificate.location", "ssl.ke
 TOKEN_FILE = "anabranch.oauthbearer.token.file"
 CALLBACK = "oauth_cb"  # confluent-kafka's own
 
+
+def option_names(text: str) -> frozenset[str]:
+    """Names of options, given with blanks between."""
+    return frozenset(text.split())
+
+
 # librdkafka's options that only tune its own clients: accepted and ignored. Others that are not in `_KNOWN` are
 # refused by name.
-CLIENT_ONLY = frozenset(
-    {
-        "acks",
-        "batch.num.messages",
-        "batch.size",
-        "broker.address.ttl",
-        "compression.codec",
-        "compression.level",
-        "compression.type",
-        "connections.max.idle.ms",
-        "debug",
-        "delivery.timeout.ms",
-        "enable.idempotence",
-        "enable.metrics.push",
-        "error_cb",
-        "fetch.error.backoff.ms",
-        "fetch.max.bytes",
-        "fetch.message.max.bytes",
-        "fetch.min.bytes",
-        "fetch.queue.backoff.ms",
-        "fetch.wait.max.ms",
-        "linger.ms",
-        "log.connection.close",
-        "log.queue",
-        "log.thread.name",
-        "log_cb",
-        "log_level",
-        "logger",
-        "max.in.flight",
-        "max.in.flight.requests.per.connection",
-        "max.partition.fetch.bytes",
-        "message.max.bytes",
-        "message.send.max.retries",
-        "message.timeout.ms",
-        "metadata.max.age.ms",
-        "partitioner",
-        "queue.buffering.max.kbytes",
-        "queue.buffering.max.messages",
-        "queue.buffering.max.ms",
-        "queued.max.messages.kbytes",
-        "queued.min.messages",
-        "receive.message.max.bytes",
-        "reconnect.backoff.jitter.ms",
-        "reconnect.backoff.max.ms",
-        "reconnect.backoff.ms",
-        "retries",
-        "retry.backoff.max.ms",
-        "socket.keepalive.enable",
-        "socket.max.fails",
-        "socket.nagle.disable",
-        "socket.receive.buffer.bytes",
-        "socket.send.buffer.bytes",
-        "statistics.interval.ms",
-        "stats_cb",
-        "sticky.partitioning.linger.ms",
-        "throttle_cb",
-        "topic.metadata.propagation.max.ms",
-        "topic.metadata.refresh.fast.interval.ms",
-        "topic.metadata.refresh.interval.ms",
-        "topic.metadata.refresh.sparse",
-    }
+CLIENT_ONLY = option_names(
+    """
+    acks batch.num.messages batch.size broker.address.ttl compression.codec compression.level compression.type
+    connections.max.idle.ms debug delivery.timeout.ms enable.idempotence enable.metrics.push error_cb
+    fetch.error.backoff.ms fetch.max.bytes fetch.message.max.bytes fetch.min.bytes fetch.queue.backoff.ms
+    fetch.wait.max.ms linger.ms log.connection.close log.queue log.thread.name log_cb log_level logger
+    max.in.flight max.in.flight.requests.per.connection max.partition.fetch.bytes message.max.bytes
+    message.send.max.retries message.timeout.ms metadata.max.age.ms partitioner queue.buffering.max.kbytes
+    queue.buffering.max.messages queue.buffering.max.ms queued.max.messages.kbytes queued.min.messages
+    receive.message.max.bytes reconnect.backoff.jitter.ms reconnect.backoff.max.ms reconnect.backoff.ms retries
+    retry.backoff.max.ms socket.keepalive.enable socket.max.fails socket.nagle.disable
+    socket.receive.buffer.bytes socket.send.buffer.bytes statistics.interval.ms stats_cb
+    sticky.partitioning.linger.ms throttle_cb topic.metadata.propagation.max.ms
+    topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.interval.ms topic.metadata.refresh.sparse
+    """
 )
 
 
@@ -214,25 +174,13 @@ _KNOWN: dict[str, tuple[str, Callable[[object], object]]] = {
     "anabranch.max.request.bytes": ("max_request_bytes", _positive_int),
 }
 _OIDC = ("token.endpoint.url", "client.id", "client.secret", "scope", "extensions")
-_SECURITY = frozenset(
-    {
-        "security.protocol",
-        "ssl.ca.location",
-        "ssl.certificate.location",
-        "ssl.key.location",
-        "ssl.key.password",
-        "ssl.endpoint.identification.algorithm",
-        "https.ca.location",
-        "sasl.mechanism",
-        "sasl.mechanisms",
-        "sasl.username",
-        "sasl.password",
-        "sasl.oauthbearer.config",
-        "sasl.oauthbearer.method",
-        *(f"sasl.oauthbearer.{name}" for name in _OIDC),
-        TOKEN_FILE,
-    }
-)
+_SECURITY = option_names(
+    """
+    security.protocol ssl.ca.location ssl.certificate.location ssl.key.location ssl.key.password
+    ssl.endpoint.identification.algorithm https.ca.location sasl.mechanism sasl.mechanisms sasl.username
+    sasl.password sasl.oauthbearer.config sasl.oauthbearer.method
+    """
+) | {TOKEN_FILE, *(f"sasl.oauthbearer.{name}" for name in _OIDC)}
 _PROTOCOLS = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
 _MECHANISMS = ("PLAIN", *SCRAM, "OAUTHBEARER")
 

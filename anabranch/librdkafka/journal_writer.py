@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException
 
@@ -183,9 +183,8 @@ class KafkaJournal:
             # By position: keywords cost a third of the call.
             self._produce[topic](topic, value, key, partition, None, None, timestamp_ms, headers)
         except BufferError:
-            self._write_when_room(
-                self._by_topic[topic], topic, partition, key, value, headers, timestamp_ms
-            )
+            record = topic, value, key, partition, None, None, timestamp_ms, headers
+            self._write_when_room(self._by_topic[topic], record)
         except KeyError:
             self._back_to_events(topic)
             self.write(topic, partition, key, value, headers, timestamp_ms)
@@ -206,46 +205,29 @@ class KafkaJournal:
             try:
                 produce(topic, value, key, partition, None, None, timestamp_ms, headers)
             except BufferError:
-                self._write_when_room(channel, topic, partition, key, value, headers, timestamp_ms)
+                record = topic, value, key, partition, None, None, timestamp_ms, headers
+                self._write_when_room(channel, record)
             except (KafkaException, RuntimeError) as error:
                 raise self._fail(f"a write to {topic}[{partition}] failed: {error}") from error
         channel.poll(0)
         self._check()
 
-    def _write_when_room(
-        self,
-        channel: Channel,
-        topic: str,
-        partition: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: RecordHeaders,
-        timestamp_ms: int,
-    ) -> None:
-        """Wait for room in a full queue. Without room in time nothing was written."""
+    def _write_when_room(self, channel: Channel, record: tuple[Any, ...]) -> None:
+        """Wait for room in a full queue. Without room in time nothing was written. ``record``: as produced."""
         deadline = self._clock.monotonic() + self._timeout
         while True:
             channel.poll(_FULL_POLL_S)
             channel.watch()
             self._check()
             try:
-                channel.producer.produce(
-                    topic,
-                    value,
-                    key,
-                    partition,
-                    None,
-                    None,
-                    timestamp_ms,
-                    headers,  # type: ignore[arg-type]
-                )
+                channel.producer.produce(*record)
             except BufferError:
                 if self._clock.monotonic() >= deadline:
                     raise DeadlineExceeded(
                         f"the brokers took nothing for {self._timeout:g} s; this event was not written"
                     ) from None
             except (KafkaException, RuntimeError) as error:
-                raise self._fail(f"a write to {topic}[{partition}] failed: {error}") from error
+                raise self._fail(f"a write to {record[0]}[{record[3]}] failed: {error}") from error
             else:
                 return
 

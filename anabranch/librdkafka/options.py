@@ -12,60 +12,52 @@ from typing import Any
 
 from anabranch.errors import UnsupportedSetting
 from anabranch.kafka.oauth_tokens import token_and_end
-from anabranch.kafka.settings import TOKEN_FILE
+from anabranch.kafka.settings import TOKEN_FILE, option_names
 
 _PROMISE = "anabranch's promises rest on it"
 _OWN = "anabranch chooses it"
 _CALL = "give it to the call instead"
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+_READ = "readers commit what was processed"
 
 
 # Option -> (allowed values, the reason against others). An empty set: never allowed.
 _FIXED: dict[str, tuple[frozenset[str], str]] = {
-    "acks": (frozenset(("all", "-1")), _PROMISE),
-    "request.required.acks": (frozenset(("all", "-1")), _PROMISE),
-    "enable.idempotence": (frozenset(("true",)), _PROMISE),
-    "isolation.level": (frozenset(("read_committed",)), _PROMISE),
-    "delivery.report.only.error": (frozenset(("true",)), _PROMISE),
-    "allow.auto.create.topics": (frozenset(("false",)), "streams are made by create_stream"),
-    "enable.auto.commit": (frozenset(("false",)), "readers commit what was processed"),
-    "enable.auto.offset.store": (frozenset(("false",)), "readers commit what was processed"),
-    "enable.partition.eof": (frozenset(("false",)), _OWN),
-    "group.protocol": (frozenset(("classic",)), "readers are written for it"),
-    "partition.assignment.strategy": (
-        frozenset(("range", "roundrobin", "range,roundrobin")),
-        "readers take all partitions anew",
-    ),
-    "transactional.id": (frozenset(), "clients use no native transactions"),
-    "transaction.timeout.ms": (frozenset(), "clients use no native transactions"),
-    "partitioner": (
-        frozenset(),
-        "events are placed by the hash of their key, in all languages alike",
-    ),
-    "partitioner_cb": (frozenset(), "events are placed by the hash of their key"),
-    "sticky.partitioning.linger.ms": (frozenset(), "events without a key are placed by anabranch"),
-    "bootstrap.servers": (frozenset(), "it is the first argument of connect"),
-    "metadata.broker.list": (frozenset(), "it is the first argument of connect"),
-    "group.id": (frozenset(), f"{_CALL}: read(group=…)"),
-    "auto.offset.reset": (frozenset(), f"{_CALL}: read(start=…)"),
-    "dr_cb": (frozenset(), _OWN),
-    "dr_msg_cb": (frozenset(), _OWN),
-    "on_delivery": (frozenset(), _OWN),
-    "on_commit": (frozenset(), _OWN),
-    "offset_commit_cb": (frozenset(), _OWN),
-    "consume_cb": (frozenset(), _OWN),
-    "rebalance_cb": (frozenset(), _OWN),
-    "background_event_cb": (frozenset(), _OWN),
-    "default_topic_conf": (frozenset(), "give topic options by their names"),
-    "default.topic.config": (frozenset(), "give topic options by their names"),
-    "offset.store.method": (frozenset(), _OWN),
-    "auto.commit.enable": (frozenset(), "readers commit what was processed"),
+    name: (frozenset(allowed), why)
+    for why, allowed, names in (
+        (_PROMISE, ("all", "-1"), "acks request.required.acks"),
+        (_PROMISE, ("true",), "enable.idempotence delivery.report.only.error"),
+        (_PROMISE, ("read_committed",), "isolation.level"),
+        ("streams are made by create_stream", ("false",), "allow.auto.create.topics"),
+        (_READ, ("false",), "enable.auto.commit enable.auto.offset.store"),
+        (_READ, (), "auto.commit.enable"),
+        ("readers are written for it", ("classic",), "group.protocol"),
+        (
+            "readers take all partitions anew",
+            ("range", "roundrobin", "range,roundrobin"),
+            "partition.assignment.strategy",
+        ),
+        ("clients use no native transactions", (), "transactional.id transaction.timeout.ms"),
+        ("events are placed by the hash of their key, in all languages alike", (), "partitioner"),
+        ("events are placed by the hash of their key", (), "partitioner_cb"),
+        ("events without a key are placed by anabranch", (), "sticky.partitioning.linger.ms"),
+        ("it is the first argument of connect", (), "bootstrap.servers metadata.broker.list"),
+        (f"{_CALL}: read(group=…)", (), "group.id"),
+        (f"{_CALL}: read(start=…)", (), "auto.offset.reset"),
+        ("give topic options by their names", (), "default_topic_conf default.topic.config"),
+        (_OWN, ("false",), "enable.partition.eof"),
+        (
+            _OWN,
+            (),
+            """
+            background_event_cb consume_cb dr_cb dr_msg_cb offset.store.method offset_commit_cb on_commit
+            on_delivery rebalance_cb
+            """,
+        ),
+    )
+    for name in names.split()
 }
 
-_PRODUCER_ONLY = _names(
+_PRODUCER_ONLY = option_names(
     """
     batch.num.messages batch.size compression.codec compression.level compression.type delivery.timeout.ms
     enable.gapless.guarantee linger.ms message.send.max.retries message.timeout.ms msg_order_cmp
@@ -73,7 +65,7 @@ _PRODUCER_ONLY = _names(
     queue.buffering.max.ms queuing.strategy request.timeout.ms retries
     """
 )
-_CONSUMER_ONLY = _names(
+_CONSUMER_ONLY = option_names(
     """
     auto.commit.interval.ms check.crcs consume.callback.max.messages coordinator.query.interval.ms
     fetch.error.backoff.ms fetch.max.bytes fetch.message.max.bytes fetch.min.bytes fetch.queue.backoff.ms
@@ -82,7 +74,7 @@ _CONSUMER_ONLY = _names(
     queued.max.messages.kbytes queued.min.messages session.timeout.ms
     """
 )
-_WITH_UNDERSCORE = _names(
+_WITH_UNDERSCORE = option_names(
     """
     log_level error_cb stats_cb throttle_cb log_cb logger oauth_cb socket_cb connect_cb closesocket_cb open_cb
     resolve_cb oauthbearer_token_refresh_cb ssl_ca ssl_key ssl_certificate ssl_engine_callback_data

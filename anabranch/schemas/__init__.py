@@ -1,1 +1,1 @@
-"""The wire protocol: one Avro schema a record, the records as dataclasses, and their codec."""
+"""The wire protocol: one Avro schema a record, the records as classes made of them, and their codec."""

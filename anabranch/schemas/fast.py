@@ -13,238 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, get_args
+from typing import Any
 
 from anabranch.schemas import records as r
+from anabranch.schemas.fast_writing import (
+    END,
+    MAX_NAME,
+    OUTCOME,
+    PLAIN_TAIL,
+    STATES,
+    TXN_ID_SIZE,
+    WRITERS,
+    Unusual,
+)
+
+__all__ = ["DECLINED", "READERS", "WRITERS", "Unusual"]
 
 DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
-_ONE_SHOT, _REPLY, _ROUND_ROW = b"\x01\x08", b"\x01\x20", b"\x01\x41"
-_TXN_ROW, _COMMIT_RECORD = b"\x01\x44", b"\x01\x62"
-_OUTCOME = 6  # place in the union of a reply's results
-_TXN_ID_SIZE = 16
-_SECRET_SIZE = 32
-_MAX_NAME = 256  # longer strings are not remembered
-_NULL = b"\x00"
-_END = b"\x00"  # ends an array; an empty array is nothing else
 _SHIFTS = tuple(range(7, 64, 7))  # for a number's bytes after the first
-_PLAIN_TAIL = b"\x00\x01"  # an event without headers, with timestamp -1
 _NO_LOSSES = b"\x00\x00\x00"  # nothing rejected or left out, no reason
-_STATES: tuple[str, ...] = get_args(r.TxnState)
-_STATE_BYTES = {state: bytes((2 * i,)) for i, state in enumerate(_STATES)}
-
-
-class Unusual(ValueError):
-    """A form that is not known here."""
-
-
-# -- writing ------------------------------------------------------------------------------------------
-
-
-@lru_cache(1 << 12, typed=True)
-def _long(value: int) -> bytes:
-    """An int or long. Times and offsets often repeat in the records of a round."""
-    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
-        raise Unusual
-    return _varint(value << 1 ^ value >> 63)
-
-
-@lru_cache(1 << 6, typed=True)  # mostly there are none
-def _losses(rejected: int, left_out: int, reason: str) -> bytes:
-    return _long(rejected) + _long(left_out) + _string(reason)
-
-
-@lru_cache(1 << 10, typed=True)
-def _int(value: int) -> bytes:
-    if type(value) is not int or not -(1 << 31) <= value < 1 << 31:
-        raise Unusual
-    return _varint(value << 1 ^ value >> 63)
-
-
-_BYTES = tuple(bytes((number,)) for number in range(0x80))
-
-
-def _varint(number: int) -> bytes:
-    if number <= 0x7F:
-        return _BYTES[number]
-    if number <= 0x3FFF:
-        return bytes((number & 0x7F | 0x80, number >> 7))
-    if number <= 0x1FFFFF:
-        return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-_SOME = tuple(b"\x02" + _varint(2 * size) for size in range(4096))
-
-
-def _some(size: int) -> bytes:
-    """The bytes before a nullable field of ``size`` bytes."""
-    return _SOME[size] if size < len(_SOME) else b"\x02" + _varint(2 * size)
-
-
-def _string(text: str) -> bytes:
-    if type(text) is not str:
-        raise Unusual
-    data = text.encode()
-    return _varint(2 * len(data)) + data
-
-
-_known_string = lru_cache(1 << 10, typed=True)(_string)
-
-
-def _name(text: str) -> bytes:
-    """A string that often repeats."""
-    return _known_string(text) if len(text) <= _MAX_NAME else _string(text)
-
-
-def _optional_string(text: str | None) -> bytes:
-    return _NULL if text is None else b"\x02" + _string(text)
-
-
-def _txn_id(value: bytes) -> bytes:
-    if type(value) is not bytes or len(value) != _TXN_ID_SIZE:
-        raise Unusual
-    return value
-
-
-def _optional_secret(value: bytes | None) -> bytes:
-    if value is None:
-        return _NULL
-    if type(value) is not bytes or len(value) != _SECRET_SIZE:
-        raise Unusual
-    return b"\x02" + value
-
-
-def _write_one_shot(record: r.OneShot) -> bytes:
-    out = [_ONE_SHOT, _txn_id(record.txn_id), _name(record.scope), _optional_string(record.name)]
-    if record.events:
-        out.append(_varint(2 * len(record.events)))
-    add = out.append
-    former = None
-    head = b""
-    for stream, segment_id, key, value, headers, timestamp in record.events:
-        if (stream, segment_id) != former:
-            head = _name(stream) + _long(segment_id)
-            former = (stream, segment_id)
-        add(head)
-        for data in (key, value):
-            if type(data) is bytes:
-                size = len(data)
-                add(_SOME[size] if size < 4096 else _some(size))
-                add(data)
-            elif data is None:
-                add(_NULL)
-            else:
-                raise Unusual
-        if headers or timestamp != -1:
-            add(_headers(headers))
-            add(_long(timestamp))
-        else:
-            add(_PLAIN_TAIL)
-    if record.consumed is not None:
-        raise Unusual
-    add(_END + _NULL)
-    return b"".join(out)
-
-
-def _headers(headers: tuple[r.EventHeader, ...]) -> bytes:
-    if not headers:
-        return _END
-    out = [_varint(2 * len(headers))]
-    for key, value in headers:
-        out.append(_name(key))
-        if value is None:
-            out.append(_NULL)
-        elif type(value) is bytes:
-            out += (_some(len(value)), value)
-        else:
-            raise Unusual
-    out.append(_END)
-    return b"".join(out)
-
-
-def _write_reply(record: r.Reply) -> bytes:
-    found = record.result
-    if type(found) is not r.Outcome or found.writers:
-        raise Unusual
-    if type(record.correlation_id) is not bytes or type(record.command) is not bytes:
-        raise Unusual
-    streams = b""
-    if found.streams:
-        streams = _varint(2 * len(found.streams)) + b"".join(map(_name, found.streams))
-    return b"".join(
-        (
-            _REPLY,
-            _varint(2 * len(record.correlation_id)),
-            record.correlation_id,
-            _varint(2 * len(record.command)),
-            record.command,
-            _long(record.hybrid_time),
-            bytes((2 * _OUTCOME,)) + _txn_id(found.txn_id),
-            _STATE_BYTES[found.state],
-            _name(found.scope),
-            _optional_string(found.name),
-            _long(found.commit_timestamp),
-            _long(found.committed),
-            _losses(found.rejected, found.left_out, found.reason),
-            _long(found.begun_ms),
-            _long(found.finished_ms),
-            _int(found.keepalive_ms),
-            streams,
-            _END + _END + _name(found.owner),
-        )
-    )
-
-
-def _write_txn_row(row: r.TxnRow) -> bytes:
-    if row.consumes is not None:
-        raise Unusual
-    return b"".join(
-        (
-            _TXN_ROW,
-            _txn_id(row.txn_id),
-            _name(row.scope),
-            _optional_string(row.name),
-            _STATE_BYTES[row.state],
-            _int(row.keepalive_ms),
-            _long(row.begun_ms),
-            _long(row.finished_ms),
-            _long(row.commit_timestamp),
-            _long(row.committed),
-            _losses(row.rejected, row.left_out, row.reason),
-            _optional_secret(row.secret) + _name(row.owner) + _NULL,
-        )
-    )
-
-
-def _write_round_row(row: r.RoundRow) -> bytes:
-    rest = row.commands_offset, row.control_offset, row.expired_ms
-    return b"".join((_ROUND_ROW, *map(_long, (row.term, row.hybrid_time, *rest))))
-
-
-def _write_commit_record(record: r.CommitRecord) -> bytes:
-    out = [_COMMIT_RECORD, _txn_id(record.txn_id), _int(record.stream_epoch)]
-    out.append(_long(record.timestamp))
-    if record.segments:
-        out.append(_varint(2 * len(record.segments)))
-        for at in record.segments:
-            out += (_long(at.segment_id), _int(at.partition))
-            out += (_long(at.first), _long(at.end), _long(at.count))
-    out.append(_END)
-    if record.vector:
-        out.append(_varint(2 * len(record.vector)))
-        for partition, offset in record.vector:
-            out += (_int(partition), _long(offset))
-    out += (_END, _long(record.previous), _long(record.vector_at))
-    return b"".join(out)
-
-
-# -- reading ------------------------------------------------------------------------------------------
+_STATE_OF = {2 * i: state for i, state in enumerate(STATES)}
 
 
 def _read_long(data: bytes, at: int) -> tuple[int, int]:
@@ -295,7 +84,7 @@ _known_text = lru_cache(1 << 10)(bytes.decode)
 def _read_name(data: bytes, at: int) -> tuple[str, int]:
     """A string that often repeats."""
     size, start = _read_size(data, at)
-    if size > _MAX_NAME:
+    if size > MAX_NAME:
         return _read_string(data, at)
     at = start + size
     return _known_text(data[start:at]), at
@@ -311,14 +100,14 @@ def _read_optional_string(data: bytes, at: int) -> tuple[str | None, int]:
 
 
 def _read_one_shot(data: bytes) -> r.OneShot:
-    scope, at = _read_name(data, 2 + _TXN_ID_SIZE)
+    scope, at = _read_name(data, 2 + TXN_ID_SIZE)
     name, at = _read_optional_string(data, at)
     count, at = _read_size(data, at)
     events: list[r.Event] = []
     at = _read_events(data, at, count, events) if count else at
     if data[at] or at + 1 != len(data):  # it moves positions, or has more than it should
         raise Unusual
-    return r.OneShot(data[2 : 2 + _TXN_ID_SIZE], scope, name, tuple(events))
+    return r.OneShot(data[2 : 2 + TXN_ID_SIZE], scope, name, tuple(events))
 
 
 def _read_events(data: bytes, at: int, count: int, events: list[r.Event]) -> int:
@@ -357,7 +146,7 @@ def _read_events(data: bytes, at: int, count: int, events: list[r.Event]) -> int
             value: bytes | None = data[start:at]
         else:
             value, at = _read_optional_bytes(data, at)
-        if begins_with(_PLAIN_TAIL, at):
+        if begins_with(PLAIN_TAIL, at):
             at += 2
             add(new(r.Event, (stream, segment_id, key, value, (), -1)))
         else:
@@ -403,10 +192,10 @@ def _read_reply(data: bytes) -> r.Reply:
     size, at = _read_size(data, at + size)
     command = data[at : at + size]
     hybrid_time, at = _read_long(data, at + size)
-    if data[at] != 2 * _OUTCOME:
+    if data[at] != 2 * OUTCOME:
         raise Unusual
-    txn_id = data[at + 1 : at + 1 + _TXN_ID_SIZE]
-    at += 1 + _TXN_ID_SIZE
+    txn_id = data[at + 1 : at + 1 + TXN_ID_SIZE]
+    at += 1 + TXN_ID_SIZE
     state = _STATE_OF[data[at]]
     scope, at = _read_name(data, at + 1)
     name, at = _read_optional_string(data, at)
@@ -423,7 +212,7 @@ def _read_reply(data: bytes) -> r.Reply:
     finished_ms, at = _read_long(data, at)
     keepalive_ms, at = _read_long(data, at)
     owner, end = _read_name(data, at + 2)
-    usual = data.startswith(_END + _END, at) and end == len(data)  # no streams, no writers
+    usual = data.startswith(END + END, at) and end == len(data)  # no streams, no writers
     if not usual or not -(1 << 31) <= keepalive_ms < 1 << 31:
         raise Unusual
     outcome = r.Outcome(
@@ -433,15 +222,6 @@ def _read_reply(data: bytes) -> r.Reply:
     return r.Reply(correlation_id, command, hybrid_time, outcome)
 
 
-_STATE_OF: dict[int, r.TxnState] = {2 * i: state for i, state in enumerate(get_args(r.TxnState))}
-
-WRITERS: dict[type, Callable[[Any], bytes]] = {
-    r.OneShot: _write_one_shot,
-    r.Reply: _write_reply,
-    r.RoundRow: _write_round_row,
-    r.TxnRow: _write_txn_row,
-    r.CommitRecord: _write_commit_record,
-}
 READERS: dict[type, Callable[[bytes], Any]] = {
     r.OneShot: _read_one_shot,
     r.Reply: _read_reply,

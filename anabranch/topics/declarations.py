@@ -65,6 +65,11 @@ _CLEAN = _is(
     "false",
     "a replica that lags must not undo what was acknowledged",
 )
+_SMALL_SEGMENTS = (
+    _created("segment.ms", str(HOUR_MS), "only closed segments are compacted"),
+    _created("segment.bytes", str(64 << 20), "only closed segments are compacted"),
+)
+_OF_EVENTS = _VERBATIM, _CREATE_TIME, _ANY_FUTURE, _ANY_PAST, _CLEAN
 _ANY_SIZE = _forever("retention.bytes", "size must not delete unread records")
 
 COMMANDS: tuple[Setting, ...] = (
@@ -116,8 +121,7 @@ STATUS: tuple[Setting, ...] = (
         "a checkpoint that was away must still see that a row was deleted",
     ),
     _at_least(MAX_MESSAGE, _BIG_RECORDS, "a row names all writers of a commit"),
-    _created("segment.ms", str(HOUR_MS), "only closed segments are compacted"),
-    _created("segment.bytes", str(64 << 20), "only closed segments are compacted"),
+    *_SMALL_SEGMENTS,
     _created(
         "min.cleanable.dirty.ratio",
         "0.2",
@@ -131,11 +135,7 @@ JOURNAL: tuple[Setting, ...] = (
     _forever("retention.ms", "an open transaction may be old; time must not delete its writes"),
     _ANY_SIZE,
     _created("segment.ms", str(HOUR_MS), "only closed segments are freed once they are cut"),
-    _VERBATIM,
-    _CREATE_TIME,
-    _ANY_FUTURE,
-    _ANY_PAST,
-    _CLEAN,
+    *_OF_EVENTS,
 )
 HISTORY: tuple[Setting, ...] = (
     _is("cleanup.policy", "delete", "each record is a step of the stream"),
@@ -161,11 +161,7 @@ STREAM: tuple[Setting, ...] = (
         "-1",
         "brokers judge by the events' own times: a backfill of old events would be deleted at once",
     ),
-    _VERBATIM,
-    _CREATE_TIME,
-    _ANY_FUTURE,
-    _ANY_PAST,
-    _CLEAN,
+    *_OF_EVENTS,
 )
 STATE: tuple[Setting, ...] = (
     _is("cleanup.policy", "compact", "the newest row of each key is the state"),
@@ -176,13 +172,8 @@ STATE: tuple[Setting, ...] = (
         created=7 * DAY_MS,
     ),
     _created("min.cleanable.dirty.ratio", "0.2", "who takes a task over reads it whole"),
-    _created("segment.ms", str(HOUR_MS), "only closed segments are compacted"),
-    _created("segment.bytes", str(64 << 20), "only closed segments are compacted"),
-    _VERBATIM,
-    _CREATE_TIME,
-    _ANY_FUTURE,
-    _ANY_PAST,
-    _CLEAN,
+    *_SMALL_SEGMENTS,
+    *_OF_EVENTS,
 )
 
 

@@ -17,7 +17,6 @@ from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.core.journal.runs import StoredRun
 from anabranch.core.round import Landed
 from anabranch.errors import InvariantViolation
-from anabranch.memory.log import MemoryCluster
 from anabranch.ports import (
     LogRefused,
     LogUnavailable,
@@ -28,6 +27,7 @@ from anabranch.ports import (
 )
 from tests.batches.strategies import stored_run
 from tests.contract.conftest import SteppedClock
+from tests.memory.log import MemoryCluster
 
 JOURNAL = TopicPartition("s.journal", 0)
 TARGET = TopicPartition("s", 0)

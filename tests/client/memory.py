@@ -16,7 +16,6 @@ from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, C
 from anabranch.client.ports import ClientPorts
 from anabranch.core.ids import CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER
 from anabranch.errors import DeadlineExceeded, NotReady, WriteFailed
-from anabranch.memory.log import MemoryLog
 from anabranch.ports import (
     Clock,
     Entropy,
@@ -29,6 +28,7 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.topics.names import DEFAULT_PREFIX, commands_topic, replies_topic
+from tests.memory.log import MemoryLog
 
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import EventColumns, Placing

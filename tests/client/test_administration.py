@@ -14,7 +14,6 @@ from anabranch import errors
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, command_digest
-from anabranch.memory.log import MemoryCluster, MemoryLog
 from anabranch.ports import LogUncertain, TopicPartition, TopicSpec
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
@@ -24,6 +23,7 @@ from anabranch.topics.rights import Acl, client_rights
 from anabranch.types import Grant, right_bits
 from tests.client.doubles import ManualClock, counted, scripted_ports
 from tests.client.memory import memory_client
+from tests.memory.log import MemoryCluster, MemoryLog
 
 ETL = "User:etl"
 NAMES = "p.commands.etl", "p.replies.etl"

@@ -167,7 +167,7 @@ def test_a_refusal_of_one_copy_does_not_speak_for_the_other(refused: Any, copies
     session, bus, clock = session_of(script)
     said = "nothing was changed by this copy, but one sent before may be carried out"
     with pytest.raises(type(error), match="nothing was changed") as caught:
-        session.scale(STREAM, 4, (), (), clock.now + 10)
+        session.ask_stream(STREAM, r.Scale(STREAM, 4, (), ()), clock.now + 10)
     assert (len(bus.sent), said in str(caught.value)) == (1 + copies, copies == 2)
 
 

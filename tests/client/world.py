@@ -7,8 +7,6 @@ from collections.abc import Callable
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
 from anabranch.core.decisions.turn import Settings
-from anabranch.memory.log import MemoryCluster
-from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.schemas import records as r
@@ -17,6 +15,8 @@ from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import DEFAULT_PREFIX, history_topic, stream_topic
 from tests.client.doubles import ManualClock, counted
 from tests.client.memory import memory_client
+from tests.memory.log import MemoryCluster
+from tests.memory.table import MemoryStore
 
 CLIENT = "client"
 

@@ -12,7 +12,6 @@ from anabranch.core.hybrid_time import from_us
 from anabranch.core.ids import NO_TXN, TXN_HEADER, make_txn_id, pack_txn_header, segment_id
 from anabranch.core.partitioner import SPACE, position_of
 from anabranch.kafka.log import KafkaLog
-from anabranch.memory.log import MemoryLog
 from anabranch.ports import TopicPartition
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import (
@@ -25,6 +24,7 @@ from anabranch.schemas.records import (
 )
 from anabranch.topics.creation import create_stream_topics
 from anabranch.topics.names import history_topic, stream_topic
+from tests.memory.log import MemoryLog
 
 Events = Sequence[tuple[bytes, bytes]]  # key, value
 STRAY = b"stray:0"

@@ -2,27 +2,43 @@
 
 It holds for embedded brokers and for the image that `tests.containers.image` makes.
 
-``python -m tests.containers.versions VERSION...`` resolves their jars anew and writes those files; read
-the difference before you commit it. ``--fetch`` only brings the jars of the version named.
+``python -m tests.containers.versions VERSION...`` resolves their jars with the network and writes those files, the
+embedded broker's own beside its code; read the difference before you commit it. ``--fetch`` only brings the jars of
+the version named.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from anabranch.infra import lock as own
 from anabranch.infra.fetch import cache_root, ensure_broker
-from anabranch.infra.lock import KAFKA_VERSION, LOCK_VARIABLE, ROOTS, BrokerLock, resolve
+from anabranch.infra.lock import (
+    DOWNLOADS_AT_ONCE,
+    KAFKA_VERSION,
+    LOCK_NAME,
+    LOCK_VARIABLE,
+    BrokerLock,
+    LockedJar,
+    sha256_of,
+)
 
 VERSION_VARIABLE = "ANABRANCH_TEST_KAFKA"
 LOCKS = Path(__file__).with_name("locks")
+# The broker logs through SLF4J, but its POM names no binding: this is one.
+_LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"
 # Before 4.0 the broker itself calls Log4j 1: this takes the calls on.
 _OLD_LOGGING = "org.apache.logging.log4j:log4j-1.2-api:2.25.4"
 
 
 def lock_file(version: str) -> Path:
     """The path of a version's lock."""
+    if version == KAFKA_VERSION:
+        return Path(own.__file__).with_name(LOCK_NAME)
     return LOCKS / f"kafka-{version}.lock.json"
 
 
@@ -66,7 +82,32 @@ def embed_wanted() -> None:
 def roots_of(version: str) -> tuple[str, ...]:
     """The Maven coordinates to resolve for a version."""
     old = (_OLD_LOGGING,) if version.startswith("3.") else ()
-    return (f"org.apache.kafka:kafka_2.13:{version}", *ROOTS[1:], *old)
+    return (f"org.apache.kafka:kafka_2.13:{version}", _LOGGING, *old)
+
+
+def resolve(roots: tuple[str, ...]) -> BrokerLock:
+    """Resolve Maven coordinates with jgo; download every jar into a temporary folder to hash it.
+
+    Args:
+        roots: Maven coordinates, the broker's first.
+    """
+    from jgo.maven import Artifact, MavenContext
+
+    with tempfile.TemporaryDirectory(prefix="anabranch-lock-") as folder:
+        maven = MavenContext(repo_cache=Path(folder), timeout=60)
+        found: dict[str, Artifact] = {}
+        for root in roots:
+            # Each root alone: resolved together, each root's POM would manage the other's versions.
+            inputs, transitive = maven.resolver.resolve([maven.create_dependency(root)])
+            for dep in [*inputs, *(d for d in transitive if d.scope in ("compile", "runtime"))]:
+                found.setdefault(f"{dep.groupId}:{dep.artifactId}", dep.artifact)
+        with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
+            paths = list(pool.map(lambda artifact: artifact.resolve(), found.values()))
+        jars = tuple(
+            LockedJar(f"{key}:{artifact.version}", path.name, sha256_of(path), path.stat().st_size)
+            for (key, artifact), path in zip(found.items(), paths, strict=True)
+        )
+    return BrokerLock(roots[0].rsplit(":", 1)[1], roots, jars)
 
 
 def main() -> None:

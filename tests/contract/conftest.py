@@ -12,13 +12,13 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from anabranch.kafka.log import KafkaLog
-from anabranch.memory.log import MemoryCluster
-from anabranch.memory.table import MemoryStore
 from anabranch.ports import Log, Producer, Table, TopicPartition, TopicSpec
 from anabranch.processors.checkpoint import RocksTable
 from anabranch.topics import rights
 from anabranch.topics.rights import Right
 from tests.contract.proxy import Proxy
+from tests.memory.log import MemoryCluster
+from tests.memory.table import MemoryStore
 from tests.secured import CONTROLLER, entrance, grant
 
 

@@ -14,10 +14,10 @@ from anabranch.core.memory import Keepalives, LeaderMemory
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import State
 from anabranch.errors import InvariantViolation, NotReady
-from anabranch.memory.table import MemoryStore
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from tests.core.harness import DAY, START_MS, World, event, nyc, settings
+from tests.memory.table import MemoryStore
 
 # -- rounds ------------------------------------------------------------------------------------
 

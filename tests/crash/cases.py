@@ -14,7 +14,6 @@ from confluent_kafka import Producer
 from anabranch.clock import SystemClock
 from anabranch.core import rows as k
 from anabranch.core.state import State
-from anabranch.memory.table import MemoryStore, MemoryTable
 from anabranch.ports import Log, TopicPartition
 from anabranch.processors.checkpoint import RocksTable
 from anabranch.processors.leadership import fold_to_end
@@ -26,6 +25,7 @@ from tests.crash.points import Point
 from tests.crash.raw import Raw, quick_producer
 from tests.crash.scenario import SPEED, Scenario
 from tests.crash.zygote import Child, Zygote
+from tests.memory.table import MemoryStore, MemoryTable
 
 CASE_DEADLINE_S = 60.0
 AFTER_DECISION = Point("after-decision", "*", 1, "after")

@@ -16,7 +16,6 @@ from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.core.rows import Entry
 from anabranch.core.state import State
 from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion
-from anabranch.memory.table import MemoryStore
 from anabranch.ports import CorruptBatch, LogRefused, TopicPartition
 from anabranch.processors.history_tail import load_tail
 from anabranch.processors.leadership import fold_to_end
@@ -27,6 +26,7 @@ from tests.core.labels import SECRET
 from tests.fuzz.mutate import mutated, mutated_batch
 from tests.fuzz.samples import records_of_all_types
 from tests.fuzz.target import Run, Target
+from tests.memory.table import MemoryStore
 from tests.processors.world import World
 
 STREAM = "nyc/flights"

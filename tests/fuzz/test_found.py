@@ -32,7 +32,6 @@ from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.wire import calls
 from anabranch.kafka.wire.calls import ADD_PARTITIONS_TO_TXN, CREATE_TOPICS, METADATA
 from anabranch.kafka.wire.errors import ConnectionBroken, MalformedAnswer
-from anabranch.memory.table import MemoryStore
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.processors.history_tail import load_tail
 from anabranch.processors.leadership import fold_to_end
@@ -45,6 +44,7 @@ from anabranch.spark.source.positions import from_json
 from anabranch.topics.names import history_topic, replies_topic, status_topic
 from tests.fuzz.controllers import COMMANDS, STREAM, Place
 from tests.fuzz.mutate import sealed
+from tests.memory.table import MemoryStore
 
 STATUS = TopicPartition(status_topic(), 0)
 HISTORY = TopicPartition(history_topic(STREAM), 0)

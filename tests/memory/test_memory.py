@@ -6,9 +6,6 @@ import pytest
 
 from anabranch.batches.format import check_crc, read_header
 from anabranch.batches.records import Record, decode_records, encode_batch
-from anabranch.memory.log import MemoryCluster, MemoryLog
-from anabranch.memory.table import MemoryStore
-from anabranch.memory.trouble import Kind, Trouble
 from anabranch.ports import (
     LogBusy,
     LogError,
@@ -22,6 +19,9 @@ from anabranch.ports import (
     TopicSpec,
 )
 from tests.contract.conftest import SteppedClock
+from tests.memory.log import MemoryCluster, MemoryLog
+from tests.memory.table import MemoryStore
+from tests.memory.trouble import Kind, Trouble
 
 TP = TopicPartition("t", 0)
 OTHER = TopicPartition("t", 1)

@@ -18,7 +18,6 @@ from anabranch.core.ids import ADMIN_LANE, make_txn_id
 from anabranch.core.tokens import Rights, narrow
 from anabranch.errors import AlreadyCommitted, NotLeading
 from anabranch.kafka.wire.data import PartitionFetch, fetched
-from anabranch.memory.table import MemoryStore
 from anabranch.ports import LogFenced, TopicPartition
 from anabranch.processors import poison_commands as culprit
 from anabranch.processors.controller import Controller
@@ -28,6 +27,7 @@ from tests.client.answers import outcome, token_of
 from tests.client.doubles import scripted_ports
 from tests.client.world import World as ClientWorld
 from tests.core.labels import SECRET
+from tests.memory.table import MemoryStore
 from tests.processors.world import World
 from tests.sim import poison
 

@@ -10,12 +10,12 @@ from anabranch.core import rows as k
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.state import State
-from anabranch.memory.producer import MemoryProducer
 from anabranch.ports import LogError, TopicGone, TopicInfo
 from anabranch.processors import controller, durability
 from anabranch.processors.leadership import Lease
 from anabranch.processors.streams import health, trouble
 from anabranch.processors.streams.trouble import StreamTrouble
+from tests.memory.producer import MemoryProducer
 
 Planted = AbstractContextManager[object]
 

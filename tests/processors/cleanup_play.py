@@ -10,7 +10,6 @@ from anabranch.batches.records import Record
 from anabranch.core.decisions.turn import Settings
 from anabranch.core.ids import TXN_HEADER, pack_txn_header, unpack_txn_header
 from anabranch.core.partitioner import record_checksum
-from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.schemas.records import (
@@ -27,6 +26,7 @@ from anabranch.schemas.records import (
 from anabranch.topics.names import journal_topic, stream_topic
 from tests.core.labels import SECRET, Begun
 from tests.failpoints import FailingLog, FailingTable
+from tests.memory.table import MemoryStore
 from tests.processors.world import World
 
 STREAM = "nyc/flights"

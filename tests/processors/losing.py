@@ -7,7 +7,6 @@ from typing import Any
 from anabranch.batches.records import Record
 from anabranch.core.authorize import ALL
 from anabranch.core.rows import grant_key
-from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import (
@@ -26,6 +25,7 @@ from anabranch.schemas.records import (
 )
 from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
 from tests.core.labels import SECRET, Begun
+from tests.memory.table import MemoryStore
 from tests.processors.world import World
 
 GONE, OTHER = "nyc/gone", "nyc/other"

@@ -14,7 +14,6 @@ from anabranch.core.ids import (
 )
 from anabranch.core.partitioner import record_checksum
 from anabranch.core.rows import ROUND_KEY
-from anabranch.memory.table import MemoryStore
 from anabranch.ports import LogFenced, TopicPartition
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
@@ -49,6 +48,7 @@ from anabranch.topics.names import (
     stream_topic,
 )
 from tests.core.labels import SECRET, Begun
+from tests.memory.table import MemoryStore
 from tests.processors.world import World
 
 STREAM = "nyc/flights"

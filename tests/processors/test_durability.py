@@ -10,8 +10,6 @@ import pytest
 from anabranch.batches.format import Buffer
 from anabranch.batches.records import Record, encode_batch
 from anabranch.core.ids import TXN_HEADER, unpack_txn_header
-from anabranch.memory.log import MemoryLog
-from anabranch.memory.producer import MemoryProducer
 from anabranch.ports import Log, LogRefused, LogUnavailable, TopicPartition
 from anabranch.processors import durability
 from anabranch.processors.controller import Controller
@@ -30,6 +28,8 @@ from anabranch.schemas.records import (
 )
 from anabranch.topics.creation import create_stream_topics
 from anabranch.topics.names import history_topic, stream_topic
+from tests.memory.log import MemoryLog
+from tests.memory.producer import MemoryProducer
 from tests.processors.world import World
 
 STREAM = "nyc/flights"

@@ -10,8 +10,6 @@ import pytest
 from anabranch.batches.format import Buffer
 from anabranch.batches.records import Record
 from anabranch.core.partitioner import position_of
-from anabranch.memory.log import MemoryLog
-from anabranch.memory.producer import MemoryProducer
 from anabranch.ports import LogRefused, TopicPartition, TopicSpec
 from anabranch.processors.controller import Controller
 from anabranch.schemas.codec import decode
@@ -34,6 +32,8 @@ from anabranch.schemas.records import (
 from anabranch.topics import declarations
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.core.labels import SECRET, Begun
+from tests.memory.log import MemoryLog
+from tests.memory.producer import MemoryProducer
 from tests.processors.world import World
 
 STREAM = "nyc/flights"

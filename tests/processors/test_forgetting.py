@@ -12,8 +12,6 @@ from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_HEADER, pack_txn_header
 from anabranch.core.stream_states import ACTIVE, FORGETTING, LOST
 from anabranch.errors import UnsupportedVersion
-from anabranch.memory.log import MemoryLog
-from anabranch.memory.table import MemoryStore
 from anabranch.ports import (
     LogError,
     LogFenced,
@@ -36,6 +34,8 @@ from anabranch.schemas.records import (
     StreamList,
 )
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from tests.memory.log import MemoryLog
+from tests.memory.table import MemoryStore
 from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
 
 each_topic = pytest.mark.parametrize("topic", [topic(GONE) for topic in TOPICS])

@@ -15,7 +15,6 @@ from anabranch.core.rows import stream_key
 from anabranch.core.state import State
 from anabranch.errors import InvalidArgument, NotReady, TopicMisconfigured
 from anabranch.kafka.wire.codes import CREATE_CODES, GROW_CODES, Act, meaning
-from anabranch.memory.log import MemoryLog
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition, TopicSpec
 from anabranch.processors.streams.topics import Growth
 from anabranch.schemas.codec import decode_as
@@ -29,6 +28,7 @@ from anabranch.schemas.records import (
     Scaling,
 )
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from tests.memory.log import MemoryLog
 from tests.processors.world import World
 
 INVALID_REPLICATION_FACTOR = 38

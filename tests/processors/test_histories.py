@@ -12,7 +12,6 @@ from anabranch.batches.records import decode_records
 from anabranch.core import vectors
 from anabranch.core.ids import make_marked_id
 from anabranch.core.vectors import has_vector, vector_place
-from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
 from anabranch.processors import durability
 from anabranch.processors.controller import Controller
@@ -21,6 +20,7 @@ from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from anabranch.topics.names import history_topic, stream_topic
+from tests.memory.table import MemoryStore
 from tests.processors.world import World
 
 STREAM = "nyc/wide"

@@ -14,8 +14,6 @@ from anabranch.core.decisions import decide as entrance
 from anabranch.core.decisions import expiry
 from anabranch.core.decisions.turn import AT_END
 from anabranch.core.ids import ADMIN_LANE, CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER
-from anabranch.memory.table import MemoryStore
-from anabranch.memory.trouble import Kind, Trouble
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.processors import poison_commands as culprit
 from anabranch.processors.controller import Controller
@@ -31,6 +29,8 @@ from anabranch.topics.names import (
     topics_of,
 )
 from tests.core.labels import SECRET
+from tests.memory.table import MemoryStore
+from tests.memory.trouble import Kind, Trouble
 from tests.processors.test_poison_commands import BAD, Killed, failing
 from tests.processors.test_poison_commands import Play as Poisoned
 

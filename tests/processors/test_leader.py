@@ -15,8 +15,6 @@ from anabranch.core.decisions.turn import Settings
 from anabranch.core.rows import ROUND_KEY, STATUS, scope_key
 from anabranch.librdkafka import membership
 from anabranch.librdkafka.membership import Membership
-from anabranch.memory.log import MemoryLog
-from anabranch.memory.table import MemoryStore
 from anabranch.ports import LogFenced, LogUnavailable, TopicInfo, TopicPartition
 from anabranch.processors.checkpoint import size_on_disk
 from anabranch.processors.controller import Controller
@@ -24,6 +22,8 @@ from anabranch.processors.leader import ASIDE_S, Leader
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import FindScope
 from anabranch.topics.names import status_topic
+from tests.memory.log import MemoryLog
+from tests.memory.table import MemoryStore
 from tests.processors.world import World
 
 DEADLINE_S = 30.0

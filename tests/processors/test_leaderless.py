@@ -6,12 +6,12 @@ import pytest
 
 from anabranch.batches.records import Record
 from anabranch.core.stream_states import ACTIVE
-from anabranch.memory.trouble import Kind, Trouble
 from anabranch.ports import LogUnavailable, TopicPartition
 from anabranch.processors.history_tail import load_tail
 from anabranch.processors.streams.histories import Histories
 from anabranch.schemas.records import Scale, StreamList
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from tests.memory.trouble import Kind, Trouble
 from tests.processors.losing import GONE, OTHER, Play
 
 

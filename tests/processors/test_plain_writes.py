@@ -8,12 +8,12 @@ import pytest
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.core.ids import NO_TXN
-from anabranch.memory.partition import Partition
 from anabranch.ports import LogRefused, TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import CommitRecord, CreateStream, Event, FindScope, OneShot, Outcome
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from tests.memory.partition import Partition
 from tests.processors.world import World
 
 STREAM = "nyc/flights"

@@ -13,8 +13,6 @@ from anabranch.core import rows as k
 from anabranch.core.decisions import decide as entrance
 from anabranch.core.ids import OPEN_LANE
 from anabranch.errors import InvariantViolation
-from anabranch.memory.log import MemoryLog
-from anabranch.memory.table import MemoryStore
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 from anabranch.processors import controller as loop
 from anabranch.processors import durability
@@ -23,6 +21,8 @@ from anabranch.processors.controller import Controller
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.topics.names import commands_topic, control_topic, stream_topic, topics_of
+from tests.memory.log import MemoryLog
+from tests.memory.table import MemoryStore
 from tests.processors.world import World
 
 BAD = b"\0" * 15 + b"\x66"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from anabranch.core.stream_states import ACTIVE
-from anabranch.memory.log import MemoryLog
 from anabranch.ports import Fetched, OffsetOutOfRange, TopicPartition
 from anabranch.schemas.records import Commit, Outcome
 from anabranch.topics.names import history_topic, journal_topic
+from tests.memory.log import MemoryLog
 from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, Play
 
 

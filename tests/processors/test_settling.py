@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from anabranch.core.decisions.commits.merge import TORN
-from anabranch.memory.log import MemoryLog
 from anabranch.ports import LogRefused, OffsetOutOfRange, TopicPartition
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import (
@@ -23,6 +22,7 @@ from anabranch.schemas.records import (
     Touch,
 )
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from tests.memory.log import MemoryLog
 from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
 
 CHUNK_BYTES = 1_000

@@ -12,10 +12,6 @@ from anabranch.batches.records import Record
 from anabranch.core.ids import ADMIN_LANE
 from anabranch.core.stream_states import ACTIVE, WAITING
 from anabranch.errors import NotLeading
-from anabranch.memory.log import MemoryLog
-from anabranch.memory.partition import Partition
-from anabranch.memory.producer import MemoryProducer
-from anabranch.memory.trouble import Kind, Trouble
 from anabranch.ports import (
     LogBusy,
     LogRefused,
@@ -44,6 +40,10 @@ from anabranch.topics.names import (
     status_topic,
     stream_topic,
 )
+from tests.memory.log import MemoryLog
+from tests.memory.partition import Partition
+from tests.memory.producer import MemoryProducer
+from tests.memory.trouble import Kind, Trouble
 from tests.processors.losing import GONE, KEYS, OTHER, TOPICS, Play
 
 FORBIDDEN, POLICY, TOO_LARGE, MIN_ISR = 29, 44, 10, 19

@@ -21,8 +21,6 @@ from anabranch.core.ids import (
 )
 from anabranch.core.partitioner import position_of, record_checksum
 from anabranch.core.rows import grant_key
-from anabranch.memory.log import MemoryCluster
-from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.processors.controller import Controller
 from anabranch.schemas.codec import decode, encode
@@ -39,6 +37,8 @@ from anabranch.schemas.records import (
 from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import commands_topic, journal_topic, replies_topic, status_topic
 from tests.core.labels import proved
+from tests.memory.log import MemoryCluster
+from tests.memory.table import MemoryStore
 
 
 @dataclass

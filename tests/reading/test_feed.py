@@ -11,7 +11,6 @@ import pytest
 from anabranch.batches.records import Record, encode_batch
 from anabranch.clock import SystemClock
 from anabranch.errors import NotAuthorized, SnapshotExpired
-from anabranch.memory.log import MemoryCluster, MemoryLog
 from anabranch.ports import (
     UNKNOWN_TOPIC_OR_PARTITION,
     LogError,
@@ -23,6 +22,7 @@ from anabranch.ports import (
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.feed import FETCH_BYTES, Feed, Gone
 from anabranch.reading.fetched import Portion
+from tests.memory.log import MemoryCluster, MemoryLog
 
 TOPIC = "s.t"
 SOON_S = 5.0

@@ -11,7 +11,6 @@ from anabranch.batches.records import Record, encode_batch
 from anabranch.clock import SystemClock
 from anabranch.core.hybrid_time import from_us, to_ms
 from anabranch.errors import InvalidArgument, MalformedRecord, NotReady, SnapshotExpired
-from anabranch.memory.log import MemoryCluster, MemoryLog
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.reading.commit_index import CommitHistory
 from anabranch.reading.committed_log import CommittedLog
@@ -20,6 +19,7 @@ from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import CommitRecord, EpochRecord, Position, SegmentCommit
 from anabranch.topics.names import history_topic
+from tests.memory.log import MemoryCluster, MemoryLog
 
 STREAM = "s/t"
 PLACE = TopicPartition(history_topic(STREAM), 0)

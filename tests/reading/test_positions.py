@@ -8,7 +8,6 @@ from anabranch.batches.records import Record, encode_batch
 from anabranch.clock import SystemClock
 from anabranch.core.hybrid_time import from_us, to_ms
 from anabranch.errors import SnapshotExpired
-from anabranch.memory.log import MemoryCluster, MemoryLog
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.history_search import HistorySearch
@@ -23,6 +22,7 @@ from anabranch.schemas.records import (
     SegmentCommit,
 )
 from anabranch.topics.names import history_topic
+from tests.memory.log import MemoryCluster, MemoryLog
 
 PLACE = TopicPartition(history_topic("s/t"), 0)
 SECOND_US = 1_000_000

@@ -14,7 +14,6 @@ import pytest
 
 from anabranch.clock import SystemClock
 from anabranch.errors import NotReady
-from anabranch.memory.log import MemoryCluster
 from anabranch.ports import TopicPartition
 from anabranch.reading import fetched as portions
 from anabranch.reading import history_index as history
@@ -27,6 +26,7 @@ from anabranch.schemas.records import CommitRecord
 from anabranch.types import Event
 from tests.client.members import by_key
 from tests.client.written import ONE, Keys, WrittenStream, scaled
+from tests.memory.log import MemoryCluster
 
 SOON_S = 20.0
 

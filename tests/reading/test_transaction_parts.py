@@ -11,13 +11,13 @@ from anabranch.batches.records import Record, encode_batch
 from anabranch.clock import SystemClock
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.errors import DeadlineExceeded, MalformedRecord, SnapshotExpired
-from anabranch.memory.log import MemoryCluster, MemoryLog
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.reading import feed, transaction_reader
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.transaction_reader import StreamParts
 from anabranch.schemas.records import CommitRecord, Position, SegmentCommit
 from anabranch.topics.names import stream_topic
+from tests.memory.log import MemoryCluster, MemoryLog
 
 STREAM = "nyc/a"
 TXN, OTHER = bytes(range(16)), bytes(16)

@@ -1,93 +1,46 @@
-"""The classes and the schemas beside them are one contract, field by field."""
+"""The schemas, and the classes that are made of them."""
 
-import json
 import re
-import types
-import typing
-from collections.abc import Mapping
-from importlib.resources import files
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from anabranch.schemas import records
 from anabranch.schemas.codec import TYPES, schema_of
+from anabranch.schemas.making import DEFAULTS, TUPLES, WORDS, fields_of, schemas
+from tests.schemas.records_stub import STUB, text
 
-FOLDER = files("anabranch.schemas")
-SCHEMAS = {
-    entry.name.removesuffix(".avsc"): json.loads(entry.read_text("utf-8"))
-    for entry in FOLDER.iterdir()
-    if entry.name.endswith(".avsc")
-}
+SCHEMAS = {schema["name"]: schema for schema in schemas()}
 CLASSES = {
     name: cls
     for name, cls in vars(records).items()
-    if isinstance(cls, type) and cls.__module__.startswith(f"{records.__name__}.")
+    if isinstance(cls, type) and cls.__module__ == records.__name__
 }
-PRIMITIVES = {
-    "string": str,
-    "bytes": bytes,
-    "boolean": bool,
-    "int": int,
-    "long": int,
-}
+PRIMITIVES = {"string", "bytes", "boolean", "int", "long"}
 
 
-def python_type(avro: Any) -> Any:
-    """The annotation that a field of this Avro type has."""
-    if isinstance(avro, list):
-        found = [type(None) if branch == "null" else python_type(branch) for branch in avro]
-        return frozenset(found)
-    if isinstance(avro, dict) and avro["type"] == "array":
-        return ("tuple", python_type(avro["items"]))
-    if isinstance(avro, dict) and avro["type"] == "map":
-        return ("mapping", python_type(avro["values"]))
-    if avro in PRIMITIVES:
-        return PRIMITIVES[avro]
-    name = avro.removeprefix("anabranch.")
-    named = SCHEMAS[name]
-    if named["type"] == "enum":
-        return ("literal", tuple(named["symbols"]))
-    return bytes if named["type"] == "fixed" else CLASSES[name]
+def test_the_stub_is_fresh() -> None:
+    assert STUB.read_text() == text(), "python -m tests.schemas.records_stub"
 
 
-def plain(annotation: Any) -> Any:
-    """An annotation in the same terms as `python_type`."""
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is tuple:
-        assert args[1:] == (...,)
-        return ("tuple", plain(args[0]))
-    if origin is Mapping:
-        assert args[0] is str
-        return ("mapping", plain(args[1]))
-    if origin is typing.Literal:
-        return ("literal", args)
-    if origin in (types.UnionType, typing.Union):
-        return frozenset(plain(branch) for branch in args)
-    return annotation
-
-
-@pytest.mark.parametrize("name", sorted(CLASSES))
-def test_a_record_is_its_schema(name: str) -> None:
-    schema, cls = SCHEMAS[name], CLASSES[name]
-    hints = typing.get_type_hints(cls)
-    assert list(hints) == [field["name"] for field in schema["fields"]]
-    for field in schema["fields"]:
-        hint, avro = plain(hints[field["name"]]), python_type(field["type"])
-        if avro is str and isinstance(hint, tuple) and hint[0] == "literal":
-            assert all(value in field["doc"] for value in hint[1]), "the text says which there are"
-            continue
-        assert hint == avro, field["name"]
-    assert cls.__doc__ == schema["doc"]
-    assert records.is_record(cls)
-
-
-def test_every_schema_has_its_class_and_every_class_its_schema() -> None:
-    record_schemas = {name for name, schema in SCHEMAS.items() if schema["type"] == "record"}
-    assert record_schemas == set(CLASSES)
+def test_tables_name_fields_that_are_there() -> None:
+    fields = {f"{name}.{field}" for name in CLASSES for field in fields_of(SCHEMAS[name])}
+    assert set(DEFAULTS) | set(WORDS) <= fields
+    assert set(CLASSES) >= TUPLES
     for name, schema in SCHEMAS.items():
-        if schema["type"] == "enum":
-            assert typing.get_args(getattr(records, name)) == tuple(schema["symbols"])
+        for field in schema.get("fields", ()):
+            words = get_args(getattr(records, WORDS.get(f"{name}.{field['name']}", ""), None))
+            assert all(word in field["doc"] for word in words), "the text says which there are"
+
+
+def test_records_and_texts_of_secrets() -> None:
+    """No text shows a secret or a token; rows of transactions go to logs."""
+    begin = records.Begin(bytes(16), "a", None, 1, b"\x07" * 32)
+    row = records.TxnRow(
+        bytes(16), "a", None, "OPEN", 1, 1, 1, 1, 1, 1, 1, "", b"\x07" * 32, "open"
+    )
+    assert all(records.is_record(type(one)) for one in (begin, row))
+    assert r"\x07" not in f"{begin!r} {row!r}"
 
 
 @pytest.mark.parametrize("name", sorted(SCHEMAS))

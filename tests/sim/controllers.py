@@ -11,13 +11,13 @@ from typing import Any
 from anabranch.core import rows as k
 from anabranch.core.decisions.turn import Settings
 from anabranch.errors import NotLeading, NotReady
-from anabranch.memory.table import MemoryStore
 from anabranch.ports import LogError, LogFenced, LogUnavailable, TableError, TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.schemas.codec import decode
 from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import commands_topic, status_topic
+from tests.memory.table import MemoryStore
 from tests.sim.faults import Faults
 from tests.sim.picture import visible
 from tests.sim.ports import SimCluster, open_table

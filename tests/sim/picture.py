@@ -11,8 +11,6 @@ from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, OPEN_LANE, TXN_HEADER, is_marked, unpack_txn_header
 from anabranch.core.state import State
 from anabranch.core.transaction_states import born
-from anabranch.memory.log import MemoryCluster
-from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
@@ -24,6 +22,8 @@ from anabranch.topics.names import (
     stream_topic,
 )
 from tests.core.tables import txn_rows
+from tests.memory.log import MemoryCluster
+from tests.memory.table import MemoryStore
 from tests.sim.retention import KeptPartition
 from tests.sim.topics import BY_HAND
 from tests.sim.world import Violation

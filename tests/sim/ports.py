@@ -15,10 +15,6 @@ from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.client.ports import ClientPorts
 from anabranch.core.ids import OPEN_LANE
 from anabranch.errors import WriteFailed
-from anabranch.memory.broker import Transactions
-from anabranch.memory.log import MemoryCluster, MemoryLog, MemoryProducer
-from anabranch.memory.partition import Partition
-from anabranch.memory.table import MemoryStore, MemoryTable
 from anabranch.ports import (
     Fetched,
     LogError,
@@ -31,6 +27,10 @@ from anabranch.ports import (
 )
 from anabranch.topics.names import commands_topic, replies_topic, status_topic
 from tests.client.memory import MemoryBus, MemoryJournal, MemoryJournals
+from tests.memory.broker import Transactions
+from tests.memory.log import MemoryCluster, MemoryLog, MemoryProducer
+from tests.memory.partition import Partition
+from tests.memory.table import MemoryStore, MemoryTable
 from tests.sim.faults import Faults, LateEnd
 from tests.sim.groups import Groups
 from tests.sim.ledger import Ledger, Native

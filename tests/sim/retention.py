@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from anabranch.batches.records import decode_records
-from anabranch.memory.partition import Entry, Partition
 from anabranch.ports import TopicPartition
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
@@ -26,6 +25,7 @@ from anabranch.topics.names import (
     replies_topic,
     stream_topic,
 )
+from tests.memory.partition import Entry, Partition
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
 from tests.sim.world import World

@@ -17,7 +17,6 @@ from anabranch.core import limits, vectors
 from anabranch.core import rows as k
 from anabranch.core.journal.runs import place_of, txn_of
 from anabranch.errors import AnabranchError, InvariantViolation
-from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
 from anabranch.processors import controller, durability, intake
 from anabranch.processors import poison_commands as culprit
@@ -27,6 +26,7 @@ from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.poison_commands import DIED, Culprit
 from anabranch.reading import feed as feeds
 from anabranch.topics.names import history_topic, status_topic, stream_topic, topics_of
+from tests.memory.table import MemoryStore
 from tests.sim import poison
 from tests.sim.carriers import carriers_beside
 from tests.sim.check_clients import check_clients

@@ -9,13 +9,13 @@ import pytest
 from anabranch.batches.records import Record
 from anabranch.core import limits
 from anabranch.errors import TransactionAborted
-from anabranch.memory.table import MemoryStore
-from anabranch.memory.trouble import Kind, Trouble
 from anabranch.ports import LogFenced, TopicPartition
 from anabranch.schemas import records as r
 from anabranch.topics.names import control_topic, history_topic, journal_topic, stream_topic
 from tests.client.world import World as ClientWorld
 from tests.core.labels import SECRET
+from tests.memory.table import MemoryStore
+from tests.memory.trouble import Kind, Trouble
 from tests.processors.losing import GONE, OTHER, Play
 from tests.processors.world import World
 from tests.sim.simulation import simulate

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from anabranch.core.stream_states import ACTIVE, LOST, WAITING
-from anabranch.memory.log import MemoryLog
 from anabranch.ports import LogUnavailable, TopicInfo, TopicPartition
 from anabranch.schemas.records import Begin, Commit, Event, OneShot, Refusal, Scale, Touch
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.core.labels import SECRET
+from tests.memory.log import MemoryLog
 from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
 
 

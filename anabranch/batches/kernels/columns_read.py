@@ -18,6 +18,8 @@ from numba.extending import intrinsic
 from anabranch.batches.kernels.parts import (
     _BYTES_IN,
     _BYTES_OUT,
+    _LONG,
+    _LONGS,
     _MIN_RECORD,
     _U,
     MALFORMED_RESULT,
@@ -250,25 +252,11 @@ def _columns(
 
 
 columns = compiled(
-    types.int64(
-        _BYTES_IN,
-        types.int64,
-        types.int64,
-        types.int64,
-        types.int64,
-        types.int64,
-        types.boolean,
-        types.int64[:, ::1],
-        types.int64[:, ::1],
-        types.int32[:, ::1],
-        types.uint8[:, ::1],
-        _BYTES_OUT,
-        _BYTES_OUT,
-        _BYTES_OUT,
-        types.int32[:, ::1],
-        _BYTES_OUT,
-        _BYTES_OUT,
-        _BYTES_OUT,
-        types.int64[::1],
-    ),
+    _LONG(
+        *(_BYTES_IN, _LONG, _LONG, _LONG, _LONG, _LONG, types.boolean, types.int64[:, ::1]),
+        *(types.int64[:, ::1], types.int32[:, ::1], types.uint8[:, ::1]),  # longs, ends, flags
+        *(_BYTES_OUT, _BYTES_OUT, _BYTES_OUT),  # keys, values, transaction ids
+        *(types.int32[:, ::1], _BYTES_OUT, _BYTES_OUT, _BYTES_OUT),  # headers
+        _LONGS,
+    )
 )(_columns)

@@ -16,6 +16,8 @@ from numba import types
 from anabranch.batches.kernels.parts import (
     _BYTES_IN,
     _BYTES_OUT,
+    _LONG,
+    _LONGS,
     _MAX_I32,
     _MIN_RECORD,
     _U,
@@ -203,41 +205,10 @@ def _copy_placed(
     return 0
 
 
-copy = compiled(
-    types.int64(
-        _BYTES_IN,
-        types.int64,
-        types.int64,
-        types.int64,
-        types.int64,
-        types.boolean,
-        _BYTES_OUT,
-        types.int64[::1],
-    ),
-)(_copy)
-place = compiled(
-    types.int64(
-        _BYTES_IN,
-        types.int64,
-        types.int64[::1],
-        types.int64[::1],
-        types.int64,
-        types.int64[::1],
-        types.int64[::1],
-        types.int64[::1],
-    ),
-)(_place)
+copy = compiled(_LONG(_BYTES_IN, _LONG, _LONG, _LONG, _LONG, types.boolean, _BYTES_OUT, _LONGS))(
+    _copy
+)
+place = compiled(_LONG(_BYTES_IN, _LONG, _LONGS, _LONGS, _LONG, _LONGS, _LONGS, _LONGS))(_place)
 copy_placed = compiled(
-    types.int64(
-        _BYTES_IN,
-        types.int64[::1],
-        types.int64[::1],
-        types.int64,
-        types.int64,
-        types.int64,
-        types.int64,
-        types.boolean,
-        _BYTES_OUT,
-        types.int64[::1],
-    ),
+    _LONG(_BYTES_IN, _LONGS, _LONGS, _LONG, _LONG, _LONG, _LONG, types.boolean, _BYTES_OUT, _LONGS)
 )(_copy_placed)

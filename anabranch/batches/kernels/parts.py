@@ -55,6 +55,7 @@ _U = np.uint64
 _inline = numba.njit(inline="always", nogil=True)
 _BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
 _BYTES_OUT = types.Array(types.uint8, 1, "C")
+_LONG, _LONGS = types.int64, types.int64[::1]
 
 # A process's own folder for compiled code, such as a controller's; before any kernel is imported.
 own_folders: list[Path] = []

@@ -16,6 +16,7 @@ from numba import types
 
 from anabranch.batches.kernels.parts import (
     _BYTES_IN,
+    _LONG,
     _MIN_RECORD,
     _U,
     MALFORMED_RESULT,
@@ -250,8 +251,4 @@ def _scan(body, count, last_offset_delta, base_timestamp, sums, rows):
     return runs
 
 
-scan = compiled(
-    types.int64(
-        _BYTES_IN, types.int64, types.int64, types.int64, types.boolean, types.int64[:, ::1]
-    ),
-)(_scan)
+scan = compiled(_LONG(_BYTES_IN, _LONG, _LONG, _LONG, types.boolean, types.int64[:, ::1]))(_scan)

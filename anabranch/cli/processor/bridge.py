@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from anabranch.cli.options import ClusterOptions
+from anabranch.cli.options import ClusterOptions, argument, option
 from anabranch.cli.output import print_line
 from anabranch.cli.session import parse_kafka
 
@@ -16,32 +14,20 @@ TASKS = 64
 
 def command(
     options: ClusterOptions,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
-    stream: Annotated[
-        str, typer.Option(metavar="SCOPE/STREAM", help="The stream to write; create it before.")
-    ],
+    topic: Annotated[str, argument("TOPIC", "The topic to read.")],
+    stream: Annotated[str, option("SCOPE/STREAM", "The stream to write; create it before.")],
     source: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="HOST:PORT", help="The topic's cluster (default: the stream's)."
-        ),
+        str | None, option("--from HOST:PORT", "The topic's cluster (default: the stream's).")
     ] = None,
     from_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="librdkafka options of that cluster, as of --kafka-file."
-        ),
+        Path | None, option("FILE", "librdkafka options of that cluster, as of --kafka-file.")
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option(
-            metavar="GROUP",
-            help="Begin where this consumer group of Kafka's stands (once, at first).",
-        ),
+        option("GROUP", "Begin where this consumer group of Kafka's stands (once, at first)."),
     ] = None,
     tasks: Annotated[
-        int,
-        typer.Option(min=1, max=1024, help="Most partitions of the topic, ever: a power of two."),
+        int, option("", "Most partitions of the topic, ever: a power of two.", min=1, max=1024)
     ] = TASKS,
 ) -> None:
     """Copy a plain topic into a stream, each record once, until Ctrl-C or SIGTERM.

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from anabranch.cli.errors import NotFound
-from anabranch.cli.options import App, ClusterOptions, Yes, confirm
+from anabranch.cli.options import App, ClusterOptions, Yes, argument, confirm, option
 from anabranch.cli.output import (
     count_of,
     print_json,
@@ -34,7 +32,7 @@ app = App(
     no_args_is_help=True,
     help="Run, list, describe, reset and delete processors; read their stores.",
 )
-Name = Annotated[str, typer.Argument(metavar="SCOPE/PROCESSOR", help="The processor.")]
+Name = Annotated[str, argument("SCOPE/PROCESSOR", "The processor.")]
 
 
 app.command("run")(run.command)
@@ -43,7 +41,7 @@ app.command("run")(run.command)
 @app.command("list")
 def list_processors(
     options: ClusterOptions,
-    scope: Annotated[str, typer.Argument(metavar="SCOPE", help="The scope.")],
+    scope: Annotated[str, argument("SCOPE", "The scope.")],
 ) -> None:
     """List the processors of a scope: tasks, inputs, who has them, their last commits, and how far they are behind.
 
@@ -132,10 +130,7 @@ def release(
     options: ClusterOptions,
     processor: Name,
     task: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--task", "-t", min=0, help="Only this task. May be repeated.", show_default=False
-        ),
+        list[int] | None, option("--task -t", "Only this task. May be repeated.", min=0)
     ] = None,
     yes: Yes = False,
 ) -> None:
@@ -160,16 +155,12 @@ def reset(
     processor: Name,
     to: Annotated[
         str | None,
-        typer.Option(
-            "--to",
-            metavar="begin|end|TIME",
-            help="Where it begins again; TIME, ISO 8601 or a commit timestamp: behind what was committed by then.",
-            show_default=False,
+        option(
+            "--to begin|end|TIME",
+            "Where it begins again; TIME, ISO 8601 or a commit timestamp: behind what was committed by then.",
         ),
     ] = None,
-    keep_state: Annotated[
-        bool, typer.Option("--keep-state", help="Keep what its stores have.")
-    ] = False,
+    keep_state: Annotated[bool, option("--keep-state", "Keep what its stores have.")] = False,
     yes: Yes = False,
 ) -> None:
     """Let a processor begin again: all who have its tasks lose them, and its stores are empty.
@@ -206,12 +197,9 @@ def delete(options: ClusterOptions, processor: Name, yes: Yes = False) -> None:
 def get(
     options: ClusterOptions,
     processor: Name,
-    store: Annotated[str, typer.Argument(metavar="STORE", help="The store's name.")],
-    key: Annotated[str, typer.Argument(metavar="KEY", help="The key, as text.")],
-    task: Annotated[
-        int | None,
-        typer.Option("--task", min=0, help="Of a local store: which task's.", show_default=False),
-    ] = None,
+    store: Annotated[str, argument("STORE", "The store's name.")],
+    key: Annotated[str, argument("KEY", "The key, as text.")],
+    task: Annotated[int | None, option("--task", "Of a local store: which task's.", min=0)] = None,
 ) -> None:
     """Show the committed value of a key in a processor's store. An absent key is exit code 2.
 
@@ -234,19 +222,12 @@ def get(
 def import_group(
     options: ClusterOptions,
     processor: Name,
-    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
+    group: Annotated[str, option("--group -g", "The consumer group.")],
     stream: Annotated[
         list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="SCOPE/STREAM",
-            help="Make the processor, with this input. May be repeated.",
-            show_default=False,
-        ),
+        option("--input SCOPE/STREAM", "Make the processor, with this input. May be repeated."),
     ] = None,
-    tasks: Annotated[
-        int, typer.Option("--tasks", help="With --input: how many tasks; a power of two.")
-    ] = 16,
+    tasks: Annotated[int, option("--tasks", "With --input: how many tasks; a power of two.")] = 16,
     yes: Yes = False,
 ) -> None:
     """Let a processor begin where a consumer group of Kafka's stands in its inputs' own topics.

@@ -13,10 +13,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from anabranch.cli.errors import ChildFailed
-from anabranch.cli.options import ClusterOptions
+from anabranch.cli.options import ClusterOptions, argument, option
 from anabranch.cli.output import print_line
 from anabranch.errors import InvalidArgument
 
@@ -34,19 +32,17 @@ _PAUSES_S = (
 
 def command(
     options: ClusterOptions,
-    target: Annotated[
-        str, typer.Argument(metavar="MODULE:APP", help="The module, and the processor in it.")
-    ],
-    workers: Annotated[int, typer.Option(min=1, max=256, help="How many processes.")] = 1,
+    target: Annotated[str, argument("MODULE:APP", "The module, and the processor in it.")],
+    workers: Annotated[int, option("", "How many processes.", min=1, max=256)] = 1,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Keep stores here, so that a restart reads only what it missed (default: a temporary one).",
+        option(
+            "DIR",
+            "Keep stores here, so that a restart reads only what it missed (default: a temporary one).",
         ),
     ] = None,
     standby: Annotated[
-        bool, typer.Option("--standby", help="Keep warm copies of other workers' tasks.")
+        bool, option("--standby", "Keep warm copies of other workers' tasks.")
     ] = False,
 ) -> None:
     """Run workers of a processor, until Ctrl-C or SIGTERM.

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from anabranch.cli.errors import CheckFailed
-from anabranch.cli.options import App, ClusterOptions
+from anabranch.cli.options import App, ClusterOptions, option
 from anabranch.cli.output import count_of, print_line, print_table
 from anabranch.cli.session import parse_kafka
 from anabranch.core import hybrid_time
@@ -27,37 +25,26 @@ if TYPE_CHECKING:
 app = App(no_args_is_help=True, help="Pipelines on Spark.")
 Master = Annotated[
     str | None,
-    typer.Option(
-        "--master",
-        metavar="URL",
-        help="Spark's master URL (default: the one that Spark is configured for, else local[*]).",
-        show_default=False,
+    option(
+        "--master URL",
+        "Spark's master URL (default: the one that Spark is configured for, else local[*]).",
     ),
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option(
-        "--conf",
-        metavar="NAME=VALUE",
-        help="A setting of Spark's, such as spark.driver.memory=4g. May be repeated.",
-        show_default=False,
+    option(
+        "--conf NAME=VALUE",
+        "A setting of Spark's, such as spark.driver.memory=4g. May be repeated.",
     ),
 ]
 At = Annotated[
     str | None,
-    typer.Option(
-        "--at",
-        metavar="TIME",
-        help="As of this commit timestamp, or time in ISO 8601 (default: now).",
-    ),
+    option("--at TIME", "As of this commit timestamp, or time in ISO 8601 (default: now)."),
 ]
 JobTimeout = Annotated[
     float,
-    typer.Option(
-        "--timeout",
-        metavar="SECONDS",
-        min=0.1,
-        help="Time limit of each request to the cluster, not of the job.",
+    option(
+        "--timeout SECONDS", "Time limit of each request to the cluster, not of the job.", min=0.1
     ),
 ]
 JOB_TIMEOUT_S = 60.0
@@ -127,20 +114,17 @@ def audit(
     options: JobOptions,
     stream: Annotated[
         list[str],
-        typer.Option(
-            "--stream",
-            "-s",
-            metavar="SCOPE/STREAM",
-            help="A stream to audit, or a scope for all its streams; of one scope. May be repeated.",
+        option(
+            "--stream -s SCOPE/STREAM",
+            "A stream to audit, or a scope for all its streams; of one scope. May be repeated.",
         ),
     ],
     at: At = None,
     report: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE", help="Write the report there too, as JSON."),
+        Path | None, option("--report FILE", "Write the report there too, as JSON.")
     ] = None,
     complete: Annotated[
-        bool, typer.Option("--complete", help="Exit with 1 also if something is not checkable.")
+        bool, option("--complete", "Exit with 1 also if something is not checkable.")
     ] = False,
 ) -> None:
     """Prove from the log that streams hold what was committed, once, in order, and nothing else."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import Into, LoadedAs, NewSegments
+from anabranch.cli.options import Into, LoadedAs, NewSegments, argument, option
 from anabranch.cli.output import count_of, print_result
 from anabranch.cli.session import parse_kafka
 from anabranch.cli.spark.commands import At, JobOptions, app
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-Stream = Annotated[str, typer.Option("--stream", "-s", metavar="SCOPE/STREAM", help="The stream.")]
+Stream = Annotated[str, option("--stream -s SCOPE/STREAM", "The stream.")]
 
 
 class FileForm(StrEnum):
@@ -60,61 +60,47 @@ class Whole(StrEnum):
 def load(
     options: JobOptions,
     files: Annotated[
-        list[str],
-        typer.Argument(metavar="FILE...", help="Files, folders or patterns that Spark reads."),
+        list[str], argument("FILE...", "Files, folders or patterns that Spark reads.")
     ],
     stream: Into,
     form: Annotated[
-        FileForm,
-        typer.Option("--format", help="The files' format. CSV files have a header row."),
+        FileForm, option("--format", "The files' format. CSV files have a header row.")
     ] = FileForm.CSV,
     schema: Annotated[
         str | None,
-        typer.Option(
-            "--schema",
-            metavar="DDL",
-            help="The files' columns, such as 'id BIGINT, name STRING' (default: from the files; "
-            "CSV: texts).",
+        option(
+            "--schema DDL",
+            "The files' columns, such as 'id BIGINT, name STRING' (default: from the files; CSV: texts).",
         ),
     ] = None,
     read_option: Annotated[
         list[str] | None,
-        typer.Option(
-            "--read-option",
-            metavar="NAME=VALUE",
-            help="An option of Spark's reader, such as sep=; or encoding=ISO-8859-1. May be repeated.",
-            show_default=False,
+        option(
+            "--read-option NAME=VALUE",
+            "An option of Spark's reader, such as sep=; or encoding=ISO-8859-1. May be repeated.",
         ),
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(
-            "--key",
-            metavar="COLUMNS",
-            help="The events' key: one column, or several with commas (then a JSON array).",
+        option(
+            "--key COLUMNS",
+            "The events' key: one column, or several with commas (then a JSON array).",
         ),
     ] = None,
     timestamp: Annotated[
         str | None,
-        typer.Option(
-            "--timestamp",
-            metavar="COLUMN",
-            help="The events' time: a timestamp, ISO 8601, or seconds or milliseconds since 1970.",
+        option(
+            "--timestamp COLUMN",
+            "The events' time: a timestamp, ISO 8601, or seconds or milliseconds since 1970.",
         ),
     ] = None,
     order_by: Annotated[
         str | None,
-        typer.Option(
-            "--order-by",
-            metavar="COLUMNS",
-            help="Write the rows of each key in the order of these columns.",
-        ),
+        option("--order-by COLUMNS", "Write the rows of each key in the order of these columns."),
     ] = None,
     encoding: Annotated[
         ValueForm,
-        typer.Option(
-            "--encoding", help="The value: the row as JSON or Avro; raw: columns key and value."
-        ),
+        option("--encoding", "The value: the row as JSON or Avro; raw: columns key and value."),
     ] = ValueForm.JSON,
     segments: NewSegments = None,
     name: LoadedAs = None,
@@ -143,73 +129,52 @@ def load(
 def export(
     options: JobOptions,
     stream: Annotated[
-        list[str],
-        typer.Option(
-            "--stream", "-s", metavar="SCOPE/STREAM", help="A stream to export. May be repeated."
-        ),
+        list[str], option("--stream -s SCOPE/STREAM", "A stream to export. May be repeated.")
     ],
-    to: Annotated[str, typer.Option("--to", metavar="DIR", help="The folder for the files.")],
-    form: Annotated[
-        TableForm, typer.Option("--format", help="The files' format.")
-    ] = TableForm.PARQUET,
+    to: Annotated[str, option("--to DIR", "The folder for the files.")],
+    form: Annotated[TableForm, option("--format", "The files' format.")] = TableForm.PARQUET,
     partition_by: Annotated[
         str | None,
-        typer.Option(
-            "--partition-by",
-            metavar="COLUMNS",
-            help="A folder for each value: segment, stream, … or date, the day of the event's time.",
+        option(
+            "--partition-by COLUMNS",
+            "A folder for each value: segment, stream, … or date, the day of the event's time.",
         ),
     ] = None,
     schema: Annotated[
-        str | None,
-        typer.Option(
-            "--schema", metavar="DDL", help="Values are JSON objects: write these fields of them."
-        ),
+        str | None, option("--schema DDL", "Values are JSON objects: write these fields of them.")
     ] = None,
     once: Annotated[
         bool,
-        typer.Option(
-            "--once/--continuous", help="Export what is there now, then end; or go on until Ctrl-C."
-        ),
+        option("--once/--continuous", "Export what is there now, then end; or go on until Ctrl-C."),
     ] = True,
     interval: Annotated[
         float,
-        typer.Option(
-            "--interval",
-            metavar="SECONDS",
-            min=0.0,
-            help="Seconds between micro-batches of --continuous.",
-        ),
+        option("--interval SECONDS", "Seconds between micro-batches of --continuous.", min=0.0),
     ] = 1.0,
     transactions: Annotated[
-        Whole, typer.Option("--transactions", help="Whether a big transaction may be split.")
+        Whole, option("--transactions", "Whether a big transaction may be split.")
     ] = Whole.WHOLE,
     most_events: Annotated[
-        int | None,
-        typer.Option("--max-events", min=1, help="At most so many in a micro-batch."),
+        int | None, option("--max-events", "At most so many in a micro-batch.", min=1)
     ] = None,
     start: Annotated[
         str,
-        typer.Option(
-            "--start",
-            metavar="WHERE",
-            help="The first time: begin, end, a commit timestamp, or a time with its zone.",
+        option(
+            "--start WHERE",
+            "The first time: begin, end, a commit timestamp, or a time with its zone.",
         ),
     ] = "begin",
     checkpoint: Annotated[
         str | None,
-        typer.Option(
-            "--checkpoint",
-            metavar="DIR",
-            help="The folder of the position (default: DIR/_checkpoint of --to).",
-            show_default=False,
+        option(
+            "--checkpoint DIR", "The folder of the position (default: DIR/_checkpoint of --to)."
         ),
     ] = None,
     strict: Annotated[
         bool,
-        typer.Option(
+        option(
             "--strict/--lossy",
-            help="If retention removed events before they were exported: end, or go on without.",
+            "If retention removed events before they were exported: end, or go on without.",
         ),
     ] = True,
 ) -> None:
@@ -236,26 +201,19 @@ def export(
 def compact(
     options: JobOptions,
     stream: Stream,
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="DIR", help="Write a folder of Parquet files.")
-    ] = None,
+    to: Annotated[str | None, option("--to DIR", "Write a folder of Parquet files.")] = None,
     into: Annotated[
-        str | None,
-        typer.Option(
-            "--into", metavar="SCOPE/STREAM", help="Write to another stream, in one transaction."
-        ),
+        str | None, option("--into SCOPE/STREAM", "Write to another stream, in one transaction.")
     ] = None,
     at: At = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="With --to: replace a folder that is there.")
+        bool, option("--overwrite", "With --to: replace a folder that is there.")
     ] = False,
     segments: Annotated[
-        int | None,
-        typer.Option("--segments", min=1, help="With --into: create that stream first."),
+        int | None, option("--segments", "With --into: create that stream first.", min=1)
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option("--name", help="With --into: a name that is committed only once."),
+        str | None, option("--name", "With --into: a name that is committed only once.")
     ] = None,
 ) -> None:
     """Write the latest value of each key, as of a commit timestamp; a null value deletes its key."""

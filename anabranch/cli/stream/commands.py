@@ -7,9 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from anabranch.cli.options import App, ClusterOptions, OperatorOptions, Yes, confirm
+from anabranch.cli.options import (
+    App,
+    ClusterOptions,
+    OperatorOptions,
+    Yes,
+    argument,
+    confirm,
+    option,
+)
 from anabranch.cli.output import count_of, print_json, print_line, print_result, print_table
 from anabranch.cli.session import parse_kafka
 from anabranch.core.hybrid_time import to_text
@@ -23,29 +29,24 @@ if TYPE_CHECKING:
     from anabranch.cli.stream.history import History
 
 app = App(no_args_is_help=True, help="Create, list, describe, scale, draw and forget streams.")
-StreamName = Annotated[str, typer.Argument(metavar="SCOPE/STREAM", help="The stream.")]
-Last = Annotated[int, typer.Option("--last", min=1, help="Draw only so many epochs, the latest.")]
+StreamName = Annotated[str, argument("SCOPE/STREAM", "The stream.")]
+Last = Annotated[int, option("--last", "Draw only so many epochs, the latest.", min=1)]
 
 
 @app.command("create")
 def create(
     options: ClusterOptions,
     stream: StreamName,
-    segments: Annotated[
-        int, typer.Option("--segments", "-s", min=1, max=10_000, help="How many segments.")
-    ] = 1,
+    segments: Annotated[int, option("--segments -s", "How many segments.", min=1, max=10_000)] = 1,
     setting: Annotated[
         list[str] | None,
-        typer.Option(
-            "--setting",
-            metavar="NAME=VALUE",
-            help="A setting of the stream, such as retention.ms=-1. May be repeated.",
-            show_default=False,
+        option(
+            "--setting NAME=VALUE",
+            "A setting of the stream, such as retention.ms=-1. May be repeated.",
         ),
     ] = None,
     adopt: Annotated[
-        bool,
-        typer.Option("--adopt", help="Take its topic though it has records, which readers get."),
+        bool, option("--adopt", "Take its topic though it has records, which readers get.")
     ] = False,
 ) -> None:
     """Create a stream, and its scope if that is new.
@@ -61,7 +62,7 @@ def create(
 @app.command("list")
 def list_streams(
     options: ClusterOptions,
-    scope: Annotated[str | None, typer.Argument(metavar="SCOPE", help="Only this scope.")] = None,
+    scope: Annotated[str | None, argument("SCOPE", "Only this scope.")] = None,
 ) -> None:
     """List streams."""
     with options.client() as client:
@@ -73,9 +74,7 @@ def list_streams(
 def describe(
     options: ClusterOptions,
     stream: StreamName,
-    epochs: Annotated[
-        bool, typer.Option("--epochs", "-e", help="Its epochs too, from the history.")
-    ] = False,
+    epochs: Annotated[bool, option("--epochs -e", "Its epochs too, from the history.")] = False,
     last: Last = 200,
 ) -> None:
     """Show a stream: its segments with their key ranges, and what its journal holds."""
@@ -114,31 +113,22 @@ def scale(
     stream: StreamName,
     segments: Annotated[
         int | None,
-        typer.Option(
-            "--segments",
-            "-s",
+        option(
+            "--segments -s",
+            "So many segments of even ranges; those that fit already stay.",
             min=1,
             max=10_000,
-            help="So many segments of even ranges; those that fit already stay.",
-            show_default=False,
         ),
     ] = None,
     seal: Annotated[
         list[str] | None,
-        typer.Option(
-            "--seal",
-            metavar="SEGMENT",
-            help="By hand: seal this one, NUMBER@EPOCH or an id. May be repeated.",
-            show_default=False,
-        ),
+        option("--seal SEGMENT", "By hand: seal this one, NUMBER@EPOCH or an id. May be repeated."),
     ] = None,
     ranges: Annotated[
         list[str] | None,
-        typer.Option(
-            "--range",
-            metavar="LOW:HIGH",
-            help="By hand: open a segment with these key positions instead. May be repeated.",
-            show_default=False,
+        option(
+            "--range LOW:HIGH",
+            "By hand: open a segment with these key positions instead. May be repeated.",
         ),
     ] = None,
 ) -> None:
@@ -163,14 +153,7 @@ def draw_stream(
     options: ClusterOptions,
     stream: StreamName,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="The SVG file (default: standard output).",
-            show_default=False,
-        ),
+        Path | None, option("--output -o FILE", "The SVG file (default: standard output).")
     ] = None,
     last: Last = 200,
 ) -> None:

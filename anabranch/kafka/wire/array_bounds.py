@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from anabranch.batches.format import Buffer
 from anabranch.kafka.wire.errors import MalformedAnswer
+from anabranch.kafka.wire.reader import Reader
 
 _FIXED = {
     "bool": 1,
@@ -42,7 +43,7 @@ class Field(NamedTuple):
 
 def check_claims(kind: type, body: Buffer) -> None:
     """`MalformedAnswer` if an array, or any other field, goes beyond the end. ``kind``: an entity of kio's."""
-    _Walk(bytes(body), kind.__flexible__).entity(kind)  # type: ignore[attr-defined]
+    _Walk(body, kind.__flexible__).entity(kind)  # type: ignore[attr-defined]
 
 
 @cache
@@ -65,60 +66,37 @@ def fields_of(kind: Any) -> dict[str, Field]:
     return found
 
 
-class _Walk:
-    def __init__(self, body: bytes, flexible: bool) -> None:
-        self._body = body
-        self._at = 0
-        self._flexible = flexible
-
+class _Walk(Reader):
     def entity(self, kind: Any) -> None:
         fields = fields_of(kind).values()
         for field in fields:
             if field.tag is None:
                 self._field(field)
-        if self._flexible:
-            for _ in range(self._uvarint()):
-                tag, size = self._uvarint(), self._uvarint()
-                begin = self._at
+        if self.flexible:
+            for _ in range(self.uvarint()):
+                tag, size = self.uvarint(), self.uvarint()
+                begin = self.at
                 for field in fields:
                     if field.tag == tag:
                         self._field(field)
-                        self._at = begin
-                self._skip(size)
+                        self.at = begin
+                self.skip(size)
 
     def _field(self, field: Field) -> None:
         count = self._size(4) if field.array else 1
-        if count > len(self._body) - self._at:
-            raise MalformedAnswer(f"an array of {count} in an answer of {len(self._body)} bytes")
+        if count > len(self.body) - self.at:
+            raise MalformedAnswer(f"an array of {count} in an answer of {len(self.body)} bytes")
         if field.fixed:
-            self._skip(max(count, 0) * field.fixed)
+            self.skip(max(count, 0) * field.fixed)
             return
         for _ in range(count):
             if field.entity is not None:
                 self.entity(field.entity)
             else:
-                self._skip(max(self._size(field.length), 0))
+                self.skip(max(self._size(field.length), 0))
 
     def _size(self, width: int) -> int:
         """A length; -1 is null."""
-        if self._flexible:
-            return self._uvarint() - 1
-        begin = self._at
-        self._skip(width)
-        return int.from_bytes(self._body[begin : self._at], "big", signed=True)
-
-    def _uvarint(self) -> int:
-        value = shift = 0
-        while shift < 35:
-            self._skip(1)
-            byte = self._body[self._at - 1]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-        raise MalformedAnswer("a number of too many bytes")
-
-    def _skip(self, count: int) -> None:
-        if self._at + count > len(self._body):
-            raise MalformedAnswer("an answer ends in the middle of a field")
-        self._at += count
+        if self.flexible:
+            return self.uvarint() - 1
+        return int.from_bytes(self.view(width), "big", signed=True)

@@ -16,6 +16,7 @@ from anabranch.batches.format import Buffer, read_header, split_batches
 from anabranch.batches.records import decode_records
 from anabranch.kafka.wire.calls import END_TXN, FETCH, PRODUCE
 from anabranch.kafka.wire.errors import MalformedAnswer as MalformedAnswer
+from anabranch.kafka.wire.reader import Reader
 from anabranch.ports import CorruptBatch, Fetched, RawBatch, TopicPartition
 
 PRODUCE_BY_ID_FROM = 13
@@ -111,7 +112,7 @@ def produce_answer(
     version: int, body: Buffer, names: Mapping[bytes, str]
 ) -> dict[TopicPartition, Produced]:
     """The answer for each partition's batch. ``names``: topic id -> name."""
-    reader = _Reader(body, version >= PRODUCE.flexible_from)
+    reader = Reader(body, version >= PRODUCE.flexible_from)
     answers = {}
     for _ in range(reader.array()):
         topic = _topic(reader, version >= PRODUCE_BY_ID_FROM, names)
@@ -199,7 +200,7 @@ def fetch_answer(
     version: int, body: Buffer, names: Mapping[bytes, str]
 ) -> tuple[int, dict[TopicPartition, PartitionFetch]]:
     """(error of the whole, each partition's part)."""
-    reader = _Reader(body, version >= FETCH.flexible_from)
+    reader = Reader(body, version >= FETCH.flexible_from)
     reader.skip(4)  # throttle time
     error = reader.i16()
     reader.skip(4)  # session id
@@ -273,7 +274,7 @@ def is_abort_marker(control: RawBatch) -> bool:
     return bool(records) and records[0].key is not None and records[0].key[2:4] == b"\x00\x00"
 
 
-def _topic(reader: _Reader, by_id: bool, names: Mapping[bytes, str]) -> str:
+def _topic(reader: Reader, by_id: bool, names: Mapping[bytes, str]) -> str:
     if not by_id:
         return reader.string() or ""
     topic_id = reader.raw(16)
@@ -311,71 +312,3 @@ def end_answer(version: int, body: Buffer) -> Ended:
         return Ended(error, *_BUMPED.unpack_from(body, _ENDED.size))
     except struct.error:
         raise MalformedAnswer("an answer to EndTxn that is too short") from None
-
-
-class _Reader:
-    """Reads an answer's fields; `MalformedAnswer` for one that does not fit."""
-
-    def __init__(self, body: Buffer, flexible: bool) -> None:
-        self.body = memoryview(body)
-        self.at = 0
-        self.flexible = flexible
-
-    def take(self, form: struct.Struct) -> tuple[int, ...]:
-        try:
-            values = form.unpack_from(self.body, self.at)
-        except struct.error:
-            raise MalformedAnswer("an answer ends in the middle of a field") from None
-        self.at += form.size
-        return values
-
-    def i16(self) -> int:
-        return int.from_bytes(self.raw(2), "big", signed=True)
-
-    def i32(self) -> int:
-        return int.from_bytes(self.raw(4), "big", signed=True)
-
-    def skip(self, count: int) -> None:
-        if self.at + count > len(self.body):
-            raise MalformedAnswer("an answer ends in the middle of a field")
-        self.at += count
-
-    def raw(self, count: int) -> bytes:
-        return bytes(self.view(count))
-
-    def view(self, count: int) -> memoryview:
-        start = self.at
-        self.skip(count)
-        return self.body[start : self.at]
-
-    def uvarint(self) -> int:
-        value = shift = 0
-        while shift < 35:
-            self.skip(1)
-            byte = self.body[self.at - 1]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-        raise MalformedAnswer("a number of too many bytes")
-
-    def array(self) -> int:
-        """An array's size; null counts as empty."""
-        size = self.uvarint() - 1 if self.flexible else self.i32()
-        if size > len(self.body):
-            raise MalformedAnswer(f"an array of {size}")
-        return max(size, 0)
-
-    def string(self) -> str | None:
-        size = self.uvarint() - 1 if self.flexible else self.i16()
-        return None if size < 0 else self.raw(size).decode("utf-8", "replace")
-
-    def nullable_bytes(self) -> memoryview:
-        size = self.uvarint() - 1 if self.flexible else self.i32()
-        return self.view(max(size, 0))
-
-    def tags(self) -> None:
-        if self.flexible:
-            for _ in range(self.uvarint()):
-                self.uvarint()
-                self.skip(self.uvarint())

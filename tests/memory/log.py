@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anabranch.batches.records import Record
-from anabranch.memory.broker import MemoryBroker
-from anabranch.memory.partition import Partition
-from anabranch.memory.producer import MemoryProducer
-from anabranch.memory.trouble import Kind, error_of
 from anabranch.ports import Failed, Fetched, LogBusy, LogError, TopicInfo, TopicPartition, TopicSpec
+from tests.memory.broker import MemoryBroker
+from tests.memory.partition import Partition
+from tests.memory.producer import MemoryProducer
+from tests.memory.trouble import Kind, error_of
 
 __all__ = ["MemoryCluster", "MemoryLog", "MemoryProducer"]
 _SEND_TROUBLES = Kind.LEADERLESS, Kind.FAILED_DISK, Kind.REFUSING, Kind.DENYING
@@ -28,7 +28,7 @@ class MemoryCluster(MemoryBroker):
     (or a function giving them, asked once a partition) after which the markers of an ended native
     transaction land, as on a broker: until then readers of committed data wait, and the same transactional
     id finds CONCURRENT_TRANSACTIONS and waits too. ``transaction_version`` 2: each end bumps the epoch.
-    ``troubles``: partitions in trouble, see `anabranch.memory.trouble`; markers don't land there.
+    ``troubles``: partitions in trouble, see `tests.memory.trouble`; markers don't land there.
     """
 
     def log(self, process: str) -> MemoryLog:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from anabranch.batches.format import Buffer, next_sequence, read_header
-from anabranch.memory.broker import MemoryBroker
-from anabranch.memory.trouble import Kind, error_of
 from anabranch.ports import LogBusy, LogError, LogFenced, LogRefused, LogUncertain, TopicPartition
+from tests.memory.broker import MemoryBroker
+from tests.memory.trouble import Kind, error_of
 
 
 class Handle(Protocol):
-    """A process's `anabranch.memory.log.MemoryLog`."""
+    """A process's `tests.memory.log.MemoryLog`."""
 
     process: str
 

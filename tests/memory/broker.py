@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from anabranch.batches.records import Record, encode_batch
-from anabranch.memory.partition import Partition
-from anabranch.memory.trouble import MARKER_BYTES, Kind, Troubles
 from anabranch.ports import (
     Clock,
     LogFenced,
@@ -19,6 +17,8 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
+from tests.memory.partition import Partition
+from tests.memory.trouble import MARKER_BYTES, Kind, Troubles
 
 OnCall = Callable[[str, str], None]
 
@@ -63,7 +63,7 @@ class Transactions:
 
 
 class MemoryBroker:
-    """Topics, partitions and the transaction coordinator of a `anabranch.memory.log.MemoryCluster`."""
+    """Topics, partitions and the transaction coordinator of a `tests.memory.log.MemoryCluster`."""
 
     def __init__(
         self,

@@ -1,1 +1,0 @@
-"""The in-memory twin of brokers and RocksDB, for simulation and unit tests."""

@@ -1,0 +1,937 @@
+"""Generated from the schemas by ``python -m tests.schemas.records_stub``: do not edit."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+ParticipantOp = Literal["BEGIN_TXN", "BEGIN_COMMIT", "FINALIZE_COMMIT", "ABORT_TXN"]
+ShownStreamState = Literal[
+    "CREATING", "ACTIVE", "LOST", "RECOVERING", "FORGETTING", "FORGOTTEN", "WAITING"
+]
+StreamState = Literal["CREATING", "ACTIVE", "LOST", "RECOVERING", "FORGETTING", "FORGOTTEN"]
+TxnState = Literal[
+    "OPEN",
+    "COMMIT_IN_PROGRESS",
+    "FINALIZE_IN_PROGRESS",
+    "COMMITTED",
+    "ABORT_IN_PROGRESS",
+    "ABORTED",
+]
+
+def is_record(cls: type) -> bool: ...
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Command: abort. Repeating it is harmless."""
+
+    token: bytes
+    reason: str
+
+@dataclass(frozen=True, slots=True)
+class AdoptScope:
+    """Command from the directory (control partition 0) to the partition that serves a new scope."""
+
+    scope: str
+    lane: str
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Reply to Heartbeat when some transaction is not open."""
+
+    not_open: tuple[Outcome, ...]
+
+@dataclass(frozen=True, slots=True)
+class AuditList:
+    """Reply to ListAudit."""
+
+    entries: tuple[AuditRow, ...]
+    more: bytes | None = None
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """Status row: an admin command that was carried out."""
+
+    at_ms: int
+    lane: str
+    command: str
+    what: str
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Command: begin a transaction under an id that the client made. Repeating it is harmless."""
+
+    txn_id: bytes
+    scope: str
+    name: str | None
+    keepalive_ms: int
+    secret: bytes
+    tenure: bytes | None = None
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Reply to Begin."""
+
+    txn_id: bytes
+    keepalive_ms: int
+    begun_ms: int
+
+@dataclass(frozen=True, slots=True)
+class CarryRow:
+    """Status row: a segment of a decided transaction that is carried aside."""
+
+    txn_id: bytes
+    stream: str
+    number: int
+    source: int
+    partition: int
+    cursor: int
+    first: int
+    end: int
+    count: int
+    done: bool
+
+@dataclass(frozen=True, slots=True)
+class CommandList:
+    """Reply to ListCommands."""
+
+    position: int
+    end: int
+    set_aside: tuple[SetAsideRow, ...]
+    open_transactions: int = 0
+    outcomes: int = 0
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Command: commit. Repeating it is harmless."""
+
+    token: bytes
+    own: tuple[Receipt, ...]
+    receipts: tuple[Receipt, ...] | None
+    name: str | None
+    wait_ms: int
+    number: int | None = None
+    consumed: Consumed | None = None
+
+class CommitRecord(NamedTuple):
+    """History: a transaction is committed in this stream."""
+
+    txn_id: bytes
+    stream_epoch: int
+    timestamp: int
+    segments: tuple[SegmentCommit, ...]
+    vector: tuple[Position, ...]
+    previous: int
+    vector_at: int = -1
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """Positions of tasks that a commit moves together with its events."""
+
+    processor: str
+    tenure: bytes
+    steps: tuple[TaskStep, ...]
+
+@dataclass(frozen=True, slots=True)
+class CreateProcessor:
+    """Command: make a processor; answered again if it exists with equal tasks and inputs. New stores are added."""
+
+    processor: str
+    tasks: int
+    inputs: tuple[ProcessorInput, ...]
+    stores: tuple[str, ...] = ()
+
+@dataclass(frozen=True, slots=True)
+class CreateStream:
+    """Command: create a stream; answered again if it exists with equal settings."""
+
+    stream: str
+    segments: int
+    settings: Mapping[str, str]
+    adopt: bool = False
+
+@dataclass(frozen=True, slots=True)
+class DeleteProcessor:
+    """Command: take a processor away, with its state. Repeating it is harmless."""
+
+    processor: str
+    resets: int
+
+@dataclass(frozen=True, slots=True)
+class DescribeProcessors:
+    """Command: list the processors of a scope; or describe one, and its tasks."""
+
+    scope: str
+    processor: str | None = None
+    after: str | None = None
+    task: int = 0
+
+@dataclass(frozen=True, slots=True)
+class DescribeStreams:
+    """Command: describe one stream, or all of a scope, or all of this control partition."""
+
+    scope: str | None
+    stream: str | None
+    after: str | None = None
+
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """History: a new stream epoch."""
+
+    stream_epoch: int
+    reference_epoch: int
+    timestamp: int
+    segments: tuple[EpochSegment, ...]
+    sealed: tuple[SegmentEnd, ...]
+    vector: tuple[Position, ...]
+    previous: int
+
+@dataclass(frozen=True, slots=True)
+class EpochRow:
+    """Status row: the layout of a reference epoch that may still be written to."""
+
+    stream: str
+    stream_epoch: int
+    segments: tuple[SegmentRange, ...]
+
+@dataclass(frozen=True, slots=True)
+class EpochSegment:
+    """A segment of a stream epoch in the history: its keys, and where it begins."""
+
+    segment_id: int
+    low: int
+    high: int
+    partition: int
+    start_offset: int
+
+class Event(NamedTuple):
+    """An event inside a one-shot commit."""
+
+    stream: str
+    segment_id: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[EventHeader, ...]
+    timestamp: int
+
+class EventHeader(NamedTuple):
+    """A header of an event."""
+
+    key: str
+    value: bytes | None
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """One writer's records in one journal partition."""
+
+    stream: str
+    partition: int
+    first: int
+    end: int
+    count: int
+    crc_sum: int
+
+@dataclass(frozen=True, slots=True)
+class FindScope:
+    """Command to control partition 0, the directory: which control partition serves a scope?"""
+
+    scope: str
+    create: bool
+
+@dataclass(frozen=True, slots=True)
+class ForgetStream:
+    """Command: take a LOST stream away, with what is left of its topics. Repeating it is harmless."""
+
+    stream: str
+
+@dataclass(frozen=True, slots=True)
+class ForgottenRow:
+    """Status row: a name whose stream was taken away, or is being taken away."""
+
+    stream: str
+    times: int
+    forgotten_by: bytes
+
+@dataclass(frozen=True, slots=True)
+class GetState:
+    """Command: the state of a transaction, changing nothing."""
+
+    txn_id: bytes
+    token: bytes | None = None
+
+@dataclass(frozen=True, slots=True)
+class GrantList:
+    """Reply to SetGrant and ListGrants."""
+
+    grants: tuple[GrantRow, ...]
+
+@dataclass(frozen=True, slots=True)
+class GrantRow:
+    """Status row: what a lane may do where."""
+
+    lane: str
+    pattern: str
+    rights: int
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Command: these transactions live. Answered only if some of them is not open (any more)."""
+
+    tokens: tuple[bytes, ...]
+
+@dataclass(frozen=True, slots=True)
+class JournalOp:
+    """A participant op in a journal, by the controller (header ab.op)."""
+
+    op: ParticipantOp
+    txn_id: bytes
+    stream_epoch: int
+    commit_timestamp: int
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """A range of key positions."""
+
+    low: int
+    high: int
+
+@dataclass(frozen=True, slots=True)
+class LaneInfo:
+    """A lane, and what it has now."""
+
+    lane: str
+    blocked: bool
+    trouble: str
+    topic_ids: tuple[str, ...]
+    quotas: Mapping[str, int]
+    usage: Mapping[str, int]
+    position: int
+    end: int
+
+@dataclass(frozen=True, slots=True)
+class LaneList:
+    """Reply to SetLane and ListLanes."""
+
+    lanes: tuple[LaneInfo, ...]
+
+class LanePositionRow(NamedTuple):
+    """Status row: how far the commands of a lane other than `open` are decided."""
+
+    commands_offset: int
+
+@dataclass(frozen=True, slots=True)
+class LaneRow:
+    """Status row: a lane, its topics and its quotas."""
+
+    lane: str
+    blocked: bool
+    topic_ids: tuple[str, ...]
+    quotas: Mapping[str, int]
+
+@dataclass(frozen=True, slots=True)
+class ListAudit:
+    """Command: list the admin commands that were carried out, the newest first."""
+
+    before: bytes | None = None
+
+@dataclass(frozen=True, slots=True)
+class ListCommands:
+    """Command: how far a control partition is with its commands, and which of them it set aside."""
+
+@dataclass(frozen=True, slots=True)
+class ListGrants:
+    """Command: list the grants."""
+
+@dataclass(frozen=True, slots=True)
+class ListLanes:
+    """Command: list the lanes."""
+
+@dataclass(frozen=True, slots=True)
+class ListSeries:
+    """Command: list the series of a scope, the last name first."""
+
+    scope: str
+    series: str | None
+    before: str | None
+
+@dataclass(frozen=True, slots=True)
+class ListTransactions:
+    """Command: list transactions."""
+
+    scope: str | None
+    include_finished: bool
+    limit: int
+    before: bytes | None = None
+
+@dataclass(frozen=True, slots=True)
+class LowWaterRow:
+    """Status row: the offset below which a journal partition, or a history, may be cut."""
+
+    stream: str
+    partition: int
+    offset: int
+
+@dataclass(frozen=True, slots=True)
+class MovedRow:
+    """Status row: runs of a transaction that were moved forward in the journal."""
+
+    stream: str
+    partition: int
+    runs: tuple[MovedRun, ...]
+
+@dataclass(frozen=True, slots=True)
+class MovedRun:
+    """A run of a writer, and the place of its records now."""
+
+    writer: int
+    first: int
+    end: int
+    count: int
+    crc_sum: int
+    at: int
+    batch_base: int
+    batch_size: int
+    pure: bool
+
+@dataclass(frozen=True, slots=True)
+class NameRow:
+    """Status row: a name and the transaction that holds it."""
+
+    txn_id: bytes
+
+class OneShot(NamedTuple):
+    """Command: a whole transaction in one command. Repeating it is harmless."""
+
+    txn_id: bytes
+    scope: str
+    name: str | None
+    events: tuple[Event, ...]
+    consumed: Consumed | None = None
+
+class Outcome(NamedTuple):
+    """Reply to Commit, OneShot, Abort, Resolve, GetState, and to Begin on a committed name."""
+
+    txn_id: bytes
+    state: TxnState
+    scope: str
+    name: str | None
+    commit_timestamp: int
+    committed: int
+    rejected: int
+    left_out: int
+    reason: str
+    begun_ms: int
+    finished_ms: int
+    keepalive_ms: int
+    streams: tuple[str, ...]
+    writers: tuple[Receipt, ...]
+    owner: str
+
+@dataclass(frozen=True, slots=True)
+class ParticipantRow:
+    """Status row: a stream of a transaction."""
+
+    stream: str
+    reference_epoch: int
+
+@dataclass(frozen=True, slots=True)
+class PendingCommitRow:
+    """Status row: a commit that waits for the journal, or that is decided and not yet merged."""
+
+    correlation_ids: tuple[bytes, ...]
+    reply_partitions: tuple[int, ...]
+    lanes: tuple[str, ...]
+    commands: tuple[bytes, ...]
+    decided: bool
+    writers: tuple[Receipt, ...]
+    name: str | None
+    number: int | None
+    deadline_ms: int
+    consumed: Consumed | None = None
+
+@dataclass(frozen=True, slots=True)
+class PlainRow:
+    """Status row: how far the plain writes of a journal partition are committed."""
+
+    stream: str
+    partition: int
+    offset: int
+    refused: int
+
+class Position(NamedTuple):
+    """An end offset of a partition."""
+
+    partition: int
+    offset: int
+
+@dataclass(frozen=True, slots=True)
+class ProcessorInfo:
+    """A processor as it stands."""
+
+    processor: str
+    task_count: int
+    inputs: tuple[ProcessorInput, ...]
+    incarnation: int
+    tasks: tuple[TaskInfo, ...]
+    more: int | None = None
+    stores: tuple[str, ...] = ()
+    resets: int = 0
+
+@dataclass(frozen=True, slots=True)
+class ProcessorInput:
+    """An input of a processor."""
+
+    stream: str
+    topic_id: str
+    record: int
+    timestamp: int
+
+@dataclass(frozen=True, slots=True)
+class ProcessorList:
+    """Reply to CreateProcessor, DescribeProcessors, Take, Release, ResetProcessor, DeleteProcessor."""
+
+    processors: tuple[ProcessorInfo, ...]
+    more: str | None = None
+
+@dataclass(frozen=True, slots=True)
+class ProcessorRow:
+    """Status row: a processor."""
+
+    processor: str
+    tasks: int
+    inputs: tuple[ProcessorInput, ...]
+    incarnation: int
+    owner: str
+    stores: tuple[str, ...] = ()
+    resets: int = 0
+    reset_by: bytes = b""
+    first_term: int = 0
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Cumulative account of one writer; of two, the one with the higher sequence wins."""
+
+    txn_id: bytes
+    writer: int
+    sequence: int
+    finished: bool
+    extents: tuple[Extent, ...]
+
+@dataclass(frozen=True, slots=True)
+class RecoverStream:
+    """Command: take back a LOST stream whose old topics are there. Repeating it is harmless."""
+
+    stream: str
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Reply: refused, nothing changed."""
+
+    code: str
+    message: str
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Command: register a writer's receipt."""
+
+    token: bytes
+    receipt: Receipt
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """Reply to Register."""
+
+    sequence: int
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Command: give up tasks; repeating it is harmless."""
+
+    processor: str
+    tenure: bytes
+    tasks: tuple[int, ...]
+
+class Reply(NamedTuple):
+    """A controller's answer, on the replies topic."""
+
+    correlation_id: bytes
+    command: bytes
+    hybrid_time: int
+    result: (
+        Refusal
+        | ScopeInfo
+        | StreamList
+        | Begun
+        | Touched
+        | Registered
+        | Outcome
+        | Alive
+        | TransactionList
+        | SafeTimeIs
+        | SeriesList
+        | CommandList
+        | LaneList
+        | GrantList
+        | AuditList
+        | ProcessorList
+    )
+
+@dataclass(frozen=True, slots=True)
+class ResetProcessor:
+    """Command: let a processor begin again; its tasks have no tenure then. Repeating it is harmless."""
+
+    processor: str
+    resets: int
+    inputs: tuple[ProcessorInput, ...]
+    keep_state: bool
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """Command: the outcome of a transaction; where there is none, it is aborted first."""
+
+    txn_id: bytes
+    scope: str
+    token: bytes | None = None
+
+@dataclass(frozen=True, slots=True)
+class RetiredRow:
+    """Status row: a partition with stray chunks of an aborted transaction, used no more."""
+
+    stream: str
+    partition: int
+
+@dataclass(frozen=True, slots=True)
+class RoundRow:
+    """Status row: how far the control partition has come; written by every round."""
+
+    term: int
+    hybrid_time: int
+    commands_offset: int
+    control_offset: int
+    expired_ms: int
+
+@dataclass(frozen=True, slots=True)
+class SafeTime:
+    """Command: make a timestamp safe: all commits up to it are on the log, later ones exceed it."""
+
+    scope: str
+    at: int | None
+
+@dataclass(frozen=True, slots=True)
+class SafeTimeIs:
+    """Reply to SafeTime."""
+
+    scope: str
+    timestamp: int
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Command: change the segments of a stream. A repeated command is answered as the first was."""
+
+    stream: str
+    segments: int
+    seal: tuple[int, ...]
+    ranges: tuple[KeyRange, ...]
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """A scaling that waits for partitions."""
+
+    seal: tuple[int, ...]
+    ranges: tuple[KeyRange, ...]
+    correlation_id: bytes
+    reply_partition: int
+    reply_lane: str
+    command: bytes
+
+@dataclass(frozen=True, slots=True)
+class ScopeInfo:
+    """Reply to FindScope."""
+
+    scope: str
+    control_partition: int
+
+@dataclass(frozen=True, slots=True)
+class ScopeRow:
+    """Status row (control partition 0): a scope and its control partition."""
+
+    scope: str
+    control_partition: int
+    owner: str
+
+@dataclass(frozen=True, slots=True)
+class SegmentCommit:
+    """The place of a transaction's events in a segment."""
+
+    segment_id: int
+    partition: int
+    first: int
+    end: int
+    count: int
+
+@dataclass(frozen=True, slots=True)
+class SegmentEnd:
+    """A segment that a new epoch seals."""
+
+    segment_id: int
+    end_offset: int
+
+@dataclass(frozen=True, slots=True)
+class SegmentRange:
+    """A segment of a stream epoch and the keys it holds."""
+
+    segment_id: int
+    low: int
+    high: int
+    partition: int
+
+@dataclass(frozen=True, slots=True)
+class SeriesInfo:
+    """A series and its highest number."""
+
+    series: str
+    number: int
+    txn_id: bytes
+    runs: tuple[int, ...]
+
+@dataclass(frozen=True, slots=True)
+class SeriesList:
+    """Reply to ListSeries and SetSeries."""
+
+    series: tuple[SeriesInfo, ...]
+    more: bool
+
+@dataclass(frozen=True, slots=True)
+class SeriesRow:
+    """Status row: the highest number of a series and the transaction that has it."""
+
+    number: int
+    txn_id: bytes
+    earlier_number: int
+    earlier_txn_id: bytes
+    runs: tuple[int, ...]
+    owner: str
+
+@dataclass(frozen=True, slots=True)
+class SetAsideRow:
+    """Status row: a command, or a record batch of commands, that was passed over."""
+
+    offset: int
+    at_ms: int
+    what: str
+    reason: str
+    lane: str
+
+@dataclass(frozen=True, slots=True)
+class SetGrant:
+    """Command: set the rights of a lane on a pattern. Repeating it is harmless."""
+
+    lane: str
+    pattern: str
+    rights: int
+
+@dataclass(frozen=True, slots=True)
+class SetLane:
+    """Command: make a lane, or change it. Repeating it is harmless."""
+
+    lane: str
+    blocked: bool
+    topic_ids: tuple[str, ...]
+    quotas: Mapping[str, int]
+
+@dataclass(frozen=True, slots=True)
+class SetSeries:
+    """Command: set a series to a number, for an operator. Repeating it is harmless."""
+
+    scope: str
+    series: str
+    expected: int | None
+    number: int
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Command: abort a transaction whose merge can't go on as a stream of it is LOST. Repeating is harmless."""
+
+    token: bytes
+    reason: str
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """A stream as it is now."""
+
+    stream: str
+    state: ShownStreamState
+    stream_epoch: int
+    reference_epoch: int
+    segments: tuple[SegmentRange, ...]
+    settings: Mapping[str, str]
+    rejected: Mapping[str, int]
+    journal: Mapping[str, int]
+    partitions: int
+    low_water: Mapping[str, int]
+    staged_bytes: int
+    trouble: str
+    foreign: int = 0
+
+@dataclass(frozen=True, slots=True)
+class StreamList:
+    """Reply to CreateStream and DescribeStreams."""
+
+    streams: tuple[StreamInfo, ...]
+    more: str | None = None
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """Status row: a stream."""
+
+    stream: str
+    state: StreamState
+    segment_count: int
+    settings: Mapping[str, str]
+    stream_epoch: int
+    reference_epoch: int
+    segments: tuple[SegmentRange, ...]
+    next_number: int
+    partitions: int
+    wanted_partitions: int
+    scaling: Scaling | None
+    scaled_by: bytes
+    correlation_id: bytes
+    reply_partition: int
+    reply_lane: str
+    command: bytes
+    topic_ids: tuple[str, ...]
+    owner: str
+    adopt: bool = False
+
+@dataclass(frozen=True, slots=True)
+class SuspectRow:
+    """Status row: commands that are about to be decided alone, as rounds with them may fail."""
+
+    offset: int
+    end: int
+    tries: int
+    lane: str
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Command: take tasks of a processor; no other tenure commits for them any more. Repeating it is harmless."""
+
+    processor: str
+    tenure: bytes
+    holder: str
+    tasks: tuple[int, ...]
+    terms: tuple[int, ...]
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo:
+    """A task of a processor as it stands."""
+
+    task: int
+    term: int
+    holder: str
+    taken_ms: int
+    sequence: int
+    txn_id: bytes
+    commit_timestamp: int
+    in_progress: bytes | None
+    positions: tuple[TaskPosition, ...]
+    state_sequence: int = 0
+
+class TaskPosition(NamedTuple):
+    """Up to where a task has consumed an input of its processor."""
+
+    input: int
+    record: int
+    timestamp: int
+    segment: int = -1
+    offset: int = -1
+
+class TaskRow(NamedTuple):
+    """Status row: a task of a processor."""
+
+    term: int
+    tenure: bytes
+    holder: str
+    taken_ms: int
+    sequence: int
+    txn_id: bytes
+    commit_timestamp: int
+    committed: int
+    in_progress: bytes | None
+    positions: tuple[TaskPosition, ...]
+    state_sequence: int = 0
+
+@dataclass(frozen=True, slots=True)
+class TaskStep:
+    """A step of tasks that stand alike, by one commit."""
+
+    tasks: tuple[int, ...]
+    sequence: int
+    positions: tuple[TaskPosition, ...]
+
+@dataclass(frozen=True, slots=True)
+class TermRow:
+    """Status row: the leader, and its term."""
+
+    term: int
+    leader: str
+    since_ms: int
+    resigned: bool
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """Command: register a stream with a transaction before the first write to it."""
+
+    token: bytes
+    stream: str
+    writer: int = 0
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Reply to Touch: where to write."""
+
+    stream: str
+    stream_epoch: int
+    segments: tuple[SegmentRange, ...]
+
+@dataclass(frozen=True, slots=True)
+class TransactionList:
+    """Reply to ListTransactions."""
+
+    transactions: tuple[Outcome, ...]
+    more: bytes | None = None
+
+class TxnRow(NamedTuple):
+    """Status row: a transaction."""
+
+    txn_id: bytes
+    scope: str
+    name: str | None
+    state: TxnState
+    keepalive_ms: int
+    begun_ms: int
+    finished_ms: int
+    commit_timestamp: int
+    committed: int
+    rejected: int
+    left_out: int
+    reason: str
+    secret: bytes | None
+    owner: str
+    consumes: bytes | None = None
+
+@dataclass(frozen=True, slots=True)
+class WriterRow:
+    """Status row: a writer's receipt."""
+
+    receipt: Receipt
+    lane: str
+
+@dataclass(frozen=True, slots=True)
+class YieldedRow:
+    """Status row: the claim that an aborted transaction's commit gave way to."""
+
+    name: str
+    number: int | None
+    highest: int
+    txn_id: bytes
