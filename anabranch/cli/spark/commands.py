@@ -131,7 +131,7 @@ def audit(
             "--stream",
             "-s",
             metavar="SCOPE/STREAM",
-            help="A stream to audit, or a scope for all its streams; of one scope. May be repeated.",
+            help="A stream to audit, or a scope for all its streams; of one control partition. May be repeated.",
         ),
     ],
     at: At = None,

@@ -47,6 +47,10 @@ def create(
         bool,
         typer.Option("--adopt", help="Take its topic though it has records, which readers get."),
     ] = False,
+    near: Annotated[
+        str | None,
+        typer.Option(metavar="SCOPE", help="A scope that a new one shares transactions with."),
+    ] = None,
 ) -> None:
     """Create a stream, and its scope if that is new.
 
@@ -54,7 +58,7 @@ def create(
     """
     settings = parse_kafka(setting, "--setting")
     with options.client() as client:
-        client.create_stream(stream, segments=segments, settings=settings, adopt=adopt)
+        client.create_stream(stream, segments=segments, settings=settings, adopt=adopt, near=near)
         _show([client.describe(stream)], as_json=options.json, title="Created", one=True)
 
 

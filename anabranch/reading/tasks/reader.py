@@ -250,14 +250,14 @@ class TaskReader(Iteration[Event]):
     def cut(self, until: float, most_bytes: int, part_bytes: int | None = None) -> list[Piece]:
         """Whole commits of the inputs, in the order of their timestamps, up to about so many bytes; each once.
 
-        A cut holds all or nothing of a transaction, in all inputs of its scope. One of more than ``part_bytes``
+        A cut holds all or nothing of a transaction, in all inputs. One of more than ``part_bytes``
         (None: ``most_bytes``) comes in parts. Empty: nothing came until the monotonic second ``until``.
 
         Raises as iterating does; then this reader is of no more use, as the cut's beginning is lost.
         """
         taken: list[Piece] = []
         size, full = 0, 0
-        last: tuple[str, int] | None = None
+        last: tuple[int, int] | None = None
         if not any(one.batch for one in self._inputs):
             self._wait(until)
         while True:
@@ -265,7 +265,7 @@ class TaskReader(Iteration[Event]):
             one = min(ready, key=lambda one: one.batch[0].record.timestamp, default=None)
             if one is None:
                 return taken
-            key = one.stream.partition("/")[0], one.batch[0].record.timestamp
+            key = self._together[one.stream], one.batch[0].record.timestamp
             if size >= most_bytes and key != last:
                 return taken
             if key != last:
