@@ -145,7 +145,10 @@ class StreamExists(FixCallError):
 
 
 class CrossScope(FixCallError):
-    """A transaction writes to streams of its own scope only, for now."""
+    """The scopes are on different control partitions: one transaction writes to scopes of one, for now.
+
+    A scope's place is chosen when it is made: ``create_stream(…, near=…)``.
+    """
 
 
 class WritersUnfinished(FixCallError):

@@ -88,6 +88,11 @@ def _take(history: History, op: Operation) -> None:
     history.takes.append(op)
 
 
+def _near(history: History, op: Operation) -> None:
+    first = min(op.asked["scopes"])
+    history.near.update(dict.fromkeys(op.asked["scopes"], first))
+
+
 def _drained(history: History, op: Operation) -> None:
     if op.ok:
         history.drained.append(op)
@@ -204,6 +209,7 @@ _TAKE: dict[str, Callable[[History, Operation], None]] = {
     "commit": _commit,
     "abort": _abort,
     "take": _take,
+    "near": _near,
     "drained": _drained,
     "state": _state,
     "scale": _nothing,

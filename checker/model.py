@@ -197,6 +197,7 @@ class History:
     states: list[Operation] = field(default_factory=list)
     takes: list[Operation] = field(default_factory=list)
     drained: list[Operation] = field(default_factory=list)
+    near: dict[str, str] = field(default_factory=dict)  # scope -> the least of those beside it
     deleted: dict[tuple[str, str], Operation] = field(default_factory=dict)  # (stream, topic)
 
     _logged: set[str] | None = None
@@ -247,6 +248,7 @@ class History:
         """Whether one of its topics was deleted: then its plain writes need not be committed any more."""
         return any(name == stream for name, _ in self.deleted)
 
-    def scope_of(self, stream: str) -> str:
-        """The scope of a stream ``scope/stream``."""
-        return stream.split("/")[0]
+    def clock_of(self, name: str) -> str:
+        """The clock of a scope, or of a stream ``scope/stream``: scopes with the same one share transactions."""
+        scope = name.split("/")[0]
+        return self.near.get(scope, scope)

@@ -35,6 +35,7 @@ _FIELDS: dict[str, tuple[dict[str, _Types], dict[str, _Types]]] = {
     ),
     "abort": ({"txn": _TEXT}, {}),
     "take": ({"processor": _TEXT, "tenure": _TEXT, "tasks": _LIST}, {}),
+    "near": ({"scopes": _LIST}, {}),
     "drained": ({"processor": _TEXT, "streams": _LIST}, {}),
     "state": ({"txn_id": _TEXT}, {"state": _TEXT, "timestamp": _NUMBER_OR_NULL}),
     "plain": ({"stream": _TEXT, "events": _LIST}, {}),

@@ -37,20 +37,20 @@ def _judge_times(history: History, report: Report, taken: list[Snapshot]) -> Non
         if wanted is not None and wanted != timestamp:
             text = f"snapshot {snapshot.label} was asked for at {wanted}, and is at {timestamp}"
             report.add("snapshot-not-prefix", text, [snapshot.op.told_where])
-        for scope in {history.scope_of(stream) for stream in snapshot.streams}:
-            told[scope].append((snapshot.op, timestamp, snapshot.op))
+        for clock in {history.clock_of(stream) for stream in snapshot.streams}:
+            told[clock].append((snapshot.op, timestamp, snapshot.op))
             if wanted is None:
-                asked[scope].append((snapshot.op, snapshot))
-    for scope, known in facts(history).items():
-        for op, snapshot, timestamp, (whose, fact) in Told(known).before(asked.get(scope, [])):
+                asked[clock].append((snapshot.op, snapshot))
+    for clock, known in facts(history).items():
+        for op, snapshot, timestamp, (whose, fact) in Told(known).before(asked.get(clock, [])):
             report.counts["real-time order of snapshots"] += 1
             if timestamp > op.result["timestamp"]:
                 late = f"{whose}, told before, is of {timestamp}"
                 text = f"snapshot {snapshot.label} is of {op.result['timestamp']}; {late}"
                 report.add("snapshot-not-prefix", text, [fact.told_where, op.where])
     later = questions(history)
-    for scope, snapshots in told.items():
-        for _, commit, timestamp, op in Told(snapshots).before(later.get(scope, [])):
+    for clock, snapshots in told.items():
+        for _, commit, timestamp, op in Told(snapshots).before(later.get(clock, [])):
             report.counts["real-time order of snapshots"] += 1
             own = commit.timestamp
             if own is not None and own <= timestamp and is_after(commit, op):

@@ -20,8 +20,8 @@ Question = tuple[Operation, Txn | Event]
 def judge_times(history: History, report: Report) -> None:
     """``non-monotone-timestamps`` between transactions."""
     asked = questions(history)
-    for scope, known in facts(history).items():
-        for _, later, timestamp, (earlier, told) in Told(known).before(asked.get(scope, [])):
+    for clock, known in facts(history).items():
+        for _, later, timestamp, (earlier, told) in Told(known).before(asked.get(clock, [])):
             report.counts["real-time order of commits"] += 1
             own = later.timestamp
             if earlier is later or own is None or own > timestamp or not is_after(later, told):
@@ -33,13 +33,13 @@ def judge_times(history: History, report: Report) -> None:
 
 
 def facts(history: History) -> dict[str, list[Fact]]:
-    """Scope -> commit timestamps in answers, or from readers that go by the history."""
+    """Clock -> commit timestamps in answers, or from readers that go by the history."""
     found: dict[str, list[Fact]] = defaultdict(list)
     for txn in history.all_txns:
-        scope = txn.scope or next((history.scope_of(r.line.stream) for r in txn.records), "")
-        for answer in txn.answered("committed") if scope else ():
+        clock = history.clock_of(txn.scope or next((r.line.stream for r in txn.records), ""))
+        for answer in txn.answered("committed") if clock else ():
             if answer.timestamp is not None:
-                found[scope].append((answer.op, answer.timestamp, (txn, answer.op)))
+                found[clock].append((answer.op, answer.timestamp, (txn, answer.op)))
     for reader in history.readers.values():
         for poll in reader.polls if reader.mode != "raw" else ():
             if not poll.ok:
@@ -49,23 +49,23 @@ def facts(history: History) -> dict[str, list[Fact]]:
                 event = history.events.get(row[4])
                 if event is None or event.timestamp is None:
                     continue
-                scope = history.scope_of(event.stream)
-                if scope not in best or best[scope][0] < event.timestamp:
-                    best[scope] = (event.timestamp, event)
-            for scope, (timestamp, event) in best.items():
-                found[scope].append((poll, timestamp, (event.txn or event, poll)))
+                clock = history.clock_of(event.stream)
+                if clock not in best or best[clock][0] < event.timestamp:
+                    best[clock] = (event.timestamp, event)
+            for clock, (timestamp, event) in best.items():
+                found[clock].append((poll, timestamp, (event.txn or event, poll)))
     return found
 
 
 def questions(history: History) -> dict[str, list[Question]]:
-    """Scope -> committed transactions and plain writes with a known timestamp."""
+    """Clock -> committed transactions and plain writes with a known timestamp."""
     found: dict[str, list[Question]] = defaultdict(list)
     for txn in history.txns.values():
         if txn.is_committed and txn.timestamp is not None and txn.first_asked is not None:
-            found[txn.scope].append((txn.first_asked, txn))
+            found[history.clock_of(txn.scope)].append((txn.first_asked, txn))
     for event in history.events.values():
         if event.txn is None and event.timestamp is not None:
-            found[history.scope_of(event.stream)].append((event.op, event))
+            found[history.clock_of(event.stream)].append((event.op, event))
     return found
 
 

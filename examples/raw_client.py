@@ -168,7 +168,7 @@ class Transaction:
 
 def find_scope(commands: Commands, scope: str) -> int:
     """Section 4: the control partition of a scope."""
-    _, found = commands.ask(0, "FindScope", {"scope": scope, "create": False})
+    _, found = commands.ask(0, "FindScope", {"scope": scope, "create": False, "near": None})
     control: int = found["control_partition"]
     return control
 

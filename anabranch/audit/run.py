@@ -49,12 +49,12 @@ def audit(
     names: Sequence[str],
     at: int | None = None,
 ) -> AuditReport:
-    """Audit streams of one scope; a name without a stream stands for all streams of that scope.
+    """Audit streams; a name without a stream stands for all streams of that scope.
 
     ``at``: as of this hybrid time; None: up to now, with all events in the streams.
 
     Raises:
-        InvalidArgument: no stream, or of several scopes.
+        InvalidArgument: no stream, or scopes of several control partitions.
             UnknownScope, UnknownStream: the scope or stream does not exist.
             DeadlineExceeded: a partition gives nothing for as long as the connection's timeout.
     """
@@ -99,15 +99,24 @@ class _Audit:
 
     def run(self, names: Sequence[str], at: int | None) -> AuditReport:
         findings = self._findings
-        name = _scope_of(names)
-        scope = find_scope(self._spark, self._connection, self._log, name)
-        streams = _chosen(names, name, scope.streams)
+        scopes = sorted({name.partition("/")[0] for name in names})
+        found = {s: find_scope(self._spark, self._connection, self._log, s) for s in scopes}
+        scope = found[scopes[0]]
+        if len({each.control_partition for each in found.values()}) > 1:
+            raise InvalidArgument(
+                f"audit scopes of different control partitions one by one: {', '.join(scopes)}"
+            )
+        streams = _chosen(names, scope.streams)
+        others = sorted(set(scope.streams) - set(streams))
         ends = self._ends(streams, scope.control_partition)
+        ends_of_others = self._log.end_offsets(self._places(others, history_topic), committed=False)
         moment = scope.hybrid_time if at is None else min(at, scope.hybrid_time)
 
-        history = self._history(streams, ends, at)
+        history = self._history(streams, ends.histories, at)
         extents = history_of.extents(history)
         begins = self._history_starts(streams)
+        # A transaction may have written to them, too; only with them its count can be judged.
+        elsewhere = self._history(others, ends_of_others, at) if others else history.limit(0)
         sound = history_of.check_records(history, begins, findings)
         layouts = history_of.layouts_of(sound)
         ranges = findings.keep(history_of.ranges_of(sound, layouts))
@@ -129,11 +138,14 @@ class _Audit:
             status_of.match(
                 status,
                 status_of.commits_of(ranges),
-                name,
+                status_of.counts_of(elsewhere),
+                scopes,
                 streams,
                 moment,
-                all_streams=set(streams) == set(scope.streams),
-                cuts=_cuts(extents, begins),
+                cuts=_cuts(
+                    {**extents, **history_of.extents(elsewhere)},
+                    begins | self._history_starts(others),
+                ),
             )
         )
         known = self._known(status, streams)
@@ -201,8 +213,10 @@ class _Audit:
                 raise UnknownStream(f"the topic {topic(stream)} of {stream} is gone")
         return [TopicPartition(name, p) for name, i in found.items() for p in range(i.partitions)]
 
-    def _history(self, streams: Sequence[str], ends: _Ends, at: int | None) -> DataFrame:
-        spans = self._spans(streams, history_topic, ends.histories, committed=True)
+    def _history(
+        self, streams: Sequence[str], ends: Mapping[TopicPartition, int], at: int | None
+    ) -> DataFrame:
+        spans = self._spans(streams, history_topic, ends, committed=True)
         history = self._findings.keep(read_history(self._spark, self._connection, spans))
         if at is not None:
             history = history.where((F.col("timestamp") <= at) | (F.col("kind") == FOREIGN))
@@ -331,27 +345,23 @@ def _cuts(extents: Mapping[str, Extent], begins: Mapping[str, int]) -> dict[str,
     return cuts | {stream: MAX for stream, at in begins.items() if at and stream not in extents}
 
 
-def _scope_of(names: Sequence[str]) -> str:
-    scopes = {name.partition("/")[0] for name in names}
-    if len(scopes) > 1:
-        raise InvalidArgument(f"streams of one scope, not of {', '.join(sorted(scopes))}")
-    return scopes.pop()
-
-
-def _chosen(names: Sequence[str], scope: str, known: Sequence[str]) -> tuple[str, ...]:
-    chosen = {one for one in known if not is_state(one)} if scope in names else set()
+def _chosen(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    chosen = set[str]()
     for name in names:
-        if name != scope:
-            split_stream(name)
-            if name not in known:
-                raise UnknownStream(f"there is no stream {name}: create it first")
-            if is_state(name):
-                raise InvalidArgument(
-                    f"{name} is a processor's state: compaction takes old rows out of it, so no audit reads it"
-                )
-            chosen.add(name)
-    if not chosen:
-        raise UnknownStream(f"the scope {scope} has no stream yet")
+        if "/" not in name:
+            found = {s for s in known if s.startswith(f"{name}/") and not is_state(s)}
+            if not found:
+                raise UnknownStream(f"the scope {name} has no stream yet")
+            chosen |= found
+            continue
+        split_stream(name)
+        if name not in known:
+            raise UnknownStream(f"there is no stream {name}: create it first")
+        if is_state(name):
+            raise InvalidArgument(
+                f"{name} is a processor's state: compaction takes old rows out of it, so no audit reads it"
+            )
+        chosen.add(name)
     return tuple(sorted(chosen))
 
 

@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from anabranch.audit.findings import Findings, text
+from anabranch.audit.tables import COMMIT
 from anabranch.core.ids import MARK_MS, NO_TXN
 from anabranch.core.rows import Entry
 
@@ -28,46 +29,53 @@ def commits_of(ranges: DataFrame) -> DataFrame:
     )
 
 
+def counts_of(history: DataFrame) -> DataFrame:
+    """How many events streams have of each transaction, by their histories: txn_id, there."""
+    commits = history.where((F.col("kind") == COMMIT) & F.col("txn_id").isNotNull())
+    parts = commits.select("txn_id", F.inline("segments"))
+    return parts.groupBy("txn_id").agg(F.sum("count").alias("there"))
+
+
 def match(
     status: DataFrame,
     commits: DataFrame,
-    scope: str,
+    elsewhere: DataFrame,
+    scopes: Sequence[str],
     streams: Sequence[str],
     moment: int,
     *,
-    all_streams: bool,
     cuts: Mapping[str, int],
 ) -> DataFrame:
-    """Transactions as both logs know them, one row each.
+    """Transactions as both logs know them, one row each: those of the scopes, and those in the streams.
 
-    ``moment``: all commits up to it are in both. ``all_streams``: the scope has no other streams.
-    ``cuts``: streams whose histories may lack COMMIT records up to these timestamps.
+    ``elsewhere``: as of `counts_of`, for all other streams of the control partition. ``moment``: all commits up to
+    it are in both. ``cuts``: streams whose histories may lack COMMIT records up to these timestamps.
     """
     cut = F.lit(-1)
     for stream, until in cuts.items():
         cut = F.when(F.col("stream") == stream, F.lit(until)).otherwise(cut)
-    rows = status.where((F.col("entry") == Entry.TXN) & (F.col("scope") == scope)).select(
-        "txn_id", "state", "timestamp", "committed"
+    rows = status.where(F.col("entry") == Entry.TXN).select(
+        "txn_id", "scope", "state", "timestamp", "committed"
     )
     touched = (
         status.where(F.col("entry") == Entry.PARTICIPANT)
         .groupBy("txn_id")
         .agg(
-            F.bool_and(F.col("stream").isin(*streams)).alias("all_here"),
             F.min("stream").alias("touches"),
+            F.bool_or(F.col("stream").isin(*streams)).alias("touches_one"),
             F.max(cut).alias("cut"),
         )
     )
     return (
         rows.join(commits, "txn_id", "full")
         .join(touched, "txn_id", "left")
+        .join(elsewhere, "txn_id", "left")
+        .where(F.col("told").isNotNull() | F.col("scope").isin(*scopes) | F.col("touches_one"))
         .withColumns(
             {
                 "has_row": F.col("state").isNotNull(),
                 "has_commit": F.col("told").isNotNull(),
-                "told": F.coalesce("told", F.lit(0)),
-                # Whether all its events stand in the audited streams.
-                "all_here": F.lit(all_streams) | F.coalesce("all_here", F.lit(False)),
+                "told": F.coalesce("told", F.lit(0)) + F.coalesce("there", F.lit(0)),
                 # One-shots have no participants: any stream may have been theirs.
                 "may_be_cut": F.col("timestamp")
                 <= F.coalesce(F.col("cut"), F.lit(max(cuts.values(), default=-1))),
@@ -87,21 +95,17 @@ def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> Non
     marked = made_ms >= F.lit(MARK_MS)
     old = F.col("has_commit") & ~F.col("has_row") & (marked | (made_ms <= expired_ms))
     due = F.col("has_row") & committed & F.col("decided") & (F.col("committed") > 0)
-    lacks = due & ~F.col("has_commit")
-    counted = due & F.col("has_commit")
-    elsewhere = F.col("told") < F.col("committed")
-    all_here = F.col("all_here") & ~F.col("may_be_cut")
+    lacks = due & (F.col("told") == 0)
+    counted = due & (F.col("told") > 0)
+    cut = F.col("may_be_cut") & (F.col("told") < F.col("committed"))
     findings.count(
         matched,
         {
-            "status-history": (due & ~(lacks & ~all_here), lacks & ~all_here),
+            "status-history": (due & ~(lacks & cut), lacks & cut),
             "status-missing": (F.col("has_commit") & ~old, old),
             "status-state": (in_both, old),
             "status-time": (in_both & committed, old),
-            "status-count": (
-                counted & (all_here | ~elsewhere),
-                old | counted & ~all_here & elsewhere,
-            ),
+            "status-count": (counted & ~cut, old | counted & cut),
         },
     )
     findings.judge(
@@ -109,7 +113,7 @@ def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> Non
         [
             (
                 "status-history",
-                lacks & all_here,
+                lacks & ~cut,
                 text("COMMIT records of ", F.col("committed"), " events"),
                 F.lit("none"),
             ),
@@ -133,7 +137,7 @@ def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> Non
             ),
             (
                 "status-count",
-                counted & (F.col("told") != F.col("committed")) & (all_here | ~elsewhere),
+                counted & (F.col("told") != F.col("committed")) & ~cut,
                 text(F.col("committed"), " events"),
                 F.col("told"),
             ),

@@ -20,6 +20,7 @@ from anabranch.audit.log import (
     read_spans,
     records_of,
 )
+from anabranch.core.ids import DIRECTORY
 from anabranch.core.rows import ROUND_KEY, Entry, scope_key, stream_key
 from anabranch.core.stream_states import ACTIVE
 from anabranch.core.vectors import OWN, told
@@ -228,7 +229,7 @@ def _status_rows(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
 
 
 class Scope(NamedTuple):
-    """A scope: its control partition, its streams, and a time up to which all its commits are on the log."""
+    """A scope: its control partition, that one's streams, and a time up to which all its commits are on the log."""
 
     control_partition: int
     streams: tuple[str, ...]
@@ -250,12 +251,12 @@ def find_scope(spark: SparkSession, connection: Connection, log: KafkaLog, scope
         )
     # Times first: so the list has each stream with a commit up to them.
     times = [_hybrid_time(connection, log, p) for p in range(found.partitions)]
-    rows = _scope_rows(spark, connection, log, scope, 0)
+    rows = _scope_rows(spark, connection, log, scope, DIRECTORY)
     served = rows.get(scope_key(scope))
     if served is None:
         raise UnknownScope(f"there is no scope {scope!r} in {topic}")
     control_partition = decode_as(ScopeRow, served).control_partition
-    if control_partition:
+    if control_partition != DIRECTORY:
         rows = _scope_rows(spark, connection, log, scope, control_partition)
     streams = [decode(value) for value in rows.values()]
     names = sorted(s.stream for s in streams if isinstance(s, StreamRow) and s.state == ACTIVE)
@@ -265,10 +266,10 @@ def find_scope(spark: SparkSession, connection: Connection, log: KafkaLog, scope
 def _scope_rows(
     spark: SparkSession, connection: Connection, log: KafkaLog, scope: str, partition: int
 ) -> dict[bytes, bytes]:
-    """The newest rows of a scope and its streams, by key."""
+    """The newest rows of a scope and of the control partition's streams, by key."""
     tp = TopicPartition(status_topic(connection.prefix), partition)
     first, end = log.start_offsets([tp])[tp], log.end_offsets([tp], committed=True)[tp]
-    streams = F.startswith(F.col("key"), F.lit(stream_key(scope + "/")))
+    streams = F.startswith(F.col("key"), F.lit(stream_key("")))
     rows = (
         _raw_status(spark, connection, partition, first, end)
         .where((F.col("key") == F.lit(scope_key(scope))) | streams)

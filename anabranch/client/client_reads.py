@@ -68,7 +68,7 @@ class Reading:
             return self._readers().read(streams, group, timeout, start)
         if group is not None or start != "begin":
             raise InvalidArgument("a tenure says where to read on: give no group and no start")
-        return self._readers().read_tasks(streams, tenure, timeout)
+        return self._readers().read_tasks(streams, tenure, timeout, self._shared.session.together)
 
     def read_transactions(
         self,
@@ -87,7 +87,7 @@ class Reading:
     def snapshot(
         self, streams: str | Sequence[str], at: At = None, *, timeout: float | None = None
     ) -> Snapshot:
-        """Streams of one scope as of a commit timestamp; nothing of them is read yet.
+        """Streams as of a commit timestamp; nothing of them is read yet. One control partition serves their scopes.
 
         ``at``: a hybrid time (that of a `Result`: the snapshot has that transaction) or a datetime with its time
         zone; one that is still to come is waited for, until the timeout. None: now, with all that anybody has
@@ -97,8 +97,9 @@ class Reading:
         it); NotReady (also: the time is not reached), DeadlineExceeded.
         """
         readers = self._readers()
-        scope, names = streams_of(streams)
+        names = streams_of(streams)
         deadline = self._shared.deadline(timeout)
+        scope = self._shared.session.check_together(names, deadline)
         timestamp = self._shared.session.safe_time(scope, check_at(at), deadline)
         return self.open_snapshot(readers.plan(names, timestamp, deadline))
 
@@ -110,6 +111,10 @@ class Reading:
             )
         self._readers()
         return Snapshot(plan, lambda stream, cut: self._readers().read_cut(stream, cut))
+
+    def together(self, streams: Sequence[str]) -> dict[str, int]:
+        """Stream -> a number: streams with different ones never share a transaction. Raises: UnknownScope."""
+        return self._shared.session.together(streams, self._shared.deadline(None))
 
     def reader_ports(self) -> ReaderPorts:
         """The ports of this client's readers, for programs that read topics themselves."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from anabranch.client.handle import Shared
 from anabranch.client.session import Session
+from anabranch.core.ids import check_scope
 from anabranch.errors import InvalidArgument
 from anabranch.schemas import records as r
 from anabranch.types import StreamDescription, description_of
@@ -25,19 +26,26 @@ class Streams:
         settings: Mapping[str, Any] | None = None,
         *,
         adopt: bool = False,
+        near: str | None = None,
         timeout: float | None = None,
     ) -> StreamDescription:
         """Create a stream (``scope/name``), and its scope if that is new. Repeating the call changes nothing.
 
         ``segments``: 1 to 10,000 key ranges, each a partition. ``settings``: of the stream's topic, under Kafka's
-        names. ``adopt``: the topic may exist and hold records; readers get those unchanged.
+        names. ``adopt``: the topic may exist and hold records; readers get those unchanged. ``near``: a scope; a
+        new one is put on the same control partition, so that transactions write to both. None: on the one with
+        the fewest scopes.
 
-        Raises: StreamExists (with other settings), TopicNotEmpty, InvalidArgument, TopicMisconfigured, NotReady,
-        DeadlineExceeded (repeating is safe).
+        Raises: StreamExists (with other settings), TopicNotEmpty, InvalidArgument (also: the scope exists, and not
+        near that one), UnknownScope (``near``), TopicMisconfigured, NotReady, DeadlineExceeded (repeating is safe).
         """
         texts = {name: _setting(value) for name, value in (settings or {}).items()}
         deadline = self._deadline(timeout)
-        info = self._session.create_stream(stream, segments, texts, deadline, adopt=bool(adopt))
+        if near is not None:
+            check_scope(near)
+        info = self._session.create_stream(
+            stream, segments, texts, deadline, adopt=bool(adopt), near=near
+        )
         self._shared.layouts[stream] = info.segments
         return description_of(info)
 

@@ -22,12 +22,11 @@ from anabranch.client.receipt_account import (
 )
 from anabranch.client.session import Session
 from anabranch.core.decisions.commits.writers import left_behind
-from anabranch.core.ids import check_type, is_state, split_stream
+from anabranch.core.ids import check_type, is_state
 from anabranch.core.stream_states import ACTIVE, FORGOTTEN, WAITING
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
-    CrossScope,
     IllegalState,
     InvalidArgument,
     MalformedRecord,
@@ -124,7 +123,7 @@ class Handle:
         Unix milliseconds above 0; None: now. Events of one key keep their order.
 
         Raises:
-            InvalidArgument, CrossScope: the arguments are wrong; nothing was written.
+            InvalidArgument, CrossScope, UnknownScope: the arguments are wrong; nothing was written.
                 EventTooLarge: the stream's journal takes no event of this size; nothing was written, go on.
                 UnknownStream: raised by the first write that isn't buffered, or by the commit.
                 TransactionAborted, AlreadyCommitted, IllegalState: the transaction is over.
@@ -257,11 +256,7 @@ class Handle:
 
     def _check_stream(self, stream: str) -> None:
         if stream not in self._legal:
-            if split_stream(stream)[0] != self._scope:
-                raise CrossScope(
-                    f"{stream} is not in scope {self._scope!r}: a transaction writes to streams of its own "
-                    "scope only, for now"
-                )
+            self._session.check_together((stream,), self._shared.deadline(None), beside=self._scope)
             if is_state(stream):
                 raise InvalidArgument(f"{stream} is a processor's state: use `write_state`")
             self._legal.add(stream)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from anabranch.client.exchange import FIRST_RETRY_S, LONGEST_RETRY_S, Exchange, T
 from anabranch.client.ports import ClientPorts
 from anabranch.core.ids import DIRECTORY, check_scope, split_stream
-from anabranch.errors import NotReady, UnknownScope
+from anabranch.errors import (
+    CrossScope,
+    DeadlineExceeded,
+    NotAuthorized,
+    NotReady,
+    UnknownScope,
+)
 from anabranch.schemas import records as r
 
 
@@ -19,13 +26,42 @@ class StreamCalls(Exchange):
         super().__init__(ports)
         self._scopes: dict[str, int] = {}
 
-    def find_scope(self, scope: str, deadline: float, *, create: bool = False) -> int:
+    def find_scope(
+        self, scope: str, deadline: float, *, create: bool = False, near: str | None = None
+    ) -> int:
         """The control partition of a scope; it never changes. `UnknownScope`."""
         known = self._scopes.get(scope)
-        if known is None:
-            info = self.ask(DIRECTORY, r.FindScope(scope, create), r.ScopeInfo, deadline)
+        if known is None or near is not None:
+            info = self.ask(DIRECTORY, r.FindScope(scope, create, near), r.ScopeInfo, deadline)
             known = self._scopes[scope] = info.control_partition
         return known
+
+    def check_together(self, streams: Iterable[str], deadline: float, *, beside: str = "") -> str:
+        """One of the scopes of these streams, or ``beside``, as one control partition serves them all.
+
+        `CrossScope` if not; `UnknownScope`.
+        """
+        scopes = sorted({split_stream(stream)[0] for stream in streams} - {beside})
+        first = beside or scopes.pop()
+        for scope in scopes:
+            here, there = (self.find_scope(one, deadline) for one in (first, scope))
+            if here != there:
+                raise CrossScope(
+                    f"scope {first!r} is on control partition {here} and {scope!r} on {there}: one transaction, or "
+                    "snapshot, is of one control partition; make new scopes with `near`"
+                )
+        return first
+
+    def together(self, streams: Iterable[str], deadline: float) -> dict[str, int]:
+        """Stream -> a number: streams with different ones never share a transaction.
+
+        The number is the control partition's; the same for all if that of one can't be known.
+        """
+        scopes = {stream: split_stream(stream)[0] for stream in streams}
+        if len(set(scopes.values())) > 1:
+            with suppress(NotReady, DeadlineExceeded, NotAuthorized):
+                return {s: self.find_scope(scope, deadline) for s, scope in scopes.items()}
+        return dict.fromkeys(scopes, DIRECTORY)
 
     def create_stream(
         self,
@@ -35,13 +71,14 @@ class StreamCalls(Exchange):
         deadline: float,
         *,
         adopt: bool = False,
+        near: str | None = None,
     ) -> r.StreamInfo:
         """Create a stream, and its scope if needed. `StreamExists` if it exists with other settings."""
         scope, _ = split_stream(stream)
         command = r.CreateStream(stream, segments, dict(settings), adopt)
         pause = FIRST_RETRY_S
         while True:
-            partition = self.find_scope(scope, deadline, create=True)
+            partition = self.find_scope(scope, deadline, create=True, near=near)
             try:
                 return self.ask(partition, command, r.StreamList, deadline).streams[0]
             except UnknownScope as error:

@@ -136,6 +136,8 @@ def _from_controllers(state: State, lane: str, command: Any) -> None:
 
 
 def _find_scope(state: State, lane: str, command: r.FindScope) -> None:
+    if command.create and command.near is not None:
+        check_right(state, lane, Right.DESCRIBE, command.near)
     if not command.create:
         check_right(state, lane, Right.DESCRIBE, command.scope)
     elif not (command.scope in state.scopes and rights_within(state, lane, command.scope) & _FIND):

@@ -23,7 +23,7 @@ from anabranch.faust.table import Table
 from anabranch.faust.topics import Topic
 from anabranch.processing.app import Processor
 from anabranch.processing.cut import Written
-from anabranch.processing.worker import Worker
+from anabranch.processing.worker import Worker, check_outputs
 
 _HANDOVER_S = 10.0  # a commit under way has so long to end
 _OURS = ("tasks", "commit_interval", "cut_bytes", "whole", "dead_letter", "retries", "start")
@@ -152,7 +152,6 @@ class App(faust.App):
                 refuse(
                     f"App({option}=)", "commits, streams and stores are anabranch's: leave it out"
                 )
-        self.own = f"{scope}/"
         self.folder = None if folder is None else Path(folder)
         self.standby = standby
         self.strays: list[IllegalState] = []
@@ -182,6 +181,11 @@ class App(faust.App):
             client, self._client = self._client, None
         if client is not None:
             client.close()
+
+    def add_output(self, stream: str) -> None:
+        """Add a stream that agents write to. Raises: CrossScope, UnknownScope."""
+        check_outputs(self.client, self.program.name, (stream,))
+        self.program.outputs.add(stream)
 
     def write_alone(self, stream: str, event: Written) -> None:
         """Write an event in a transaction of its own. Raises as `Client.begin` and `Transaction.commit`."""

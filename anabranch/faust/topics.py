@@ -12,7 +12,7 @@ from faust.agents import current_agent
 from faust.types import TP, RecordMetadata
 
 from anabranch.core.ids import split_stream
-from anabranch.errors import CrossScope, InvalidArgument
+from anabranch.errors import InvalidArgument
 from anabranch.faust.refusals import refuse
 from anabranch.processing.cut import doing, outside
 
@@ -80,10 +80,8 @@ class Topic(faust.Topic):
             write = self.app.write_alone
             await asyncio.get_running_loop().run_in_executor(None, write, stream, event)
         else:
-            if not stream.startswith(self.app.own):
-                raise CrossScope(
-                    f"{stream} is not of {self.app.own}…: an agent writes to streams of its app's own scope"
-                )
+            if stream not in self.app.program.outputs:
+                await asyncio.get_running_loop().run_in_executor(None, self.app.add_output, stream)
             at.cut.write(stream, (data, raw, pairs or None, ms or at.timestamp))
         return Sent(stream, timestamp or time.time())
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from anabranch.client.client_processors import DEFAULT_TASKS
 from anabranch.core.ids import PLAIN, check_input, check_type, split_stream
-from anabranch.errors import CrossScope, InvalidArgument
+from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import codec_of
 from anabranch.processing.plain import Cluster
 from anabranch.processing.program import Input, Output, Program, Registered, TimerHandler
@@ -28,7 +28,7 @@ _MOST = 1 << 30
 class Processor(Program):
     """A program that reads streams, keeps state and writes streams; each commit has all three, or nothing.
 
-    ``name``: ``scope/name``; its outputs are of that scope. ``tasks``: a power of two, the most that work side by
+    ``name``: ``scope/name``. ``tasks``: a power of two, the most that work side by
     side; it never changes. ``commit_interval``: seconds from one commit to the next, 0: at once. ``cut_bytes``:
     about so many bytes of events are in one commit; a bigger input transaction comes in parts, unless ``whole``.
     ``dead_letter``: a stream for events whose handler fails time and again; None: the worker stops at such a one.
@@ -71,7 +71,7 @@ class Processor(Program):
         self.concurrency = concurrency
         self.start: Start = start
         if dead_letter is not None:
-            self._own(dead_letter)
+            self._writes(dead_letter)
 
     def input(self, stream: str, *, value: Any = None) -> Input:
         """A stream to read, of any scope. ``value``: json, str, bytes (None), or an object with loads and dumps."""
@@ -102,8 +102,8 @@ class Processor(Program):
         return found
 
     def output(self, stream: str, *, value: Any = None) -> Output:
-        """A stream to write, of the processor's scope. Raises: CrossScope."""
-        self._own(stream)
+        """A stream to write. Its scope and the processor's share a control partition, or the start is refused."""
+        self._writes(stream)
         return Output(stream, codec_of(value))
 
     def store(self, name: str, *, value: Any = None, local: bool = False) -> Store:
@@ -183,11 +183,8 @@ class Processor(Program):
         with connect(bootstrap, **options) as client:
             run_worker(self, client, folder=folder, standby=standby)
 
-    def _own(self, stream: str) -> None:
-        if split_stream(stream)[0] != self.scope:
-            raise CrossScope(
-                f"{stream} is not in scope {self.scope!r}: a processor writes to streams of its own scope"
-            )
+    def _writes(self, stream: str) -> None:
+        split_stream(stream)
         self.outputs.add(stream)
 
     def _add(self, name: str, store: Any) -> Any:

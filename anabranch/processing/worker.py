@@ -11,7 +11,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from anabranch.errors import (
     AnabranchError,
     AskOutcomeError,
     BeginAgainError,
+    CrossScope,
     IllegalState,
     NotReady,
     RetryError,
@@ -324,6 +325,7 @@ class Worker:
 def make_processor(client: Client, app: Program) -> ProcessorInfo:
     """Make the processor of a program, as `Client.create_processor` does; if it is there, add its new stores."""
     inputs: Sequence[str | ProcessorInput] = app.check()
+    check_outputs(client, app.name, app.outputs)
     if app.cluster is not None:
         ports, start = plain_ports(client, app.cluster), check_start(app.start)
         if isinstance(start, int):
@@ -336,6 +338,17 @@ def make_processor(client: Client, app: Program) -> ProcessorInfo:
             inputs = plain_inputs(source, topics, app.tasks, start_ms, deadline)
     stores = tuple(app.stores) or (NO_STORE,)
     return client.create_processor(app.name, inputs, app.tasks, app.start, stores=stores)
+
+
+def check_outputs(client: Client, processor: str, streams: Iterable[str]) -> None:
+    """`CrossScope` unless a processor's commits can write to these streams. `UnknownScope`."""
+    served = client.together((processor, *streams))
+    apart = sorted(stream for stream in streams if served[stream] != served[processor])
+    if apart:
+        raise CrossScope(
+            f"{', '.join(apart)}: not on the control partition of processor {processor}, so no commit has both; "
+            "make new scopes with `near`"
+        )
 
 
 def plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:

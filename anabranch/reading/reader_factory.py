@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
 from anabranch.errors import InvalidArgument
@@ -48,10 +48,16 @@ class Readers:
         return reader
 
     def read_tasks(
-        self, streams: str | Sequence[str], tenure: Tenure, timeout: float | None
+        self,
+        streams: str | Sequence[str],
+        tenure: Tenure,
+        timeout: float | None,
+        together: Callable[[Sequence[str], float], Mapping[str, int]],
     ) -> TaskReader:
-        """A reader of the events of a tenure's tasks."""
-        reader = TaskReader(self.ports, _names(streams), tenure, timeout, self._timeout)
+        """A reader of the events of a tenure's tasks. ``together``: `Client.together` by a deadline."""
+        names = _names(streams)
+        groups = together(names, self.ports.clock.monotonic() + self._timeout)
+        reader = TaskReader(self.ports, names, tenure, timeout, self._timeout, groups)
         self._made.add(reader)
         return reader
 

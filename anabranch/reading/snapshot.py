@@ -1,4 +1,4 @@
-"""Snapshots: streams of one scope as of a commit timestamp. `Client.snapshot`.
+"""Snapshots: streams of one control partition as of a commit timestamp. `Client.snapshot`.
 
 A snapshot is plain data, its *plan*: the timestamp, and for each stream the offsets between which its events lie,
 from the vector of the last history record at or below the timestamp. The controller's answer to `SafeTime`
@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from anabranch.core.hybrid_time import MAX, from_datetime, to_text
 from anabranch.core.ids import split_stream
-from anabranch.errors import CrossScope, InvalidArgument, SnapshotExpired
+from anabranch.errors import InvalidArgument, SnapshotExpired
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, partitions_of
 from anabranch.reading.history_search import HistorySearch
@@ -36,7 +36,7 @@ class SnapshotPlan(NamedTuple):
 
 
 class Snapshot:
-    """Streams of one scope as of a commit timestamp: of each transaction all events in them, or none.
+    """Streams as of a commit timestamp: of each transaction all events in them, or none.
 
     Reading it twice gives the same events, or `SnapshotExpired` once retention has deleted some of them.
     Thread-safe; its readers are not.
@@ -105,15 +105,14 @@ def check_at(at: object) -> int | None:
     raise InvalidArgument(f"at {at!r}: a commit timestamp, a datetime with its time zone, or None")
 
 
-def streams_of(streams: str | Sequence[str]) -> tuple[str, list[str]]:
-    """The one scope of these streams, and they, each once. `CrossScope`, `InvalidArgument`."""
+def streams_of(streams: str | Sequence[str]) -> list[str]:
+    """These streams, each once. `InvalidArgument`."""
     names = [streams] if isinstance(streams, str) else list(dict.fromkeys(streams))
-    scopes = sorted({split_stream(name)[0] for name in names})
-    if not scopes:
+    if not names:
         raise InvalidArgument("a snapshot is of at least one stream")
-    if len(scopes) > 1:
-        raise CrossScope(f"a snapshot is of streams of one scope, not of {', '.join(scopes)}")
-    return scopes[0], names
+    for name in names:
+        split_stream(name)
+    return names
 
 
 def take(

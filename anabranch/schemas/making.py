@@ -30,7 +30,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         None,
         """
         AuditList.more Begin.tenure Commit.consumed Commit.number DescribeProcessors.after
-        DescribeProcessors.processor DescribeStreams.after GetState.token ListAudit.before ListTransactions.before
+        DescribeProcessors.processor DescribeStreams.after FindScope.near GetState.token
+        ListAudit.before ListTransactions.before
         OneShot.consumed PendingCommitRow.consumed ProcessorInfo.more ProcessorList.more Resolve.token
         StreamList.more TransactionList.more TxnRow.consumes
         """,

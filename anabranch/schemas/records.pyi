@@ -236,6 +236,7 @@ class FindScope:
 
     scope: str
     create: bool
+    near: str | None = None
 
 @dataclass(frozen=True, slots=True)
 class ForgetStream:

@@ -229,7 +229,7 @@ def test_unknown_streams_scopes_and_transactions(
     with pytest.raises(errors.UnknownScope), client.begin(f"{scope}x") as txn:
         txn.write(f"{scope}x/none", b"v")
         txn.commit()
-    with pytest.raises(errors.CrossScope), client.begin(scope) as txn:
+    with pytest.raises(errors.UnknownScope), client.begin(scope) as txn:
         txn.write("elsewhere/none", b"v")
     with pytest.raises(errors.StreamExists):
         client.create_stream(stream, segments=4)

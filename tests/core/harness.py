@@ -302,8 +302,10 @@ class World(Journals):
     ) -> str:
         return self.ask(f"one-shot {label}", r.OneShot(self.id(label), scope, name, events))
 
-    def find_scope(self, scope: str = "nyc", *, create: bool = True) -> str:
-        return self.ask("find", r.FindScope(scope, create))
+    def find_scope(
+        self, scope: str = "nyc", *, create: bool = True, near: str | None = None
+    ) -> str:
+        return self.ask("find", r.FindScope(scope, create, near))
 
     def adopt(self, scope: str) -> str:
         return self.ask("adopt", r.AdoptScope(scope, "open"))

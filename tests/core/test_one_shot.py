@@ -105,7 +105,7 @@ def test_the_epoch_of_the_active_segments(world: World) -> None:
     [
         (event("nyc/none"), "UnknownStream"),
         (event("nyc/creating"), "UnknownStream"),
-        (event("sfo/a"), "CrossScope"),
+        (event("ber/a"), "UnknownStream"),
         (event("nyc"), "InvalidArgument"),
         (event(headers={"ab.txn": b""}), "InvalidArgument"),
         (event(headers={"ab.": None}), "InvalidArgument"),
@@ -233,3 +233,25 @@ def test_a_bad_event_does_not_take_the_name(world: World) -> None:
     world.begin("A", name="daily")
     assert world.one_shot("B", event("nyc/none"), name="daily") == "UnknownStream"
     assert world.get("A") == "A OPEN"
+
+
+@pytest.mark.parametrize("here", [0, 1])
+def test_scopes_of_one_control_partition_commit_together_and_no_others(here: int) -> None:
+    world = World(control_partition=here, control_partitions=2)
+    if here:
+        world.adopt("nyc")
+        world.adopt("sfo")
+    else:
+        assert world.find_scope("nyc") + world.find_scope("ber") == "nyc at 0ber at 1"
+        world.find_scope("sfo", near="nyc")
+    for stream in ("nyc/a", "sfo/a"):
+        world.create(stream)
+        world.created(stream, 0, 0)
+    assert world.one_shot("A", event(), event("sfo/a")) == "A COMMITTED 2"
+    first, second = world.round.commits
+    assert (first.stream, second.stream, second.timestamp) == ("nyc/a", "sfo/a", first.timestamp)
+    assert world.one_shot("B", event(), event("ber/a")) == "CrossScope"
+    world.begin("C")
+    assert world.touch("C", "sfo/a") == "touched sfo/a epoch 0 on 0,1"
+    assert world.touch("C", "ber/a") == "CrossScope"
+    assert f"control partition {here}" in world.message

@@ -17,14 +17,36 @@ def test_the_directory_stores_where_a_scope_is_served() -> None:
     world = World(control_partitions=4)
     assert world.find_scope("nyc", create=False) == "UnknownScope"
     placed = [world.find_scope(scope) for scope in ("nyc", "sfo", "ber", "par")]
-    assert placed == ["nyc at 1", "sfo at 3", "ber at 2", "par at 0"]
+    assert placed == ["nyc at 0", "sfo at 1", "ber at 2", "par at 3"]
     assert len(world.state.scopes) == 4
-    assert world.find_scope("nyc", create=False) == "nyc at 1"
+    assert world.find_scope("ber", create=False) == "ber at 2"
+
+
+@pytest.mark.parametrize(
+    ("scope", "near", "answer"),
+    [
+        ("new", None, "new at 2"),  # where the fewest are
+        ("new", "nyc", "new at 0"),
+        ("new", "sfo", "new at 1"),
+        ("sfo", "ber", "sfo at 1"),  # it is there already
+        ("nyc", "sfo", "InvalidArgument"),
+        ("new", "none", "UnknownScope"),
+    ],
+)
+def test_a_scope_near_another(scope: str, near: str | None, answer: str) -> None:
+    world = World(control_partitions=3)
+    for known, beside in (("nyc", None), ("sfo", None), ("ber", "sfo")):
+        world.find_scope(known, near=beside)
+    scopes = dict(world.state.scopes)
+    assert world.find_scope(scope, near=near) == answer
+    assert world.find_scope(scope, near=near) == answer, "again the same"
+    assert answer.startswith("new") or world.state.scopes == scopes
 
 
 def test_its_control_partition_is_told_whenever_it_is_to_be_created() -> None:
     """Again, too: retention may have taken what was told before, unread, and nobody else would ever say it."""
     world = World(control_partitions=4)
+    world.find_scope("par")
     for _ in range(2):
         world.find_scope("nyc")
         assert world.round.commands == [(1, r.AdoptScope("nyc", "open"))]
@@ -36,10 +58,12 @@ def test_its_control_partition_is_told_whenever_it_is_to_be_created() -> None:
 
 def test_a_scope_stays_where_it_is_when_partitions_are_added() -> None:
     world = World(control_partitions=4)
+    world.find_scope("par")
     world.find_scope("nyc")
     world.settings = World(control_partitions=64).settings
     world.lead(keep_table=False)
     assert world.find_scope("nyc") == "nyc at 1"
+    assert world.find_scope("sfo") == "sfo at 2"
 
 
 def test_adopting() -> None:
@@ -51,9 +75,10 @@ def test_adopting() -> None:
 
 def test_a_scope_known_to_be_served_elsewhere_is_not_adopted() -> None:
     world = World(control_partitions=4)
+    world.find_scope("par")
     world.find_scope("nyc")
     assert world.adopt("nyc") == "nyc at 1"
-    assert world.state.scopes == {"nyc": 1}
+    assert world.state.scopes == {"par": 0, "nyc": 1}
 
 
 @pytest.mark.parametrize("scope", ["", "a.b", "a/b", "-a", "a" * 101])
@@ -175,6 +200,7 @@ def test_what_can_be_asked_for(city: World, stream: str, segments: int, answer: 
 
 def test_a_scope_that_another_control_partition_serves() -> None:
     world = World(control_partitions=4)
+    world.find_scope("par")
     world.find_scope("nyc")
     assert world.create("nyc/a") == "UnknownScope"
     assert "control partition 1" in world.message

@@ -64,7 +64,8 @@ def test_the_touched_epoch_is_the_streams_reference_epoch(world: World) -> None:
 @pytest.mark.parametrize(
     ("stream", "answer"),
     [
-        ("sfo/a", "CrossScope"),
+        ("sfo/a", "touched sfo/a epoch 0 on 0,1"),
+        ("ber/a", "UnknownStream"),
         ("nyc/none", "UnknownStream"),
         ("nyc/creating", "UnknownStream"),
         ("nyc", "InvalidArgument"),

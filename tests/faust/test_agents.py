@@ -14,7 +14,7 @@ import faust
 import pytest
 
 import anabranch.faust
-from anabranch.errors import CrossScope, IllegalState, InvalidArgument
+from anabranch.errors import IllegalState, InvalidArgument, UnknownScope
 from anabranch.processing.handlers import HandlerFailed
 from tests.cluster import Cluster
 from tests.faust.conftest import Place
@@ -151,7 +151,7 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
         lambda app, own, sums: _beside(app, own), IllegalState, "went on after"
     ),
     "another scope": (
-        lambda app, own, sums: app.send("elsewhere/out", value=1), CrossScope, "own scope"
+        lambda app, own, sums: app.send("elsewhere/out", value=1), UnknownScope, "elsewhere"
     ),
     "another task's key": (
         lambda app, own, sums: sums.update({f"key-{i}": 1 for i in range(20)}), InvalidArgument, "belongs"

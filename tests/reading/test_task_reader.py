@@ -39,6 +39,8 @@ def test_a_long_history_of_other_tasks_is_no_silence(monkeypatch: pytest.MonkeyP
     given = {}
     for task in (0, 1):
         tenure = client.take("nyc/p", [task])
-        with Readers(ports, 30.0).read_tasks("nyc/a", tenure, TIMEOUT_S) as reader:
+        with Readers(ports, 30.0).read_tasks(
+            "nyc/a", tenure, TIMEOUT_S, client._session.together
+        ) as reader:
             given[task] = [event.value for event in reader]
     assert sorted(map(len, given.values())) == [1, 19], given

@@ -154,7 +154,8 @@ class Worker:
             segments = STREAMS[stream]
             while True:
                 try:
-                    client.create_stream(stream, segments, settings, timeout=5.0)
+                    near = None if stream.startswith(f"{SCOPE}/") else SCOPE
+                    client.create_stream(stream, segments, settings, near=near, timeout=5.0)
                     break
                 except StreamLost:
                     break

@@ -239,7 +239,7 @@ class Picture:
                 self.participants[record.txn_id] = {}
 
     def _read_rows(self, state: State) -> None:
-        for row in self.rows.values():
+        for row in txn_rows(state):
             self.participants[row.txn_id] = state.participants(row.txn_id)
             if row.txn_id in self.stuck:
                 continue

@@ -9,13 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 from unittest.mock import patch
-from zlib import crc32
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
 from anabranch.core.decisions.decide import decide
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import CORRELATION_HEADER, NO_TXN, REPLY_HEADER, make_txn_id
+from anabranch.core.ids import (
+    CORRELATION_HEADER,
+    DIRECTORY,
+    NO_TXN,
+    REPLY_HEADER,
+    make_txn_id,
+)
 from anabranch.core.round import ReplyTo
 from anabranch.ports import TopicPartition
 from anabranch.processors.lanes import command as commands
@@ -121,9 +126,7 @@ class Poison:
             (CORRELATION_HEADER, self._random.randbytes(self._random.choice((16, 16, 0, 100)))),
             (REPLY_HEADER, self._random.choice((bytes(4), bytes(4), b"\xff" * 4, b""))),
         )
-        partitions = self._cluster.faults.weather.control_partitions
-        number = crc32(SCOPE.encode()) % partitions
-        place = TopicPartition(commands_topic(self._ledger.prefix), number)
+        place = TopicPartition(commands_topic(self._ledger.prefix), DIRECTORY)  # the first scope's
         now_ms = int((START_S + self._world.now) * 1000)
         batch = encode_batch([Record(0, now_ms, None, data, headers)])
         self._cluster.log_of(self._world.current).produce_batch(place, batch)

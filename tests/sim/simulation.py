@@ -15,6 +15,7 @@ from unittest.mock import patch
 from anabranch.batches import packer
 from anabranch.core import limits, vectors
 from anabranch.core import rows as k
+from anabranch.core.ids import split_stream
 from anabranch.core.journal.runs import place_of, txn_of
 from anabranch.errors import AnabranchError, InvariantViolation
 from anabranch.ports import TopicPartition
@@ -412,6 +413,7 @@ class _Run:
                 if picture.deleted.get(stream) == "history":
                     found = histories_of(visible(self.cluster, place, graves=False))
                 histories[stream] = first, found
+        self.history.named(FINAL).note("near", scopes=sorted({split_stream(s)[0] for s in STREAMS}))
         for txn_id in sorted(picture.stuck):
             asking = self.history.named(FINAL).asking("state", txn_id=txn_id.hex())
             with asking as told:

@@ -31,7 +31,7 @@ from tests.sim.recording import event_id, text
 from tests.sim.world import Process, World
 
 SCOPE = "s"
-STREAMS = {"s/a": 2, "s/b": 1, "s/c": 3}
+STREAMS = {"s/a": 2, "s/b": 1, "t/c": 3}  # scope t is near s
 KEYS = (b"k0", b"k1", b"k2", b"k3", None)
 
 # What a call may come to without anything being wrong.

@@ -34,7 +34,7 @@ def live(client: anabranch.Client, bootstrap: str, stream: str, other: str) -> d
     """Gives two streams of a scope a history. Returns how many events each has, and how many are taken at all."""
     scope = stream.partition("/")[0]
     client.create_stream(stream, segments=2)
-    client.create_stream(other, segments=1)
+    client.create_stream(other, segments=1, near=stream.partition("/")[0])
     count = {stream: 0, other: 0}
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "acks": "all"})
 

@@ -17,9 +17,9 @@ from anabranch.core.hybrid_time import to_datetime
 from anabranch.core.ids import segment_epoch
 from anabranch.errors import (
     AnabranchError,
-    CrossScope,
     InvalidArgument,
     NotReady,
+    UnknownScope,
     UnknownStream,
 )
 from anabranch.spark.columns import EVENT_SCHEMA
@@ -180,7 +180,7 @@ def test_a_stream_without_events(
     ("options", "error", "says"),
     [
         ({"streams": "source/missing"}, UnknownStream, "there is no stream"),
-        ({"streams": "source/events,nyc/flights"}, CrossScope, "streams of one scope"),
+        ({"streams": "source/events,nyc/flights"}, UnknownScope, "nyc"),
         ({"streams": ""}, InvalidArgument, "give option stream=scope/name"),
         ({"at": "yesterday"}, InvalidArgument, "option at='yesterday': a commit timestamp"),
         ({"rowsperpartition": "0"}, InvalidArgument, "a whole number, 1 or more"),

@@ -116,7 +116,7 @@ def audit(
         list[str],
         option(
             "--stream -s SCOPE/STREAM",
-            "A stream to audit, or a scope for all its streams; of one scope. May be repeated.",
+            "A stream to audit, or a scope for all its streams; of one control partition. May be repeated.",
         ),
     ],
     at: At = None,

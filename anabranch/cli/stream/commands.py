@@ -48,6 +48,9 @@ def create(
     adopt: Annotated[
         bool, option("--adopt", "Take its topic though it has records, which readers get.")
     ] = False,
+    near: Annotated[
+        str | None, option("--near SCOPE", "A scope that a new one shares transactions with.")
+    ] = None,
 ) -> None:
     """Create a stream, and its scope if that is new.
 
@@ -55,7 +58,7 @@ def create(
     """
     settings = parse_kafka(setting, "--setting")
     with options.client() as client:
-        client.create_stream(stream, segments=segments, settings=settings, adopt=adopt)
+        client.create_stream(stream, segments=segments, settings=settings, adopt=adopt, near=near)
         _show([client.describe(stream)], as_json=options.json, title="Created", one=True)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from zlib import crc32
 
 from anabranch.core import limits
 from anabranch.core import rows as k
@@ -38,17 +38,27 @@ def _own_scope(turn: Turn, scope: str) -> str:
 
 
 def find_scope(turn: Turn, command: FindScope, to: ReplyTo | None) -> None:
-    """Tell where a scope is served, as stored when it was created: never hashed again."""
+    """Tell where a scope is served, as chosen when it was created: it never moves."""
     scope = _own_scope(turn, command.scope)
     if turn.settings.control_partition != DIRECTORY:
         raise InvalidArgument(f"ask control partition {DIRECTORY}, the directory, for scopes")
-    if scope not in turn.state.scopes:
+    scopes, near = turn.state.scopes, command.near if command.create else None
+    beside = None if near is None else scopes.get(near)
+    if near is not None and beside is None:
+        raise UnknownScope(f"there is no scope {near!r} to be near of: create a stream in it first")
+    if beside is not None and scopes.get(scope, beside) != beside:
+        raise InvalidArgument(
+            f"scope {scope!r} is on control partition {scopes[scope]} and {near!r} on {beside}: a scope never moves"
+        )
+    if scope not in scopes:
         if not command.create:
             raise UnknownScope(f"there is no scope {scope!r}: create a stream in it first")
-        limits.SCOPES.check(len(turn.state.scopes) + 1, "the cluster")
+        limits.SCOPES.check(len(scopes) + 1, "the cluster")
         quotas.check_scopes(turn, turn.lane)
-        chosen = crc32(scope.encode()) % turn.settings.control_partitions
-        turn.put(k.scope_key(scope), ScopeRow(scope, chosen, turn.lane))
+        if beside is None:
+            there = Counter(scopes.values())
+            beside = min(range(turn.settings.control_partitions), key=lambda one: there[one])
+        turn.put(k.scope_key(scope), ScopeRow(scope, beside, turn.lane))
         _grant_creator(turn, scope, turn.lane)
     served = turn.state.scopes[scope]
     if command.create and served != DIRECTORY:

@@ -14,6 +14,7 @@ from anabranch.core.decisions.commits.writers import put_receipt
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.turn import Turn, is_finished, refuse
 from anabranch.core.ids import (
+    DIRECTORY,
     TXN_ID_SIZE,
     check_name,
     check_scope,
@@ -208,7 +209,7 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     turn.hear(row.txn_id)  # refused or not, its client is alive
-    check_in_scope(command.stream, row.scope)
+    check_beside(turn, command.stream, row.scope)
     check_writes(turn.state, row, (command.stream,))
     if is_state(command.stream) and row.consumes is None:
         raise InvalidArgument(f"{command.stream}: {positions.STATE_IS_MOVED}")
@@ -227,11 +228,14 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     turn.reply(to, Touched(command.stream, pinned, turn.state.layout(command.stream, pinned)))
 
 
-def check_in_scope(stream: str, scope: str) -> None:
-    """`CrossScope` unless the stream is the scope's."""
-    if split_stream(stream)[0] != scope:
+def check_beside(turn: Turn, stream: str, scope: str) -> None:
+    """`CrossScope` unless this control partition serves the stream's scope, too."""
+    here, other = turn.settings.control_partition, split_stream(stream)[0]
+    served = turn.state.scopes.get(other)
+    if (here != DIRECTORY) if served is None else (served != here):
         raise CrossScope(
-            f"{stream} is not in scope {scope!r}: a transaction writes to one scope, for now"
+            f"{stream} is not led by control partition {here}, as scope {scope!r} is: one transaction writes to "
+            "scopes of one control partition; make new ones with `near`"
         )
 
 

@@ -108,7 +108,9 @@ class TaskReader(Iteration[Event]):
         tenure: Tenure,
         timeout: float | None,
         ask_timeout: float,
+        together: Mapping[str, int],
     ) -> None:
+        """``together``: stream -> a number; streams with different ones never share a transaction."""
         super().__init__()
         self._clock = ports.clock
         self._timeout = check_timeout(timeout)
@@ -117,7 +119,8 @@ class TaskReader(Iteration[Event]):
         self._ours = np.zeros(tenure.task_count, dtype=np.bool_)
         self._ours[list(tenure.tasks)] = True
         self._touched: set[int] = set()
-        self._complete: dict[str, int] = {}  # scope -> all its commits up to this time were read
+        self._together = together
+        self._complete: dict[int, int] = {}  # number of `together` -> all commits so old were read
         self._all_due = self._clock.monotonic() + _ALL_S
         numbers = {one.stream: number for number, one in enumerate(tenure.inputs)}
         for stream in streams:
@@ -247,14 +250,14 @@ class TaskReader(Iteration[Event]):
     def cut(self, until: float, most_bytes: int, part_bytes: int | None = None) -> list[Piece]:
         """Whole commits of the inputs, in the order of their timestamps, up to about so many bytes; each once.
 
-        A cut holds all or nothing of a transaction, in all inputs of its scope. One of more than ``part_bytes``
+        A cut holds all or nothing of a transaction, in all inputs. One of more than ``part_bytes``
         (None: ``most_bytes``) comes in parts. Empty: nothing came until the monotonic second ``until``.
 
         Raises as iterating does; then this reader is of no more use, as the cut's beginning is lost.
         """
         taken: list[Piece] = []
         size, full = 0, 0
-        last: tuple[str, int] | None = None
+        last: tuple[int, int] | None = None
         if not any(one.batch for one in self._inputs):
             self._wait(until)
         while True:
@@ -262,7 +265,7 @@ class TaskReader(Iteration[Event]):
             one = min(ready, key=lambda one: one.batch[0].record.timestamp, default=None)
             if one is None:
                 return taken
-            key = one.stream.partition("/")[0], one.batch[0].record.timestamp
+            key = self._together[one.stream], one.batch[0].record.timestamp
             if size >= most_bytes and key != last:
                 return taken
             if key != last:
@@ -303,15 +306,15 @@ class TaskReader(Iteration[Event]):
                 )
 
     def _is_complete(self, one: _Input, until: float) -> bool:
-        """Whether all records of its scope that are as old as its first one have been read, in all inputs.
+        """Whether all that is as old as its first record has been read, in all inputs that may share it.
 
         The histories' ends, asked for once a record is seen, tell it: what its transaction, or one before, wrote
         elsewhere is below them.
         """
-        scope = one.stream.partition("/")[0]
-        others = [each for each in self._inputs if each.stream.startswith(f"{scope}/")]
+        home = self._together[one.stream]
+        others = [each for each in self._inputs if self._together[each.stream] == home]
         first = one.batch[0].record.timestamp
-        if len(others) == 1 or first <= self._complete.get(scope, -1):
+        if len(others) == 1 or first <= self._complete.get(home, -1):
             return True
         for each in others:
             if not each.batch:
@@ -326,7 +329,7 @@ class TaskReader(Iteration[Event]):
                 if self._closed or self._clock.monotonic() >= deadline:
                     return False
                 self._look(each, deadline)
-        self._complete[scope] = sure
+        self._complete[home] = sure
         return first <= sure
 
     # -- positions ------------------------------------------------------------------------------------

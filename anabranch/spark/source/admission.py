@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from anabranch.core.ids import NO_TXN, split_stream
+from anabranch.core.ids import NO_TXN
 from anabranch.core.vectors import told
 from anabranch.reading.history import Found
 from anabranch.schemas.records import CommitRecord, EpochRecord, SegmentCommit
@@ -52,10 +52,16 @@ class Admitted(NamedTuple):
     all: bool
 
 
-def admit(start: Mapping[str, Position], fronts: Mapping[str, Front], limits: Limits) -> Admitted:
+def admit(
+    start: Mapping[str, Position],
+    fronts: Mapping[str, Front],
+    limits: Limits,
+    together: Mapping[str, int],
+) -> Admitted:
     """Take records in the order of their timestamps, until the limits.
 
     Commits of one transaction in several streams are taken together. Without an event the positions stay.
+    ``together``: as of `Client.together`.
     """
     batch = _Batch(start, limits)
     open_ = dict(fronts)
@@ -66,7 +72,7 @@ def admit(start: Mapping[str, Position], fronts: Mapping[str, Front], limits: Li
             try:
                 head = front.peek()
             except NotYet:
-                _leave_scope(open_, heads, stream)
+                _leave(open_, heads, stream, together)
                 complete = False
                 continue
             if head is not None and stream in open_:
@@ -75,7 +81,7 @@ def admit(start: Mapping[str, Position], fronts: Mapping[str, Front], limits: Li
             break
         first = min(heads, key=lambda stream: (heads[stream].record.timestamp, stream))
         if heads[first].offset >= open_[first].bound:
-            _leave_scope(open_, heads, first)
+            _leave(open_, heads, first, together)
             continue
         group = [s for s in heads if s == first or _siblings(heads[first], heads[s])]
         taken = batch.take({stream: heads[stream] for stream in group})
@@ -88,10 +94,11 @@ def admit(start: Mapping[str, Position], fronts: Mapping[str, Front], limits: Li
     return Admitted(moved, batch.events, complete)
 
 
-def _leave_scope(open_: dict[str, Front], heads: dict[str, Found], stream: str) -> None:
-    """Take no more of a scope: unseen records of this stream may be older than seen ones of another."""
-    scope = split_stream(stream)[0]
-    for other in [s for s in open_ if split_stream(s)[0] == scope]:
+def _leave(
+    open_: dict[str, Front], heads: dict[str, Found], stream: str, together: Mapping[str, int]
+) -> None:
+    """Take no more beside this stream: its unseen records may be older than seen ones of another."""
+    for other in [s for s in open_ if together[s] == together[stream]]:
         del open_[other]
         heads.pop(other, None)
 

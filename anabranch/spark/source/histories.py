@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from anabranch.core.history_records import DIRECTLY_BEFORE
-from anabranch.core.ids import split_stream
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import partitions_of
 from anabranch.reading.history import Found
 from anabranch.reading.history_search import HistorySearch
+from anabranch.spark.clients import client_of
 from anabranch.spark.options import Connection
 from anabranch.spark.source.positions import BEGIN, Position, raised
 from anabranch.spark.source.tail import HistoryTail
@@ -26,6 +26,7 @@ class Histories:
     def __init__(self, connection: Connection, streams: Collection[str]) -> None:
         """Raises: UnknownStream, NotReady, DeadlineExceeded, UnsupportedSetting."""
         self.streams = tuple(streams)
+        self.together = client_of(connection).together(self.streams)
         self._timeout = connection.timeout
         self._source = connection.reader_ports().committed_log(connection.timeout)
         self._searches: dict[str, HistorySearch] = {}
@@ -116,7 +117,7 @@ class Histories:
     def heads(self) -> dict[str, Found | None]:
         """The last record of each history: a cut that has all or nothing of every transaction."""
         found = {stream: self.search(stream).as_of("end") for stream in self.streams}
-        for streams in self._by_scope().values():
+        for streams in self._groups():
             last = max((at.record.timestamp for s in streams if (at := found[s])), default=-1)
             for stream in streams:
                 at = found[stream]
@@ -126,19 +127,20 @@ class Histories:
         return found
 
     def ends(self) -> dict[str, tuple[int, int]]:
-        """(committed end, end) of each history. A record below a committed end is decided in all streams of the
-        scope, and stands below these ends there."""
+        """(committed end, end) of each history. A record below a committed end is decided in all streams that share
+        its transaction, and stands below these ends there."""
         topics = {TopicPartition(history_topic(stream), 0): stream for stream in self.streams}
         committed = self._source.end_offsets(topics, self._deadline(), committed=True)
-        alone = len(self._by_scope()) == len(self.streams)
+        alone = len(self._groups()) == len(self.streams)
         ends = committed if alone else self._source.end_offsets(topics, self._deadline())
         return {stream: (committed[place], ends[place]) for place, stream in topics.items()}
 
-    def _by_scope(self) -> Mapping[str, list[str]]:
-        scopes: dict[str, list[str]] = defaultdict(list)
+    def _groups(self) -> Collection[list[str]]:
+        """The streams, by who may share a transaction."""
+        groups: dict[int, list[str]] = defaultdict(list)
         for stream in self.streams:
-            scopes[split_stream(stream)[0]].append(stream)
-        return scopes
+            groups[self.together[stream]].append(stream)
+        return groups.values()
 
     def _deadline(self) -> float:
         return self._source.clock.monotonic() + self._timeout

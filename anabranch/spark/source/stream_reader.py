@@ -163,7 +163,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for stream, at in positions.items():
             fronts[stream] = histories.tail(stream)
             fronts[stream].begin(at.after, *ends[stream])
-        admitted = admit(positions, fronts, Limits(most, self._whole, self._by_epoch))
+        admitted = admit(
+            positions, fronts, Limits(most, self._whole, self._by_epoch), histories.together
+        )
         if admitted.all and self._target is None:
             self._latest = ends, to_json(admitted.positions)
         return admitted.positions

@@ -11,8 +11,8 @@ from anabranch.core.authorize import Right, check_right
 from anabranch.core.decisions.commits import positions
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
+    check_beside,
     check_id_partition,
-    check_in_scope,
     earlier_outcome,
     supersede,
 )
@@ -149,9 +149,8 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
         stream, _, key, value, headers, timestamp = event
         if stream != former:
             if stream not in by_stream:
-                # A name that is known is a legal one: mostly that is all there is to check.
-                if stream not in turn.state.streams or not stream.startswith(f"{command.scope}/"):
-                    check_in_scope(stream, command.scope)
+                if stream not in turn.state.streams:
+                    check_beside(turn, stream, command.scope)
                 if not is_state(stream):
                     check_right(turn.state, turn.lane, Right.WRITE, stream)
                 active_stream(turn, stream)

@@ -1,0 +1,110 @@
+"""Scopes of one control partition commit together, and are read as of one instant; those of two do not."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+import anabranch
+from anabranch.errors import CrossScope, InvalidArgument, NotReady, UnknownScope
+from tests.cluster import start_cluster
+from tests.conftest import Broker
+
+pytestmark = [pytest.mark.broker, pytest.mark.unsecured]
+
+SCOPES = ("bank", "shop", "till")  # near each other; "far" is not
+START, ACCOUNTS, TRANSFERS = 100, 4, 40
+
+
+@pytest.fixture(scope="module")
+def client(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[anabranch.Client]:
+    folder = tmp_path_factory.mktemp("scopes")
+    cluster = start_cluster(broker.bootstrap, folder, "scopes", ("--control-partitions", "2"))
+    try:
+        with anabranch.connect(broker.bootstrap, prefix="scopes") as client:
+            client.create_stream("bank/accounts", 2)
+            client.create_stream("far/accounts", 2)
+            for scope in SCOPES[1:]:
+                client.create_stream(f"{scope}/accounts", 2, near="bank")
+            yield client
+    finally:
+        cluster.controller.kill()
+
+
+def _balances(events: dict[str, list[anabranch.Event]]) -> int:
+    last = {(s, event.key): int(event.value or 0) for s, found in events.items() for event in found}
+    return sum(last.values())
+
+
+def test_money_over_three_scopes_is_right_at_every_instant(client: anabranch.Client) -> None:
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    streams = [f"{scope}/accounts" for scope in SCOPES]
+    accounts = [(s, b"a%d" % n) for s in streams for n in range(ACCOUNTS)]
+    held = dict.fromkeys(accounts, START)
+    with client.begin("shop") as txn:  # one command
+        for stream, key in accounts:
+            txn.write(stream, b"%d" % START, key=key)
+        first = txn.commit()
+
+    def scale() -> None:
+        for stream in streams * 2:
+            with suppress(NotReady):
+                client.scale(stream, chance.choice((1, 2, 3)))
+
+    scaling = threading.Thread(target=scale)
+    scaling.start()
+    stamps = [first.commit_timestamp]
+    for number in range(TRANSFERS):
+        moves = chance.sample(accounts, 2)
+        for account, amount in zip(moves, (-7, 7), strict=True):
+            held[account] += amount
+        with client.begin(chance.choice(SCOPES)) as txn:
+            mine, theirs = moves
+            if number % 2:  # by journals, from two writers
+                writer = client.join(txn.token())
+                writer.write(theirs[0], b"%d" % held[theirs], key=theirs[1])
+                receipt = writer.finish()
+                txn.write(mine[0], b"%d" % held[mine], key=mine[1])
+                stamps.append(txn.commit([receipt]).commit_timestamp)
+            else:
+                for stream, key in moves:
+                    txn.write(stream, b"%d" % held[stream, key], key=key)
+                stamps.append(txn.commit().commit_timestamp)
+    scaling.join()
+    assert stamps == sorted(stamps), seed
+    for at in (*chance.sample(stamps, 8), None):
+        snapshot = client.snapshot(streams, at)
+        events = {s: list(snapshot.read(s)) for s in streams}
+        assert _balances(events) == START * len(accounts), (seed, at)
+    # A processor's cut has each transaction whole, whichever scopes it is of.
+    client.create_processor("till/audit", streams, 1)
+    total: dict[tuple[str, bytes | None], int] = {}
+    with client.read(streams, timeout=2.0, tenure=client.take("till/audit")) as reader:
+        while pieces := reader.cut(time.monotonic() + 2.0, 1, 1 << 20):
+            for piece in pieces:
+                total |= {(e.stream, e.key): int(e.value or 0) for e in piece.events}
+            assert sum(total.values()) == START * len(accounts), seed
+
+
+def test_what_is_on_another_control_partition_is_refused(client: anabranch.Client) -> None:
+    with client.begin("bank") as txn:
+        txn.write("bank/accounts", b"1", key=b"k")
+        with pytest.raises(CrossScope, match="'bank' is on control partition 0 and 'far' on 1"):
+            txn.write("far/accounts", b"1", key=b"k")
+        assert txn.commit().counts.committed == 1, "nothing else happened to it"
+    with pytest.raises(CrossScope):
+        client.snapshot(["bank/accounts", "far/accounts"])
+    for stream, near, error in (
+        ("far/new", "bank", InvalidArgument),
+        ("new/a", "none", UnknownScope),
+        ("new/a", "a.b", InvalidArgument),
+    ):
+        with pytest.raises(error):
+            client.create_stream(stream, near=near)
+    assert {s.stream for s in client.streams()} == {f"{s}/accounts" for s in (*SCOPES, "far")}
