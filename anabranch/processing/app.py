@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from anabranch.client.client_processors import DEFAULT_TASKS
 from anabranch.core.ids import PLAIN, check_input, check_type, split_stream
@@ -33,7 +33,8 @@ class Processor(Program):
     about so many bytes of events are in one commit; a bigger input transaction comes in parts, unless ``whole``.
     ``dead_letter``: a stream for events whose handler fails time and again; None: the worker stops at such a one.
     ``concurrency``: so many ``async`` handlers run side by side. ``start``: where a new processor begins, as of
-    `Client.read`.
+    `Client.read`. ``on_lost``: where retention took what was not consumed the worker stops (`SnapshotExpired`);
+    'skip': it goes on behind that, counts it, and passes over whole transactions, in all inputs of their scope.
 
     Source: Kafka Streams (tasks, stores), Flink (key groups), Faust (decorators).
     """
@@ -50,6 +51,7 @@ class Processor(Program):
         retries: int = RETRIES,
         concurrency: int = CONCURRENCY,
         start: Start = "begin",
+        on_lost: Literal["stop", "skip"] = "stop",
     ) -> None:
         """Raises: InvalidArgument."""
         super().__init__(name)
@@ -63,6 +65,9 @@ class Processor(Program):
                 raise InvalidArgument(f"{what}={value}: 1 to {most:,}")
         if not 0 <= commit_interval <= 3600 or not 0 <= retries <= 1000:
             raise InvalidArgument("commit_interval is 0 to 3600 seconds, retries 0 to 1000")
+        if on_lost not in ("stop", "skip"):
+            raise InvalidArgument(f"on_lost={on_lost!r} is 'stop' or 'skip'")
+        self.on_lost = on_lost
         self.tasks = tasks
         self.commit_interval = commit_interval
         self.cut_bytes = _MOST if whole else cut_bytes
@@ -170,18 +175,20 @@ class Processor(Program):
         *,
         folder: str | Path | None = None,
         standby: bool = False,
+        http: str | None = None,
         **options: Any,
     ) -> None:
         """Work in this process until SIGTERM or Ctrl-C. ``options``: as of `anabranch.connect`.
 
         ``folder``: for the stores, one worker's alone; without it all is read from the log at each start.
-        ``standby``: keep warm copies of other workers' tasks.
+        ``standby``: keep warm copies of other workers' tasks. ``http``: HOST:PORT, to serve `/metrics`, `/live` and
+        `/ready` at.
         """
         from anabranch.client.connect import connect
         from anabranch.processing.worker import run_worker
 
         with connect(bootstrap, **options) as client:
-            run_worker(self, client, folder=folder, standby=standby)
+            run_worker(self, client, folder=folder, standby=standby, http=http)
 
     def _own(self, stream: str) -> None:
         if split_stream(stream)[0] != self.scope:

@@ -79,6 +79,7 @@ class Program:
     retries: int
     concurrency: int
     start: Start
+    on_lost: str
 
     def __init__(self, name: str) -> None:
         """Raises: InvalidArgument."""

@@ -108,7 +108,6 @@ class Windows(Store):
         self._grace = int(grace * 1000)
         self._late = late
         self._closed: Callable[[Window], Any] | None = None
-        self.late = 0  # events that came too late for a window, of this worker
 
     def on_close(self, call: Callable[[Window], Any]) -> Callable[[Window], Any]:
         """Decorates a function of a `Window`, which is called once as it closes."""
@@ -133,7 +132,7 @@ class Windows(Store):
             else:
                 yield Window(self, at, event.key, start)
         if is_late:
-            self.late += 1
+            at.cut.counts["processor_late_events", self.name] += 1
             if self._late is not None:
                 at.cut.write(self._late.stream, (at.value, event.key, None, event.timestamp))
 

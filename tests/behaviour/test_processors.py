@@ -221,7 +221,7 @@ def test_state_is_the_same_after_a_restart_whatever_the_folder_is(
         wait_for(place.is_whole)
         running.end()
         assert running.error is None
-        return running.worker.rows_read
+        return int(running.worker.metrics.total("processor_restored_rows"))
 
     session(tmp_path / "kept", 40)
     shutil.copytree(tmp_path / "kept", tmp_path / "older")
@@ -361,7 +361,7 @@ def test_a_handler_that_fails_leaves_no_trace(
     assert found.keys() == {4, 12}
     assert found[4]["error"] == b"ValueError: no"
     assert (found[4]["from"] or b"").startswith(place.inputs[0].encode())
-    assert worker.dead_letters == 2
+    assert worker.metrics.total("processor_dead_letters") == 2
 
 
 def test_handlers_side_by_side_keep_each_key_s_order(
@@ -446,7 +446,7 @@ def test_the_programs_of_the_page_run(
         txn.write(f"{scope}/flights", b"{}", b"a", timestamp=3_600_000)
         txn.commit()
     worker = Worker(names["app"], connect(), tmp_path, tasks=AllTasks(range(16)))
-    while worker.events < 6:
+    while worker.metrics.total("processor_events_in") < 6:
         worker.step()
     worker.close()
     with client.read(f"{scope}/hours", timeout=0.6) as reader:
@@ -491,9 +491,15 @@ def test_an_idle_processor_writes_nothing_and_a_busy_one_adds_no_rows(
     wait_for(place.is_whole)
     settled()
     before = rows()
-    for wanted in range(commits := running.worker.commits, commits + 1000):
+
+    def commits() -> float:
+        return running.worker.metrics.total("processor_commits")
+
+    wanted = commits()
+    for _ in range(1000):
         place.write(1)
-        wait_for(lambda wanted=wanted: running.worker.commits > wanted, 0.001)  # type: ignore[misc]
+        wanted += 1
+        wait_for(lambda least=wanted: commits() >= least, 0.001)  # type: ignore[misc]
     settled()
     after = rows()
     running.end()

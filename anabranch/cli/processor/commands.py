@@ -306,8 +306,8 @@ def _task(task: TaskInfo) -> dict[str, Any]:
 def _lag(lag: Lag | None) -> dict[str, Any]:
     if lag is None:
         return {"events_behind": None, "seconds_behind": None, "exact": None}
-    seconds = max(0.0, time.time() - lag.oldest_ms / 1000) if lag.oldest_ms else 0.0
-    return {"events_behind": lag.events, "seconds_behind": round(seconds, 3), "exact": lag.exact}
+    seconds = round(lag.age_s(time.time()), 3)
+    return {"events_behind": lag.events, "seconds_behind": seconds, "exact": lag.exact}
 
 
 def _stands(lags: Iterable[InputLag]) -> Iterator[tuple[str, list[int], TaskPosition, Lag]]:

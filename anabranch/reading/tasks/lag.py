@@ -17,7 +17,7 @@ from anabranch.reading.tasks.reader import check_same_topic
 from anabranch.schemas.records import CommitRecord, ProcessorInfo, TaskPosition
 from anabranch.topics.names import history_topic
 
-_COUNTED = 50_000  # records that are read of one history, a second or two
+COUNTED = 50_000  # records that are read of one history, a second or two
 
 
 class Lag(NamedTuple):
@@ -30,6 +30,10 @@ class Lag(NamedTuple):
     events: int
     oldest_ms: int
     exact: bool = True
+
+    def age_s(self, now: float) -> float:
+        """Seconds since the oldest of them, at a Unix time; 0: there is none."""
+        return max(0.0, now - self.oldest_ms / 1000) if self.oldest_ms else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,13 @@ def positions_of(info: ProcessorInfo, number: int) -> dict[int, TaskPosition]:
     return found
 
 
-def input_lags(source: CommittedLog, info: ProcessorInfo, timeout: float) -> list[InputLag]:
-    """The lags of a processor that was described with its tasks. ``timeout``: seconds for each question."""
+def input_lags(
+    source: CommittedLog, info: ProcessorInfo, timeout: float, counted: int = COUNTED
+) -> list[InputLag]:
+    """The lags of a processor that was described with its tasks. ``timeout``: seconds for each question.
+
+    ``counted``: as of `lags_behind`.
+    """
     found = []
     for number, one in enumerate(info.inputs):
         topic = history_topic(one.stream)
@@ -69,7 +78,7 @@ def input_lags(source: CommittedLog, info: ProcessorInfo, timeout: float) -> lis
             check_same_topic(topic, one, ids)
             stands = positions_of(info, number)
             search = HistorySearch(source, one.stream, timeout)
-            lags = lags_behind(search, {position.record for position in stands.values()})
+            lags = lags_behind(search, {position.record for position in stands.values()}, counted)
             tasks = {task: (at, lags[at.record]) for task, at in stands.items()}
             found.append(InputLag(one.stream, tasks))
         except AnabranchError as error:
@@ -78,7 +87,7 @@ def input_lags(source: CommittedLog, info: ProcessorInfo, timeout: float) -> lis
 
 
 def lags_behind(
-    search: HistorySearch, records: Iterable[int], counted: int = _COUNTED
+    search: HistorySearch, records: Iterable[int], counted: int = COUNTED
 ) -> dict[int, Lag]:
     """The lag of each of these places in a history. ``counted``: where more records follow, vectors tell."""
     wanted = sorted(set(records))
