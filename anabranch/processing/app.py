@@ -35,6 +35,7 @@ class Processor(Program):
     ``concurrency``: so many ``async`` handlers run side by side. ``start``: where a new processor begins, as of
     `Client.read`. ``on_lost``: where retention took what was not consumed the worker stops (`SnapshotExpired`);
     'skip': it goes on behind that, counts it, and passes over whole transactions, in all inputs of their scope.
+    ``idle``: a task without events for so many seconds follows the event time of its worker's other tasks.
 
     Source: Kafka Streams (tasks, stores), Flink (key groups), Faust (decorators).
     """
@@ -52,6 +53,7 @@ class Processor(Program):
         concurrency: int = CONCURRENCY,
         start: Start = "begin",
         on_lost: Literal["stop", "skip"] = "stop",
+        idle: float | None = None,
     ) -> None:
         """Raises: InvalidArgument."""
         super().__init__(name)
@@ -67,7 +69,9 @@ class Processor(Program):
             raise InvalidArgument("commit_interval is 0 to 3600 seconds, retries 0 to 1000")
         if on_lost not in ("stop", "skip"):
             raise InvalidArgument(f"on_lost={on_lost!r} is 'stop' or 'skip'")
-        self.on_lost = on_lost
+        if idle is not None and not 0 < idle < 1e9:
+            raise InvalidArgument(f"idle={idle} is seconds, above 0")
+        self.on_lost, self.idle = on_lost, idle
         self.tasks = tasks
         self.commit_interval = commit_interval
         self.cut_bytes = _MOST if whole else cut_bytes
@@ -124,7 +128,7 @@ class Processor(Program):
         """Decorates a function of (key, due): it is called in a commit, once, when its time has come.
 
         Time is the task's event time in Unix milliseconds: the highest timestamp of its events, moved at the ends
-        of input commits. ``wall``: the worker's clock.
+        of input commits, and by ``idle``. ``wall``: the worker's clock.
         """
 
         def register(call: TimerHandler) -> Timer:

@@ -104,7 +104,9 @@ class Commits:
     def _commit(self, tenure: Tenure, cut: Cut, consumed: Consumed) -> None:
         begun = self._clock.monotonic()
         sequences = {task: step.sequence for step in consumed.steps for task in step.tasks}
-        state = {task: self.state.records(rows, sequences[task]) for task, rows in cut.rows.items()}
+        state = {
+            task: self.state.records(task, rows, sequences[task]) for task, rows in cut.rows.items()
+        }
         ends = self._ends(tenure)
         for redone in range(_REDONE + 1):
             try:

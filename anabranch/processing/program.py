@@ -80,6 +80,7 @@ class Program:
     concurrency: int
     start: Start
     on_lost: str
+    idle: float | None
 
     def __init__(self, name: str) -> None:
         """Raises: InvalidArgument."""

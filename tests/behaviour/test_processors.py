@@ -102,13 +102,14 @@ class Place:
                 total += number
                 assert (seen, summed) == (i, total), key
 
-    def state(self) -> dict[bytes, list[int]]:
-        """The store, read by Kafka's own consumer from the state's topic."""
+    def state(self, incarnation: int | None = None) -> dict[bytes, list[int]]:
+        """The store, read by Kafka's own consumer from the state's topic; None: that of now."""
         from confluent_kafka import Consumer, TopicPartition
 
         info = self.client.processor(f"{self.scope}/sums")
         topic = stream_topic(f"{self.scope}/sums.state")
-        prefix = info.incarnation.to_bytes(2, "big") + (2).to_bytes(2, "big")
+        incarnation = info.incarnation if incarnation is None else incarnation
+        prefix = incarnation.to_bytes(2, "big") + (2).to_bytes(2, "big")
         bootstrap = self.bootstrap
         consumer = Consumer(
             {"bootstrap.servers": bootstrap, "group.id": "none", "enable.partition.eof": True}
@@ -123,7 +124,9 @@ class Place:
                 ended += 1
                 continue
             key = message.key() or b""
-            if key.startswith(prefix):
+            if key.startswith(prefix) and message.value() is None:
+                found.pop(key[4:], None)
+            elif key.startswith(prefix):
                 assert message.partition() == position_of(key[4:]) * TASKS // SPACE
                 found[key[4:]] = json.loads(message.value() or b"")
         consumer.close()
@@ -237,6 +240,27 @@ def test_state_is_the_same_after_a_restart_whatever_the_folder_is(
     read = session(tmp_path / folder, 33)
     assert (read == 0) == (folder == "kept")
     place.check()
+    assert place.state() == {k: [len(v), sum(v)] for k, v in place.written.items()}
+
+
+def test_rows_of_a_former_incarnation_go(
+    place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
+) -> None:
+    """The first restore that meets them lets the next commits delete them."""
+
+    def session(folder: str, events: int) -> dict[bytes, list[int]]:
+        place.write(20)
+        worker = Worker(place.app(), connect(), tmp_path / folder, tasks=AllTasks(range(TASKS)))
+        running = Running(worker)
+        wait_for(lambda: worker.metrics.total("processor_events_in") >= events)
+        running.end()
+        return place.state(0)
+
+    before = session("a", 20)
+    assert before.keys() == set(KEYS)
+    place.client.reset_processor(f"{place.scope}/sums", "begin")
+    assert session("b", 40) == before
+    assert session("c", 20) == {}
     assert place.state() == {k: [len(v), sum(v)] for k, v in place.written.items()}
 
 

@@ -172,8 +172,8 @@ def _load(target: str) -> Processor:
         raise InvalidArgument(f"there is no module {module} here, nor installed") from error
     if isinstance(getattr(found, "program", None), Processor):
         raise InvalidArgument(
-            f"{target} is a Faust app: `faust -A {target} worker` runs it; start one for each worker, with a --datadir "
-            "and a --web-port of its own"
+            f"{target} is a Faust app: `faust -A {target} worker` runs it; start one for each worker, with a "
+            "--datadir and a --web-port of its own"
         )
     if not isinstance(found, Processor):
         raise InvalidArgument(f"{target} is no anabranch.Processor, but {found!r:.100}")
