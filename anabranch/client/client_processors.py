@@ -23,7 +23,7 @@ from anabranch.core.stream_settings import PROCESSOR
 from anabranch.errors import IllegalState, InvalidArgument, NotReady
 from anabranch.reading.history_search import Start
 from anabranch.reading.tasks.groups import Mirror
-from anabranch.reading.tasks.lag import COUNTED, InputLag
+from anabranch.reading.tasks.lag import InputLag
 from anabranch.schemas import records as r
 from anabranch.topics.names import mirror_group
 from anabranch.types import Tenure
@@ -181,13 +181,12 @@ class Processors(Reading, Streams):
         """A processor, and where its tasks stand. Raises: UnknownScope, UnknownProcessor, NotReady."""
         return self._described(processor, self._deadline(timeout))
 
-    def lag(self, info: r.ProcessorInfo, *, counted: int = COUNTED) -> list[InputLag]:
+    def lag(self, info: r.ProcessorInfo) -> list[InputLag]:
         """How far the tasks of a processor, as `processor` told of it, are behind each of its inputs.
 
-        Read from the inputs' histories: ``counted`` records of each; where more lie behind, offsets are counted. An
-        input in trouble says why, and is no error.
+        Read from the inputs' histories. An input in trouble says why, and is no error.
         """
-        return self._readers().lags(info, counted)
+        return self._readers().lags(info)
 
     def take(
         self,

@@ -63,7 +63,6 @@ _HANDOVER_S = 3.0
 _LOOK_S = 0.002
 _MIRROR_S = 5.0
 _SILENT_S = 60.0
-_COUNTED = 1_000  # records of an input's history that are read for the lag
 
 
 class Worker:
@@ -383,7 +382,7 @@ def _show_lags(worker: Worker, client: Client, name: str) -> None:
     events, seconds = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
     with suppress(AnabranchError):
         if 0 in worker.tasks:
-            for lag in client.lag(client.processor(name), counted=_COUNTED):
+            for lag in client.lag(client.processor(name)):
                 if not lag.trouble:
                     events[lag.stream,] = lag.most.events
                     seconds[lag.stream,] = lag.most.age_s(time.time())

@@ -62,10 +62,10 @@ class Readers:
         with closing(self.ports.committed_log(self._timeout)) as source:
             return first_inputs(source, streams, start, self._timeout, deadline)
 
-    def lags(self, info: ProcessorInfo, counted: int) -> list[InputLag]:
+    def lags(self, info: ProcessorInfo) -> list[InputLag]:
         """How far a processor is behind each of its inputs."""
         with closing(self.ports.committed_log(self._timeout)) as source:
-            return input_lags(source, info, self._timeout, counted)
+            return input_lags(source, info, self._timeout)
 
     def mirror(self, processor: str, ask: Callable[[], ProcessorInfo]) -> Mirror:
         """A mirror of a processor's positions for Kafka's tools."""

@@ -89,7 +89,7 @@ def describe(options: ClusterOptions, processor: Name) -> None:
     """Show a processor's tasks: who has each, since when, its last commit, its positions, and how far it is behind.
 
     Events behind: the committed events of the whole input, of all tasks' keys, in the commits from the position on;
-    a commit that is consumed in part counts whole. Behind more than 50,000 records of the input's history offsets
+    a commit that is consumed in part counts whole. Behind more than 10,000 records of the input's history offsets
     are counted instead, so the markers between events, too: `~`. Seconds behind: the age of the oldest of
     these commits. A task without events of its own moves with its worker's commits, once in 10 s.
     """

@@ -17,7 +17,7 @@ from anabranch.reading.tasks.reader import check_same_topic
 from anabranch.schemas.records import CommitRecord, ProcessorInfo, TaskPosition
 from anabranch.topics.names import history_topic
 
-COUNTED = 50_000  # records that are read of one history, a second or two
+_COUNTED = 10_000  # records that are read of one history, some tenths of a second
 
 
 class Lag(NamedTuple):
@@ -63,13 +63,8 @@ def positions_of(info: ProcessorInfo, number: int) -> dict[int, TaskPosition]:
     return found
 
 
-def input_lags(
-    source: CommittedLog, info: ProcessorInfo, timeout: float, counted: int = COUNTED
-) -> list[InputLag]:
-    """The lags of a processor that was described with its tasks. ``timeout``: seconds for each question.
-
-    ``counted``: as of `lags_behind`.
-    """
+def input_lags(source: CommittedLog, info: ProcessorInfo, timeout: float) -> list[InputLag]:
+    """The lags of a processor that was described with its tasks. ``timeout``: seconds for each question."""
     found = []
     for number, one in enumerate(info.inputs):
         topic = history_topic(one.stream)
@@ -78,7 +73,7 @@ def input_lags(
             check_same_topic(topic, one, ids)
             stands = positions_of(info, number)
             search = HistorySearch(source, one.stream, timeout)
-            lags = lags_behind(search, {position.record for position in stands.values()}, counted)
+            lags = lags_behind(search, {position.record for position in stands.values()})
             tasks = {task: (at, lags[at.record]) for task, at in stands.items()}
             found.append(InputLag(one.stream, tasks))
         except AnabranchError as error:
@@ -87,7 +82,7 @@ def input_lags(
 
 
 def lags_behind(
-    search: HistorySearch, records: Iterable[int], counted: int = COUNTED
+    search: HistorySearch, records: Iterable[int], counted: int = _COUNTED
 ) -> dict[int, Lag]:
     """The lag of each of these places in a history. ``counted``: where more records follow, vectors tell."""
     wanted = sorted(set(records))

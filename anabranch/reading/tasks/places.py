@@ -41,15 +41,11 @@ class Input:
     order: dict[int, int] = field(default_factory=dict)  # segments of the record that is given
     batch: deque[Found] = field(default_factory=deque)
     rest: Iterator[Share] | None = None  # of the first record of the batch
-    given: Iterator[tuple[int, Event]] | None = (
-        None  # what is left of a share, while events are given singly
-    )
+    given: Iterator[tuple[int, Event]] | None = None  # the rest of a share, for single events
     last: tuple[int, int] | None = (
-        None  # segment and offset given of that record, not in ``at`` yet
+        None  # segment and offset given of that record, not yet in ``at``
     )
-    told: dict[int, tuple[int, int, int]] = field(
-        default_factory=dict
-    )  # where tasks stand as of `consumed`
+    told: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # as of `consumed`
 
     @property
     def scope(self) -> str:
@@ -75,6 +71,16 @@ class Input:
         self.at = Place(offset + 1, timestamp=record.timestamp)
         self.rest = self.given = self.last = None
 
+    def moved(self, task: int) -> Iterator[TaskPosition]:
+        """The position of a task, if that is beyond what was told of it."""
+        at = self.place()
+        if at[:3] > self.told_of(task):
+            yield TaskPosition(self.number, at.record, at.timestamp, at.segment, at.offset)
+
+    def told_of(self, task: int) -> tuple[int, int, int]:
+        """The place of a task as of `consumed`; before that, its first one: other tasks may stand below."""
+        return self.told.get(task) or place_of(self.stands[task], self.order)[:3]
+
 
 def scope_of(stream: str) -> str:
     """The scope of a stream."""
@@ -93,15 +99,3 @@ def place_of(position: TaskPosition, order: dict[int, int]) -> Place:
     if position.segment < 0:
         return Place(position.record)
     return Place(position.record, order.get(position.segment, -1), position.offset)
-
-
-def moved_by(one: Input, task: int) -> Iterator[TaskPosition]:
-    """The position of a task in an input, if that is beyond what was told of it."""
-    at = one.place()
-    if at[:3] > told_of(one, task):
-        yield TaskPosition(one.number, at.record, at.timestamp, at.segment, at.offset)
-
-
-def told_of(one: Input, task: int) -> tuple[int, int, int]:
-    """The place of a task as of `consumed`; before that, its first one: other tasks may stand below."""
-    return one.told.get(task) or place_of(one.stands[task], one.order)[:3]

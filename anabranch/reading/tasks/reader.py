@@ -19,15 +19,7 @@ from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.iteration import Iteration
 from anabranch.reading.tasks.dealing import Dealing
-from anabranch.reading.tasks.places import (
-    Input,
-    Place,
-    end_of,
-    moved_by,
-    place_of,
-    scope_of,
-    told_of,
-)
+from anabranch.reading.tasks.places import Input, Place, end_of, place_of, scope_of
 from anabranch.reading.tasks.shares import Piece, Share, Shares
 from anabranch.reading.transaction_reader import StreamParts
 from anabranch.schemas.records import (
@@ -49,6 +41,7 @@ _INSTEAD = (
     "keep the stream for longer; now let it go on with on_lost='skip', or begin elsewhere with "
     "`anabranch processor reset`"
 )
+_WITH_IT = SnapshotExpired("retention has deleted events that were committed with it")
 
 
 class TaskReader(Iteration[Event]):
@@ -177,7 +170,7 @@ class TaskReader(Iteration[Event]):
             if not isinstance(error, SnapshotExpired):
                 raise
             at = one.batch[0].record.timestamp
-            self._lose(one.stream, 1, at, at, error)
+            self._lose(one.stream, at, at, error)
             return None
 
     def _shares(self, one: Input, offset: int, record: CommitRecord) -> Iterator[Share]:
@@ -240,7 +233,7 @@ class TaskReader(Iteration[Event]):
             if key != last:
                 last, full = key, size + (part_bytes or most_bytes)
             if isinstance(one.batch[0].record, CommitRecord) and self._is_half(*key):
-                self._lose(one.stream, 1, key[1], key[1], _half())
+                self._lose(one.stream, key[1], key[1])
                 one.passed()
                 continue
             if one.given is not None:
@@ -262,7 +255,7 @@ class TaskReader(Iteration[Event]):
                 tasks += share.tasks
             if self._is_half(*key):  # what was taken of it in other inputs, too
                 while taken and (scope_of(taken[-1].stream), taken[-1].timestamp) == key:
-                    self._lose(taken.pop().stream, 1, key[1], key[1], _half())
+                    self._lose(taken.pop().stream, key[1], key[1])
             elif tasks:
                 self._touched.update(tasks)
                 taken.append(Piece(one.stream, key[1], shares, tasks, whole=one.rest is None))
@@ -310,7 +303,9 @@ class TaskReader(Iteration[Event]):
 
     # -- what retention took --------------------------------------------------------------------------
 
-    def _lose(self, stream: str, count: int, first: int, last: int, why: SnapshotExpired) -> None:
+    def _lose(
+        self, stream: str, first: int, last: int, why: SnapshotExpired = _WITH_IT, count: int = 1
+    ) -> None:
         """Pass over commits of these timestamps, in all inputs of their scope, if that is allowed."""
         if self.on_lost is None:
             raise why
@@ -319,8 +314,6 @@ class TaskReader(Iteration[Event]):
 
     def _is_half(self, scope: str, timestamp: int) -> bool:
         """Whether retention may have taken a part of a commit. They are asked for in their order."""
-        if not self._lost:
-            return False
         left = [lost for lost in self._lost.get(scope, ()) if lost[1] >= timestamp]
         self._lost[scope] = left
         return any(first <= timestamp for first, _ in left)
@@ -337,9 +330,8 @@ class TaskReader(Iteration[Event]):
                 f"the history of {one.stream} is cut behind record {stands}, which is not consumed yet: commits "
                 f"are gone for this processor: {_INSTEAD}"
             )
-            self._lose(
-                one.stream, before + 1 - stands, since + 1, first.record.timestamp - 1, error
-            )
+            last_lost = first.record.timestamp - 1
+            self._lose(one.stream, since + 1, last_lost, error, before + 1 - stands)
 
     # -- positions ------------------------------------------------------------------------------------
 
@@ -348,9 +340,7 @@ class TaskReader(Iteration[Event]):
         """Whether `consumed` has news: events were given, or the places of tasks without events are due."""
         if self._touched or self._clock.monotonic() < self._all_due:
             return bool(self._touched)
-        return any(
-            next(moved_by(each, task), None) for each in self._inputs for task in each.stands
-        )
+        return any(next(each.moved(task), None) for each in self._inputs for task in each.stands)
 
     def consumed(self, also: Iterable[int] = ()) -> Consumed:
         """All that was given since the last call: plain data, to be committed once, after those before it.
@@ -366,17 +356,13 @@ class TaskReader(Iteration[Event]):
         alike: dict[tuple[int, tuple[TaskPosition, ...]], list[int]] = {}
         for task in sorted(tasks):
             self._sequences[task] += 1
-            moved = tuple(p for each in self._inputs for p in moved_by(each, task))
+            moved = tuple(p for each in self._inputs for p in each.moved(task))
             alike.setdefault((self._sequences[task], moved), []).append(task)
             for each in self._inputs:
-                each.told[task] = max(each.place()[:3], told_of(each, task))
+                each.told[task] = max(each.place()[:3], each.told_of(task))
         self._touched = set()
         steps = tuple(TaskStep(tuple(some), *step) for step, some in alike.items())
         return Consumed(self._tenure.processor, self._tenure.secret, steps)
-
-
-def _half() -> SnapshotExpired:
-    return SnapshotExpired("retention has deleted events that were committed with it")
 
 
 def check_same_topic(topic: str, wanted: ProcessorInput, ids: Mapping[str, str]) -> None:
