@@ -30,6 +30,9 @@ EVERYWHERE = "*"
 ALL = Right(511)
 CREATORS = ALL & ~Right.ADMIN  # of the lane that creates a scope, on that scope
 _FIND = Right.DESCRIBE | Right.CREATE  # one of them finds a scope that is there
+_MOVE = (
+    Right.WRITE | Right.PROCESS
+)  # one of them begins what moves positions; its commit needs the latter
 
 _KEPT, _LONGEST = 10_000, 250  # answers remembered; characters of what they are about
 # Rights that lanes have from the start, on everything; a row of that lane and pattern replaces them.
@@ -165,7 +168,8 @@ def _begin(state: State, lane: str, command: r.Begin | r.OneShot) -> None:
     """An id with a row is answered from it, whatever was granted or taken since; but to its owner only."""
     row = state.txn_row(command.txn_id)
     if row is None:
-        check_right(state, lane, Right.WRITE, command.scope)
+        moved = command.tenure if isinstance(command, r.Begin) else command.consumed
+        check_right(state, lane, Right.WRITE if moved is None else _MOVE, command.scope)
     elif row.owner != lane:
         raise refusal(lane, Right.WRITE, command.scope)
 
@@ -231,7 +235,7 @@ def sees(state: State, lane: str, row: r.TxnRow) -> bool:
 
 
 def check_writes(state: State, row: r.TxnRow, streams: Iterable[str] = ()) -> None:
-    """`NotAuthorized` unless a transaction's owner may write to these streams; without any, in its scope.
+    """`NotAuthorized` unless a transaction's owner may write to these streams; without any, begin it.
 
     To the state of a processor it writes by the right to run that one.
     A blocked owner may not: its tokens are good for nothing more, in whichever lane.
@@ -242,5 +246,7 @@ def check_writes(state: State, row: r.TxnRow, streams: Iterable[str] = ()) -> No
     for what in sorted(streams) or (row.scope,):
         if is_state(what):
             check_right(state, row.owner, Right.PROCESS, what.removesuffix(STATE))
+        elif what == row.scope and row.consumes is not None:
+            check_right(state, row.owner, _MOVE, what)
         else:
             check_right(state, row.owner, Right.WRITE, what)

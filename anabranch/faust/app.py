@@ -26,7 +26,9 @@ from anabranch.processing.cut import Written
 from anabranch.processing.worker import Worker, check_outputs
 
 _HANDOVER_S = 10.0  # a commit under way has so long to end
-_OURS = ("tasks", "commit_interval", "cut_bytes", "whole", "dead_letter", "retries", "start")
+_OURS = (
+    "tasks", "commit_interval", "cut_bytes", "whole", "dead_letter", "retries", "start", "on_lost",
+)  # fmt: skip
 _OPTIONS = (
     "processing_guarantee", "stream_publish_on_commit", "broker", "broker_consumer", "broker_producer",
     "store", "table_standby_replicas",
@@ -133,9 +135,9 @@ class App(faust.App):
     """A Faust app whose agents read and write anabranch streams, exactly once.
 
     ``name``: ``scope/name``, as of `anabranch.Processor`, and so are ``tasks``, ``commit_interval``, ``cut_bytes``,
-    ``whole``, ``dead_letter``, ``retries`` and ``start``. ``bootstrap`` and ``connect``: as of `anabranch.connect`.
-    ``folder``: for the rows of tables, one worker's alone; None: in Faust's ``datadir``. ``standby``: keep warm
-    copies of other workers' tasks. ``options``: as of `faust.App`. Raises: InvalidArgument.
+    ``whole``, ``dead_letter``, ``retries``, ``start`` and ``on_lost``. ``bootstrap`` and ``connect``: as of
+    `anabranch.connect`. ``folder``: for the rows of tables, one worker's alone; None: in Faust's ``datadir``.
+    ``standby``: keep warm copies of other workers' tasks. ``options``: as of `faust.App`. Raises: InvalidArgument.
     """
 
     BootStrategy = Boot

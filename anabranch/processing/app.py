@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from anabranch.client.client_processors import DEFAULT_TASKS
 from anabranch.core.ids import PLAIN, check_input, check_type, split_stream
@@ -33,7 +33,9 @@ class Processor(Program):
     about so many bytes of events are in one commit; a bigger input transaction comes in parts, unless ``whole``.
     ``dead_letter``: a stream for events whose handler fails time and again; None: the worker stops at such a one.
     ``concurrency``: so many ``async`` handlers run side by side. ``start``: where a new processor begins, as of
-    `Client.read`.
+    `Client.read`. ``on_lost``: where retention took what was not consumed the worker stops (`SnapshotExpired`);
+    'skip': it goes on behind that, counts it, and passes over whole transactions, in all inputs that may share them.
+    ``idle``: a task without events for so many seconds follows the event time of its worker's other tasks.
 
     Source: Kafka Streams (tasks, stores), Flink (key groups), Faust (decorators).
     """
@@ -50,6 +52,8 @@ class Processor(Program):
         retries: int = RETRIES,
         concurrency: int = CONCURRENCY,
         start: Start = "begin",
+        on_lost: Literal["stop", "skip"] = "stop",
+        idle: float | None = None,
     ) -> None:
         """Raises: InvalidArgument."""
         super().__init__(name)
@@ -63,6 +67,11 @@ class Processor(Program):
                 raise InvalidArgument(f"{what}={value}: 1 to {most:,}")
         if not 0 <= commit_interval <= 3600 or not 0 <= retries <= 1000:
             raise InvalidArgument("commit_interval is 0 to 3600 seconds, retries 0 to 1000")
+        if on_lost not in ("stop", "skip"):
+            raise InvalidArgument(f"on_lost={on_lost!r} is 'stop' or 'skip'")
+        if idle is not None and not 0 < idle < 1e9:
+            raise InvalidArgument(f"idle={idle} is seconds, above 0")
+        self.on_lost, self.idle = on_lost, idle
         self.tasks = tasks
         self.commit_interval = commit_interval
         self.cut_bytes = _MOST if whole else cut_bytes
@@ -119,7 +128,7 @@ class Processor(Program):
         """Decorates a function of (key, due): it is called in a commit, once, when its time has come.
 
         Time is the task's event time in Unix milliseconds: the highest timestamp of its events, moved at the ends
-        of input commits. ``wall``: the worker's clock.
+        of input commits, and by ``idle``. ``wall``: the worker's clock.
         """
 
         def register(call: TimerHandler) -> Timer:
@@ -170,18 +179,20 @@ class Processor(Program):
         *,
         folder: str | Path | None = None,
         standby: bool = False,
+        http: str | None = None,
         **options: Any,
     ) -> None:
         """Work in this process until SIGTERM or Ctrl-C. ``options``: as of `anabranch.connect`.
 
         ``folder``: for the stores, one worker's alone; without it all is read from the log at each start.
-        ``standby``: keep warm copies of other workers' tasks.
+        ``standby``: keep warm copies of other workers' tasks. ``http``: HOST:PORT, to serve `/metrics`, `/live` and
+        `/ready` at.
         """
         from anabranch.client.connect import connect
         from anabranch.processing.worker import run_worker
 
         with connect(bootstrap, **options) as client:
-            run_worker(self, client, folder=folder, standby=standby)
+            run_worker(self, client, folder=folder, standby=standby, http=http)
 
     def _writes(self, stream: str) -> None:
         split_stream(stream)

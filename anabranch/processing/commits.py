@@ -31,6 +31,7 @@ from anabranch.ports import TopicPartition
 from anabranch.processing.cut import Cut, Written
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
+from anabranch.processors.numbers import Numbers
 from anabranch.schemas.records import Consumed
 from anabranch.types import Tenure
 
@@ -50,10 +51,13 @@ _MANY = 300  # outputs of a stream that go as columns
 class Commits:
     """Commits cuts, one after another, beside the handlers. `send` and `wait` are called by one thread."""
 
-    def __init__(self, client: Client, table: Table, state: StateReader, *, threads: bool) -> None:
+    def __init__(
+        self, client: Client, table: Table, state: StateReader, metrics: Numbers, *, threads: bool
+    ) -> None:
         self._client = client
         self._table = table
         self.state = state
+        self._metrics = metrics
         ports = client.reader_ports()
         self._clock = ports.clock
         self._log = ports.committed_log(_ASK_S)
@@ -98,8 +102,11 @@ class Commits:
         self._log.close()
 
     def _commit(self, tenure: Tenure, cut: Cut, consumed: Consumed) -> None:
+        begun = self._clock.monotonic()
         sequences = {task: step.sequence for step in consumed.steps for task in step.tasks}
-        state = {task: self.state.records(rows, sequences[task]) for task, rows in cut.rows.items()}
+        state = {
+            task: self.state.records(task, rows, sequences[task]) for task, rows in cut.rows.items()
+        }
         ends = self._ends(tenure)
         for redone in range(_REDONE + 1):
             try:
@@ -132,6 +139,18 @@ class Commits:
             for task, sequence in sequences.items()
         }
         self._table.write(((task, rows.items()) for task, rows in cut.rows.items()), marks)
+        self._count(cut, self._clock.monotonic() - begun)
+
+    def _count(self, cut: Cut, seconds: float) -> None:
+        add = self._metrics.add
+        add("processor_commits")
+        self._metrics.took(seconds)
+        for key, count in cut.counts.items():
+            add(*key, by=count)
+        for stream, events in cut.outputs.items():
+            add("processor_events_out", stream, by=len(events))
+        for stream, batches in cut.batches.items():
+            add("processor_events_out", stream, by=sum(batch.num_rows for batch in batches))
 
     def _until_known(self, txn: Transaction, consumed: Consumed) -> None:
         give_up = self._clock.monotonic() + _DOUBT_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from heapq import merge
@@ -37,6 +38,7 @@ class Cut:
         self.outputs: dict[str, list[Written]] = {}
         self.batches: dict[str, list[pa.RecordBatch]] = {}
         self.rows: dict[int, dict[bytes, bytes | None]] = {}
+        self.counts = Counter[tuple[str, ...]]()  # metrics, for when it is committed
         self._below = below
         self._task_count = task_count
         self.known: dict[bytes, int] = below.known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
@@ -53,7 +53,7 @@ class Handlers:
             if name in app.stores:
                 app.stores[name].number(number)
         names = {app.stores[name].prefix: name for name in app.timers}
-        self._time = TimeOfTasks(names, app.timers) if app.timers else None
+        self._time = TimeOfTasks(names, app.timers, app.idle) if app.timers else None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def handle(self, cut: Cut, pieces: Iterable[Piece], passed: dict[Place, Passed]) -> None:
@@ -75,7 +75,7 @@ class Handlers:
                 for task in tasks:
                     _called(self._time.fire_wall, at, task, now_ms)
 
-    def resume(self, table: Table, tasks: Iterable[int]) -> None:
+    def resume(self, table: Table, tasks: Collection[int]) -> None:
         """These are the worker's tasks now, and their rows are in the table."""
         if self._time is not None:
             self._time.resume(table, tasks)

@@ -6,7 +6,8 @@ A position is an offset. Keys lie where the topic's producers put them, so store
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,7 +61,12 @@ def _check_count(topic: str, counts: Mapping[str, int], tasks: int) -> None:
 
 
 class PlainReader:
-    """The records of a tenure's partitions, as `TaskReader` gives those of streams. One thread."""
+    """The records of a tenure's partitions, as `TaskReader` gives those of streams. One thread.
+
+    ``on_lost``: as that one's, with the offsets that are passed over.
+    """
+
+    on_lost: Callable[[str, int, SnapshotExpired], None] | None = None
 
     def __init__(
         self, source: CommittedLog, tenure: Tenure, timeout: float, *, single: bool
@@ -72,10 +78,11 @@ class PlainReader:
         self._numbers = {
             one.stream.removeprefix(PLAIN): number for number, one in enumerate(tenure.inputs)
         }
-        self._feed = Feed(source, gone=_gone)
+        self._feed = Feed(source, gone=self._gone)
         self._at: dict[TopicPartition, int] = {}  # all below is given
         self._touched: dict[TopicPartition, int] = {}  # … since `consumed`, up to here
         self._portions: list[Portion] = []
+        self.misplaced = Counter[str]()
         self._look_at = -math.inf
         self._look()
 
@@ -112,6 +119,17 @@ class PlainReader:
                 f"{place.topic}[{place.partition}] ends at {end}, and offset {at} is consumed: it was made again?"
             )
         return at
+
+    def _gone(self, place: TopicPartition, offset: int) -> None:
+        error = SnapshotExpired(
+            f"{place.topic}[{place.partition}] has lost offset {offset}, which is not consumed yet: keep it for "
+            "longer; now let it go on with on_lost='skip'"
+        )
+        if self.on_lost is None:
+            raise error
+        start = self._source.start_offsets([place], self._clock.monotonic() + self._timeout)[place]
+        self.on_lost(PLAIN + place.topic, start - offset, error)
+        self._at[place] = self._touched[place] = start
 
     @property
     def has_moved(self) -> bool:
@@ -200,9 +218,3 @@ def import_group(
         txn.commit(consumed=Consumed(processor, tenure.secret, steps))
     client.release(tenure)
     return len(found)
-
-
-def _gone(place: TopicPartition, offset: int) -> None:
-    raise SnapshotExpired(
-        f"{place.topic}[{place.partition}] has lost offset {offset}, which is not consumed yet: keep it for longer"
-    )

@@ -79,6 +79,8 @@ class Program:
     retries: int
     concurrency: int
     start: Start
+    on_lost: str
+    idle: float | None
 
     def __init__(self, name: str) -> None:
         """Raises: InvalidArgument."""

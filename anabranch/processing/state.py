@@ -15,6 +15,7 @@ from anabranch.errors import IllegalState, NotReady
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.processing.table import NOT_WHOLE, Mark, Table
 from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.decoded import Rows
 from anabranch.reading.feed import Feed
 from anabranch.reading.fetched import Portion
 from anabranch.reading.tasks.stored import state_key
@@ -30,6 +31,8 @@ _NUMBERS = 2  # bytes of an incarnation, and of a store's number
 _ASK_S = 30.0
 _SLICE_S = 0.5
 _SAY_S = 10.0
+_MOST_STALE = 100_000  # keys of a task; the next restore finds more
+_SWEPT_BYTES = 64 << 10
 
 
 class StateReader:
@@ -48,6 +51,9 @@ class StateReader:
         self._topic_id = ""
         self._feed = Feed(source, look=_check_transactional)
         self._marks: dict[int, Mark] = {}  # of the tasks that are read
+        self._stale: dict[
+            int, dict[bytes, None]
+        ] = {}  # keys of former incarnations that restores met
 
     def restore(
         self, tasks: Mapping[int, TaskInfo], deadline: float, heard: Callable[[], None]
@@ -168,11 +174,16 @@ class StateReader:
         return mark
 
     def records(
-        self, rows: Mapping[bytes, bytes | None], sequence: int
+        self, task: int, rows: Mapping[bytes, bytes | None], sequence: int
     ) -> list[tuple[bytes, bytes | None]]:
-        """Changed rows as the records of a commit, the head behind them."""
+        """Changed rows as the records of a commit, the head behind them. Some rows of former incarnations go."""
         prefix = self._prefix
         found = [(prefix + row, value) for row, value in rows.items()]
+        stale, size = self._stale.get(task, {}), 0
+        while stale and size < _SWEPT_BYTES:
+            key, _ = stale.popitem()
+            size += len(key)
+            found.append((key, None))
         return [*found, (self._head, sequence.to_bytes(_SEQUENCE, "big"))]
 
     def _apply(self, task: int, portion: Portion, *, logged: bool = True) -> int:
@@ -187,6 +198,8 @@ class StateReader:
             if rows.keys[-1] == head and rows.values[-1] is not None:
                 sequence = int.from_bytes(rows.values[-1], "big")
             mine = self._prefix
+            if self._incarnation and not logged:
+                self._note_stale(task, rows)
             changes = [
                 (key[_NUMBERS:], value)
                 for key, value in zip(rows.keys, rows.values, strict=True)
@@ -200,6 +213,15 @@ class StateReader:
             count += high - low
         self._marks[task] = mark
         return count
+
+    def _note_stale(self, task: int, rows: Rows) -> None:
+        stale = self._stale.setdefault(task, {})
+        for key, value in zip(rows.keys, rows.values, strict=True):
+            if key is not None and key < self._prefix:
+                if value is None:
+                    stale.pop(key, None)
+                elif len(stale) < _MOST_STALE:
+                    stale[key] = None
 
     def _broken(self, task: int, why: str) -> IllegalState:
         return IllegalState(

@@ -6,7 +6,7 @@ A task's event time is a row, too. The end of an input commit moves it, and what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from anabranch.core.ids import check_type
@@ -108,7 +108,6 @@ class Windows(Store):
         self._grace = int(grace * 1000)
         self._late = late
         self._closed: Callable[[Window], Any] | None = None
-        self.late = 0  # events that came too late for a window, of this worker
 
     def on_close(self, call: Callable[[Window], Any]) -> Callable[[Window], Any]:
         """Decorates a function of a `Window`, which is called once as it closes."""
@@ -133,7 +132,7 @@ class Windows(Store):
             else:
                 yield Window(self, at, event.key, start)
         if is_late:
-            self.late += 1
+            at.cut.counts["processor_late_events", self.name] += 1
             if self._late is not None:
                 at.cut.write(self._late.stream, (at.value, event.key, None, event.timestamp))
 
@@ -167,17 +166,25 @@ class Windows(Store):
 class TimeOfTasks:
     """Moves the tasks' event time, and fires what is due."""
 
-    def __init__(self, names: dict[bytes, str], handlers: dict[str, TimerHandler]) -> None:
-        """``names``: by the prefix of each timer's or windows' rows."""
+    def __init__(
+        self, names: dict[bytes, str], handlers: dict[str, TimerHandler], idle: float | None
+    ) -> None:
+        """``names``: by the prefix of each timer's or windows' rows. ``idle``: seconds, as of `Processor`."""
+        self._idle_ms = None if idle is None else idle * 1000
+        self._wall_ms = self._latest = 0
+        self._heard: dict[int, int] = {}  # when a task's last event came, by the wall clock
         self._names = names
         self._handlers = handlers
         self._parted = set[
             tuple[int, bytes]
         ]()  # tasks and scopes that may have a row of it; a cut tells
 
-    def resume(self, table: Table, tasks: Iterable[int]) -> None:
+    def resume(self, table: Table, tasks: Collection[int]) -> None:
         """These are the worker's tasks now: see which of them are in the middle of an input commit."""
         end = after(_PART)
+        self._heard = {}
+        times = (table.get(task, _NOW) or b"" for task in tasks)
+        self._latest = max((int.from_bytes(time, "big") for time in times), default=0)
         self._parted = {
             (task, row[len(_PART) :]) for task in tasks for row, _ in table.scan(task, _PART, end)
         }
@@ -193,6 +200,7 @@ class TimeOfTasks:
     ) -> None:
         """Tasks have seen events of these times: fire what is due by then, if the commit is ``whole``."""
         part = scope.encode()
+        self._heard |= dict.fromkeys(latest, self._wall_ms)
         if whole:
             for task in sorted(latest.keys() | self._in_parts(at.cut, part, commit)):
                 self._end(at, task, part, latest.get(task, 0))
@@ -219,13 +227,27 @@ class TimeOfTasks:
         if (task, part) in self._parted and (seen := cut.get(task, row)) is not None:
             timestamp = max(timestamp, int.from_bytes(seen[:_SIZE], "big"))
             cut.put(task, row, None)
-        if timestamp > event_time(cut, task):
+        self._latest = max(self._latest, timestamp)
+        self._advance(at, task, timestamp)
+
+    def _parts(self, task: int) -> Iterator[tuple[int, bytes]]:
+        return ((of, _PART + part) for of, part in self._parted if of == task)
+
+    def _advance(self, at: Doing, task: int, timestamp: int) -> None:
+        if timestamp > event_time(at.cut, task):
             at.task = task
-            cut.put(task, _NOW, _time(timestamp))
+            at.cut.put(task, _NOW, _time(timestamp))
             self._fire(at, task, _DUE, timestamp)
 
     def fire_wall(self, at: Doing, task: int, now_ms: int) -> None:
-        """Fire what is due by the wall clock."""
+        """Fire what is due by the wall clock; an idle task goes on to the worker's latest event time first."""
+        self._wall_ms = now_ms
+        if (
+            self._idle_ms is not None
+            and now_ms - self._heard.setdefault(task, now_ms) >= self._idle_ms
+            and all(at.cut.get(*place) is None for place in self._parts(task))
+        ):
+            self._advance(at, task, self._latest)
         self._fire(at, task, _WALL, now_ms)
 
     def _fire(self, at: Doing, task: int, kind: bytes, until: int) -> None:

@@ -11,9 +11,11 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from anabranch.batches import columns_read, columns_write
@@ -29,21 +31,24 @@ from anabranch.errors import (
     IllegalState,
     NotReady,
     RetryError,
+    SnapshotExpired,
     TenureLost,
 )
 from anabranch.processing.commits import PAUSES_S, Commits
 from anabranch.processing.cut import Cut
-from anabranch.processing.handlers import HandlerFailed, Handlers, Passed, Place
+from anabranch.processing.gathered import SLICE_BYTES, Gathered
+from anabranch.processing.handlers import Handlers
 from anabranch.processing.membership import AllTasks, Membership
+from anabranch.processing.metrics import TABLE
 from anabranch.processing.plain import Cluster, PlainReader, plain_inputs
 from anabranch.processing.program import Program
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
+from anabranch.processors.numbers import Numbers
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history_search import check_start
 from anabranch.reading.tasks.groups import Mirror
 from anabranch.reading.tasks.reader import TaskReader
-from anabranch.reading.tasks.shares import Piece
 from anabranch.schemas.records import ProcessorInfo, ProcessorInput
 from anabranch.topics.names import stream_topic
 from anabranch.types import Tenure
@@ -51,15 +56,14 @@ from anabranch.types import Tenure
 log = logging.getLogger("anabranch.processor")
 
 NO_STORE = "-"  # the one of a processor without stores: its topic has the partitions that the group hands out
-SLICE_BYTES = 256 << 10  # so much is read before it is handled
 SESSION_S = 6.0  # a worker that is not heard for so long loses its tasks
 _IDLE_S = 0.25
 _ASK_S = 30.0
 _RESTORE_S = 600.0
 _HANDOVER_S = 3.0
 _LOOK_S = 0.002
-_READ_AHEAD = 4  # times as many bytes are read for a commit, at most, as it may write
 _MIRROR_S = 5.0
+_SILENT_S = 60.0
 
 
 class Worker:
@@ -86,13 +90,13 @@ class Worker:
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(2).hex()}"
         self._stack = ExitStack()
         self.stop = threading.Event()
-        self.commits = self.events = self.dead_letters = self.rows_read = 0
+        self.metrics = Numbers(TABLE)
         self._tenure: Tenure | None = None
         self._reader: TaskReader | PlainReader | None = None
         self._generation = -1
         self._lost: frozenset[int] = frozenset()
         self._look_again = 0.0
-        self._sent_at = 0.0
+        self._sent_at = self._seen_at = 0.0
         try:
             ports = client.reader_ports()
             self._clock = ports.clock
@@ -106,7 +110,7 @@ class Worker:
             self._stack.callback(self._table.close)
             self._source = self._stack.enter_context(closing(ports.committed_log(_ASK_S)))
             state = StateReader(self._source, self._table, app.name, info.incarnation)
-            self._commits = Commits(client, self._table, state, threads=threads)
+            self._commits = Commits(client, self._table, state, self.metrics, threads=threads)
             self._stack.callback(self._commits.close)
             topic = stream_topic(state_stream(app.name))
             group = f"{app.scope}.{app.name.partition('/')[2]}.workers"
@@ -123,6 +127,18 @@ class Worker:
         tenure = self._tenure
         return () if tenure is None else tenure.tasks.keys()
 
+    @property
+    def trouble(self) -> str | None:
+        """Why it is not ready: it does not work on what its group gives it. Any thread may ask."""
+        silent_s = self._clock.monotonic() - self._seen_at
+        if not self._member.generation:
+            return "its group has not told its tasks yet"
+        if self._member.wanted - self._lost and self._reader is None:
+            return "its tasks are being taken, and their state read"
+        if silent_s > _SILENT_S:
+            return f"its handlers, or a commit, have been at work for {silent_s:.0f} s"
+        return None
+
     # -- its life -------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -136,6 +152,7 @@ class Worker:
                 if self.stop.is_set():
                     break
                 log.warning("%s: %s; its tasks are taken again", self._app.name, error)
+                self.metrics.add("processor_taken_again", type(error).__name__)
                 self._drop()
                 if isinstance(error, TenureLost):
                     self._lost, self._look_again = frozenset(range(self._app.tasks)), 0.0
@@ -156,6 +173,7 @@ class Worker:
 
     def step(self) -> None:
         """One round: hear the group, and handle and commit what has come."""
+        self._seen_at = self._clock.monotonic()
         wanted = self._wanted()
         if self._tenure is None or wanted != self._tenure.tasks.keys():
             self._take(wanted)
@@ -178,6 +196,7 @@ class Worker:
         if self._reader is not None:
             self._reader.close()
         self._reader = self._tenure = None
+        self.metrics.set("processor_tasks", 0)
 
     def _take(self, wanted: frozenset[int]) -> None:
         """Take the tasks of the group's hint, bring their state here, and begin to read."""
@@ -212,7 +231,10 @@ class Worker:
         state.forget(wanted)  # this worker's commits move their marks from here on
         self._handlers.resume(self._table, wanted)
         self._reader = self._read(tenure)
-        self.rows_read += rows
+        if self._app.on_lost == "skip":
+            self._reader.on_lost = self._note_lost
+        self.metrics.set("processor_tasks", len(wanted))
+        self.metrics.add("processor_restored_rows", by=rows)
         took = self._clock.monotonic() - begun
         log.info("%s: tasks %s; %d rows read in %.1f s", self._app.name, sorted(wanted), rows, took)
 
@@ -221,6 +243,14 @@ class Worker:
             return self._client.read(list(self._app.inputs), tenure=tenure)
         source = plain_ports(self._client, self._app.cluster).committed_log(_ASK_S)
         return PlainReader(source, tenure, _ASK_S, single=bool(self._app.timers))
+
+    def _note_lost(self, stream: str, count: int, why: SnapshotExpired) -> None:
+        lost = self.metrics.values["processor_lost"]
+        before = int(lost.get((stream,), 0))
+        self.metrics.add("processor_lost", stream, by=count)
+        if before.bit_length() != (before + count).bit_length():  # at each doubling
+            text = "%s: %d commits of %s are passed over by now: %s"
+            log.warning(text, self._app.name, before + count, stream, why)
 
     def _check_holder(self, tasks: Collection[int]) -> None:
         """`TenureLost` if another one has taken one of these tasks by now."""
@@ -249,25 +279,17 @@ class Worker:
     def _handle_cut(self, tenure: Tenure, reader: TaskReader | PlainReader) -> bool:
         """Handle what comes until the commit is due, and send it. False: there was nothing."""
         app, clock = self._app, self._clock
-        cut, passed = self._commits.new_cut(app.tasks), dict[Place, Passed]()
-        tried: dict[Place, int] = {}
-        pieces: list[Piece] = []
-        slices = 0
+        gathered = Gathered(
+            app, self._handlers, self.metrics, lambda: self._commits.new_cut(app.tasks),
+            lambda cut: self._fire(cut, tenure), self.stop,
+        )  # fmt: skip
         due, generation = clock.monotonic() + _IDLE_S, self._member.generation
         while True:
-            until = min(due, clock.monotonic() + _IDLE_S)
+            self._seen_at = now = clock.monotonic()
+            until = min(due, now + _IDLE_S)
             some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
-            first, pieces = not pieces, pieces + some
-            slices += bool(some)
-            try:
-                if first:
-                    self._fire(cut, tenure)
-                self._handlers.handle(cut, some, passed)
-            except HandlerFailed as failed:
-                self._judge(failed, tried, passed)
-                cut = self._redo(tenure, pieces, tried, passed)
-            full = cut.size >= app.cut_bytes or slices * SLICE_BYTES >= _READ_AHEAD * app.cut_bytes
-            if not pieces or full or self.stop.is_set():
+            gathered.add(some)
+            if not gathered.pieces or gathered.is_full or self.stop.is_set():
                 break
             self._member.serve(0.0)
             due = self._sent_at + app.commit_interval
@@ -275,51 +297,19 @@ class Worker:
             # While the commit before is under way, more is handled: this one could not be sent.
             if late and self._commits.wait(0.0 if some else _LOOK_S):
                 break
-        cut.open = False
-        if not (pieces or cut.rows or cut.outputs or reader.has_moved):
+        for stream, count in reader.misplaced.items():
+            self.metrics.add("processor_misplaced", stream, by=count)
+        reader.misplaced.clear()
+        cut = gathered.closed()
+        if not (gathered.pieces or cut.rows or cut.outputs or reader.has_moved):
             self._commits.wait()
             return False
         self._sent_at = clock.monotonic()
         self._commits.send(tenure, cut, reader.consumed(cut.rows.keys()))
-        self.commits += 1
-        self.events += sum(len(piece.events) for piece in pieces)
-        self.dead_letters += len(passed)
         return True
 
     def _fire(self, cut: Cut, tenure: Tenure) -> None:
         self._handlers.fire_wall(cut, tenure.tasks, int(self._clock.wall() * 1000))
-
-    def _redo(
-        self, tenure: Tenure, pieces: list[Piece], tried: dict[Place, int],
-        passed: dict[Place, Passed],
-    ) -> Cut:  # fmt: skip
-        """Handle all of the cut from the beginning: a handler failed, and left no trace."""
-        while True:
-            cut = self._commits.new_cut(self._app.tasks)
-            try:
-                self._fire(cut, tenure)
-                self._handlers.handle(cut, pieces, passed)
-            except HandlerFailed as failed:
-                self._judge(failed, tried, passed)
-            else:
-                return cut
-
-    def _judge(
-        self, failed: HandlerFailed, tried: dict[Place, int], passed: dict[Place, Passed]
-    ) -> None:
-        """Whether the cut is tried again, without the event perhaps. Raises the failure if not."""
-        event = failed.event
-        place = ("", 0, 0) if event is None else (event.stream, event.partition, event.offset)
-        tried[place] = tried.get(place, 0) + 1
-        what = "a timer or batch" if event is None else f"{place[0]}[{place[1]}] offset {place[2]}"
-        text = "%s: the handler of %s failed: %s"
-        log.warning(text, self._app.name, what, failed, exc_info=failed.error)
-        if tried[place] <= self._app.retries:
-            self.stop.wait(min(2.0, 0.05 * 2 ** tried[place]))
-        elif self._app.dead_letter is None or event is None:
-            raise failed
-        else:
-            passed[place] = Passed(event, str(failed))
 
 
 def make_processor(client: Client, app: Program) -> ProcessorInfo:
@@ -359,8 +349,9 @@ def plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:
 
 
 def run_worker(
-    app: Program, client: Client, *, folder: str | Path | None = None, standby: bool = False
-) -> None:
+    app: Program, client: Client, *, folder: str | Path | None = None, standby: bool = False,
+    http: str | None = None,
+) -> None:  # fmt: skip
     """Work in this process until SIGTERM or SIGINT; see `Processor.run`."""
     with ExitStack() as stack:
         if folder is None:
@@ -369,10 +360,17 @@ def run_worker(
         worker = Worker(app, client, Path(folder), standby=standby)
         with ExitStack() as until_closed:
             until_closed.callback(worker.close)
+            if http is not None:
+                from anabranch.processors.monitor import Monitor
+
+                measured = {app.name: worker.metrics}
+                monitor = Monitor(http, TABLE, lambda: measured, lambda: worker.trouble)
+                stack.enter_context(closing(monitor))
             if app.cluster is None:
                 # The tasks go first in the end, whatever the mirror waits for.
                 mirror = stack.enter_context(closing(client.mirror(app.name)))
-                showing = threading.Thread(target=_show, args=(worker, mirror), name="mirror")
+                lags = None if http is None else partial(_show_lags, worker, client, app.name)
+                showing = threading.Thread(target=_show, args=(worker, mirror, lags), name="mirror")
                 stack.callback(showing.join)
                 stack.callback(worker.stop.set)
                 showing.start()
@@ -383,8 +381,22 @@ def run_worker(
             worker.run()
 
 
-def _show(worker: Worker, mirror: Mirror) -> None:
-    """Let Kafka's tools see the positions, while this worker has the first task."""
+def _show(worker: Worker, mirror: Mirror, lags: Callable[[], None] | None) -> None:
+    """Let Kafka's tools and `/metrics` see the positions, while this worker has the first task."""
     while not worker.stop.wait(_MIRROR_S):
         if 0 in worker.tasks:
             mirror.step()
+        if lags is not None:
+            lags()
+
+
+def _show_lags(worker: Worker, client: Client, name: str) -> None:
+    values = worker.metrics.values
+    events, seconds = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
+    with suppress(AnabranchError):
+        if 0 in worker.tasks:
+            for lag in client.lag(client.processor(name)):
+                if not lag.trouble:
+                    events[lag.stream,] = lag.most.events
+                    seconds[lag.stream,] = lag.most.age_s(time.time())
+    values["processor_lag_events"], values["processor_lag_seconds"] = events, seconds

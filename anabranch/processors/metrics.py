@@ -1,19 +1,19 @@
-"""The counts of a control partition's leader: its own thread writes plain numbers, others may read them.
+"""The counts of a control partition's leader.
 
-`TABLE` names every number; docs/operations.md has the same table, and a test holds the two together.
+`NUMBERS` names every one; docs/operations.md has the same table, and a test holds the two together.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import Counter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
 from anabranch.core.decisions.commits.merge import TORN
 from anabranch.core.decisions.quotas import quotas_of, usages
 from anabranch.core.decisions.turn import trouble_of
 from anabranch.core.rows import HISTORY
+from anabranch.processors.numbers import Number, Numbers, Table
 from anabranch.schemas.records import Refusal
 
 if TYPE_CHECKING:
@@ -28,20 +28,8 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.0
 MOST_OVERDUE = 1_000
-BOUNDS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
-Labels = tuple[str, ...]
-
-
-class Number(NamedTuple):
-    """A number as `/metrics` shows it. ``labels``: beside the control partition."""
-
-    kind: Literal["gauge", "counter"]
-    help: str
-    labels: Labels = ()
-
-
-TABLE = {
+NUMBERS = {
     "leading": Number("gauge", "1 while this process leads the control partition"),
     "term": Number("gauge", "Term of its leadership"),
     "lead_failures": Number("counter", "Times that leading failed or ended, by error", ("error",)),
@@ -82,26 +70,16 @@ TABLE = {
 }
 
 
-class Metrics:
-    """The numbers of one leader. Each mapping is replaced or grows: a reader copies it first."""
+TABLE = Table(NUMBERS, "control_partition", ("round_seconds", "Time to make a round durable"))
+
+
+class Metrics(Numbers):
+    """The numbers of one leader."""
 
     def __init__(self) -> None:
-        self.values: dict[str, dict[Labels, float]] = {
-            name: {} if number.labels else {(): 0} for name, number in TABLE.items()
-        }
-        self.seconds = [0] * (len(BOUNDS_S) + 1)  # rounds by their time; the last: longer than all
-        self.seconds_sum = 0.0
+        super().__init__(TABLE)
         self.passed_at = 0.0  # monotonic: when the last pass ended, with a round or without
         self._looked_at = 0.0
-
-    def add(self, name: str, *labels: str, by: float = 1) -> None:
-        """Count, one or ``by``, under these labels."""
-        values = self.values[name]
-        values[labels] = values.get(labels, 0) + by
-
-    def set(self, name: str, value: float) -> None:
-        """Set the present value of a number without labels."""
-        self.values[name] = {(): value}
 
     def begin(self) -> float:
         """The time at which a measured step begins."""
@@ -109,9 +87,7 @@ class Metrics:
 
     def wrote(self, round_: Round, commands: int, begun: float) -> None:
         """Count a round, begun at that time, that is durable."""
-        took = time.monotonic() - begun
-        self.seconds[bisect_left(BOUNDS_S, took)] += 1
-        self.seconds_sum += took
+        self.took(time.monotonic() - begun)
         self.add("rounds")
         self.add("commands", by=commands)
         self.add("expired_unread", by=len(round_.unread))

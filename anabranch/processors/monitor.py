@@ -1,4 +1,4 @@
-"""`anabranch controller --http`: the counts of this process's leaders, and whether it lives and is ready."""
+"""``--http``: the counts of this process's leaders or workers, and whether it lives and is ready."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
@@ -22,40 +22,37 @@ from prometheus_client.registry import Collector
 
 from anabranch.errors import InvalidArgument
 from anabranch.infra.errors import PortTaken
-from anabranch.processors.metrics import BOUNDS_S, TABLE, Metrics
+from anabranch.processors.numbers import BOUNDS_S, Numbers, Table
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-log = logging.getLogger("anabranch.controller")
+log = logging.getLogger("anabranch.http")
 
 _ANSWER_S = 10.0
-_PARTITION = "control_partition"
-Leaders = Callable[[], Mapping[int, Metrics]]
+Measured = Callable[[], Mapping[Any, Numbers]]
 
 
 class _Counts(Collector):
-    def __init__(self, leaders: Leaders) -> None:
-        self._leaders = leaders
+    def __init__(self, table: Table, measured: Measured) -> None:
+        self._table, self._measured = table, measured
 
     def collect(self) -> Iterator[Metric]:
-        leaders = self._leaders()
-        for name, number in TABLE.items():
+        owners, (numbers, owner, (timed, timed_help)) = self._measured(), self._table
+        for name, number in numbers.items():
             kind = GaugeMetricFamily if number.kind == "gauge" else CounterMetricFamily
-            labels = [_PARTITION, *number.labels]
+            labels = [owner, *number.labels]
             family = kind(f"anabranch_{name}", number.help, labels=labels)
-            for partition, metrics in leaders.items():
+            for whose, metrics in owners.items():
                 for values, value in metrics.values[name].copy().items():
-                    family.add_metric([str(partition), *values], value)
+                    family.add_metric([str(whose), *values], value)
             yield family
-        rounds = HistogramMetricFamily(
-            "anabranch_round_seconds", "Time to make a round durable", labels=[_PARTITION]
-        )
-        for partition, metrics in leaders.items():
+        times = HistogramMetricFamily(f"anabranch_{timed}", timed_help, labels=[owner])
+        for whose, metrics in owners.items():
             bounds = [*map(str, BOUNDS_S), "+Inf"]
             buckets = list(zip(bounds, accumulate(metrics.seconds), strict=True))
-            rounds.add_metric([str(partition)], buckets, metrics.seconds_sum)
-        yield rounds
+            times.add_metric([str(whose)], buckets, metrics.seconds_sum)
+        yield times
 
 
 class _Handler(WSGIRequestHandler):
@@ -72,8 +69,10 @@ class _Server(ThreadingMixIn, WSGIServer):
 class Monitor:
     """Serves `/metrics`, `/live` and `/ready` on a thread of its own."""
 
-    def __init__(self, address: str, leaders: Leaders, trouble: Callable[[], str | None]) -> None:
-        """``trouble``: the reason why the process is not ready, or None.
+    def __init__(
+        self, address: str, table: Table, measured: Measured, trouble: Callable[[], str | None]
+    ) -> None:
+        """``measured``: the numbers by whose they are. ``trouble``: why the process is not ready, or None.
 
         Raises: InvalidArgument, PortTaken.
         """
@@ -82,7 +81,7 @@ class Monitor:
             raise InvalidArgument(f"--http {address!r} is not HOST:PORT, such as 127.0.0.1:9464")
         self._trouble = trouble
         registry = CollectorRegistry()
-        registry.register(_Counts(leaders))
+        registry.register(_Counts(table, measured))
         ProcessCollector(registry=registry)
         self._metrics = make_wsgi_app(registry)
         try:

@@ -42,7 +42,7 @@ from anabranch.ports import (
 from anabranch.processors.config import ControllerOptions, parse_place
 from anabranch.processors.leader import Leader
 from anabranch.processors.leadership import last_term
-from anabranch.processors.metrics import Metrics
+from anabranch.processors.metrics import TABLE, Metrics
 from anabranch.processors.monitor import Monitor
 from anabranch.topics.creation import ControlTopics, create_control_topics
 from anabranch.topics.names import commands_topic, controllers_group, status_topic
@@ -75,7 +75,9 @@ class ControllerService(mode.Service):
         self._leader_failed = False
         self._leaders: dict[int, Leader] = {}
         self._lock = threading.Lock()
-        self._monitor = Monitor(options.http, self._counts, self._trouble) if options.http else None
+        self._monitor: Monitor | None = None
+        if options.http:
+            self._monitor = Monitor(options.http, TABLE, self._counts, self._trouble)
         self._topics = ControlTopics(options.control_partitions, 1, limits.COMMAND.value)
         self._skip = [parse_place(text) for text in options.skip_commands]
         self._since = time.time()

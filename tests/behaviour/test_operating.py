@@ -39,7 +39,7 @@ from anabranch.librdkafka.group_member import KafkaGroupMember
 from anabranch.librdkafka.journal_writer import KafkaJournals
 from anabranch.librdkafka.options import Options
 from anabranch.ports import TopicPartition
-from anabranch.processors.metrics import TABLE
+from anabranch.processors.metrics import NUMBERS
 from anabranch.topics.names import stream_topic
 from tests.cluster import ControllerProcess
 
@@ -118,7 +118,7 @@ def test_what_an_operator_sees(controller: ControllerProcess) -> None:
     rounds = float(re.findall(r"^anabranch_rounds_total\S* (\S+)", page, re.M)[0])
     assert rounds >= 3
     assert f'anabranch_round_seconds_bucket{{control_partition="0",le="+Inf"}} {rounds}' in page
-    assert all(f"# HELP anabranch_{name}" in page for name in TABLE)
+    assert all(f"# HELP anabranch_{name}" in page for name in NUMBERS)
     assert [get(controller, path) for path in ("live", "ready")] == [(200, "ok\n")] * 2
     assert get(controller, "other")[0] == 404
     status = json.loads(controller.status_file.read_text())["written_at"]

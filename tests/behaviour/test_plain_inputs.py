@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 import anabranch
-from anabranch.errors import IllegalState, InvalidArgument
+from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired
 from anabranch.processing.app import Processor
 from anabranch.processing.membership import AllTasks
 from anabranch.processing.plain import import_group
@@ -53,9 +53,11 @@ def topic(cluster: Cluster) -> Topic:
     return Topic(cluster.bootstrap)
 
 
-def program(scope: str, topic: Topic, name: str = "copy") -> tuple[Processor, list[Any]]:
+def program(
+    scope: str, topic: Topic, name: str = "copy", **options: Any
+) -> tuple[Processor, list[Any]]:
     """Copies, and counts each key in a store."""
-    app = Processor(f"{scope}/{name}", tasks=TASKS)
+    app = Processor(f"{scope}/{name}", tasks=TASKS, **options)
     records = app.topic(topic.name, bootstrap=topic.bootstrap)
     out, seen, counts = app.output(f"{scope}/out"), app.store("seen"), []
 
@@ -70,12 +72,14 @@ def program(scope: str, topic: Topic, name: str = "copy") -> tuple[Processor, li
 
 
 def until_copied(worker: Worker, events: int) -> None:
+    found = 0.0
     for _ in range(200):
         worker.step()
-        if worker.events >= events:
+        found = worker.metrics.total("processor_events_in")
+        if found >= events:
             worker.close()
             return
-    raise AssertionError(f"{worker.events} of {events} events")
+    raise AssertionError(f"{found} of {events} events")
 
 
 def copied(client: anabranch.Client, stream: str) -> Counter[tuple[bytes, bytes]]:
@@ -101,6 +105,29 @@ def test_records_of_a_plain_topic_are_taken_once_with_more_partitions_and_restar
     topic.admin.create_partitions([NewPartitions(topic.name, 5)])[topic.name].result()
     with pytest.raises(IllegalState, match="5 partitions, more than the processor has tasks"):
         make_processor(client, program(scope, topic)[0])
+
+
+def test_what_retention_took_is_told_or_passed_over(
+    client: anabranch.Client, topic: Topic, tmp_path: Path
+) -> None:
+    scope = f"p{uuid.uuid4().hex[:8]}"
+    client.create_stream(f"{scope}/out")
+    make_processor(client, program(scope, topic)[0])
+    tasks = AllTasks(range(TASKS))
+    topic.write(20)
+    until_copied(Worker(program(scope, topic)[0], client, tmp_path / "0", tasks=tasks), 20)
+    topic.write(20)
+    ((_, future),) = topic.admin.delete_records([TopicPartition(topic.name, 0, 15)]).items()
+    future.result()
+    worker = Worker(program(scope, topic)[0], client, tmp_path / "1", tasks=tasks)
+    with pytest.raises(SnapshotExpired, match="has lost offset 10"):
+        until_copied(worker, 20)
+    worker.close()
+    app = program(scope, topic, on_lost="skip")[0]
+    worker = Worker(app, client, tmp_path / "1", tasks=tasks)
+    until_copied(worker, 16)
+    assert worker.metrics.values["processor_lost"] == {(f"topic:{topic.name}",): 5}, "a marker, too"
+    assert copied(client, f"{scope}/out").total() == 36
 
 
 def test_a_consumer_group_s_place_is_imported_before_the_first_commit(

@@ -102,13 +102,14 @@ class Place:
                 total += number
                 assert (seen, summed) == (i, total), key
 
-    def state(self) -> dict[bytes, list[int]]:
-        """The store, read by Kafka's own consumer from the state's topic."""
+    def state(self, incarnation: int | None = None) -> dict[bytes, list[int]]:
+        """The store, read by Kafka's own consumer from the state's topic; None: that of now."""
         from confluent_kafka import Consumer, TopicPartition
 
         info = self.client.processor(f"{self.scope}/sums")
         topic = stream_topic(f"{self.scope}/sums.state")
-        prefix = info.incarnation.to_bytes(2, "big") + (2).to_bytes(2, "big")
+        incarnation = info.incarnation if incarnation is None else incarnation
+        prefix = incarnation.to_bytes(2, "big") + (2).to_bytes(2, "big")
         bootstrap = self.bootstrap
         consumer = Consumer(
             {"bootstrap.servers": bootstrap, "group.id": "none", "enable.partition.eof": True}
@@ -123,7 +124,9 @@ class Place:
                 ended += 1
                 continue
             key = message.key() or b""
-            if key.startswith(prefix):
+            if key.startswith(prefix) and message.value() is None:
+                found.pop(key[4:], None)
+            elif key.startswith(prefix):
                 assert message.partition() == position_of(key[4:]) * TASKS // SPACE
                 found[key[4:]] = json.loads(message.value() or b"")
         consumer.close()
@@ -221,7 +224,7 @@ def test_state_is_the_same_after_a_restart_whatever_the_folder_is(
         wait_for(place.is_whole)
         running.end()
         assert running.error is None
-        return running.worker.rows_read
+        return int(running.worker.metrics.total("processor_restored_rows"))
 
     session(tmp_path / "kept", 40)
     shutil.copytree(tmp_path / "kept", tmp_path / "older")
@@ -237,6 +240,27 @@ def test_state_is_the_same_after_a_restart_whatever_the_folder_is(
     read = session(tmp_path / folder, 33)
     assert (read == 0) == (folder == "kept")
     place.check()
+    assert place.state() == {k: [len(v), sum(v)] for k, v in place.written.items()}
+
+
+def test_rows_of_a_former_incarnation_go(
+    place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
+) -> None:
+    """The first restore that meets them lets the next commits delete them."""
+
+    def session(folder: str, events: int) -> dict[bytes, list[int]]:
+        place.write(20)
+        worker = Worker(place.app(), connect(), tmp_path / folder, tasks=AllTasks(range(TASKS)))
+        running = Running(worker)
+        wait_for(lambda: worker.metrics.total("processor_events_in") >= events)
+        running.end()
+        return place.state(0)
+
+    before = session("a", 20)
+    assert before.keys() == set(KEYS)
+    place.client.reset_processor(f"{place.scope}/sums", "begin")
+    assert session("b", 40) == before
+    assert session("c", 20) == {}
     assert place.state() == {k: [len(v), sum(v)] for k, v in place.written.items()}
 
 
@@ -361,7 +385,7 @@ def test_a_handler_that_fails_leaves_no_trace(
     assert found.keys() == {4, 12}
     assert found[4]["error"] == b"ValueError: no"
     assert (found[4]["from"] or b"").startswith(place.inputs[0].encode())
-    assert worker.dead_letters == 2
+    assert worker.metrics.total("processor_dead_letters") == 2
 
 
 def test_handlers_side_by_side_keep_each_key_s_order(
@@ -446,7 +470,7 @@ def test_the_programs_of_the_page_run(
         txn.write(f"{scope}/flights", b"{}", b"a", timestamp=3_600_000)
         txn.commit()
     worker = Worker(names["app"], connect(), tmp_path, tasks=AllTasks(range(16)))
-    while worker.events < 6:
+    while worker.metrics.total("processor_events_in") < 6:
         worker.step()
     worker.close()
     with client.read(f"{scope}/hours", timeout=0.6) as reader:
@@ -491,9 +515,15 @@ def test_an_idle_processor_writes_nothing_and_a_busy_one_adds_no_rows(
     wait_for(place.is_whole)
     settled()
     before = rows()
-    for wanted in range(commits := running.worker.commits, commits + 1000):
+
+    def commits() -> float:
+        return running.worker.metrics.total("processor_commits")
+
+    wanted = commits()
+    for _ in range(1000):
         place.write(1)
-        wait_for(lambda wanted=wanted: running.worker.commits > wanted, 0.001)  # type: ignore[misc]
+        wanted += 1
+        wait_for(lambda least=wanted: commits() >= least, 0.001)  # type: ignore[misc]
     settled()
     after = rows()
     running.end()

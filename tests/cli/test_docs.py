@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from anabranch.cli.errors import EXIT_CODES, ExitCode
-from anabranch.processors.metrics import TABLE
+from anabranch.processing.metrics import TABLE as OF_WORKERS
+from anabranch.processors.metrics import TABLE as OF_LEADERS
+from anabranch.processors.numbers import Table
 from tests.cli.conftest import Run
 from tests.cli.reference import PAGE, commands, described, renewed
 
@@ -22,15 +24,18 @@ def test_its_tables_are_those_of_the_commands() -> None:
     assert renewed(TEXT) == TEXT, "run `python -m tests.cli.reference`"
 
 
-def test_operations_lists_the_metrics() -> None:
+@pytest.mark.parametrize(("where", "table"), [("leaders", OF_LEADERS), ("workers", OF_WORKERS)])
+def test_operations_lists_the_metrics(where: str, table: Table) -> None:
     page = (PAGE.parent / "operations.md").read_text(encoding="utf-8")
-    listed = page.partition("<!-- metrics -->\n")[2].partition("<!-- end -->")[0].splitlines()
-    for name, number in TABLE.items():
+    mark = f"<!-- metrics of {where} -->\n"
+    listed = page.partition(mark)[2].partition("<!-- end -->")[0].splitlines()
+    for name, number in table.numbers.items():
         suffix = "_total" if number.kind == "counter" else ""
         labels = ", ".join(number.labels)
         row = f"| `anabranch_{name}{suffix}` | {number.kind} | {labels} | {number.help} |"
         assert row in listed
-    assert len(listed) == len(TABLE) + 3, "a head of two lines, and the histogram"
+    assert f"| `anabranch_{table.timed[0]}` | histogram |  | {table.timed[1]} |" in listed
+    assert len(listed) == len(table.numbers) + 3, "a head of two lines, and the histogram"
 
 
 def test_every_exit_code_has_a_meaning() -> None:

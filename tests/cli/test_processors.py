@@ -122,6 +122,24 @@ def test_a_group_makes_a_processor(run: Run, fake: FakeClient) -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("tests.faust.counting:app", "`faust -A tests.faust.counting:app worker` runs it"),
+        ("tests.faust.counting:count", "is no anabranch.Processor"),
+        ("tests.faust.nothing:app", "there is no module"),
+    ],
+)
+def test_what_can_t_be_run(
+    run: Run, monkeypatch: pytest.MonkeyPatch, target: str, text: str
+) -> None:
+    monkeypatch.setenv("SCOPE", "nyc")
+    monkeypatch.setenv("BOOTSTRAP", "localhost:1")
+    result = run("processor", "run", target)
+    assert result.exit_code == ExitCode.USAGE
+    assert text in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
     ("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 5], "0-2, 5"), ([0, 2, 3], "0, 2-3")]
 )
 def test_ranges(numbers: list[int], text: str) -> None:

@@ -174,6 +174,24 @@ def the_right_to_process_is_what_counts() -> None:
     assert w.state_of() == [2, 0, 0, 0]
 
 
+def without_outputs_it_is_all_that_is_needed() -> None:
+    w = made()
+    w.grant("ops", NAME, Right.PROCESS)
+    with w.by("ops"):
+        hash_ = positions.hash_of(NAME, w.tenure("a"))
+        for number, label in enumerate(("nothing", "state"), 1):
+            begin = r.Begin(w.id(label), "nyc", None, MINUTE, SECRET, hash_)
+            assert w.ask("begin", begin) == f"begun {label}"
+            if label == "state":
+                w.touch(label, STATE)
+                w.write(label, f"w{label}", STATE, partition=0, size=10, keys=(0, 1 << 31))
+            w.end(label, w.consumed("a", number, 12))
+            w.turn()
+            assert w.get(label) == f"{label} COMMITTED {number - 1}"
+        bare = r.OneShot(w.id(w.marked("shot")), "nyc", None, (), w.consumed("a", 3, 12))
+        assert w.ask("shot", bare) == "shot COMMITTED 0"
+
+
 def only_the_state_of_a_processor_is_named_so() -> None:
     w = made()
     known = f"{STATE} ACTIVE"
@@ -262,6 +280,7 @@ def a_deleted_one_leaves_its_count() -> None:
 SCENES: tuple[Callable[[], None], ...] = (
     one_shots_change_state, journals_change_state, what_belongs_to_no_commit_is_rejected,
     state_stays_where_outputs_are_carried_and_rolled, the_right_to_process_is_what_counts,
+    without_outputs_it_is_all_that_is_needed,
     only_the_state_of_a_processor_is_named_so, a_reset_ends_tenures,
     nothing_is_reset_while_it_is_merged, a_deleted_one_leaves_its_count,
 )  # fmt: skip

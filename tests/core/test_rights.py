@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -170,7 +171,11 @@ MATRIX: dict[str, Row] = {
             w.ask("take", r.Take("nyc/a", bytes(16), "me", (0,), (0,)), lane="admin")
             and r.OneShot(make_marked_id(0, w.wall_ms, 1), "nyc", None, (), CONSUMED)
         ),
-        "own stream open admin",
+        f"{PROCESSORS} stream",
+    ),
+    "begin what moves positions": (
+        lambda w: replace(w.beginning("new"), tenure=bytes(16)),
+        f"{WRITERS} process-only stream",
     ),
     "list commands": (lambda w: r.ListCommands(), OPERATORS),
     "set a lane": (lambda w: r.SetLane("new", False, ("1", "2"), {}), ADMINS),

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 import uuid
 from collections import Counter
@@ -18,6 +19,7 @@ import pytest
 import anabranch
 from tests.cluster import Cluster
 from tests.faust.conftest import KEYS, WAIT_S, Place
+from tests.owned import start_module
 
 pytestmark = pytest.mark.broker
 
@@ -80,6 +82,49 @@ def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path)
     assert found == Counter(n for n in numbers if n % 2 == 0)
     holders = {task.holder for task in place.client.processor(f"{place.scope}/sums").tasks}
     assert holders == {""}
+
+
+def test_two_workers_while_the_input_is_scaled(
+    place: Place, cluster: Cluster, tmp_path: Path
+) -> None:
+    """They share the tasks; one whose agent hangs ends at SIGTERM all the same, and the other goes on."""
+    hang, log = tmp_path / "hang", tmp_path / "worker.log"
+    environment = {"SCOPE": place.scope, "BOOTSTRAP": cluster.bootstrap, "HANG": str(hang)}
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        arguments = ["-A", "tests.faust.several", "--datadir", str(tmp_path / name), "worker"]
+        arguments += ["--without-web", "-l", "info"]
+        with log.open("ab") as output:
+            return start_module(
+                "faust", arguments, output=output, environment=os.environ | environment
+            )
+
+    def holders() -> set[str]:
+        return {task.holder for task in place.client.processor(f"{place.scope}/sums").tasks}
+
+    workers = [start("one")]
+    place.write(40)
+    place.wait()
+    workers.append(start("two"))
+    for segments in (5, 2):
+        place.client.scale(f"{place.scope}/a", segments=segments)
+        place.write(100)
+    place.wait(lambda: len(holders() - {""}) == 2 and place.is_whole())
+    hang.touch()
+    place.write(60)
+    time.sleep(0.5)
+    workers[0].terminate()
+    assert workers[0].wait(20) == 0, log.read_text()[-3000:]
+    assert workers[1].poll() is None
+    hang.unlink()
+    place.wait()
+    assert len(holders()) == 1
+    workers[1].terminate()
+    assert workers[1].wait(20) == 0, log.read_text()[-3000:]
+    place.check()
+    copies = Counter(json.loads(event.value or b"")["n"] for event in place.read("even"))
+    assert copies == Counter(n for some in place.written.values() for n in some)
+    assert {event.value for event in place.read("ticks")} == {b'"cron"'}
 
 
 def test_the_example(client: anabranch.Client, cluster: Cluster, tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from unittest.mock import patch
 from anabranch.core.decisions import tenures
 from anabranch.core.decisions.commits import commit, one_shot, positions
 from anabranch.core.decisions.turn import Turn
-from anabranch.reading.tasks import reader
+from anabranch.reading.tasks import places, reader
 from anabranch.reading.tasks.dealing import Dealing
 from anabranch.reading.tasks.reader import TaskReader
 from anabranch.reading.tasks.shares import Share
-from anabranch.schemas.records import CommitRecord, Consumed, TaskInfo, TaskRow
+from anabranch.schemas.records import CommitRecord, Consumed, TaskInfo, TaskPosition, TaskRow
 from anabranch.types import Event
 
 Planted = AbstractContextManager[object]
@@ -142,9 +142,15 @@ def given_again() -> Planted:
     return patch.object(TaskReader, "_new_of", again)
 
 
-def whole_commits() -> Planted:
+@contextmanager
+def whole_commits() -> Iterator[None]:
     """A position inside a commit is taken for the commit's beginning."""
-    return patch.object(reader, "_place", lambda position, _: reader._Place(position.record))
+
+    def begun(position: TaskPosition, _: Any) -> places.Place:
+        return places.Place(position.record)
+
+    with patch.object(reader, "place_of", begun), patch.object(places, "place_of", begun):
+        yield
 
 
 def segment_skipped() -> Planted:
@@ -175,7 +181,7 @@ def ahead_of_what_was_given() -> Planted:
     def jump(self: TaskReader) -> None:
         for one in self._inputs:
             if one.batch:
-                one.at = reader._Place(one.batch[0].offset + 1)
+                one.at = places.Place(one.batch[0].offset + 1)
 
     return _consumed(jump)
 

@@ -205,6 +205,57 @@ def test_the_wall_clock_s_timers_fire_once_and_are_cancelled(tmp_path: Path) -> 
     assert [*table.scan(task_of(b"a"), b"", b"\xff")] == []
 
 
+def test_an_idle_task_follows_the_others(tmp_path: Path) -> None:
+    """After so many seconds by the wall clock, once, and not in the middle of a commit that comes in parts."""
+    app = Processor("t/p", tasks=TASKS, idle=5)
+    source, fired = app.input("t/in"), []
+
+    @app.timer("at")
+    def at(key: bytes, due: int) -> None:
+        fired.append((key, due))
+
+    @app.on(source)
+    def handle(each: anabranch.Event) -> None:
+        assert each.key is not None
+        at.set(each.key, each.timestamp + 100)
+
+    table, tasks = Table(tmp_path), range(TASKS)
+    silent, busy = KEYS[0], next(key for key in KEYS if task_of(key) != task_of(KEYS[0]))
+    handlers = Handlers(app, tuple(app.stores))
+
+    def step(now: int, *events: anabranch.Event, whole: bool = True) -> int:
+        cut = Cut(table, TASKS)
+        handlers.fire_wall(cut, tasks, now)
+        places = [task_of(each.key or b"") for each in events]
+        handlers.handle(
+            cut, [Piece("t/in", now, list(events), places, whole)] if events else [], {}
+        )
+        table.write(((task, rows.items()) for task, rows in cut.rows.items()), {})
+        return len(cut.rows)
+
+    step(0, event(silent, 1000))
+    step(1000, event(busy, 5000))
+    step(4000, event(silent, 1010))
+    step(5000)
+    assert fired == []
+    handlers = Handlers(app, tuple(app.stores))  # another worker's; it has seen no event
+    handlers.resume(table, tasks)
+    step(6000)
+    step(10_999)
+    assert fired == []
+    step(11_000)
+    assert fired == [(silent, 1110)]
+    assert [step(12_000), step(20_000)] == [0, 0], "what is idle writes nothing"
+    step(20_500, event(silent, 5050), event(busy, 9000))
+    step(21_000, event(silent, 5060), whole=False)
+    fired.clear()
+    step(27_000)
+    assert fired == [], "more of its commit may come"
+    step(27_001, event(busy, 9001))
+    step(27_002)
+    assert fired == [(silent, 5160)]
+
+
 def test_stores_are_for_keys_of_their_task_and_for_handlers_at_work(tmp_path: Path) -> None:
     app = Processor("t/p", tasks=TASKS)
     source, store = app.input("t/in"), app.store("s", value=json)

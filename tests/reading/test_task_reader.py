@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
+from anabranch.errors import SnapshotExpired
+from anabranch.ports import TopicPartition
 from anabranch.reading import history
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.reader_factory import Readers
+from anabranch.reading.tasks.reader import TaskReader
 from anabranch.schemas.records import CreateProcessor, ProcessorInput
+from anabranch.topics.names import history_topic, stream_topic
 from tests.client.world import World
 
 FETCH_S, TIMEOUT_S = 0.3, 1.0
@@ -44,3 +49,64 @@ def test_a_long_history_of_other_tasks_is_no_silence(monkeypatch: pytest.MonkeyP
         ) as reader:
             given[task] = [event.value for event in reader]
     assert sorted(map(len, given.values())) == [1, 19], given
+
+
+@pytest.mark.parametrize("most_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("first", ["a", "b"])
+@pytest.mark.parametrize("cut", ["events", "history"])
+def test_what_retention_left_whole_is_taken(cut: str, first: str, most_bytes: int) -> None:
+    """Transactions 0 and 1 are gone in a, 2 in part, and all are there in b; or a's history is cut behind 2."""
+    world = World()
+    client = world.client
+    second = "b" if first == "a" else "a"
+    streams = [f"nyc/{name}" for name in (first, second)]
+    for stream in streams:
+        client.create_stream(stream)
+    make = CreateProcessor("nyc/p", 2, tuple(ProcessorInput(s, "", 0, 0) for s in streams))
+    client._ask_processor("nyc/p", make, world.clock.monotonic() + 10)
+    events, history = (TopicPartition(topic("nyc/a"), 0) for topic in (stream_topic, history_topic))
+    log = world.cluster.log("retention")
+
+    def write(*numbers: int) -> None:
+        for number in numbers:
+            with client.begin("nyc") as txn:
+                for stream in streams:
+                    txn.write_many(stream, [(b"%d" % number, b"%d" % key) for key in range(8)])
+                txn.commit()
+
+    write(0, 1, 2)
+    ends = log.end_offsets([events, history], committed=True)
+    client.scale("nyc/a", segments=2)  # the layout of what is left is in the history
+    write(3, 4)
+    log.delete_records({events: ends[events] - 3})
+    if cut == "history":
+        log.delete_records({history: ends[history]})
+    tenure = client.take("nyc/p")
+    lost: Counter[str] = Counter()
+    ports: Any = ReaderPorts(lambda _: world.cluster.log("reader"), None, world.clock)  # type: ignore[arg-type]
+    readers, together = Readers(ports, 30.0), client._session.together
+    found: Counter[tuple[str, bytes | None]] = Counter()
+
+    def read(reader: TaskReader) -> None:
+        for _ in range(5):
+            pieces = reader.cut(world.clock.monotonic() + 1, most_bytes, 1 << 20)
+            found.update((e.stream, e.value) for piece in pieces for e in piece.events)
+
+    with (
+        readers.read_tasks(streams, tenure, None, together) as reader,
+        pytest.raises(SnapshotExpired),
+    ):
+        read(reader)
+    assert not found
+    with readers.read_tasks(streams, tenure, None, together) as reader:
+        reader.on_lost = lambda stream, count, _: lost.update({stream: count})
+        read(reader)
+        assert found == {(s, b"%d" % number): 8 for s in streams for number in (3, 4)}
+        assert (lost["nyc/b"], lost["nyc/a"] >= 3) == (3, True), lost
+        with client.begin("nyc", tenure=tenure) as txn:
+            txn.commit(consumed=reader.consumed())
+    lost.clear()
+    with readers.read_tasks(streams, client.take("nyc/p"), None, together) as reader:
+        reader.on_lost = lambda stream, count, _: lost.update({stream: count})
+        read(reader)
+    assert (len(found), sum(lost.values())) == (4, 0), "its positions are behind that"

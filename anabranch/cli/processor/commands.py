@@ -87,7 +87,7 @@ def describe(options: ClusterOptions, processor: Name) -> None:
     """Show a processor's tasks: who has each, since when, its last commit, its positions, and how far it is behind.
 
     Events behind: the committed events of the whole input, of all tasks' keys, in the commits from the position on;
-    a commit that is consumed in part counts whole. Behind more than 50,000 records of the input's history offsets
+    a commit that is consumed in part counts whole. Behind more than 10,000 records of the input's history offsets
     are counted instead, so the markers between events, too: `~`. Seconds behind: the age of the oldest of
     these commits. A task without events of its own moves with its worker's commits, once in 10 s.
     """
@@ -287,8 +287,8 @@ def _task(task: TaskInfo) -> dict[str, Any]:
 def _lag(lag: Lag | None) -> dict[str, Any]:
     if lag is None:
         return {"events_behind": None, "seconds_behind": None, "exact": None}
-    seconds = max(0.0, time.time() - lag.oldest_ms / 1000) if lag.oldest_ms else 0.0
-    return {"events_behind": lag.events, "seconds_behind": round(seconds, 3), "exact": lag.exact}
+    seconds = round(lag.age_s(time.time()), 3)
+    return {"events_behind": lag.events, "seconds_behind": seconds, "exact": lag.exact}
 
 
 def _stands(lags: Iterable[InputLag]) -> Iterator[tuple[str, list[int], TaskPosition, Lag]]:

@@ -11,7 +11,7 @@ import time
 from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from anabranch.cli.errors import ChildFailed
 from anabranch.cli.options import ClusterOptions, argument, option
@@ -44,6 +44,14 @@ def command(
     standby: Annotated[
         bool, option("--standby", "Keep warm copies of other workers' tasks.")
     ] = False,
+    http: Annotated[
+        str | None,
+        option(
+            "--http HOST:PORT",
+            "Serve /metrics (Prometheus), /live and /ready here; each further worker at the next port.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Run workers of a processor, until Ctrl-C or SIGTERM.
 
@@ -53,11 +61,18 @@ def command(
     cluster = options.target()
     _load(target)  # its errors before anything is started
     if workers == 1:
-        _work(target, cluster, folder, standby=standby)
+        _work(target, cluster, folder, standby, http)
         return
+    host, _, port = (http or "").rpartition(":")
     with ExitStack() as stack:
         running = [
-            _Worker(target, cluster, None if folder is None else folder / f"worker-{n}", standby)
+            _Worker(
+                target,
+                cluster,
+                None if folder is None else folder / f"worker-{n}",
+                standby,
+                f"{host}:{int(port) + n}" if port.isdecimal() else http,
+            )
             for n in range(workers)
         ]
         for one in running:
@@ -76,17 +91,15 @@ def command(
 class _Worker:
     """A worker's process, started again when it is killed."""
 
-    def __init__(self, target: str, cluster: Target, folder: Path | None, standby: bool) -> None:
-        self._arguments = target, cluster, folder
-        self._standby = standby
+    def __init__(self, *arguments: Any) -> None:
+        """``arguments``: of `_work`."""
+        self._arguments = arguments
         self._process: BaseProcess | None = None
         self._pause, self._again_at = _PAUSES_S[0], 0.0
 
     def start(self) -> None:
         spawn = multiprocessing.get_context("spawn")  # a client can't be forked
-        self._process = spawn.Process(
-            target=_work, args=self._arguments, kwargs={"standby": self._standby}
-        )
+        self._process = spawn.Process(target=_work, args=self._arguments)
         self._process.start()
 
     def look(self) -> None:
@@ -116,7 +129,9 @@ class _Worker:
             self._process.join()
 
 
-def _work(target: str, cluster: Target, folder: Path | None, *, standby: bool) -> None:
+def _work(
+    target: str, cluster: Target, folder: Path | None, standby: bool, http: str | None
+) -> None:
     from anabranch.cli.errors import failure_of, show
     from anabranch.cli.session import connected
     from anabranch.processing.worker import run_worker
@@ -127,7 +142,7 @@ def _work(target: str, cluster: Target, folder: Path | None, *, standby: bool) -
             logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
             logging.getLogger("anabranch").setLevel(logging.WARNING)
             logging.getLogger("anabranch.processor").setLevel(logging.INFO)
-            run_worker(_load(target), client, folder=folder, standby=standby)
+            run_worker(_load(target), client, folder=folder, standby=standby, http=http)
     except Exception as error:
         if multiprocessing.parent_process() is None:
             raise
@@ -151,6 +166,11 @@ def _load(target: str) -> Processor:
         if error.name != module.partition(".")[0] and error.name != module:
             raise
         raise InvalidArgument(f"there is no module {module} here, nor installed") from error
+    if isinstance(getattr(found, "program", None), Processor):
+        raise InvalidArgument(
+            f"{target} is a Faust app: `faust -A {target} worker` runs it; start one for each worker, with a "
+            "--datadir and a --web-port of its own"
+        )
     if not isinstance(found, Processor):
         raise InvalidArgument(f"{target} is no anabranch.Processor, but {found!r:.100}")
     found.check()

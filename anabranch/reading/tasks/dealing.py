@@ -25,6 +25,7 @@ class Dealing:
     def __init__(self, search: HistorySearch, tasks: int) -> None:
         self._search = search
         self._tasks = tasks
+        self.misplaced = 0  # events whose key lies outside of their segment's range
         self._ranges: dict[int, dict[int, tuple[int, int]]] = {}  # stream epoch -> segment -> keys
 
     def note(self, epoch: EpochRecord) -> None:
@@ -53,6 +54,7 @@ class Dealing:
         tasks: Longs = positions * self._tasks // SPACE
         elsewhere = np.flatnonzero((positions < low) | (positions >= high))
         if len(elsewhere):
+            self.misplaced += int(np.count_nonzero(positions[elsewhere] >= 0))
             tasks[elsewhere] = first + np.array(offsets)[elsewhere] % (last - first + 1)
         return tasks
 

@@ -17,7 +17,7 @@ from anabranch.reading.tasks.reader import check_same_topic
 from anabranch.schemas.records import CommitRecord, ProcessorInfo, TaskPosition
 from anabranch.topics.names import history_topic
 
-_COUNTED = 50_000  # records that are read of one history, a second or two
+_COUNTED = 10_000  # records that are read of one history, some tenths of a second
 
 
 class Lag(NamedTuple):
@@ -30,6 +30,10 @@ class Lag(NamedTuple):
     events: int
     oldest_ms: int
     exact: bool = True
+
+    def age_s(self, now: float) -> float:
+        """Seconds since the oldest of them, at a Unix time; 0: there is none."""
+        return max(0.0, now - self.oldest_ms / 1000) if self.oldest_ms else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +19,7 @@ from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.iteration import Iteration
 from anabranch.reading.tasks.dealing import Dealing
+from anabranch.reading.tasks.places import Input, Place, end_of, place_of
 from anabranch.reading.tasks.shares import Piece, Share, Shares
 from anabranch.reading.transaction_reader import StreamParts
 from anabranch.schemas.records import (
@@ -36,70 +35,25 @@ from anabranch.types import Event, Tenure
 
 _PACE_S = 0.25  # so long one input is waited for, while nothing comes
 _ALL_S = 10.0  # so often all tasks move, those without events too
-_ENDS_S = 5.0  # the longest that the other inputs of a scope are waited for
+_ENDS_S = 5.0  # the longest that other inputs are waited for
 _NONE = (-1, -1, -1)
-_ALL = (1 << 63) - 1
-
-
-class _Place(NamedTuple):
-    """A place in an input: a record of its history, and how far in it; they compare in the order of reading."""
-
-    record: int
-    part: int = -1  # which segment of the record, in its order; -1: none of it is given
-    offset: int = -1  # all below, in that segment, is given
-    segment: int = -1
-    timestamp: int = 0  # of the last record that is given whole
-
-
-@dataclass(slots=True)
-class _Input:
-    """An input while it is read. ``at``: what was given so far; ``stands``: where each task stood at first."""
-
-    number: int
-    stream: str
-    history: HistoryCursor
-    parts: StreamParts
-    dealing: Dealing
-    at: _Place
-    stands: dict[int, TaskPosition]
-    order: dict[int, int] = field(default_factory=dict)  # segments of the record that is given
-    batch: deque[Found] = field(default_factory=deque)
-    rest: Iterator[Share] | None = None  # of the first record of the batch
-    given: Iterator[tuple[int, Event]] | None = (
-        None  # what is left of a share, while events are given singly
-    )
-    last: tuple[int, int] | None = (
-        None  # segment and offset given of that record, not in ``at`` yet
-    )
-    told: dict[int, tuple[int, int, int]] = field(
-        default_factory=dict
-    )  # where tasks stand as of `consumed`
-
-    def place(self) -> _Place:
-        """The place up to which all was given."""
-        if self.last is not None:
-            segment, offset = self.last
-            inside = self.order[segment], offset + 1, segment
-            self.at, self.last = _Place(self.batch[0].offset, *inside, self.at.timestamp), None
-        return self.at
-
-    def begin_again(self) -> None:
-        """The first record of the batch is read again, from what was given."""
-        self.place()
-        self.rest = self.given = None
-
-    def passed(self) -> None:
-        """The first record of the batch is given whole."""
-        offset, record = self.batch.popleft()
-        self.at = _Place(offset + 1, timestamp=record.timestamp)
-        self.rest = self.given = self.last = None
+_INSTEAD = (
+    "keep the stream for longer; now let it go on with on_lost='skip', or begin elsewhere with "
+    "`anabranch processor reset`"
+)
+_WITH_IT = SnapshotExpired("retention has deleted events that were committed with it")
 
 
 class TaskReader(Iteration[Event]):
     """Events of a tenure's tasks, those of each key in commit order. Close it, or use it as a context manager.
 
     Iterate over it. Each event counts as consumed once it is given. One thread at a time.
+
+    ``on_lost``: called with an input, how many of its commits `cut` passes over, and why: retention has taken them,
+    or a part of them in some input. None: reading stops with that error.
     """
+
+    on_lost: Callable[[str, int, SnapshotExpired], None] | None = None
 
     def __init__(
         self,
@@ -118,9 +72,11 @@ class TaskReader(Iteration[Event]):
         self._sequences = {task: tenure.tasks[task].sequence for task in tenure.tasks}
         self._ours = np.zeros(tenure.task_count, dtype=np.bool_)
         self._ours[list(tenure.tasks)] = True
+        self.misplaced = Counter[str]()  # events read whose key lies outside of their segment
         self._touched: set[int] = set()
         self._together = together
         self._complete: dict[int, int] = {}  # number of `together` -> all commits so old were read
+        self._lost: dict[int, list[tuple[int, int]]] = {}  # … commits of these times may be half
         self._all_due = self._clock.monotonic() + _ALL_S
         numbers = {one.stream: number for number, one in enumerate(tenure.inputs)}
         for stream in streams:
@@ -138,19 +94,21 @@ class TaskReader(Iteration[Event]):
             raise
         self._closed = False
 
-    def _open(self, number: int, stream: str, timeout: float) -> _Input:
+    def _open(self, number: int, stream: str, timeout: float) -> Input:
         begin = self._tenure.inputs[number]
         history = HistoryCursor(self._source, stream)
         stands = {}
         for task, info in self._tenure.tasks.items():
             known = (p for p in info.positions if p.input == number)
             stands[task] = next(known, TaskPosition(number, begin.record, begin.timestamp))
-        first = min(position.record for position in stands.values())
-        history.seek(first)
+        record, timestamp = min((at.record, at.timestamp) for at in stands.values())
+        history.seek(record)
         search = HistorySearch(self._source, stream, timeout)
         dealing = Dealing(search, self._tenure.task_count)
         parts = StreamParts(self._source, stream, timeout)
-        return _Input(number, stream, history, parts, dealing, _Place(first), stands)
+        return Input(
+            number, stream, history, parts, dealing, Place(record, timestamp=timestamp), stands
+        )
 
     def _free(self) -> None:
         self._source.close()
@@ -177,7 +135,7 @@ class TaskReader(Iteration[Event]):
             if now >= give_up:
                 return
 
-    def _new_of(self, one: _Input, give_up: float) -> Iterator[Event]:
+    def _new_of(self, one: Input, give_up: float) -> Iterator[Event]:
         """The events of the next records of an input's history."""
         if not one.batch:
             pause = 0.0 if any(each.batch for each in self._inputs) else _PACE_S / len(self._inputs)
@@ -193,14 +151,14 @@ class TaskReader(Iteration[Event]):
             else:
                 one.given = zip(share.tasks, share.events(one.stream), strict=True)
 
-    def _look(self, one: _Input, deadline: float) -> None:
+    def _look(self, one: Input, deadline: float) -> None:
         """Read on in an input's history."""
         found = one.history.next(deadline)
         if found:
-            _check_whole(one, found[0])
+            self._check_whole(one, found[0])
         one.batch.extend(found)
 
-    def _next(self, one: _Input) -> Share | None:
+    def _next(self, one: Input) -> Share | None:
         """The next events of the first record that are to be given; None: no more. Asked again, it goes on."""
         if one.rest is None:
             offset, record = one.batch[0]
@@ -210,22 +168,26 @@ class TaskReader(Iteration[Event]):
             one.rest = self._shares(one, offset, record)
         try:
             return next(one.rest, None)
-        except BaseException:
+        except BaseException as error:
             one.begin_again()
-            raise
+            if not isinstance(error, SnapshotExpired):
+                raise
+            at = one.batch[0].record.timestamp
+            self._lose(one.stream, at, at, error)
+            return None
 
-    def _shares(self, one: _Input, offset: int, record: CommitRecord) -> Iterator[Share]:
+    def _shares(self, one: Input, offset: int, record: CommitRecord) -> Iterator[Share]:
         """The events of a commit that belong to this tenure's tasks, and are not consumed yet."""
         runs = one.parts.runs(record)
         if runs is None:
             raise SnapshotExpired(
                 f"retention has deleted events of {one.stream} that processor {self._tenure.processor} has not "
-                f"consumed (record {offset} of its history): keep the stream for longer"
+                f"consumed (record {offset} of its history): {_INSTEAD}"
             )
         ranges = one.dealing.ranges(record.stream_epoch)
         one.order = order = {part.segment_id: i for i, part in enumerate(record.segments)}
         stands = {
-            task: _place(position, order)[:3]
+            task: place_of(position, order)[:3]
             for task, position in one.stands.items()
             if position.record >= offset and task in self._sequences
         }  # the others stand before this record
@@ -235,10 +197,13 @@ class TaskReader(Iteration[Event]):
             offsets = run.offsets
             keys = run.block.keys(run.low, run.low + len(offsets))
             tasks = one.dealing.tasks_of(keys, offsets, ranges[segment])
+            if one.dealing.misplaced:
+                self.misplaced[one.stream] += one.dealing.misplaced
+                one.dealing.misplaced = 0
             here = offset, order[segment]
-            begun = np.full(self._tenure.task_count, _end(given, here))
+            begun = np.full(self._tenure.task_count, end_of(given, here))
             for task, place in stands.items():
-                begun[task] = max(begun[task], _end(place, here))
+                begun[task] = max(begun[task], end_of(place, here))
             places = np.flatnonzero(self._ours[tasks] & (np.array(offsets) >= begun[tasks]))
             if len(places) == len(offsets):
                 yield Share(run, tasks.tolist())
@@ -270,6 +235,10 @@ class TaskReader(Iteration[Event]):
                 return taken
             if key != last:
                 last, full = key, size + (part_bytes or most_bytes)
+            if isinstance(one.batch[0].record, CommitRecord) and self._is_half(*key):
+                self._lose(one.stream, key[1], key[1])
+                one.passed()
+                continue
             if one.given is not None:
                 one.begin_again()
             shares, tasks = Shares(one.stream), list[int]()
@@ -287,7 +256,10 @@ class TaskReader(Iteration[Event]):
                 one.last = share.last()
                 shares.shares.append(share)
                 tasks += share.tasks
-            if tasks:
+            if self._is_half(*key):  # what was taken of it in other inputs, too
+                while taken and (self._together[taken[-1].stream], taken[-1].timestamp) == key:
+                    self._lose(taken.pop().stream, key[1], key[1])
+            elif tasks:
                 self._touched.update(tasks)
                 taken.append(Piece(one.stream, key[1], shares, tasks, whole=one.rest is None))
             if one.rest is not None:
@@ -305,7 +277,7 @@ class TaskReader(Iteration[Event]):
                     {each.history.place: each.history.position for each in self._inputs}, until
                 )
 
-    def _is_complete(self, one: _Input, until: float) -> bool:
+    def _is_complete(self, one: Input, until: float) -> bool:
         """Whether all that is as old as its first record has been read, in all inputs that may share it.
 
         The histories' ends, asked for once a record is seen, tell it: what its transaction, or one before, wrote
@@ -332,6 +304,38 @@ class TaskReader(Iteration[Event]):
         self._complete[home] = sure
         return first <= sure
 
+    # -- what retention took --------------------------------------------------------------------------
+
+    def _lose(
+        self, stream: str, first: int, last: int, why: SnapshotExpired = _WITH_IT, count: int = 1
+    ) -> None:
+        """Pass over commits of these timestamps, in all inputs that may share them, if that is allowed."""
+        if self.on_lost is None:
+            raise why
+        self._lost.setdefault(self._together[stream], []).append((first, last))
+        self.on_lost(stream, count, why)
+
+    def _is_half(self, group: int, timestamp: int) -> bool:
+        """Whether retention may have taken a part of a commit. They are asked for in their order."""
+        left = [lost for lost in self._lost.get(group, ()) if lost[1] >= timestamp]
+        self._lost[group] = left
+        return any(first <= timestamp for first, _ in left)
+
+    def _check_whole(self, one: Input, first: Found) -> None:
+        """Whether the history was cut between what was read and this record."""
+        before = first.record.previous
+        before = first.offset - 1 if before == DIRECTLY_BEFORE else before
+        last = one.batch[-1] if one.batch else None
+        stands = one.at.record if last is None else last.offset + 1
+        if before >= stands:
+            since = one.at.timestamp if last is None else last.record.timestamp
+            error = SnapshotExpired(
+                f"the history of {one.stream} is cut behind record {stands}, which is not consumed yet: commits "
+                f"are gone for this processor: {_INSTEAD}"
+            )
+            last_lost = first.record.timestamp - 1
+            self._lose(one.stream, since + 1, last_lost, error, before + 1 - stands)
+
     # -- positions ------------------------------------------------------------------------------------
 
     @property
@@ -339,7 +343,7 @@ class TaskReader(Iteration[Event]):
         """Whether `consumed` has news: events were given, or the places of tasks without events are due."""
         if self._touched or self._clock.monotonic() < self._all_due:
             return bool(self._touched)
-        return any(next(_moved(each, task), None) for each in self._inputs for task in each.stands)
+        return any(next(each.moved(task), None) for each in self._inputs for task in each.stands)
 
     def consumed(self, also: Iterable[int] = ()) -> Consumed:
         """All that was given since the last call: plain data, to be committed once, after those before it.
@@ -355,51 +359,13 @@ class TaskReader(Iteration[Event]):
         alike: dict[tuple[int, tuple[TaskPosition, ...]], list[int]] = {}
         for task in sorted(tasks):
             self._sequences[task] += 1
-            moved = tuple(p for each in self._inputs for p in _moved(each, task))
+            moved = tuple(p for each in self._inputs for p in each.moved(task))
             alike.setdefault((self._sequences[task], moved), []).append(task)
             for each in self._inputs:
-                each.told[task] = max(each.place()[:3], _told(each, task))
+                each.told[task] = max(each.place()[:3], each.told_of(task))
         self._touched = set()
         steps = tuple(TaskStep(tuple(some), *step) for step, some in alike.items())
         return Consumed(self._tenure.processor, self._tenure.secret, steps)
-
-
-def _end(place: tuple[int, int, int], here: tuple[int, int]) -> int:
-    """Up to which offset of a segment of a record all lies below a place."""
-    if place[:2] == here:
-        return place[2]
-    return _ALL if place[:2] > here else 0
-
-
-def _place(position: TaskPosition, order: dict[int, int]) -> _Place:
-    """The place of a task in, or behind, a record. ``order``: the record's segments."""
-    if position.segment < 0:
-        return _Place(position.record)
-    return _Place(position.record, order.get(position.segment, -1), position.offset)
-
-
-def _moved(one: _Input, task: int) -> Iterator[TaskPosition]:
-    """The position of a task in an input, if that is beyond what was told of it."""
-    at = one.place()
-    if at[:3] > _told(one, task):
-        yield TaskPosition(one.number, at.record, at.timestamp, at.segment, at.offset)
-
-
-def _told(one: _Input, task: int) -> tuple[int, int, int]:
-    """The place of a task as of `consumed`; before that, its first one: other tasks may stand below."""
-    return one.told.get(task) or _place(one.stands[task], one.order)[:3]
-
-
-def _check_whole(one: _Input, first: Found) -> None:
-    """`SnapshotExpired` if the history was cut between what was read and this record."""
-    before = first.record.previous
-    before = first.offset - 1 if before == DIRECTLY_BEFORE else before
-    stands = one.batch[-1].offset + 1 if one.batch else one.at.record
-    if before >= stands:
-        raise SnapshotExpired(
-            f"the history of {one.stream} is cut behind record {stands}, which is not consumed yet: commits are "
-            "gone for this processor"
-        )
 
 
 def check_same_topic(topic: str, wanted: ProcessorInput, ids: Mapping[str, str]) -> None:

@@ -1,0 +1,36 @@
+"""The counts of a worker; docs/operations.md has the same table, and a test holds the two together."""
+
+from __future__ import annotations
+
+from anabranch.processors.numbers import Number, Table
+
+NUMBERS = {
+    "processor_tasks": Number("gauge", "Tasks that this worker has"),
+    "processor_events_in": Number("counter", "Events consumed by its commits", ("input",)),
+    "processor_events_out": Number("counter", "Events written by its commits", ("output",)),
+    "processor_commits": Number("counter", "Commits"),
+    "processor_late_events": Number(
+        "counter", "Events that came too late for a window, in its commits", ("windows",)
+    ),
+    "processor_dead_letters": Number("counter", "Events passed over as their handler failed"),
+    "processor_failures": Number("counter", "Times that a handler failed"),
+    "processor_lost": Number(
+        "counter",
+        "Commits (of a plain topic: offsets) passed over as retention took from them before they were consumed",
+        ("input",),
+    ),
+    "processor_misplaced": Number(
+        "counter", "Events read whose key lies outside of its segment's range", ("input",)
+    ),
+    "processor_taken_again": Number(
+        "counter", "Times that its tasks were taken again, by error", ("error",)
+    ),
+    "processor_restored_rows": Number("counter", "Rows of state read from the log"),
+    "processor_lag_events": Number(
+        "gauge", "Events behind, of the task that stands lowest; told by the worker of task 0", ("input",)
+    ),
+    "processor_lag_seconds": Number("gauge", "Age of the oldest of these events", ("input",)),
+}  # fmt: skip
+TABLE = Table(
+    NUMBERS, "processor", ("processor_commit_seconds", "Time of a commit, until it is stored")
+)
