@@ -53,6 +53,7 @@ from anabranch.processors.streams.autoscaling import Autoscaling
 from anabranch.processors.streams.cleanup import Cutter, move_next
 from anabranch.processors.streams.gaps import Gaps
 from anabranch.processors.streams.health import refuses_data
+from anabranch.processors.streams.quiet import Quiet
 from anabranch.processors.streams.topics import StreamTopics
 from anabranch.processors.streams.trouble import StreamTrouble, places_of
 from anabranch.schemas.records import TermRow
@@ -94,6 +95,7 @@ class Controller:
     _offset_guess: OffsetGuess = field(default_factory=OffsetGuess)
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
     _stream_trouble: StreamTrouble = field(init=False)
+    _quiet: Quiet = field(init=False)
     _terms: list[TermRow] = field(default_factory=list)  # the last ones of this leader, perhaps
     _culprit: Culprit = field(init=False)
     _trying: Sequence[Command] = ()  # the commands of the round that failed
@@ -104,6 +106,7 @@ class Controller:
         self._culprit = Culprit(self.settings.skip_commands)
         status = status_topic(self.settings.prefix)
         self._stream_trouble = StreamTrouble(self.log, self.clock, status)
+        self._quiet = Quiet(self.log, self._stream_trouble, threads=self.threads)
         self._lanes = Lanes(LaneTrouble(self.log, self.clock, self.settings))
         waiting = self._stream_trouble.waiting
         self._intake = Intake(self.log, self.table, self.settings, waiting, self._lanes)
@@ -153,6 +156,7 @@ class Controller:
         every_ms = self.settings.clean_history_ms
         self._cutter = Cutter(self.log, threads=self.threads, histories_ms=every_ms)
         self._gaps = Gaps(self.log, threads=self.threads)
+        self._quiet.begin(self._state, self._now_ms())
         self._topics = StreamTopics(
             self.log, self.clock, status.topic, self._cutter, threads=self.threads
         )
@@ -189,7 +193,8 @@ class Controller:
 
     def resign(self) -> None:
         """Lead no more. No message is needed: a successor fences this leader."""
-        for part in (self._carriers, self._topics, self._cutter, self._gaps, self.lease):
+        parts = self._carriers, self._topics, self._cutter, self._gaps, self._quiet, self.lease
+        for part in parts:
             if part is not None:
                 part.close()
         self._carriers = self._topics = self._cutter = self._gaps = self.lease = None
@@ -371,6 +376,7 @@ class Controller:
             if stream not in self._tails:
                 self.lease.check(places_of(self._state, stream))
                 self._tails[stream] = tail_for(self.log, self.clock, stream, round_)
+        self._quiet.touched(round_.touched, turn.now_ms)
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
         begun = self.metrics.begin()
         producer = producer or self.lease.next_producer()
@@ -412,7 +418,7 @@ class Controller:
         self._tails.pop(stream, None)
         self._intake.forget_stream(stream)
         self._autoscaling.forget_stream(stream)
-        for part in (self._cutter, self._gaps):
+        for part in (self._cutter, self._gaps, self._quiet):
             if part is not None:
                 part.forget_stream(stream)
 
@@ -456,14 +462,10 @@ class Controller:
     def _give_up_streams(self) -> None:
         """Log which streams are lost, and which transactions that ends. One round each: they may be many."""
         after_s = self.settings.lost_after_ms / 1000
-        while self.lease is not None and self._stream_trouble.rested:
-            stream = self._stream_trouble.rested.pop()
-            self._tails.pop(stream, None)
-            try:
-                self.lease.check(places_of(self._state, stream))
-            except (LogRefused, LogUnavailable) as error:
-                if not self._stream_trouble.find(self._state, error):
-                    raise
+        if self.lease is not None and self._carriers is not None:
+            parts = self._state, self.lease, self._carriers
+            for stream in self._quiet.step(*parts, self._now_ms()):
+                self._tails.pop(stream, None)
         for stream, why in self._stream_trouble.given_up(self._state, after_s):
             turn = self._turn()
             aborted = give_up_stream(turn, stream, why)
@@ -476,7 +478,7 @@ class Controller:
 
     def _carry(self) -> None:
         """Take up the rows that carriers have logged since the last pass; the table follows at once."""
-        if self._carriers is None or not self._state.committing:
+        if self._carriers is None or not (self._state.committing or not self._carriers.idle):
             return
         wall_ms = int(self.clock.wall() * 1000)
         failed = self._carriers.take_up(self._state, self.table, self._memory.merging, wall_ms)
@@ -497,6 +499,7 @@ class Controller:
         if not self._memory.cleaning.crowded or self._culprit.careful or self.lease is None:
             return
         turn = self._turn()
+        self._quiet.touched([self._memory.cleaning.crowded[0][0]], turn.now_ms)
         producer = self.lease.next_producer
         try:
             move_next(self.log, turn, producer, lambda used: self._write(turn, producer=used))
