@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -132,7 +133,7 @@ def test_what_lacks_a_marker_is_ended_though_its_id_comes_no_more(
     monkeypatch: pytest.MonkeyPatch, topic: Callable[[str], str], of: str, nth: int, leader: str
 ) -> None:
     """To a quiet stream no round comes; a carrier's merge goes on by other ids, or is over."""
-    how = {"chunk_bytes": 1000} if of == "carrier" else {}
+    how: dict[str, Any] = {"chunk_bytes": 1000} if of == "carrier" else {}
     play = Leaderless(**how)
     txn_id, token, receipt = play.begun(GONE, size=300)
     with monkeypatch.context() as patch:

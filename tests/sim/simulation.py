@@ -355,7 +355,12 @@ class _Run:
 
     def _lost_markers(self) -> list[TopicPartition]:
         """Where readers stand, and no controller may need to write again."""
-        known = {topic for s in self.ledger.streams if s not in self.ledger.deleted for topic in topics_of(s)}
+        known = {
+            topic
+            for s in self.ledger.streams
+            if s not in self.ledger.deleted
+            for topic in topics_of(s)
+        }
         return [place for place, _ in self.cluster.lost_markers if place.topic in known]
 
     def _what_is_open(self) -> str:
