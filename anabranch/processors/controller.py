@@ -95,7 +95,7 @@ class Controller:
     _offset_guess: OffsetGuess = field(default_factory=OffsetGuess)
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
     _stream_trouble: StreamTrouble = field(init=False)
-    _quiet: Quiet = field(init=False)
+    _quiet: Quiet | None = None
     _terms: list[TermRow] = field(default_factory=list)  # the last ones of this leader, perhaps
     _culprit: Culprit = field(init=False)
     _trying: Sequence[Command] = ()  # the commands of the round that failed
@@ -106,7 +106,6 @@ class Controller:
         self._culprit = Culprit(self.settings.skip_commands)
         status = status_topic(self.settings.prefix)
         self._stream_trouble = StreamTrouble(self.log, self.clock, status)
-        self._quiet = Quiet(self.log, self._stream_trouble, threads=self.threads)
         self._lanes = Lanes(LaneTrouble(self.log, self.clock, self.settings))
         waiting = self._stream_trouble.waiting
         self._intake = Intake(self.log, self.table, self.settings, waiting, self._lanes)
@@ -156,7 +155,8 @@ class Controller:
         every_ms = self.settings.clean_history_ms
         self._cutter = Cutter(self.log, threads=self.threads, histories_ms=every_ms)
         self._gaps = Gaps(self.log, threads=self.threads)
-        self._quiet.begin(self._state, self._now_ms())
+        parts = self.log, self._stream_trouble, self._state
+        self._quiet = Quiet(*parts, self._now_ms(), threads=self.threads)
         self._topics = StreamTopics(
             self.log, self.clock, status.topic, self._cutter, threads=self.threads
         )
@@ -193,11 +193,11 @@ class Controller:
 
     def resign(self) -> None:
         """Lead no more. No message is needed: a successor fences this leader."""
-        parts = self._carriers, self._topics, self._cutter, self._gaps, self._quiet, self.lease
-        for part in parts:
+        besides = self._carriers, self._topics, self._cutter, self._gaps, self._quiet
+        for part in (*besides, self.lease):
             if part is not None:
                 part.close()
-        self._carriers = self._topics = self._cutter = self._gaps = self.lease = None
+        self._carriers = self._topics = self._cutter = self._gaps = self._quiet = self.lease = None
 
     @property
     def state(self) -> State:
@@ -369,14 +369,15 @@ class Controller:
         if round_.empty:
             turn.done()
             return False
-        if self.lease is None:
+        if self.lease is None or self._quiet is None:
             raise NotLeading("a round is for a controller that leads")
         self._stream_trouble.check(self._state, round_.touched)
         for stream in round_.streams:
             if stream not in self._tails:
                 self.lease.check(places_of(self._state, stream))
                 self._tails[stream] = tail_for(self.log, self.clock, stream, round_)
-        self._quiet.touched(round_.touched, turn.now_ms)
+        moving = [stream for stream, _ in self._memory.cleaning.crowded[:1]]
+        self._quiet.touched([*round_.touched, *moving], turn.now_ms)
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
         begun = self.metrics.begin()
         producer = producer or self.lease.next_producer()
@@ -462,7 +463,7 @@ class Controller:
     def _give_up_streams(self) -> None:
         """Log which streams are lost, and which transactions that ends. One round each: they may be many."""
         after_s = self.settings.lost_after_ms / 1000
-        if self.lease is not None and self._carriers is not None:
+        if self.lease and self._carriers and self._quiet:
             parts = self._state, self.lease, self._carriers
             for stream in self._quiet.step(*parts, self._now_ms()):
                 self._tails.pop(stream, None)
@@ -499,7 +500,6 @@ class Controller:
         if not self._memory.cleaning.crowded or self._culprit.careful or self.lease is None:
             return
         turn = self._turn()
-        self._quiet.touched([self._memory.cleaning.crowded[0][0]], turn.now_ms)
         producer = self.lease.next_producer
         try:
             move_next(self.log, turn, producer, lambda used: self._write(turn, producer=used))

@@ -1,16 +1,16 @@
-"""Streams that no round comes to: what brokers left open there, as they lost its marker, is ended (decisions/0013).
+"""Streams that no round comes to: if brokers lost a marker there, what it left open is ended (decisions/0013).
 
-A producer looks for what it left open in a partition before it appends there. To a quiet stream nothing is appended,
-and its readers would stand. So where a stable offset stays below the log's end, all transactional ids look, those
-of carriers too. A stream is compared so once in a lead, and once after rounds to it: the work is
-bounded by that of rounds. A stream that goes on after trouble is looked at without that.
+A producer looks for that in a partition before it appends there. To a quiet stream nothing is appended, and its
+readers would stand. So where a last stable offset stays below the log's end, all transactional ids look, those of
+carriers too. A stream's offsets are compared once in a lead, and once after rounds to it: so that work is bounded
+by the rounds'. At streams that go on after trouble all ids look without that.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 
 from anabranch.core.state import State
 from anabranch.core.stream_states import ACTIVE
@@ -31,21 +31,16 @@ _MOST_PLACES = 500  # in one look
 class Quiet:
     """The streams of one leader. Times are monotonic milliseconds."""
 
-    def __init__(self, source: Log, trouble: StreamTrouble, *, threads: bool) -> None:
+    def __init__(
+        self, source: Log, trouble: StreamTrouble, state: State, now_ms: int, *, threads: bool
+    ) -> None:
         self._log = source
         self._trouble = trouble
-        self._threads = threads
-        self._helper: Executor | None = None
+        self._helper = helper("anabranch-quiet", threads=threads)
         self._due: dict[str, int] = {}  # when to look at a stream
         self._next_ms = 0
         self._looking: Future[dict[str, bool]] | None = None
-
-    def begin(self, state: State, now_ms: int) -> None:
-        """A leader begins: each stream may be one that a former leader left so."""
-        self._helper = helper("anabranch-quiet", threads=self._threads)
-        self._due.clear()
-        self._looking = None
-        self.touched([s for s, row in state.streams.items() if row.state == ACTIVE], now_ms)
+        self.touched(state.streams, now_ms)  # a former leader may have left it so
 
     def touched(self, streams: Iterable[str], now_ms: int) -> None:
         """A native transaction writes to these streams, or tries to."""
@@ -57,8 +52,7 @@ class Quiet:
 
     def close(self) -> None:
         """Leave a look under way."""
-        if self._helper is not None:
-            self._helper.shutdown(wait=False, cancel_futures=True)
+        self._helper.shutdown(wait=False, cancel_futures=True)
 
     def step(self, state: State, lease: Lease, carriers: Carriers, now_ms: int) -> list[str]:
         """End what lacks markers; returns the streams where it was looked for.
@@ -101,7 +95,7 @@ class Quiet:
             row = state.streams.get(stream)
             if row is not None and row.state == ACTIVE and stream not in self._trouble.waiting:
                 places |= dict.fromkeys(places_of(state, stream), stream)
-        if places and self._helper is not None:
+        if places:
             self._looking = self._helper.submit(self._compare, places)
 
     def _compare(self, places: Mapping[TopicPartition, str]) -> dict[str, bool]:
