@@ -89,7 +89,7 @@ class Cluster:
             yield connection
             self.trust(address)
         except ConnectionBroken:
-            self._failed[address] = time.monotonic()
+            self.doubt(address)
             raise
         finally:
             self.pool.give(connection, address)
@@ -114,7 +114,7 @@ class Cluster:
             try:
                 return self.pool.take(address, self.soon(deadline)), address
             except ConnectionBroken as error:
-                self._failed[address] = time.monotonic()
+                self.doubt(address)
                 if isinstance(error, AuthenticationFailed):
                     raise  # the others would refuse, too
                 problems.append(str(error))
@@ -246,10 +246,14 @@ class Cluster:
         """A broker does not answer: ask others first, and for the leaders of its partitions."""
         with self._lock:
             if node in self._brokers:
-                self._failed[self._brokers[node]] = time.monotonic()
+                self.doubt(self._brokers[node])
             for name, topic in list(self._topics.items()):
                 if any(leader.node == node for leader in topic.leaders.values()):
                     del self._topics[name]
+
+    def doubt(self, address: tuple[str, int]) -> None:
+        """A broker does not answer: others are asked first."""
+        self._failed[address] = time.monotonic()
 
     def trust(self, address: tuple[str, int]) -> None:
         """A broker answered: it is asked in turn again."""
@@ -322,30 +326,31 @@ class Cluster:
         if failed is None:
             known = self.leaders(partitions, deadline)
         else:
-            known, problems = self._leaders_now(list(partitions), deadline)
-            failed.update(problems)
+            known = self._leaders_now(list(partitions), deadline, failed)
         groups: dict[int, list[TopicPartition]] = {}
         for partition, leader in known.items():
             groups.setdefault(leader.node, []).append(partition)
         return groups
 
     def _leaders_now(
-        self, wanted: Sequence[TopicPartition], deadline: float
-    ) -> tuple[dict[TopicPartition, Leader], dict[TopicPartition, LogError]]:
-        failed: dict[TopicPartition, LogError] = {}
+        self,
+        wanted: Sequence[TopicPartition],
+        deadline: float,
+        failed: MutableMapping[TopicPartition, LogError],
+    ) -> dict[TopicPartition, Leader]:
         known = {p: leader for p in wanted if (leader := self.leader(p)) is not None}
         if len(known) == len(wanted):
-            return known, failed
+            return known
         try:
             self.refresh({p.topic for p in wanted if p not in known}, deadline)
         except LogRefused as error:
-            failed = {p: error for p in wanted if p.topic in error.topics}
+            failed.update({p: error for p in wanted if p.topic in error.topics})
         known = {p: leader for p in wanted if (leader := self.leader(p)) is not None}
         for p in wanted:
             if p not in known and p not in failed:
                 why = "has no leader" if p.topic in self._topics else "is not found"
                 failed[p] = LogUnavailable(f"{p.topic}[{p.partition}] {why}", (p.topic,))
-        return known, failed
+        return known
 
     def coordinator(self, transactional_id: str, deadline: float) -> tuple[str, int]:
         """The address of a transactional id's coordinator."""
@@ -393,9 +398,7 @@ def raise_or_again(
     """Raise the error of a code: `Again` if the call may be repeated."""
     meant = meaning(table, code)
     error = error_for(meant, code, what, detail, topics)
-    if meant.act in (Act.RETRY, Act.REFRESH):
-        raise Again(error)
-    raise error
+    raise Again(error) if meant.act in (Act.RETRY, Act.REFRESH) else error
 
 
 def _topic(found: Any) -> Topic:
