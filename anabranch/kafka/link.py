@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -110,14 +110,22 @@ class Link:
         )
         wave.sent = time.monotonic()
 
-    def read(self, cluster: Cluster, wave: Wave, deadline: float) -> Answers:
+    def read(
+        self,
+        cluster: Cluster,
+        wave: Wave,
+        deadline: float,
+        moved: Callable[[], bool] = lambda: False,
+    ) -> Answers:
         """The answer about all batches of a wave that was sent.
+
+        ``moved``: whether the broker may wait for one that another has replaced.
 
         Raises:
             ConnectionBroken: the answer did not come.
             MalformedAnswer: batches are missing in it, or it is no answer at all.
         """
-        self.open().wait(deadline, lambda: self._moved(cluster, wave))
+        self.open().wait(deadline, lambda: self._moved(cluster, wave) or moved())
         body = self.open().receive(wave.correlation, deadline)
         answers = data.produce_answer(self.version, body, cluster.topic_names)
         missing = wave.pieces.keys() - answers.keys()

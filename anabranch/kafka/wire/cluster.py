@@ -28,6 +28,7 @@ from anabranch.ports import (
 
 T = TypeVar("T")
 
+_Failed = MutableMapping[TopicPartition, LogError]
 # A new topic may not be known to every broker at once; after that, it does not exist.
 UNKNOWN_TOPIC_S = 2.0
 # A repeatable question waits so long for one broker, which may be frozen: others can answer it.
@@ -291,8 +292,9 @@ class Cluster:
             missing = [p for p in wanted if p not in known]
             if not missing:
                 return known
+            topics = {p.topic for p in missing}
             try:
-                found = self.refresh({p.topic for p in missing}, deadline)
+                found = self.refresh(topics, deadline)
             except LogUnavailable as error:
                 if gone is None:
                     raise
@@ -306,18 +308,16 @@ class Cluster:
             if gone is not None and (late or now - started > UNKNOWN_TOPIC_S):
                 raise gone
             if any(self.leader(p) is None for p in missing):
-                if now + self.settings.retry_backoff > deadline:
-                    raise LogUnavailable(
-                        f"{missing[0].topic} has partitions without a leader",
-                        {p.topic for p in missing},
-                    )
+                if late:
+                    what = f"{missing[0].topic} has partitions without a leader"
+                    raise LogUnavailable(what, topics)
                 time.sleep(self.settings.retry_backoff)
 
     def groups(
         self,
         partitions: Iterable[TopicPartition],
         deadline: float,
-        failed: MutableMapping[TopicPartition, LogError] | None = None,
+        failed: _Failed | None = None,
     ) -> dict[int, list[TopicPartition]]:
         """The partitions grouped by the broker that leads them.
 
@@ -333,10 +333,7 @@ class Cluster:
         return groups
 
     def _leaders_now(
-        self,
-        wanted: Sequence[TopicPartition],
-        deadline: float,
-        failed: MutableMapping[TopicPartition, LogError],
+        self, wanted: Sequence[TopicPartition], deadline: float, failed: _Failed
     ) -> dict[TopicPartition, Leader]:
         known = {p: leader for p in wanted if (leader := self.leader(p)) is not None}
         if len(known) == len(wanted):

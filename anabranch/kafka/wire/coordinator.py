@@ -120,8 +120,8 @@ class Coordinator:
             connection = self._connection = self._cluster.pool.open(self._address, soon)
         return connection
 
-    def _moved(self) -> bool:
-        """Whether another broker is the coordinator by now, as others say."""
+    def moved(self) -> bool:
+        """Whether another broker is the coordinator by now, as others say: leaders ask it before they append."""
         try:
             if self._address is not None:
                 self._cluster.doubt(self._address)
@@ -220,7 +220,7 @@ class Coordinator:
         limit = min(deadline, time.monotonic() + ANSWER_S)
         flexible = version >= END_TXN.flexible_from
         sent = connection.send(END_TXN.key, version, (body,), flexible=flexible, deadline=limit)
-        connection.wait(limit, self._moved)
+        connection.wait(limit, self.moved)
         ended = end_answer(version, connection.receive(sent, limit))
         if ended.error != NONE:
             self._fail(codes.END_TXN_CODES, ended.error, what)
