@@ -161,7 +161,9 @@ class Options:
 
     def commands(self, max_bytes: int) -> dict[str, Any]:
         """For the producer of commands: the lowest delay."""
-        return _SMALL_DEFAULTS | self._base() | _COMMANDS | {"message.max.bytes": _in_range(max_bytes)}
+        return (
+            _SMALL_DEFAULTS | self._base() | _COMMANDS | {"message.max.bytes": _in_range(max_bytes)}
+        )
 
     def replies(self) -> dict[str, Any]:
         """For the consumer of replies."""

@@ -354,7 +354,7 @@ class Growth:
 
 
 def _grow(source: Log, stream: str, partitions: int) -> int | NotGrown:
-    """Add partitions. What a former attempt added to the journal stays wanted: plain writes come there."""
+    """Add partitions. Those that a former attempt added to the journal stay wanted: plain writes come there."""
     try:
         try:
             grow_stream_topics(source, stream, partitions)
