@@ -31,13 +31,10 @@ _MAX_BUFFERS = 512
 _JOIN_BYTES = 16_384
 _MAX_ANSWER_BYTES = 1 << 30
 _DRAIN_S = 5.0
-_SILENT_S, _LOOK_S = (
-    2.0,
-    0.5,
-)  # before others are asked about a silent broker, and between such questions
+# The wait before others are asked about a silent broker, between such questions, and for the answer.
+_SILENT_S, _LOOK_S, MOVED_S = 2.0, 0.5, 1.0
 _AUTHENTICATE_S = 10.0
 _SAID = 500  # characters of a broker's message
-MOVED_S = 1.0  # how long others are asked whether one of them has a silent broker's place
 # A session is renewed after this part of its life, so that a request on its way is taken before the end; and not
 # within a second, which brokers refuse.
 _RENEW_AFTER = 0.7
