@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from anabranch.kafka.wire import codes, data
 from anabranch.kafka.wire.calls import PRODUCE
 from anabranch.kafka.wire.cluster import Cluster
 from anabranch.kafka.wire.codes import Act, error_for, meaning
-from anabranch.kafka.wire.connection import Connection, ConnectionBroken, readable
+from anabranch.kafka.wire.connection import MOVED_S, Connection, ConnectionBroken, readable
 from anabranch.ports import NOT_ENOUGH_REPLICAS, LogError, LogFenced, LogUncertain, TopicPartition
 
 Answers = dict[TopicPartition, data.Produced]
@@ -110,19 +110,40 @@ class Link:
         )
         wave.sent = time.monotonic()
 
-    def read(self, cluster: Cluster, wave: Wave, deadline: float) -> Answers:
+    def read(
+        self,
+        cluster: Cluster,
+        wave: Wave,
+        deadline: float,
+        moved: Callable[[], bool] = lambda: False,
+    ) -> Answers:
         """The answer about all batches of a wave that was sent.
+
+        ``moved``: whether the broker may wait for one that another has replaced.
 
         Raises:
             ConnectionBroken: the answer did not come.
             MalformedAnswer: batches are missing in it, or it is no answer at all.
         """
+        self.open().wait(deadline, lambda: self._moved(cluster, wave) or moved())
         body = self.open().receive(wave.correlation, deadline)
         answers = data.produce_answer(self.version, body, cluster.topic_names)
         missing = wave.pieces.keys() - answers.keys()
         if missing:
             raise data.MalformedAnswer(f"no answer about {sorted(missing)[0]}")
         return answers
+
+    def _moved(self, cluster: Cluster, wave: Wave) -> bool:
+        """Whether others lead a partition of the wave by now, as other brokers say."""
+        cluster.distrust(self.node)
+        try:
+            cluster.refresh(
+                {partition.topic for partition in wave.pieces}, cluster.deadline(MOVED_S)
+            )
+        except LogError:
+            return False
+        leaders = [cluster.leader(partition) for partition in wave.pieces]
+        return any(leader is not None and leader.node != self.node for leader in leaders)
 
     def may_send(self) -> bool:
         """Whether nothing is under way, or its answer has begun to arrive."""

@@ -330,7 +330,7 @@ class KafkaProducer:
     def _read(self, link: Link, wave: Wave) -> Answers:
         deadline = min(self._cluster.deadline(), self._cluster.deadline(ANSWER_S))
         try:
-            return link.read(self._cluster, wave, deadline)
+            return link.read(self._cluster, wave, deadline, self._coordinator.moved)
         except (ConnectionBroken, data.MalformedAnswer) as error:
             raise self._lost(link, wave, error) from error
 

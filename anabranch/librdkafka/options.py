@@ -93,8 +93,8 @@ _COMMANDS = {
     "delivery.report.only.error": True,
     "socket.nagle.disable": True,
 }
-# Longer than a frozen broker needs to be fenced. librdkafka's own minute is a minute without answers.
-_REPLIES_DEFAULTS = {"socket.timeout.ms": 10_000}
+# Longer than a frozen broker needs to be fenced. librdkafka's own minute is one without commands, or answers.
+_SMALL_DEFAULTS = {"socket.timeout.ms": 10_000}
 _REPLIES = {
     "group.id": "anabranch-replies",  # never joined: the partition is assigned by hand
     "isolation.level": "read_committed",
@@ -153,11 +153,13 @@ class Options:
 
     def commands(self, max_bytes: int) -> dict[str, Any]:
         """For the producer of commands: the lowest delay."""
-        return self._base() | _COMMANDS | {"message.max.bytes": _in_range(max_bytes)}
+        return (
+            _SMALL_DEFAULTS | self._base() | _COMMANDS | {"message.max.bytes": _in_range(max_bytes)}
+        )
 
     def replies(self) -> dict[str, Any]:
         """For the consumer of replies."""
-        return _REPLIES_DEFAULTS | self._base() | _REPLIES
+        return _SMALL_DEFAULTS | self._base() | _REPLIES
 
     def journal(self, max_bytes: int) -> dict[str, Any]:
         """For a writer's producer: big batches. ``max_bytes``: the topic's limit for a batch."""

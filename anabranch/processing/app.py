@@ -34,7 +34,7 @@ class Processor(Program):
     ``dead_letter``: a stream for events whose handler fails time and again; None: the worker stops at such a one.
     ``concurrency``: so many ``async`` handlers run side by side. ``start``: where a new processor begins, as of
     `Client.read`. ``on_lost``: where retention took what was not consumed the worker stops (`SnapshotExpired`);
-    'skip': it goes on behind that, counts it, and passes over whole transactions, in all inputs that may share them.
+    'skip': it goes on behind that, counts it, and passes over whole transactions, in all inputs.
     ``idle``: a task without events for so many seconds follows the event time of its worker's other tasks.
 
     Source: Kafka Streams (tasks, stores), Flink (key groups), Faust (decorators).

@@ -65,9 +65,9 @@ class Job:
 
 
 class _Refused(NamedTuple):
-    """A chunk of this job could not be carried; nothing happened."""
+    """A chunk of this job could not be carried; nothing happened. None: a look that failed."""
 
-    key: Key
+    key: Key | None
     error: LogError
 
 
@@ -134,6 +134,11 @@ class Carrier:
             self._renew_readers()
         return job.row
 
+    def check(self, partitions: Sequence[TopicPartition]) -> None:
+        """As `Lease.check`, for this carrier's ids."""
+        for producer in self._producers:
+            producer.check(partitions)
+
     def _check_gone(self, error: OffsetOutOfRange) -> None:
         """`LogUnavailable` if the position may still be there: a lagging broker's log ends before it."""
         start = self._log.start_offsets([error.partition], failed={}).get(error.partition, 0)
@@ -191,7 +196,8 @@ class Carriers:
         self._each = carriers
         self._jobs: dict[Key, Job] = {}
         self._waiting: deque[Job] = deque()
-        self._todo: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[tuple[Job | None, int] | None] = queue.SimpleQueue()
+        self._unchecked: deque[Sequence[TopicPartition]] = deque()
         self._told: queue.SimpleQueue[CarryRow | _Refused | Exception] = queue.SimpleQueue()
         self.failed: list[LogError] = []  # why chunks could not be carried
         self._not_before_ms: dict[Key, int] = {}  # refused jobs; wall clock
@@ -266,6 +272,8 @@ class Carriers:
                 self.trouble.pop(told.txn_id, None)
                 if told.done:
                     self._forget((told.txn_id, told.stream, told.number))
+            elif told.key is None:
+                self.failed.append(told.error)
             else:
                 log.warning("a decided merge can't be carried on: %s", told.error)
                 self.failed.append(told.error)
@@ -308,12 +316,37 @@ class Carriers:
             carrier.close()
         return not any(thread.is_alive() for thread in self._threads)
 
+    def check(self, partitions: Sequence[TopicPartition]) -> None:
+        """End native transactions there that lack a marker: between chunks, now if none is under way."""
+        self._unchecked.append(partitions)
+        if self._threads:
+            self._todo.put((None, 0))
+        else:
+            self._end_lost()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is to be taken."""
+        return self._told.empty()
+
+    def _end_lost(self) -> None:
+        while self._unchecked:
+            partitions = self._unchecked.popleft()
+            for carrier in self._each:
+                try:
+                    carrier.check(partitions)
+                except (LogRefused, LogUnavailable) as error:
+                    self._told.put(_Refused(None, error))
+
     def _run(self, carrier: Carrier) -> None:
         while (work := self._todo.get()) is not None:
             job, wall_ms = work
             try:
                 while not self._stop.is_set():
                     with self._one_chunk:
+                        self._end_lost()
+                        if job is None:
+                            break
                         told = _chunk(carrier, job, wall_ms)
                     self._told.put(told)
                     if isinstance(told, _Refused) or told.done:

@@ -53,6 +53,7 @@ from anabranch.processors.streams.autoscaling import Autoscaling
 from anabranch.processors.streams.cleanup import Cutter, move_next
 from anabranch.processors.streams.gaps import Gaps
 from anabranch.processors.streams.health import refuses_data
+from anabranch.processors.streams.quiet import Quiet
 from anabranch.processors.streams.topics import StreamTopics
 from anabranch.processors.streams.trouble import StreamTrouble, places_of
 from anabranch.schemas.records import TermRow
@@ -94,6 +95,7 @@ class Controller:
     _offset_guess: OffsetGuess = field(default_factory=OffsetGuess)
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
     _stream_trouble: StreamTrouble = field(init=False)
+    _quiet: Quiet | None = None
     _terms: list[TermRow] = field(default_factory=list)  # the last ones of this leader, perhaps
     _culprit: Culprit = field(init=False)
     _trying: Sequence[Command] = ()  # the commands of the round that failed
@@ -153,6 +155,8 @@ class Controller:
         every_ms = self.settings.clean_history_ms
         self._cutter = Cutter(self.log, threads=self.threads, histories_ms=every_ms)
         self._gaps = Gaps(self.log, threads=self.threads)
+        parts = self.log, self._stream_trouble, self._state
+        self._quiet = Quiet(*parts, self._now_ms(), threads=self.threads)
         self._topics = StreamTopics(
             self.log, self.clock, status.topic, self._cutter, threads=self.threads
         )
@@ -189,10 +193,11 @@ class Controller:
 
     def resign(self) -> None:
         """Lead no more. No message is needed: a successor fences this leader."""
-        for part in (self._carriers, self._topics, self._cutter, self._gaps, self.lease):
+        besides = self._carriers, self._topics, self._cutter, self._gaps, self._quiet
+        for part in (*besides, self.lease):
             if part is not None:
                 part.close()
-        self._carriers = self._topics = self._cutter = self._gaps = self.lease = None
+        self._carriers = self._topics = self._cutter = self._gaps = self._quiet = self.lease = None
 
     @property
     def state(self) -> State:
@@ -364,13 +369,15 @@ class Controller:
         if round_.empty:
             turn.done()
             return False
-        if self.lease is None:
+        if self.lease is None or self._quiet is None:
             raise NotLeading("a round is for a controller that leads")
         self._stream_trouble.check(self._state, round_.touched)
         for stream in round_.streams:
             if stream not in self._tails:
                 self.lease.check(places_of(self._state, stream))
                 self._tails[stream] = tail_for(self.log, self.clock, stream, round_)
+        moving = [stream for stream, _ in self._memory.cleaning.crowded[:1]]
+        self._quiet.touched([*round_.touched, *moving], turn.now_ms)
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
         begun = self.metrics.begin()
         producer = producer or self.lease.next_producer()
@@ -412,7 +419,7 @@ class Controller:
         self._tails.pop(stream, None)
         self._intake.forget_stream(stream)
         self._autoscaling.forget_stream(stream)
-        for part in (self._cutter, self._gaps):
+        for part in (self._cutter, self._gaps, self._quiet):
             if part is not None:
                 part.forget_stream(stream)
 
@@ -456,14 +463,10 @@ class Controller:
     def _give_up_streams(self) -> None:
         """Log which streams are lost, and which transactions that ends. One round each: they may be many."""
         after_s = self.settings.lost_after_ms / 1000
-        while self.lease is not None and self._stream_trouble.rested:
-            stream = self._stream_trouble.rested.pop()
-            self._tails.pop(stream, None)
-            try:
-                self.lease.check(places_of(self._state, stream))
-            except (LogRefused, LogUnavailable) as error:
-                if not self._stream_trouble.find(self._state, error):
-                    raise
+        if self.lease and self._carriers and self._quiet:
+            parts = self._state, self.lease, self._carriers
+            for stream in self._quiet.step(*parts, self._now_ms()):
+                self._tails.pop(stream, None)
         for stream, why in self._stream_trouble.given_up(self._state, after_s):
             turn = self._turn()
             aborted = give_up_stream(turn, stream, why)
@@ -476,7 +479,7 @@ class Controller:
 
     def _carry(self) -> None:
         """Take up the rows that carriers have logged since the last pass; the table follows at once."""
-        if self._carriers is None or not self._state.committing:
+        if self._carriers is None or not (self._state.committing or not self._carriers.idle):
             return
         wall_ms = int(self.clock.wall() * 1000)
         failed = self._carriers.take_up(self._state, self.table, self._memory.merging, wall_ms)

@@ -223,8 +223,8 @@ def grow_stream_topics(log: Log, stream: str, partitions: int) -> None:
         LogRefused: (3) a topic does not exist; the broker does not grow one, with its reason.
         TopicMisconfigured: as `create_stream_topics`.
     """
-    # The journal first: a client that finds a partition of the stream finds its journal too.
-    for name in (journal_topic(stream), stream_topic(stream)):
+    # The journal last: plain writes come to its new partitions, and must not wait for a stream's that are refused.
+    for name in (stream_topic(stream), journal_topic(stream)):
         log.add_partitions(name, partitions)
     _check_topics(log, stream, partitions)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +12,12 @@ from uuid import UUID
 import pytest
 
 from anabranch.kafka import admin as kafka_admin
+from anabranch.kafka.link import Link, Piece, Wave
 from anabranch.kafka.settings import parse_settings
-from anabranch.kafka.wire.cluster import Cluster
-from anabranch.kafka.wire.connection import ConnectionBroken
+from anabranch.kafka.wire import connection as wire
+from anabranch.kafka.wire.cluster import Cluster, Leader, Topic
+from anabranch.kafka.wire.connection import Connection, ConnectionBroken
+from anabranch.ports import LogUnavailable, TopicPartition
 
 BROKERS = {n: (f"broker-{n}", 9092) for n in (1, 2, 3)}
 OURS, OTHER = UUID(int=1), UUID(int=2)
@@ -71,3 +76,45 @@ def test_another_id_is_every_brokers_word(
     monkeypatch.setattr(kafka_admin, "_create", lambda *_, **__: exists)
     monkeypatch.setattr(kafka_admin, "add_partitions", lambda *_, **__: False)
     assert kafka_admin.is_gone(cluster, "t", 1, OURS.hex, 0.0) is gone
+
+
+@pytest.mark.parametrize(
+    ("leads", "coordinates", "questions", "why"),
+    [
+        ([1, None, 2], [], 3, "another broker has its place"),
+        ([1] * 9, [False, True], 2, "another broker has its place"),
+        ([1] * 9, [False] * 9, None, "timed out"),
+    ],
+    ids=["leader", "coordinator", "it is slow"],
+)
+def test_a_silent_broker_is_waited_for_until_another_one_has_its_place(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    leads: list[int | None],
+    coordinates: list[bool],
+    questions: int | None,
+    why: str,
+) -> None:
+    """It takes a request and does not answer; then ``leads`` and ``coordinates`` say how others answer."""
+    place, asked = TopicPartition("t", 0), 0
+
+    def refresh(names: set[str], deadline: float) -> None:
+        nonlocal asked
+        asked += 1
+        node = leads[asked - 1]
+        if node is None:
+            raise LogUnavailable("nobody answers")
+        cluster._topics["t"] = Topic("t", bytes(16), {0: Leader(node, asked)}, 1, 3, 3)
+
+    monkeypatch.setattr(cluster, "refresh", refresh)
+    monkeypatch.setattr(wire, "_SILENT_S", 0.0)
+    monkeypatch.setattr(wire, "_LOOK_S", 0.1 if why == "timed out" else 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        deadline = time.monotonic() + (0.35 if why == "timed out" else 60.0)
+        link = Link(1, Connection(*silent.getsockname(), client_id="c", deadline=deadline))
+        sent = link.open().send(0, 0, (b"",), flexible=False, deadline=deadline)
+        wave = Wave({place: Piece(place, ())}, correlation=sent)
+        with pytest.raises(ConnectionBroken, match=why):
+            link.read(cluster, wave, deadline, iter(coordinates + [False] * 9).__next__)
+        link.close()
+    assert asked == questions or (questions is None and asked > 1)

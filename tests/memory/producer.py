@@ -79,8 +79,12 @@ class MemoryProducer:
             self._end("abort")
 
     def check(self, partitions: Iterable[TopicPartition]) -> None:
+        places = list(partitions)
         with self._cluster.lock:
-            for partition in partitions:
+            away = self._cluster.troubles.of(places, self._log.process, Kind.LEADERLESS)
+            for partition, trouble in away.items():
+                raise error_of(partition, trouble)
+            for partition in places:
                 self._cluster.land_lost(partition, self.producer_id)
 
     def close(self) -> None:

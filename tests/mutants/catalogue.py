@@ -261,6 +261,9 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("busy ids are used again", topics.busy_ids_are_used_again, weather=FEW_REPLICAS),
     Mutant("what lacks a marker stays open", topics.left_open, quick=True, seed=1,
            weather=LOST_MARKERS),
+    Mutant("a quiet stream is not looked at", topics.quiet_streams_stay, weather=LOST_MARKERS),
+    Mutant("carriers never look for lost markers", topics.carriers_never_look,
+           weather=LOST_MARKERS | {"chunk_bytes": 250}),
     # -- the library of readers and writers
     Mutant("a snapshot is cut too early", clients.stale_cut, weather=READING, by_clients=True,
            broker="steady"),

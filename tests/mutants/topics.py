@@ -12,8 +12,10 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.state import State
 from anabranch.ports import LogError, TopicGone, TopicInfo
 from anabranch.processors import controller, durability
+from anabranch.processors.carrier import Carriers
 from anabranch.processors.leadership import Lease
 from anabranch.processors.streams import health, trouble
+from anabranch.processors.streams.quiet import Quiet
 from anabranch.processors.streams.trouble import StreamTrouble
 from tests.memory.producer import MemoryProducer
 
@@ -117,3 +119,13 @@ def busy_ids_are_used_again() -> Planted:
 def left_open() -> Planted:
     """A native transaction whose marker the brokers lost stays open in that partition."""
     return patch.object(MemoryProducer, "check", lambda *_: None)
+
+
+def quiet_streams_stay() -> Planted:
+    """No leader looks at a stream that no round comes to: what lacks a marker there stays open."""
+    return patch.object(Quiet, "_compare", lambda *_: {})
+
+
+def carriers_never_look() -> Planted:
+    """A carrier's id ends what lacks a marker with its next chunk there only, which may never come."""
+    return patch.object(Carriers, "check", lambda *_: None)

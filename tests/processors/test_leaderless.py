@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from anabranch.batches.records import Record
@@ -9,10 +12,11 @@ from anabranch.core.stream_states import ACTIVE
 from anabranch.ports import LogUnavailable, TopicPartition
 from anabranch.processors.history_tail import load_tail
 from anabranch.processors.streams.histories import Histories
-from anabranch.schemas.records import Scale, StreamList
+from anabranch.schemas.records import Commit, Scale, StreamList
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from tests.memory.producer import MemoryProducer
 from tests.memory.trouble import Kind, Trouble
-from tests.processors.losing import GONE, OTHER, Play
+from tests.processors.losing import GONE, KEYS, OTHER, TOPICS, Play
 
 
 class Leaderless(Play):
@@ -101,3 +105,52 @@ def test_a_marker_that_a_former_leaders_spare_id_lacks(spare: int) -> None:
     play.lead_anew()
     assert play.one_shot(GONE) == "COMMITTED"
     assert not play.world.cluster.lost_markers
+
+
+def _loses(patch: pytest.MonkeyPatch, play: Play, topic: str, of: str, nth: int) -> None:
+    """The n-th end of such an id's native transaction there gets no marker, on one partition of the topic."""
+    cluster, end, seen = play.world.cluster, MemoryProducer._end, []
+    cluster.loses_markers = True
+
+    def ended(producer: MemoryProducer, name: str) -> None:
+        written = cluster._transactions[producer._id].partitions
+        places = [place for place in written if place.topic == topic]
+        if places and (".carrier." in producer._id) == (of == "carrier"):
+            seen.append(places[0])
+            if len(seen) == nth + 1:
+                cluster.troubles[places[0]] = Trouble(Kind.LEADERLESS)
+        end(producer, name)
+
+    patch.setattr(MemoryProducer, "_end", ended)
+
+
+@pytest.mark.parametrize("leader", ["same", "new"])
+@pytest.mark.parametrize(
+    ("topic", "of", "nth"),
+    [(topic, "leader", 0) for topic in TOPICS] + [(stream_topic, "carrier", n) for n in range(4)],
+)
+def test_what_lacks_a_marker_is_ended_though_its_id_comes_no_more(
+    monkeypatch: pytest.MonkeyPatch, topic: Callable[[str], str], of: str, nth: int, leader: str
+) -> None:
+    """To a quiet stream no round comes; a carrier's merge goes on by other ids, or is over."""
+    how: dict[str, Any] = {"chunk_bytes": 1000} if of == "carrier" else {}
+    play = Leaderless(**how)
+    txn_id, token, receipt = play.begun(GONE, size=300)
+    with monkeypatch.context() as patch:
+        _loses(patch, play, topic(GONE), of, nth)
+        play.world.send(Commit(token, (receipt,), None, None, 600_000))
+        play.play(20, 1.0)
+    lost = bool(play.world.cluster.lost_markers)
+    play.mend()
+    if leader == "new":
+        play.lead_anew(**how)
+    play.play(40, 40.0)
+    rounds = play.controller.rounds
+    assert lost
+    assert not play.world.cluster.lost_markers
+    assert play.state(txn_id)[0] == "COMMITTED"
+    places = [TopicPartition(stream_topic(GONE), p) for p in range(4)]
+    there = [place for place in places if place in play.world.cluster.partitions]
+    assert sum(len(play.world.committed(place)) for place in there) == len(KEYS) + 1
+    play.play(40, 40.0)
+    assert play.controller.rounds == rounds + 1, "a look logs nothing"

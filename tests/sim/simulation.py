@@ -339,7 +339,7 @@ class _Run:
         return lawful and all(worker.done for worker in self.workers)
 
     def _ended(self) -> bool:
-        if not self._worked():
+        if not self._worked() or self._lost_markers():
             return False
         for partition in range(self.partitions):
             leader = self.fleet.leading(partition)
@@ -354,13 +354,24 @@ class _Run:
                 return False
         return True
 
+    def _lost_markers(self) -> list[TopicPartition]:
+        """Where readers stand, and no controller may need to write again."""
+        known = {
+            topic
+            for s in self.ledger.streams
+            if s not in self.ledger.deleted
+            for topic in topics_of(s)
+        }
+        return [place for place, _ in self.cluster.lost_markers if place.topic in known]
+
     def _what_is_open(self) -> str:
         picture = Picture.take(self.cluster, PREFIX, self.partitions)
         rows = [f"{row.txn_id.hex()} {row.state}" for row in picture.unfinished]
         jobs = [f"{worker.name} has {worker.jobs} jobs" for worker in self.workers]
         doubts = [deal.label for worker in self.workers for deal in worker.in_doubt]
         leaders = [p for p in range(self.partitions) if self.fleet.leading(p)]
-        return f"led: {leaders}; {', '.join(rows + jobs)}; in doubt: {doubts}"
+        lost = self._lost_markers()
+        return f"led: {leaders}; {', '.join(rows + jobs)}; in doubt: {doubts}; no markers: {lost}"
 
     def _check(self) -> tuple[int, Epochs]:
         self._check_disks()

@@ -122,13 +122,16 @@ def partitions_added(turn: Turn, stream: str, partitions: int) -> None:
             want_partitions(turn, stream, wanted)
 
 
-def partitions_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
+def partitions_refused(turn: Turn, stream: str, error: AnabranchError, there: int = 0) -> None:
     """Take the scaling back: the topics can't be grown, or not now.
 
-    If that may pass, the partitions stay wanted: some may be there, and plain writes come to these.
+    If that may pass, the partitions stay wanted: some may be there, and plain writes come to these. Else those
+    that are ``there``, in the journal, stay so.
     """
     row = turn.state.streams[stream]
-    wanted = row.wanted_partitions if isinstance(error, PASSING) else row.partitions
+    wanted = row.wanted_partitions
+    if not isinstance(error, PASSING):
+        wanted = max(row.partitions, min(there, wanted))
     left = replace(row, wanted_partitions=wanted, scaling=None)
     if left != row:
         turn.put(k.stream_key(stream), left)

@@ -28,6 +28,7 @@ from anabranch.ports import (
 
 T = TypeVar("T")
 
+_Failed = MutableMapping[TopicPartition, LogError]
 # A new topic may not be known to every broker at once; after that, it does not exist.
 UNKNOWN_TOPIC_S = 2.0
 # A repeatable question waits so long for one broker, which may be frozen: others can answer it.
@@ -89,7 +90,7 @@ class Cluster:
             yield connection
             self.trust(address)
         except ConnectionBroken:
-            self._failed[address] = time.monotonic()
+            self.doubt(address)
             raise
         finally:
             self.pool.give(connection, address)
@@ -114,7 +115,7 @@ class Cluster:
             try:
                 return self.pool.take(address, self.soon(deadline)), address
             except ConnectionBroken as error:
-                self._failed[address] = time.monotonic()
+                self.doubt(address)
                 if isinstance(error, AuthenticationFailed):
                     raise  # the others would refuse, too
                 problems.append(str(error))
@@ -246,10 +247,14 @@ class Cluster:
         """A broker does not answer: ask others first, and for the leaders of its partitions."""
         with self._lock:
             if node in self._brokers:
-                self._failed[self._brokers[node]] = time.monotonic()
+                self.doubt(self._brokers[node])
             for name, topic in list(self._topics.items()):
                 if any(leader.node == node for leader in topic.leaders.values()):
                     del self._topics[name]
+
+    def doubt(self, address: tuple[str, int]) -> None:
+        """A broker does not answer: others are asked first."""
+        self._failed[address] = time.monotonic()
 
     def trust(self, address: tuple[str, int]) -> None:
         """A broker answered: it is asked in turn again."""
@@ -287,8 +292,9 @@ class Cluster:
             missing = [p for p in wanted if p not in known]
             if not missing:
                 return known
+            topics = {p.topic for p in missing}
             try:
-                found = self.refresh({p.topic for p in missing}, deadline)
+                found = self.refresh(topics, deadline)
             except LogUnavailable as error:
                 if gone is None:
                     raise
@@ -302,18 +308,16 @@ class Cluster:
             if gone is not None and (late or now - started > UNKNOWN_TOPIC_S):
                 raise gone
             if any(self.leader(p) is None for p in missing):
-                if now + self.settings.retry_backoff > deadline:
-                    raise LogUnavailable(
-                        f"{missing[0].topic} has partitions without a leader",
-                        {p.topic for p in missing},
-                    )
+                if late:
+                    what = f"{missing[0].topic} has partitions without a leader"
+                    raise LogUnavailable(what, topics)
                 time.sleep(self.settings.retry_backoff)
 
     def groups(
         self,
         partitions: Iterable[TopicPartition],
         deadline: float,
-        failed: MutableMapping[TopicPartition, LogError] | None = None,
+        failed: _Failed | None = None,
     ) -> dict[int, list[TopicPartition]]:
         """The partitions grouped by the broker that leads them.
 
@@ -322,30 +326,28 @@ class Cluster:
         if failed is None:
             known = self.leaders(partitions, deadline)
         else:
-            known, problems = self._leaders_now(list(partitions), deadline)
-            failed.update(problems)
+            known = self._leaders_now(list(partitions), deadline, failed)
         groups: dict[int, list[TopicPartition]] = {}
         for partition, leader in known.items():
             groups.setdefault(leader.node, []).append(partition)
         return groups
 
     def _leaders_now(
-        self, wanted: Sequence[TopicPartition], deadline: float
-    ) -> tuple[dict[TopicPartition, Leader], dict[TopicPartition, LogError]]:
-        failed: dict[TopicPartition, LogError] = {}
+        self, wanted: Sequence[TopicPartition], deadline: float, failed: _Failed
+    ) -> dict[TopicPartition, Leader]:
         known = {p: leader for p in wanted if (leader := self.leader(p)) is not None}
         if len(known) == len(wanted):
-            return known, failed
+            return known
         try:
             self.refresh({p.topic for p in wanted if p not in known}, deadline)
         except LogRefused as error:
-            failed = {p: error for p in wanted if p.topic in error.topics}
+            failed.update({p: error for p in wanted if p.topic in error.topics})
         known = {p: leader for p in wanted if (leader := self.leader(p)) is not None}
         for p in wanted:
             if p not in known and p not in failed:
                 why = "has no leader" if p.topic in self._topics else "is not found"
                 failed[p] = LogUnavailable(f"{p.topic}[{p.partition}] {why}", (p.topic,))
-        return known, failed
+        return known
 
     def coordinator(self, transactional_id: str, deadline: float) -> tuple[str, int]:
         """The address of a transactional id's coordinator."""
@@ -393,9 +395,7 @@ def raise_or_again(
     """Raise the error of a code: `Again` if the call may be repeated."""
     meant = meaning(table, code)
     error = error_for(meant, code, what, detail, topics)
-    if meant.act in (Act.RETRY, Act.REFRESH):
-        raise Again(error)
-    raise error
+    raise Again(error) if meant.act in (Act.RETRY, Act.REFRESH) else error
 
 
 def _topic(found: Any) -> Topic:

@@ -10,7 +10,7 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from anabranch.batches.format import Buffer
@@ -31,6 +31,8 @@ _MAX_BUFFERS = 512
 _JOIN_BYTES = 16_384
 _MAX_ANSWER_BYTES = 1 << 30
 _DRAIN_S = 5.0
+# The wait before others are asked about a silent broker, between such questions, and for the answer.
+_SILENT_S, _LOOK_S, MOVED_S = 2.0, 0.5, 1.0
 _AUTHENTICATE_S = 10.0
 _SAID = 500  # characters of a broker's message
 # A session is renewed after this part of its life, so that a request on its way is taken before the end; and not
@@ -126,6 +128,24 @@ class Connection:
             (self._correlation, flexible if answer_flexible is None else answer_flexible)
         )
         return self._correlation
+
+    def wait(self, deadline: float, moved: Callable[[], bool]) -> None:
+        """Wait for an answer; for that of a silent broker only until another one has its place.
+
+        ``moved``: asks the others. `ConnectionBroken`: it has. A slow broker, which keeps its place, is waited for.
+        """
+        limit = time.monotonic() + _SILENT_S
+        while not self.buffered() and not readable(
+            [self], max(0.0, min(limit, deadline) - time.monotonic())
+        ):
+            if time.monotonic() >= deadline:
+                return
+            if moved():
+                self.close()
+                raise ConnectionBroken(
+                    f"{self.address} does not answer, and another broker has its place"
+                )
+            limit = time.monotonic() + _LOOK_S
 
     def receive(self, correlation: int, deadline: float) -> memoryview:
         """The answer's body. Earlier answers that are read on the way are kept for their callers."""

@@ -12,12 +12,13 @@ from anabranch.kafka.wire import calls, codes
 from anabranch.kafka.wire.calls import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, PRODUCE
 from anabranch.kafka.wire.cluster import UNKNOWN_TOPIC_S, Again, Cluster, raise_or_again
 from anabranch.kafka.wire.codes import NONE, Act, meaning
-from anabranch.kafka.wire.connection import Connection, ConnectionBroken
+from anabranch.kafka.wire.connection import MOVED_S, Connection, ConnectionBroken
 from anabranch.kafka.wire.data import BUMPS_FROM, MalformedAnswer, end_answer, end_request
 from anabranch.kafka.wire.lost_markers import LastOutcome
 from anabranch.ports import (
     UNKNOWN_TOPIC_OR_PARTITION,
     LogBusy,
+    LogError,
     LogRefused,
     LogUnavailable,
     LogUncertain,
@@ -67,6 +68,7 @@ class Coordinator:
         self._busy_since: float | None = None
         self._timeout = dt.timedelta(milliseconds=round(timeout * 1000))
         self._connection: Connection | None = None
+        self._address: tuple[str, int] | None = None
         self.producer_id = -1
         self.producer_epoch = -1
         self.is_v2 = False
@@ -111,9 +113,23 @@ class Coordinator:
     def _connect(self, deadline: float) -> Connection:
         connection = self._connection
         if connection is None or not connection.usable():
-            address = self._cluster.coordinator(self._id, deadline)
-            connection = self._connection = self._cluster.pool.open(address, deadline)
+            if self._address is not None:
+                self._cluster.doubt(self._address)
+            self._address = self._cluster.coordinator(self._id, deadline)
+            soon = self._cluster.soon(deadline)
+            connection = self._connection = self._cluster.pool.open(self._address, soon)
         return connection
+
+    def moved(self) -> bool:
+        """Whether another broker is the coordinator by now, as others say: leaders ask it before they append."""
+        try:
+            if self._address is not None:
+                self._cluster.doubt(self._address)
+            return self._address != self._cluster.coordinator(
+                self._id, self._cluster.deadline(MOVED_S)
+            )
+        except LogError:
+            return False
 
     def _fail(
         self,
@@ -202,7 +218,10 @@ class Coordinator:
         )
         body = end_request(version, self._id, self.producer_id, self.producer_epoch, commit=commit)
         limit = min(deadline, time.monotonic() + ANSWER_S)
-        ended = end_answer(version, connection.call(END_TXN, version, body, limit))
+        flexible = version >= END_TXN.flexible_from
+        sent = connection.send(END_TXN.key, version, (body,), flexible=flexible, deadline=limit)
+        connection.wait(limit, self.moved)
+        ended = end_answer(version, connection.receive(sent, limit))
         if ended.error != NONE:
             self._fail(codes.END_TXN_CODES, ended.error, what)
         if self.is_v2:

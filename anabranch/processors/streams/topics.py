@@ -11,8 +11,9 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
-from anabranch.core.decisions.scale import PASSING, partitions_added, partitions_refused
+from anabranch.core.decisions.scale import partitions_added, partitions_refused
 from anabranch.core.decisions.streams import (
     forget_refused,
     prove_lead,
@@ -119,9 +120,9 @@ class StreamTopics:
             if isinstance(grown, int):
                 yield stream, partial(partitions_added, stream=stream, partitions=grown)
             else:
-                if isinstance(grown, NotReady):
+                if isinstance(grown.error, NotReady):
                     self.missed.add(stream)
-                yield stream, partial(partitions_refused, stream=stream, error=grown)
+                yield stream, partial(partitions_refused, stream=stream, **grown._asdict())
 
     def refused(self, state: State, stream: str, error: LogRefused) -> Done | None:
         """The rows for a round, when the broker refused the record of a result; None: it is tried again."""
@@ -282,17 +283,24 @@ def _names(topics: Sequence[TopicInfo]) -> str:
     return ", ".join(topic.name for topic in topics)
 
 
+class NotGrown(NamedTuple):
+    """The reason why a stream's topics can't be grown, and the partitions of its journal."""
+
+    error: AnabranchError
+    there: int = 0
+
+
 class Growth:
     """Adds the partitions that are logged as wanted, beside the loop; also those that a former leader left.
 
-    A growth that fails for what may pass pauses, and is tried again: brokers may have added the partitions.
+    A growth that fails pauses, and is tried again for what may pass: brokers may have added the partitions.
     """
 
     def __init__(self, log: Log, clock: Clock, *, threads: bool) -> None:
         self._log = log
         self._clock = clock
         self._helper = helper("anabranch-growth", threads=threads)
-        self._under_way: dict[str, tuple[int, Future[None]]] = {}
+        self._under_way: dict[str, Future[int | NotGrown]] = {}
         self._pauses: dict[str, tuple[float, float]] = {}  # its length, and its monotonic end
 
     @property
@@ -306,7 +314,7 @@ class Growth:
 
     def step(
         self, state: State, waiting: Container[str] = ()
-    ) -> Iterator[tuple[str, int | AnabranchError]]:
+    ) -> Iterator[tuple[str, int | NotGrown]]:
         """Begin the growth that is wanted. Yields (stream, its partitions now, or why it can't be grown).
 
         ``waiting``: streams in trouble.
@@ -314,7 +322,7 @@ class Growth:
         Raises: LogError, if the log can't be reached.
         """
         now = self._clock.monotonic()
-        for stream in [s for s, (_, work) in self._under_way.items() if work.done()]:
+        for stream in [s for s, work in self._under_way.items() if work.done()]:
             row = state.streams.get(stream)
             if row is None or row.wanted_partitions <= row.partitions:
                 del self._under_way[stream]  # given up meanwhile
@@ -325,13 +333,12 @@ class Growth:
                 if stream in waiting or now < self._pauses.get(stream, (0, 0))[1]:
                     continue
                 wanted = row.wanted_partitions
-                work = self._helper.submit(grow_stream_topics, self._log, stream, wanted)
-                self._under_way[stream] = wanted, work
-            partitions, work = self._under_way[stream]
+                self._under_way[stream] = self._helper.submit(_grow, self._log, stream, wanted)
+            work = self._under_way[stream]
             if work.done():
                 del self._under_way[stream]
-                grown = _grown(partitions, work)
-                if isinstance(grown, PASSING):
+                grown = work.result()
+                if isinstance(grown, NotGrown):
                     last, end = self._pauses.get(stream, (0.0, 0.0))
                     pause = next_pause(last, now - end)
                     self._pauses[stream] = pause, now + pause
@@ -346,14 +353,16 @@ class Growth:
         self._under_way.clear()
 
 
-def _grown(partitions: int, work: Future[None]) -> int | AnabranchError:
-    """The partitions that there are now, or the reason why the topics can't be grown."""
+def _grow(source: Log, stream: str, partitions: int) -> int | NotGrown:
+    """Add partitions. Those that a former attempt added to the journal stay wanted: plain writes come there."""
     try:
-        work.result()
+        try:
+            grow_stream_topics(source, stream, partitions)
+        except LogRefused as error:
+            journal = source.describe_topics([journal_topic(stream)]).get(journal_topic(stream))
+            return NotGrown(refusal_of(error), journal.partitions if journal is not None else 0)
     except AnabranchError as error:
-        return error
-    except LogRefused as error:
-        return refusal_of(error)
-    except LogUnavailable as error:
-        return NotReady(f"the brokers can't add partitions now: {error}")
+        return NotGrown(error)
+    except (LogRefused, LogUnavailable) as error:
+        return NotGrown(NotReady(f"the brokers can't add partitions now: {error}"))
     return partitions
