@@ -70,7 +70,8 @@ GROWTH_LOOK_S = 0.01  # the wait between looks at topics that are being changed
 class Controller:
     """Decides, merges and answers for one control partition while it leads.
 
-    ``leader``: this process, for people (host, process id, start).
+    ``leader``: this process, for people (host, process id, start). ``terms``: its last ones, perhaps, of leases
+    that are closed.
     """
 
     log: Log
@@ -80,6 +81,7 @@ class Controller:
     leader: str
     native_timeout: float = 60.0
     threads: bool = False  # may use helper threads: to read ahead, and to carry big merges aside
+    terms: list[TermRow] = field(default_factory=list)
     lease: Lease | None = None
     rounds: int = 0
     metrics: Metrics = field(default_factory=Metrics)
@@ -96,7 +98,6 @@ class Controller:
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
     _stream_trouble: StreamTrouble = field(init=False)
     _quiet: Quiet | None = None
-    _terms: list[TermRow] = field(default_factory=list)  # the last ones of this leader, perhaps
     _culprit: Culprit = field(init=False)
     _trying: Sequence[Command] = ()  # the commands of the round that failed
 
@@ -139,7 +140,7 @@ class Controller:
             prefix=self.settings.prefix,
             leader=self.leader,
             native_timeout=self.native_timeout,
-            terms=self._terms,
+            terms=self.terms,
             again=again,
         )
         keepalives = Keepalives(self._now_ms())
@@ -178,7 +179,7 @@ class Controller:
 
         A stream in trouble may keep ids busy, which no successor could pass: for that it leads once more.
         """
-        if self.lease is None and self._terms and self._stream_trouble.suspects:
+        if self.lease is None and self.terms and self._stream_trouble.suspects:
             self._lead(again=True)
         term, carriers = self._state.term, self._carriers
         ready = self.lease and term and carriers and carriers.close()

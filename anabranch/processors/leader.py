@@ -15,6 +15,7 @@ from anabranch.ports import Clock, Log, LogError, LogFenced, Table, TableError
 from anabranch.processors.checkpoint import open_checkpoint, size_on_disk, touch_checkpoint
 from anabranch.processors.controller import Controller
 from anabranch.processors.metrics import Metrics
+from anabranch.schemas.records import TermRow
 
 log = logging.getLogger("anabranch.controller")
 
@@ -51,12 +52,15 @@ class Leader:
         on_change: Callable[[], None],
         on_failure: Callable[[Exception], None],
         on_stuck: Callable[[float], None] = lambda seconds: None,
+        terms: list[TermRow] | None = None,
     ) -> None:
+        """``terms``: this process's last ones, perhaps, of leaders that have ended."""
         self._make_log = make_log
         self._clock = clock
         self._settings = settings
         self._folder = folder
         self._leader = leader
+        self._terms = [] if terms is None else terms
         self._native_timeout = native_timeout
         self._on_change = on_change
         self._on_failure = on_failure
@@ -127,6 +131,7 @@ class Leader:
             leader=self._leader,
             native_timeout=self._native_timeout,
             threads=True,
+            terms=self._terms,
             metrics=self.metrics,
         )
         try:

@@ -44,6 +44,7 @@ from anabranch.processors.leader import Leader
 from anabranch.processors.leadership import last_term
 from anabranch.processors.metrics import TABLE, Metrics
 from anabranch.processors.monitor import Monitor
+from anabranch.schemas.records import TermRow
 from anabranch.topics.creation import ControlTopics, create_control_topics
 from anabranch.topics.names import commands_topic, controllers_group, status_topic
 
@@ -74,6 +75,9 @@ class ControllerService(mode.Service):
         self.failure: Exception | None = None
         self._leader_failed = False
         self._leaders: dict[int, Leader] = {}
+        self._terms: dict[
+            int, list[TermRow]
+        ] = {}  # of leaders that have ended: docs/decisions/0013
         self._lock = threading.Lock()
         self._monitor: Monitor | None = None
         if options.http:
@@ -255,6 +259,7 @@ class ControllerService(mode.Service):
                 on_change=self._write_status,
                 on_failure=self._failed,
                 on_stuck=self._stand_aside,
+                terms=self._terms.setdefault(partition, []),
             )
             with self._lock:
                 self._leaders[partition] = leader
@@ -266,6 +271,7 @@ class ControllerService(mode.Service):
                 leader = self._leaders.pop(partition, None)
             if leader is not None and not leader.stop(STOP_LEADER_S):
                 log.warning("control partition %d did not stop in time; it gets fenced", partition)
+                self._terms.pop(partition, None)  # its lease may be open still
 
     def _stand_aside(self, seconds: float) -> None:
         if self._membership is not None:

@@ -15,6 +15,7 @@ from anabranch.ports import LogError, LogFenced, LogUnavailable, TableError, Top
 from anabranch.processors.controller import Controller
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.schemas.codec import decode
+from anabranch.schemas.records import TermRow
 from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import commands_topic, status_topic
 from tests.memory.table import MemoryStore
@@ -229,6 +230,7 @@ class Fleet:
             purge_per_look=3 if weather.small else 500,
             lost_after_ms=int(weather.lost_after_s * 1000),
         )
+        terms: list[TermRow] = []
         while True:
             if partition not in machine.assigned:
                 clock.sleep(0.3)
@@ -240,6 +242,7 @@ class Fleet:
                 settings,
                 leader=process.name,
                 native_timeout=weather.native_timeout_s,
+                terms=terms,
             )
             self._lead(machine, partition, controller, clock)
 
