@@ -70,8 +70,7 @@ GROWTH_LOOK_S = 0.01  # the wait between looks at topics that are being changed
 class Controller:
     """Decides, merges and answers for one control partition while it leads.
 
-    ``leader``: this process, for people (host, process id, start). ``terms``: its last ones, perhaps, of leases
-    that are closed.
+    ``leader``: this process, for people (host, process id, start). ``terms``: its last ones, perhaps; closed.
     """
 
     log: Log

@@ -229,7 +229,9 @@ class SimLog(MemoryLog):
         if is_b and faults.strikes(weather.torn_lead, "torn lead"):
             self.sim.world.sleep(faults.span(weather.torn_lead_s))
         made = super().producer(transactional_id, timeout=timeout)
-        self.sim.owners[transactional_id] = self.owner
+        with suppress(LogFenced):  # an answer that comes late, as this process was frozen
+            self.sim.current(transactional_id, made.producer_id, made.producer_epoch)
+            self.sim.owners[transactional_id] = self.owner
         return SimProducer(self, transactional_id, made.producer_id, made.producer_epoch)
 
     def _find(self, places: Iterable[TopicPartition]) -> None:
