@@ -34,6 +34,7 @@ from tests.crash.oracle import read_status
 pytestmark = pytest.mark.broker
 
 TASKS = 4
+COMMITS = 200
 KEYS = [b"key-%d" % i for i in range(20)]
 WAIT_S = 60.0
 
@@ -80,15 +81,19 @@ class Place:
 
     def out(self) -> dict[bytes, list[list[int]]]:
         found: dict[bytes, list[list[int]]] = {}
-        with self.client.read(self.output, timeout=0.6) as reader:
-            for event in reader:
-                assert event.key is not None
-                found.setdefault(event.key, []).append(json.loads(event.value or b""))
+        for event in self.committed(self.output):
+            assert event.key is not None
+            found.setdefault(event.key, []).append(json.loads(event.value or b""))
         return found
 
-    def is_whole(self) -> bool:
-        with self.client.read(self.output, timeout=0.6) as reader:
-            return sum(1 for _ in reader) >= sum(map(len, self.written.values()))
+    def committed(self, stream: str) -> list[anabranch.Event]:
+        return list(self.client.snapshot(stream).read(stream))
+
+    def wait(self) -> None:
+        """Until there are as many outputs as inputs."""
+        wanted = sum(map(len, self.written.values()))
+        with self.client.read(self.output, timeout=WAIT_S) as reader:
+            assert sum(1 for _ in itertools.islice(reader, wanted)) == wanted
 
     def check(self) -> None:
         """Each input event once; the sums rise one event at a time. (a and b may come in any order by key.)"""
@@ -198,7 +203,7 @@ def test_a_count_by_key_is_that_of_a_fold_with_scalings_and_rolling_commits(
         place.client.scale(place.inputs[0], segments=segments)
     slow.commit()
     place.write(11)
-    wait_for(place.is_whole)
+    place.wait()
     running.end()
     assert running.error is None
     place.check()
@@ -218,7 +223,7 @@ def test_state_is_the_same_after_a_restart_whatever_the_folder_is(
     def session(at: Path, *counts: int) -> int:
         place.write(*counts)
         running = Running(Worker(place.app(), connect(), at, tasks=all_tasks))
-        wait_for(place.is_whole)
+        place.wait()
         running.end()
         assert running.error is None
         return running.worker.rows_read
@@ -260,7 +265,7 @@ def test_two_workers_share_the_tasks_and_one_takes_over(
     place.write(40)
     wait_for(lambda: len(holders()) == 1)
     place.write(17)
-    wait_for(place.is_whole)
+    place.wait()
     second.end()
     assert (first.error, second.error) == (None, None)
     place.check()
@@ -284,13 +289,13 @@ def test_a_zombie_s_cut_leaves_nothing(
     frozen = Running(Worker(zombie, connect(), tmp_path / "1", tasks=all_tasks))
     assert asleep.wait(WAIT_S)
     other = Running(Worker(place.app(), connect(), tmp_path / "2", tasks=all_tasks))
-    wait_for(place.is_whole)
+    place.wait()
     wake.set()
     place.write(10)
-    wait_for(place.is_whole)
+    place.wait()
     other.end()
     place.write(10)
-    wait_for(place.is_whole)
+    place.wait()
     frozen.end()
     assert (frozen.error, other.error) == (None, None)
     place.check()
@@ -305,7 +310,7 @@ def test_a_worker_that_loses_its_tasks_while_it_reads_their_state_takes_them_aga
     def session(*counts: int) -> None:
         place.write(*counts)
         running = Running(Worker(place.app(), connect(), tmp_path / "1", tasks=all_tasks))
-        wait_for(place.is_whole)
+        place.wait()
         running.end()
 
     session(20)
@@ -321,7 +326,7 @@ def test_a_worker_that_loses_its_tasks_while_it_reads_their_state_takes_them_aga
     running = Running(slow)
     wait_for(lambda: 0 in slow.tasks or running.error is not None)
     place.write(10)
-    wait_for(place.is_whole)
+    place.wait()
     running.end()
     assert running.error is None
     place.check()
@@ -353,11 +358,12 @@ def test_a_handler_that_fails_leaves_no_trace(
         return
     for number in (4, 12):
         place.written[KEYS[number]].remove(number)
-    wait_for(place.is_whole)
+    place.wait()
     running.end()
     place.check()
-    with place.client.read(place.errors, timeout=0.6) as reader:
-        found = {json.loads(e.value or b"")["n"]: dict(e.headers) for e in reader}
+    found = {
+        json.loads(e.value or b"")["n"]: dict(e.headers) for e in place.committed(place.errors)
+    }
     assert found.keys() == {4, 12}
     assert found[4]["error"] == b"ValueError: no"
     assert (found[4]["from"] or b"").startswith(place.inputs[0].encode())
@@ -388,7 +394,7 @@ def test_handlers_side_by_side_keep_each_key_s_order(
 
     place.write(100, 100)
     running = Running(Worker(app, connect(), tmp_path, tasks=AllTasks(range(TASKS))))
-    wait_for(place.is_whole)
+    place.wait()
     running.end()
     assert running.error is None
     assert most > 5
@@ -412,11 +418,10 @@ def test_batches_in_and_batches_out(
 
     place.write(500, 1)
     running = Running(Worker(app, connect(), tmp_path, tasks=AllTasks(range(TASKS))))
-    wait_for(place.is_whole)
+    place.wait()
     running.end()
     assert running.error is None
-    with place.client.read(place.output, timeout=0.6) as reader:
-        found = Counter((e.key, e.value) for e in reader)
+    found = Counter((e.key, e.value) for e in place.committed(place.output))
     assert found == Counter(
         (key, 2 * json.dumps({"n": n}).encode())
         for key, some in place.written.items()
@@ -449,14 +454,13 @@ def test_the_programs_of_the_page_run(
     while worker.events < 6:
         worker.step()
     worker.close()
-    with client.read(f"{scope}/hours", timeout=0.6) as reader:
-        hours = [json.loads(event.value or b"") for event in reader]
+    done = client.snapshot([f"{scope}/hours", f"{scope}/late"])
+    hours = [json.loads(event.value or b"") for event in done.read(f"{scope}/hours")]
     assert [one["n"] for one in hours if one.keys() == {"n"}] == [1, 2, 3, 4, 5, 6]
     assert [one for one in hours if "from" in one] == [
         {"from": 3_600_000, "n": 3}, {"from": 7_200_000, "n": 1}
     ]  # fmt: skip
-    with client.read(f"{scope}/late", timeout=0.6) as reader:
-        assert len(list(reader)) == 1
+    assert len(list(done.read(f"{scope}/late"))) == 1
 
 
 def test_an_idle_processor_writes_nothing_and_a_busy_one_adds_no_rows(
@@ -467,7 +471,7 @@ def test_an_idle_processor_writes_nothing_and_a_busy_one_adds_no_rows(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thousand commits later the status table has the same rows, but those of the input's transactions."""
+    """Hundreds of commits later the status table has the same rows, but those of the input's transactions."""
     monkeypatch.setattr(reader, "_ALL_S", 0.5)
     app = place.app(inputs=1, commit_interval=0.0)
     running = Running(Worker(app, connect(), tmp_path, tasks=AllTasks(range(TASKS))))
@@ -484,18 +488,18 @@ def test_an_idle_processor_writes_nothing_and_a_busy_one_adds_no_rows(
         places += [TopicPartition(topic, 0) for topic in topics[1:]]
         ends: dict[TopicPartition, int] = {}
         while ends != (ends := log.end_offsets(places, committed=False)):
-            time.sleep(2.0)
+            time.sleep(1.0)
         return ends
 
     place.write(*[1] * 40)
-    wait_for(place.is_whole)
+    place.wait()
     settled()
     before = rows()
-    for wanted in range(commits := running.worker.commits, commits + 1000):
+    for wanted in range(commits := running.worker.commits, commits + COMMITS):
         place.write(1)
         wait_for(lambda wanted=wanted: running.worker.commits > wanted, 0.001)  # type: ignore[misc]
     settled()
     after = rows()
     running.end()
     assert running.error is None
-    assert after == before + Counter(TXN=1000)
+    assert after == before + Counter(TXN=COMMITS)

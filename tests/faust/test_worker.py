@@ -28,7 +28,7 @@ def get(port: int, path: str) -> str:
 
 
 def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path) -> None:
-    """SIGKILL three times, SIGTERM in the end; web, metrics and timers meanwhile."""
+    """SIGKILL twice, SIGTERM in the end; web, metrics and timers meanwhile."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -41,7 +41,7 @@ def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path)
         with (tmp_path / "worker.log").open("ab") as log:
             return subprocess.Popen(arguments, env=environment, stdout=log, stderr=log)
 
-    for _ in range(3):
+    for _ in range(2):
         before = len(place.read("out"))
         worker = start()
         try:
