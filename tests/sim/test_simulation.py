@@ -10,7 +10,7 @@ import pytest
 from checker import judge
 from tests.sim.simulation import simulate
 
-SEEDS = 46
+SEEDS = 24
 # What has to occur in so many seeds, or a test of it is none.
 FAULTS = frozenset(
     (
