@@ -8,7 +8,7 @@ that kills or pauses a broker starts one of its own with `EmbeddedBroker`.
 
 Tests marked ``soak`` are left out unless ``-m soak`` asks for them (pyproject.toml, ``scripts/soak``).
 
-Workers of pytest-xdist (``-n 3``) get whole files, the long ones first, and a broker each. All files of
+Workers of pytest-xdist (``-n 4``) get whole files, the long ones first, and a broker each. All files of
 tests/spark go to one worker: they share a JVM that takes long to warm up. ``durations.json`` has the seconds of
 each file, by tier; ``scripts/test --store-durations`` writes those of the tests that it runs.
 """

@@ -75,7 +75,7 @@ def stream(client: anabranch.Client, unique: str) -> str:
 
 def values(client: anabranch.Client, stream: str) -> Counter[bytes | None]:
     """All committed values so far."""
-    return Counter(event.value for event in client.read(stream, timeout=1.0))
+    return Counter(event.value for event in client.snapshot(stream).read(stream))
 
 
 def test_processes_join_one_reservation_at_once(

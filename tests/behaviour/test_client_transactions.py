@@ -36,7 +36,7 @@ def stream(client: anabranch.Client, scope: str) -> str:
 
 def values(client: anabranch.Client, stream: str) -> Counter[bytes | None]:
     """All committed values so far."""
-    return Counter(event.value for event in client.read(stream, timeout=1.0))
+    return Counter(event.value for event in client.snapshot(stream).read(stream))
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -60,7 +60,7 @@ def test_small_and_in_one_command(client: anabranch.Client, scope: str, stream: 
         txn.write(stream, b"2")
         result = txn.commit()
     assert result.counts == anabranch.Counts(2, 0, 0)
-    events = {event.value: event for event in client.read(stream, timeout=1.0)}
+    events = {event.value: event for event in client.snapshot(stream).read(stream)}
     one = events[b"1"]
     assert (one.key, one.headers, one.timestamp) == (b"a", [("h", b"x")], 1234)
     assert (one.txn_id, one.commit_timestamp) == (result.txn_id, result.commit_timestamp)
@@ -76,7 +76,7 @@ def test_big_and_through_the_journal(client: anabranch.Client, scope: str, strea
         assert values(client, stream) == {}
         result = txn.commit()
     assert result.counts == anabranch.Counts(n, 0, 0)
-    events = list(client.read(stream, timeout=1.0))
+    events = list(client.snapshot(stream).read(stream))
     assert len(events) == n
     assert {event.txn_id for event in events} == {result.txn_id}
     by_key: dict[bytes | None, list[int]] = {}

@@ -347,8 +347,7 @@ def test_a_right_that_is_taken_later_is_named_at_once(
                     each.commit()
                 except OutcomeUnknown:
                     assert time.monotonic() < until
-        with client.read(stream, timeout=5) as reader:
-            assert [event.value for event in reader] == [b"v", b"v"]
+        assert [event.value for event in client.snapshot(stream).read(stream)] == [b"v", b"v"]
 
 
 def test_a_group_without_the_right_is_named_at_once(

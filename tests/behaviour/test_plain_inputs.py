@@ -83,8 +83,7 @@ def until_copied(worker: Worker, events: int) -> None:
 
 
 def copied(client: anabranch.Client, stream: str) -> Counter[tuple[bytes, bytes]]:
-    with client.read(stream, timeout=0.6) as reader:
-        return Counter((e.key or b"", e.value or b"") for e in reader)
+    return Counter((e.key or b"", e.value or b"") for e in client.snapshot(stream).read(stream))
 
 
 def test_records_of_a_plain_topic_are_taken_once_with_more_partitions_and_restarts(

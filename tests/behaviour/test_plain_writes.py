@@ -96,8 +96,8 @@ def test_keys_of_the_page_land_where_it_says(
     assert {e.value: e.partition for e in found.events} == {
         str(n).encode(): segment for n, (_, segment) in enumerate(vectors)
     }
-    with client.read(stream, timeout=1.0) as reader:
-        events = sorted(reader, key=lambda e: int(e.value or b""))
+    read = client.snapshot(stream).read(stream)
+    events = sorted(read, key=lambda e: int(e.value or b""))
     assert [(e.key, e.timestamp, e.txn_id) for e in events] == [
         (key, 1_000 + n, None) for n, (key, _) in enumerate(vectors)
     ]
@@ -145,7 +145,7 @@ def test_header_names_that_are_no_text_are_rejected(
     feed.produce(journal(stream), key=b"k", value=b"3")
     feed.flush(10)
     wait_for(log, stream, 2)
-    events = list(client.read(stream, timeout=1.0))
+    events = list(client.snapshot(stream).read(stream))
     assert [(e.value, e.headers) for e in events] == [(b"1", [("naïve", b"x")]), (b"3", [])]
     assert client.describe(stream).rejected == {"bad_header": 2}
 
@@ -215,9 +215,7 @@ def test_over_a_scaling(
     found = wait_for(log, stream, 401)
     assert in_order(found, b"plain") == {key: list(range(i, 400, 20)) for i, key in enumerate(keys)}
     assert {c.stream_epoch for c in plain_commits(found)} >= {0, 1, 4}
-    with client.read(stream, timeout=1.0) as reader:
-        seen = [e.value for e in reader]
-    assert len(seen) == 401
+    assert len(list(client.snapshot(stream).read(stream))) == 401
 
 
 def test_a_one_shot_made_under_an_old_layout_is_placed_again_by_key(

@@ -34,6 +34,7 @@ from tests.crash.oracle import read_status
 pytestmark = pytest.mark.broker
 
 TASKS = 4
+COMMITS = 100
 KEYS = [b"key-%d" % i for i in range(20)]
 WAIT_S = 60.0
 
@@ -80,15 +81,19 @@ class Place:
 
     def out(self) -> dict[bytes, list[list[int]]]:
         found: dict[bytes, list[list[int]]] = {}
-        with self.client.read(self.output, timeout=0.6) as reader:
-            for event in reader:
-                assert event.key is not None
-                found.setdefault(event.key, []).append(json.loads(event.value or b""))
+        for event in self.committed(self.output):
+            assert event.key is not None
+            found.setdefault(event.key, []).append(json.loads(event.value or b""))
         return found
 
-    def is_whole(self) -> bool:
-        with self.client.read(self.output, timeout=0.6) as reader:
-            return sum(1 for _ in reader) >= sum(map(len, self.written.values()))
+    def committed(self, stream: str) -> list[anabranch.Event]:
+        return list(self.client.snapshot(stream).read(stream))
+
+    def wait(self) -> None:
+        """Until there are as many outputs as inputs."""
+        wanted = sum(map(len, self.written.values()))
+        with self.client.read(self.output, timeout=WAIT_S) as reader:
+            assert sum(1 for _ in itertools.islice(reader, wanted)) == wanted
 
     def check(self) -> None:
         """Each input event once; the sums rise one event at a time. (a and b may come in any order by key.)"""
@@ -201,7 +206,7 @@ def test_a_count_by_key_is_that_of_a_fold_with_scalings_and_rolling_commits(
         place.client.scale(place.inputs[0], segments=segments)
     slow.commit()
     place.write(11)
-    wait_for(place.is_whole)
+    place.wait()
     running.end()
     assert running.error is None
     place.check()
@@ -211,9 +216,8 @@ def test_a_count_by_key_is_that_of_a_fold_with_scalings_and_rolling_commits(
     assert stands == [t.sequence for t in place.client.processor(f"{place.scope}/sums").tasks]
 
 
-@pytest.mark.parametrize("folder", ["kept", "wiped", "older", "of another task"])
 def test_state_is_the_same_after_a_restart_whatever_the_folder_is(
-    place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path, folder: str
+    place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
 ) -> None:
     """The folder is a copy: the log decides."""
     all_tasks = AllTasks(range(TASKS))
@@ -221,7 +225,7 @@ def test_state_is_the_same_after_a_restart_whatever_the_folder_is(
     def session(at: Path, *counts: int) -> int:
         place.write(*counts)
         running = Running(Worker(place.app(), connect(), at, tasks=all_tasks))
-        wait_for(place.is_whole)
+        place.wait()
         running.end()
         assert running.error is None
         return int(running.worker.metrics.total("processor_restored_rows"))
@@ -237,10 +241,11 @@ def test_state_is_the_same_after_a_restart_whatever_the_folder_is(
         [(1, [*table.scan(0, b"", b"\xff")])], {1: wrong, 2: wrong._replace(sequence=1 << 40)}
     )
     table.close()
-    read = session(tmp_path / folder, 33)
-    assert (read == 0) == (folder == "kept")
-    place.check()
-    assert place.state() == {k: [len(v), sum(v)] for k, v in place.written.items()}
+    for folder in ("kept", "wiped", "older", "of another task"):
+        read = session(tmp_path / folder, 33)
+        assert (read == 0) == (folder == "kept"), folder
+        place.check()
+        assert place.state() == {k: [len(v), sum(v)] for k, v in place.written.items()}, folder
 
 
 def test_rows_of_a_former_incarnation_go(
@@ -284,7 +289,7 @@ def test_two_workers_share_the_tasks_and_one_takes_over(
     place.write(40)
     wait_for(lambda: len(holders()) == 1)
     place.write(17)
-    wait_for(place.is_whole)
+    place.wait()
     second.end()
     assert (first.error, second.error) == (None, None)
     place.check()
@@ -308,13 +313,13 @@ def test_a_zombie_s_cut_leaves_nothing(
     frozen = Running(Worker(zombie, connect(), tmp_path / "1", tasks=all_tasks))
     assert asleep.wait(WAIT_S)
     other = Running(Worker(place.app(), connect(), tmp_path / "2", tasks=all_tasks))
-    wait_for(place.is_whole)
+    place.wait()
     wake.set()
     place.write(10)
-    wait_for(place.is_whole)
+    place.wait()
     other.end()
     place.write(10)
-    wait_for(place.is_whole)
+    place.wait()
     frozen.end()
     assert (frozen.error, other.error) == (None, None)
     place.check()
@@ -329,7 +334,7 @@ def test_a_worker_that_loses_its_tasks_while_it_reads_their_state_takes_them_aga
     def session(*counts: int) -> None:
         place.write(*counts)
         running = Running(Worker(place.app(), connect(), tmp_path / "1", tasks=all_tasks))
-        wait_for(place.is_whole)
+        place.wait()
         running.end()
 
     session(20)
@@ -345,7 +350,7 @@ def test_a_worker_that_loses_its_tasks_while_it_reads_their_state_takes_them_aga
     running = Running(slow)
     wait_for(lambda: 0 in slow.tasks or running.error is not None)
     place.write(10)
-    wait_for(place.is_whole)
+    place.wait()
     running.end()
     assert running.error is None
     place.check()
@@ -377,11 +382,12 @@ def test_a_handler_that_fails_leaves_no_trace(
         return
     for number in (4, 12):
         place.written[KEYS[number]].remove(number)
-    wait_for(place.is_whole)
+    place.wait()
     running.end()
     place.check()
-    with place.client.read(place.errors, timeout=0.6) as reader:
-        found = {json.loads(e.value or b"")["n"]: dict(e.headers) for e in reader}
+    found = {
+        json.loads(e.value or b"")["n"]: dict(e.headers) for e in place.committed(place.errors)
+    }
     assert found.keys() == {4, 12}
     assert found[4]["error"] == b"ValueError: no"
     assert (found[4]["from"] or b"").startswith(place.inputs[0].encode())
@@ -412,7 +418,7 @@ def test_handlers_side_by_side_keep_each_key_s_order(
 
     place.write(100, 100)
     running = Running(Worker(app, connect(), tmp_path, tasks=AllTasks(range(TASKS))))
-    wait_for(place.is_whole)
+    place.wait()
     running.end()
     assert running.error is None
     assert most > 5
@@ -436,11 +442,10 @@ def test_batches_in_and_batches_out(
 
     place.write(500, 1)
     running = Running(Worker(app, connect(), tmp_path, tasks=AllTasks(range(TASKS))))
-    wait_for(place.is_whole)
+    place.wait()
     running.end()
     assert running.error is None
-    with place.client.read(place.output, timeout=0.6) as reader:
-        found = Counter((e.key, e.value) for e in reader)
+    found = Counter((e.key, e.value) for e in place.committed(place.output))
     assert found == Counter(
         (key, 2 * json.dumps({"n": n}).encode())
         for key, some in place.written.items()
@@ -473,14 +478,13 @@ def test_the_programs_of_the_page_run(
     while worker.metrics.total("processor_events_in") < 6:
         worker.step()
     worker.close()
-    with client.read(f"{scope}/hours", timeout=0.6) as reader:
-        hours = [json.loads(event.value or b"") for event in reader]
+    done = client.snapshot([f"{scope}/hours", f"{scope}/late"])
+    hours = [json.loads(event.value or b"") for event in done.read(f"{scope}/hours")]
     assert [one["n"] for one in hours if one.keys() == {"n"}] == [1, 2, 3, 4, 5, 6]
     assert [one for one in hours if "from" in one] == [
         {"from": 3_600_000, "n": 3}, {"from": 7_200_000, "n": 1}
     ]  # fmt: skip
-    with client.read(f"{scope}/late", timeout=0.6) as reader:
-        assert len(list(reader)) == 1
+    assert len(list(done.read(f"{scope}/late"))) == 1
 
 
 def test_an_idle_processor_writes_nothing_and_a_busy_one_adds_no_rows(
@@ -491,7 +495,7 @@ def test_an_idle_processor_writes_nothing_and_a_busy_one_adds_no_rows(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thousand commits later the status table has the same rows, but those of the input's transactions."""
+    """A hundred commits later the status table has the same rows, but those of the input's transactions."""
     monkeypatch.setattr(reader, "_ALL_S", 0.5)
     app = place.app(inputs=1, commit_interval=0.0)
     running = Running(Worker(app, connect(), tmp_path, tasks=AllTasks(range(TASKS))))
@@ -508,11 +512,11 @@ def test_an_idle_processor_writes_nothing_and_a_busy_one_adds_no_rows(
         places += [TopicPartition(topic, 0) for topic in topics[1:]]
         ends: dict[TopicPartition, int] = {}
         while ends != (ends := log.end_offsets(places, committed=False)):
-            time.sleep(2.0)
+            time.sleep(1.0)
         return ends
 
     place.write(*[1] * 40)
-    wait_for(place.is_whole)
+    place.wait()
     settled()
     before = rows()
 
@@ -520,7 +524,7 @@ def test_an_idle_processor_writes_nothing_and_a_busy_one_adds_no_rows(
         return running.worker.metrics.total("processor_commits")
 
     wanted = commits()
-    for _ in range(1000):
+    for _ in range(COMMITS):
         place.write(1)
         wanted += 1
         wait_for(lambda least=wanted: commits() >= least, 0.001)  # type: ignore[misc]
@@ -528,4 +532,4 @@ def test_an_idle_processor_writes_nothing_and_a_busy_one_adds_no_rows(
     after = rows()
     running.end()
     assert running.error is None
-    assert after == before + Counter(TXN=1000)
+    assert after == before + Counter(TXN=COMMITS)

@@ -14,13 +14,13 @@ from anabranch.core.ids import state_stream
 from anabranch.core.partitioner import position_of
 from anabranch.errors import InvalidArgument, TenureLost, UnknownProcessor, UnsupportedSetting
 from anabranch.schemas.records import Consumed, TaskStep
+from tests.behaviour.test_tasks import QUIET_S, committed
 from tests.cluster import start_cluster
 from tests.conftest import Broker
 
 pytestmark = pytest.mark.broker
 
 Rows = list[tuple[bytes, bytes | None]]
-QUIET_S = 0.6
 HEAD = 0
 PREFIX = "state"
 CHUNK = 64 << 10
@@ -54,12 +54,11 @@ class Counting:
     def rows(self) -> dict[int, dict[bytes, bytes]]:
         """Task -> rows, as compaction would leave them."""
         found: dict[int, dict[bytes, bytes]] = {}
-        with self.client.read(self.state, timeout=QUIET_S) as reader:
-            for event in reader:
-                rows = found.setdefault(event.partition, {})
-                rows.pop(event.key or b"", None)
-                if event.key is not None and event.value is not None:
-                    rows[event.key] = event.value
+        for event in committed(self.client, self.state):
+            rows = found.setdefault(event.partition, {})
+            rows.pop(event.key or b"", None)
+            if event.key is not None and event.value is not None:
+                rows[event.key] = event.value
         return found
 
     def counts(self, tenure: anabranch.Tenure) -> dict[int, dict[bytes, int]]:
@@ -141,8 +140,7 @@ def test_state_stays_while_its_outputs_are_carried_aside(counting: Counting) -> 
     assert counting.count(tenure, 24, pad=20_000) == even(24)
     layouts = [counting.client.describe(s) for s in (counting.output, counting.state)]
     assert [one.stream_epoch > 0 for one in layouts] == [True, False], "one rolled, one did not"
-    with counting.client.read(counting.output, timeout=QUIET_S) as reader:
-        assert sum(1 for _ in reader) == 24
+    assert len(committed(counting.client, counting.output)) == 24
 
 
 def test_what_is_refused_changes_nothing(counting: Counting) -> None:

@@ -62,8 +62,7 @@ class Place:
                 txn.commit()
 
     def copied(self) -> list[tuple[bytes | None, bytes | None]]:
-        with self.client.read(self.output, timeout=QUIET_S) as reader:
-            return [(event.key, event.value) for event in reader]
+        return [(event.key, event.value) for event in committed(self.client, self.output)]
 
     def check(self) -> None:
         """Each event once, those of each key in order."""
@@ -303,7 +302,7 @@ def test_what_retention_took_is_told(client: anabranch.Client, place: Place, log
     gone = TopicPartition(stream_topic(place.input), 1)
     cut = log.end_offsets([gone], committed=False)[gone]
     place.written = place.written[8:]
-    first = next(e for e in _events(client, place.input) if e.partition == 1)
+    first = next(e for e in committed(client, place.input) if e.partition == 1)
     assert first.offset < cut
     log.delete_records({gone: first.offset + 1})
     client.create_processor(f"{place.scope}/late", place.input, tasks=1)
@@ -319,9 +318,9 @@ def test_what_retention_took_is_told(client: anabranch.Client, place: Place, log
         list(reader)
 
 
-def _events(client: anabranch.Client, stream: str) -> list[anabranch.Event]:
-    with client.read(stream, timeout=QUIET_S) as reader:
-        return list(reader)
+def committed(client: anabranch.Client, stream: str) -> list[anabranch.Event]:
+    """All events as of now."""
+    return list(client.snapshot(stream).read(stream))
 
 
 def test_bad_input(client: anabranch.Client, place: Place) -> None:

@@ -29,7 +29,6 @@ from tests.crash.load import Drive, Help, payloads, read_diaries
 from tests.crash.oracle import check_stream, read_status, read_stream
 from tests.crash.zygote import Child, Spec, Zygote
 
-FEW_KILLS = 12
 KILLS = int(os.environ.get("ANABRANCH_KILLS", "500"))
 SEED = int(os.environ.get("ANABRANCH_SEED", time.time_ns() % 1_000_000))
 SEGMENTS = {"wide": 3, "narrow": 1}
@@ -209,15 +208,10 @@ def states(client: anabranch.Client, ids: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.broker
+@pytest.mark.soak
 @pytest.mark.timeout(300 + 10 * KILLS)
-@pytest.mark.parametrize("kills", [FEW_KILLS, pytest.param(KILLS, marks=pytest.mark.soak)])
 def test_random_kills(
-    broker: Broker,
-    zygote: Zygote,
-    log: Log,
-    tmp_path: Path,
-    measured: Callable[[str], None],
-    kills: int,
+    broker: Broker, zygote: Zygote, log: Log, tmp_path: Path, measured: Callable[[str], None]
 ) -> None:
     chance = random.Random(SEED)
     chaos = Chaos(zygote, broker.bootstrap, tmp_path, chance)
@@ -232,7 +226,7 @@ def test_random_kills(
         chaos.add_worker()
     for worker in chaos.workers:
         worker.wait_said("works", 30.0)
-    for kill in range(kills):
+    for kill in range(KILLS):
         chaos.kill_leader()
         if kill % 4 == 3:
             chaos.kill_worker()
@@ -268,7 +262,7 @@ def test_random_kills(
         f"{time.monotonic() - started:.0f} s, {len(terms)} terms; {sum(seen.values())} events of "
         f"{dict(verdict)}; troubles: {dict(troubles)}; seed {SEED}"
     )
-    assert verdict["committed, told"] > kills / 2, "too little was done under the kills"
+    assert verdict["committed, told"] > KILLS / 2, "too little was done under the kills"
 
 
 def judge(

@@ -46,8 +46,8 @@ class Place:
             txn.commit()
 
     def read(self, name: str) -> list[anabranch.Event]:
-        with self.client.read(f"{self.scope}/{name}", timeout=0.6) as reader:
-            return list(reader)
+        stream = f"{self.scope}/{name}"
+        return list(self.client.snapshot(stream).read(stream))
 
     def wait(self, condition: Callable[[], bool] | None = None) -> None:
         """Until all is counted, or this is so."""

@@ -31,7 +31,7 @@ class Sum(faust.Record, serializer="json"):
 app = anabranch.faust.App(
     f"{SCOPE}/sums",
     bootstrap=os.environ["BOOTSTRAP"],
-    connect={"session_timeout_ms": 6000},
+    connect={"session_timeout_ms": 2000},
     tasks=4,
     commit_interval=0.02,
 )

@@ -214,11 +214,11 @@ TARGETS = (
         lambda: _texts("\n".join(_OPTIONS[:3] + _OPTIONS[4:6]).replace("avro", "json")),
         lambda: _on_text(_options),
         _BAD,
-        inputs=1000,
+        inputs=500,
     ),
     Target("avro-schemas", lambda: _texts(_SCHEMA), lambda: _on_text(_schema), _BAD, inputs=500),
     Target(
-        "positions", _position_seeds, lambda: _on_text(_positions), (MalformedRecord,), inputs=1500
+        "positions", _position_seeds, lambda: _on_text(_positions), (MalformedRecord,), inputs=750
     ),
     *(
         Target(

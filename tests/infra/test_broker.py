@@ -80,7 +80,7 @@ def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
 
 
 def test_a_life(tmp_path: Path) -> None:
-    broker = EmbeddedBroker(tmp_path / "folder with é")
+    broker = EmbeddedBroker(tmp_path / "folder with é", quick_start=True)
     with pytest.raises(BrokerNotRunning):
         _ = broker.port
     with broker:
@@ -222,15 +222,15 @@ def test_a_port_lost_between_the_choice_and_the_start(
         return next(chosen) if not avoid else free_port(avoid)
 
     monkeypatch.setattr(broker_module, "free_port", lose_once)
-    # Along the way: quick_start, and a collector of one's own in place of ours.
-    with EmbeddedBroker(quick_start=True, java_options=["-XX:+UseParallelGC"]) as broker:
+    # Along the way: both compilers, and a collector of one's own in place of ours.
+    with EmbeddedBroker(java_options=["-XX:+UseParallelGC"]) as broker:
         assert broker.port != listener
         assert broker.running
 
 
 @pytest.mark.usefixtures("no_temporary_folder_left")
 def test_a_broker_that_dies_says_why() -> None:
-    broker = EmbeddedBroker(properties={"num.io.threads": "none"})
+    broker = EmbeddedBroker(properties={"num.io.threads": "none"}, quick_start=True)
     with pytest.raises(BrokerDied, match=r"exit code 1\b") as caught:
         broker.start()
     assert any("num.io.threads" in line for line in caught.value.log_tail)
@@ -243,7 +243,7 @@ def test_a_broker_that_dies_after_formatting_says_why(
 ) -> None:
     log = tmp_path / "elsewhere" / "log"
     monkeypatch.setattr(broker_module, "ensure_formatted", lambda *_, **__: "none")
-    broker = EmbeddedBroker(log=log)
+    broker = EmbeddedBroker(log=log, quick_start=True)
     with pytest.raises(BrokerDied, match="ended while starting, with exit code 1"):
         broker.start()
     assert "meta.properties" in log.read_text()

@@ -14,11 +14,11 @@ from tests.processing.trial import Plan, Trial
 
 SEED = int(os.environ.get("ANABRANCH_SEED", time.time_ns() % 1_000_000))
 SOAK = Plan(seed=SEED)
-QUICK = Plan(events=24_000, kills=3, zombies=1, scalings=2, seconds=10.0, seed=SEED)
+QUICK = Plan(events=24_000, kills=3, zombies=1, scalings=2, seconds=6.0, session=2.0, seed=SEED)
 
 
 @pytest.mark.broker
-@pytest.mark.slow(40)
+@pytest.mark.slow(30)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("plan", [QUICK, pytest.param(SOAK, marks=pytest.mark.soak)])
 def test_a_processor_under_kills_is_a_fold_of_its_input(

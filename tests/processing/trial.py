@@ -21,14 +21,13 @@ from pathlib import Path
 
 import anabranch
 from anabranch.infra.broker import EmbeddedBroker
-from tests.cluster import ControllerProcess
+from tests.cluster import ControllerProcess, words
 from tests.processing import planted
 from tests.processing.judging import Found, Seen
 from tests.processing.program import GRACE_MS, WINDOW_MS
 from tests.processing.workers import Failed, WorkerProcess, kill_one
 from tests.processing.writing import END_S, FEEDERS, Writing
 
-SESSION_S = 6.0
 STILL_S = 30.0  # without an output, while some are missing
 SOME = 500  # outputs between two strikes
 AT_ONCE = 0.3  # of them come without a pause
@@ -37,7 +36,10 @@ CONTROLLER = ("--chunk-bytes", str(128 << 10))
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of what. ``seconds``: how long it takes, at least. ``standby``: of a hundred workers."""
+    """How much of what. ``seconds``: how long it takes, at least. ``standby``: of a hundred workers.
+
+    ``session``: seconds until a worker that is silent is out of its group.
+    """
 
     events: int = 300_000
     kills: int = 30
@@ -46,6 +48,7 @@ class Plan:
     seed: int = 1
     seconds: float = 140.0
     standby: int = 50
+    session: float = 6.0
     bug: str = ""  # planted in workers
 
 
@@ -64,7 +67,12 @@ class Trial:
         self.controllers = [
             ControllerProcess(bootstrap, folder / f"c{n}", prefix, CONTROLLER) for n in range(2)
         ]
-        arguments = ("--bootstrap", bootstrap, "--prefix", prefix)
+        group = {
+            "session.timeout.ms": plan.session * 1000,
+            "heartbeat.interval.ms": plan.session * 150,
+        }
+        options = words({name: f"{ms:.0f}" for name, ms in group.items()})
+        arguments = ("--bootstrap", bootstrap, "--prefix", prefix, *options)
         environment = {"ANABRANCH_TRIAL_SCOPE": self.writing.scope}
         module = "tests.processing.planted" if plan.bug else "anabranch.cli"
         environment[planted.VARIABLE] = plan.bug
@@ -214,7 +222,7 @@ class Trial:
         """It wakes some seconds after its session ended."""
         awake = [one for one in self.workers if not one.frozen]
         worker = self.chance.choice(awake)
-        seconds = self.chance.uniform(SESSION_S + 0.5, SESSION_S + 4.0)
+        seconds = self.plan.session + self.chance.uniform(0.5, 4.0)
         worker.freeze(seconds)
         self.done["zombies"] += 1
         self.note(f"{worker.folder.name} stands still for {seconds:.1f} s")

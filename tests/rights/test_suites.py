@@ -18,7 +18,7 @@ PART = (
 NOT = "memory or v0 or forked"
 
 
-@pytest.mark.slow(50)
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_part_of_the_suites() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]

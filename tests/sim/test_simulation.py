@@ -1,8 +1,7 @@
-"""As many seeds as fit into half a minute. A failing one is printed with the command that replays it."""
+"""Some seeds. A failing one is printed with the command that replays it."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import pytest
 from checker import judge
 from tests.sim.simulation import simulate
 
-BUDGET_S = 30.0
-LEAST_SEEDS = 46
+SEEDS = 24
 # What has to occur in so many seeds, or a test of it is none.
 FAULTS = frozenset(
     (
@@ -60,18 +58,16 @@ JUDGED = (
 @pytest.mark.slow(30)
 @pytest.mark.timeout(300)
 def test_what_must_hold_holds_under_every_seed() -> None:
-    began = time.monotonic()
-    seed = commits = 0
+    commits = 0
     faults: Counter[str] = Counter()
     judged: Counter[str] = Counter()
-    while seed < LEAST_SEEDS or time.monotonic() - began < BUDGET_S:
+    for seed in range(SEEDS):
         report = simulate(seed)
         assert not report.violation, str(report)
         commits += report.commits
         faults.update(report.faults)
         judged.update(report.judged)
-        seed += 1
-    assert commits > 5 * seed, "too little happens in these runs"
+    assert commits > 5 * SEEDS, "too little happens in these runs"
     assert not FAULTS - faults.keys(), "faults that never strike"
     assert all(judged[what] > 20 for what in JUDGED), dict(judged)
 
