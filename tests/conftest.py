@@ -15,6 +15,7 @@ each file, by tier; ``scripts/test --store-durations`` writes those of the tests
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import uuid
@@ -143,6 +144,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.nodeid.partition("::")[0] not in measured[tier_of(item.keywords)]:
             seconds[scope_of(item.nodeid)] += expected_seconds(item)
     items.sort(key=lambda item: -seconds[scope_of(item.nodeid)])
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: the collector need not walk through thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def tier_of(keywords: Container[str]) -> str:

@@ -14,6 +14,8 @@ from pathlib import Path
 from tests.owned import start_module
 
 END_S = 30.0
+# The exit codes of a process that SIGTERM meets before it is a worker.
+STARTING = (143, -signal.SIGTERM)
 
 
 class Failed(AssertionError):
@@ -30,12 +32,14 @@ class WorkerProcess:
     module: str = "anabranch.cli"
     process: subprocess.Popen[bytes] | None = None
     frozen: bool = False
+    _logged: int = 0  # bytes of its log before this life
 
     def start(self, *more: str) -> None:
         """A new process. ``more``: arguments."""
         arguments = ["processor", "run", "tests.processing.program:app", *self.arguments, *more]
         arguments += ["--folder", str(self.folder)]
         with self.log_file.open("ab") as log:
+            self._logged = log.tell()
             self.process = start_module(
                 self.module, arguments, output=log, environment=os.environ | self.environment
             )
@@ -84,7 +88,8 @@ class WorkerProcess:
         assert self.process is not None
         self.process.terminate()
         code = self.process.wait(END_S)
-        if code != 0:
+        starting = self.log_file.stat().st_size == self._logged
+        if code != 0 and not (starting and code in STARTING):
             raise Failed(f"{self.folder.name}: exit code {code} after SIGTERM:\n{self.tail()}")
         self.process = None
 
