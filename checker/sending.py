@@ -20,7 +20,7 @@ def judge_sending(history: History, report: Report) -> None:
     for (stream, _), events in keys.items():
         known = all(event.record for event in events)
         # A state has the same key once in each task's partition: these have no order between them.
-        if len({event.part for event in events}) == 1 or known and not stream.endswith(".state"):
+        if len({event.part for event in events}) == 1 or (known and not stream.endswith(".state")):
             # On one partition the offset gives the order; across partitions the history does.
             if len({event.part for event in events}) > 1:
                 events.sort(key=lambda e: (e.timestamp or 0, e.part.partition if e.part else 0))

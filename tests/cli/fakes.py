@@ -131,8 +131,9 @@ class FakeClient:
         settings: Mapping[str, Any] | None = None,
         *,
         adopt: bool = False,
+        near: str | None = None,
     ) -> StreamDescription:
-        adopted = {"adopt": True} if adopt else {}
+        adopted = ({"adopt": True} if adopt else {}) | ({"near": near} if near else {})
         self._call("create_stream", name=name, segments=segments, settings=settings, **adopted)
         return stream(name)
 

@@ -155,6 +155,7 @@ def test_scopes(world: World, scope: str, answer: str) -> None:
 
 def test_a_scope_that_another_control_partition_serves() -> None:
     world = World(control_partitions=2)
+    world.find_scope("nyc")
     assert world.find_scope("sfo") == "sfo at 1"
     assert world.begin("A", scope="sfo") == "UnknownScope"
     assert "served by control partition 1" in world.message

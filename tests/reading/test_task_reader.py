@@ -12,8 +12,9 @@ from anabranch.ports import TopicPartition
 from anabranch.reading import history
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.reader_factory import Readers
+from anabranch.reading.tasks.places import Input, Place
 from anabranch.reading.tasks.reader import TaskReader
-from anabranch.schemas.records import CreateProcessor, ProcessorInput
+from anabranch.schemas.records import CreateProcessor, ProcessorInput, TaskPosition
 from anabranch.topics.names import history_topic, stream_topic
 from tests.client.world import World
 
@@ -110,3 +111,22 @@ def test_what_retention_left_whole_is_taken(cut: str, first: str, most_bytes: in
         reader.on_lost = lambda stream, count, _: lost.update({stream: count})
         read(reader)
     assert (len(found), sum(lost.values())) == (4, 0), "its positions are behind that"
+
+
+def test_a_task_that_stands_ahead_of_others_is_not_moved_back() -> None:
+    """Found by the simulator: its place in a record was judged before the record's segments were known."""
+    nothing: Any = None
+    stands = {
+        0: TaskPosition(0, 1, 0),
+        1: TaskPosition(0, 5, 9, 50, 2),
+    }  # in segment 50 of record 5
+    one = Input(0, "nyc/a", nothing, nothing, nothing, Place(1), stands)
+    at = [  # the place up to which all was given, the segments of its record; whom it moves
+        (Place(3), {7: 0}, [0]),
+        (Place(5, 0, 4, 48), {48: 0, 49: 1, 50: 2}, [0]),
+        (Place(5, 1, 9, 49), {48: 0, 49: 1, 50: 2}, [0]),
+        (Place(5, 2, 3, 50), {48: 0, 49: 1, 50: 2}, [0, 1]),
+    ]
+    for one.at, one.order, moved in at:
+        assert [task for task in stands if list(one.moved(task))] == moved, one.at
+        one.told.update(dict.fromkeys(stands, one.place()[:3]))

@@ -111,6 +111,7 @@ def test_a_scope_is_served_though_what_the_directory_told_was_deleted_unread() -
     world = World(control_partitions=2)
     directory, other = world.controller("directory"), world.controller("other", 1)
     directory.lead()
+    world.ask(directory, r.FindScope("first", True))
     assert world.ask(directory, r.FindScope("s", True)).control_partition == 1
     control = world.cluster.partition(TopicPartition(control_topic(), 1))
     control.delete_below(control.end_offset)

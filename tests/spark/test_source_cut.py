@@ -5,6 +5,7 @@ On a real broker, without Spark: the planner's side, and what its tasks read.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -72,7 +73,10 @@ def cut(bootstrap_: str, client: anabranch.Client) -> Cut:
             txn.write(stream, b"%d" % i, key=b"k")
             made.times.append(txn.commit().commit_timestamp)
         ends.append(consumer.get_watermark_offsets(TopicPartition(topic, 0), SOON_S)[1])
-        made.positions.append(reader.latestOffset(made.positions[-1], ReadMaxRows(1)))
+        until = time.monotonic() + SOON_S  # markers land soon after the answer
+        while (found := reader.latestOffset(made.positions[-1], ReadMaxRows(1))) in made.positions:
+            assert time.monotonic() < until, "the commit is not shown"
+        made.positions.append(found)
     consumer.close()
     reader.stop()
     made.delete(topic, ends[CUT - 1])

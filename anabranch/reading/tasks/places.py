@@ -73,8 +73,12 @@ class Input:
             yield TaskPosition(self.number, at.record, at.timestamp, at.segment, at.offset)
 
     def told_of(self, task: int) -> tuple[int, int, int]:
-        """The place of a task as of `consumed`; before that, its first one: other tasks may stand below."""
-        return self.told.get(task) or place_of(self.stands[task], self.order)[:3]
+        """The place of a task as of `consumed`, or its first one if that is beyond: other tasks may stand below.
+
+        The first one's part is known while its record is read, and not before: so it is looked up each time.
+        """
+        first = place_of(self.stands[task], self.order)[:3]
+        return max(first, self.told.get(task, first))
 
 
 def end_of(place: tuple[int, int, int], here: tuple[int, int]) -> int:

@@ -362,7 +362,7 @@ class TaskReader(Iteration[Event]):
             moved = tuple(p for each in self._inputs for p in each.moved(task))
             alike.setdefault((self._sequences[task], moved), []).append(task)
             for each in self._inputs:
-                each.told[task] = max(each.place()[:3], each.told_of(task))
+                each.told[task] = each.place()[:3]
         self._touched = set()
         steps = tuple(TaskStep(tuple(some), *step) for step, some in alike.items())
         return Consumed(self._tenure.processor, self._tenure.secret, steps)
