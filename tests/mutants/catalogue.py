@@ -245,7 +245,7 @@ CATALOGUE: tuple[Mutant, ...] = (
         ("a commit that was left is given again", tasks.given_again, True, 0),
         ("positions inside a commit are its beginning", tasks.whole_commits, False, 0),
         ("a rolled commit lacks a segment", tasks.segment_skipped, True, 1),
-        ("a stretch is ahead of what was given", tasks.ahead_of_what_was_given, True, 11),
+        ("a stretch is ahead of what was given", tasks.ahead_of_what_was_given, True, 19),
         ("a stretch forgets a task", tasks.a_task_is_forgotten, False, 0),
         ("events without a key are dealt by count", tasks.null_keys_by_count, False, 0))),
     # -- topics in outside hands
