@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -44,7 +44,7 @@ class Processors(Reading, Streams):
         tasks: int = DEFAULT_TASKS,
         start: Start = "begin",
         *,
-        stores: Sequence[str] = (),
+        stores: Sequence[str] | Mapping[str, str] = (),
         timeout: float | None = None,
     ) -> r.ProcessorInfo:
         """Make a processor (``scope/name``, of an existing scope). Repeating it changes nothing, but adds stores.
@@ -52,10 +52,11 @@ class Processors(Reading, Streams):
         ``inputs``: streams, of any scopes, or where to begin in each. ``tasks``: a power of two up to 1,024; the
         most that work side by side, it never changes. ``start``: where its tasks begin, as of `read`; logged once.
         ``stores``: names; with one or more it has state, the stream ``scope/name.state``. None of them is ever
-        taken away.
+        taken away. As a mapping: to what each is; another kind under that name is refused until a reset.
 
-        Raises: UnknownScope, UnknownStream, IllegalState (it exists with other tasks or inputs), InvalidArgument,
-        NotAuthorized (the right process), NotReady, DeadlineExceeded, and for its state as `create_stream`.
+        Raises: UnknownScope, UnknownStream, IllegalState (it exists with other tasks, inputs or kinds of stores),
+        InvalidArgument, NotAuthorized (the right process), NotReady, DeadlineExceeded, and for its state as
+        `create_stream`.
         """
         deadline = self._deadline(timeout)
         check_type("tasks", tasks, int)
@@ -64,7 +65,8 @@ class Processors(Reading, Streams):
         first = tuple(one for one in given if isinstance(one, r.ProcessorInput))
         if names:
             first += self._readers().first_inputs(names, start, deadline)
-        command = r.CreateProcessor(processor, tasks, first, tuple(stores))
+        kinds = tuple(stores.values()) if isinstance(stores, Mapping) else ()
+        command = r.CreateProcessor(processor, tasks, first, tuple(stores), kinds)
         info = self._ask_processor(processor, command, deadline)
         if info.stores:
             state = r.CreateStream(state_stream(processor), tasks, {PROCESSOR: processor})

@@ -11,10 +11,11 @@ from anabranch.errors import InvalidArgument
 
 
 class Codec(NamedTuple):
-    """Two functions: an object to bytes, and back."""
+    """Two functions: an object to bytes, and back; and what they are called."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
+    name: str = ""
 
 
 def _same(value: Any) -> bytes:
@@ -49,12 +50,12 @@ def _of_json(data: bytes) -> Any:
     return json.loads(text)  # white space, or no JSON
 
 
-RAW = Codec(_same, bytes)
+RAW = Codec(_same, bytes, "bytes")
 _KNOWN: dict[Any, Codec] = {
     None: RAW,
     bytes: RAW,
-    str: Codec(str.encode, lambda data: data.decode()),
-    json: Codec(_to_json, _of_json),
+    str: Codec(str.encode, lambda data: data.decode(), "str"),
+    json: Codec(_to_json, _of_json, "json"),
 }
 
 
@@ -71,4 +72,4 @@ def codec_of(value: Any) -> Codec:
         found = value.dumps(given)
         return found.encode() if isinstance(found, str) else _same(found)
 
-    return Codec(encode, value.loads)
+    return Codec(encode, value.loads, getattr(value, "__name__", type(value).__qualname__))

@@ -32,6 +32,11 @@ class Store:
         self._codec = codec
         self.prefix = b""  # the worker numbers it
 
+    @property
+    def kind(self) -> str:
+        """How its rows are to be read: a program with another kind under this name is refused."""
+        return f"a {'local ' * self.local}store of {self._codec.name or 'values'}"
+
     def number(self, number: int) -> None:
         """Give it its number, which never changes."""
         self.prefix = prefix_of(number)

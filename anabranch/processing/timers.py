@@ -45,6 +45,11 @@ class Timer(Store):
         self._call = call
         self._kind = _WALL if wall else _DUE
 
+    @property
+    def kind(self) -> str:
+        """As of `Store`."""
+        return "a timer by the wall clock" if self._kind == _WALL else "a timer by event time"
+
     def set(self, key: bytes | str, at: float) -> None:
         """Call the function for this key at ``at`` (Unix milliseconds), and not when it was set before."""
         check_type("a timer's time", at, int, float)
@@ -103,11 +108,22 @@ class Windows(Store):
             check_type(what, value, int, float)
             if not 0 <= value < 1e9 or (value < 0.001 and what != "grace"):
                 raise InvalidArgument(f"windows {name}: {what}={value} seconds")
+        if every is not None and every > size:
+            raise InvalidArgument(
+                f"windows {name}: every={every} is above size={size}, so that some events fell into no window"
+            )
         self.size = int(size * 1000)
         self._every = int((every or size) * 1000)
         self._grace = int(grace * 1000)
         self._late = late
         self._closed: Callable[[Window], Any] | None = None
+
+    @property
+    def kind(self) -> str:
+        """As of `Store`; grace may change."""
+        return (
+            f"windows of {self.size} ms every {self._every} ms, of {self._codec.name or 'values'}"
+        )
 
     def on_close(self, call: Callable[[Window], Any]) -> Callable[[Window], Any]:
         """Decorates a function of a `Window`, which is called once as it closes."""

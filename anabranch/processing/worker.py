@@ -182,6 +182,9 @@ class Worker:
             self._follow(set())
         elif not self._handle_cut(self._tenure, self._reader):
             self._follow(self._tenure.tasks)
+            if (now := self._clock.monotonic()) >= self._look_again:  # no commit would be told
+                self._look_again = now + SESSION_S
+                self._check_holder(self._tenure.tasks)
 
     def _follow(self, own: Collection[int]) -> None:
         """Keep the copies of other workers' tasks warm."""
@@ -326,7 +329,7 @@ def make_processor(client: Client, app: Program) -> ProcessorInfo:
         with closing(ports.committed_log(_ASK_S)) as source:
             deadline = ports.clock.monotonic() + _ASK_S
             inputs = plain_inputs(source, topics, app.tasks, start_ms, deadline)
-    stores = tuple(app.stores) or (NO_STORE,)
+    stores = {name: store.kind for name, store in app.stores.items()} or (NO_STORE,)
     return client.create_processor(app.name, inputs, app.tasks, app.start, stores=stores)
 
 

@@ -46,7 +46,12 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
     ),
     (False, "CreateStream.adopt StreamRow.adopt"),
     (-1, "CommitRecord.vector_at TaskPosition.offset TaskPosition.segment"),
-    ((), "CreateProcessor.stores ProcessorInfo.stores ProcessorRow.stores"),
+    (
+        (),
+        """
+        CreateProcessor.kinds CreateProcessor.stores ProcessorInfo.stores ProcessorRow.kinds ProcessorRow.stores
+        """,
+    ),
     (b"", "ProcessorRow.reset_by"),
 )
 DEFAULTS = {name: value for value, names in _DEFAULTS for name in _names(names)}

@@ -139,6 +139,7 @@ class CreateProcessor:
     tasks: int
     inputs: tuple[ProcessorInput, ...]
     stores: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class CreateStream:
@@ -506,6 +507,7 @@ class ProcessorRow:
     resets: int = 0
     reset_by: bytes = b""
     first_term: int = 0
+    kinds: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class Receipt:

@@ -19,6 +19,7 @@ import pytest
 import anabranch
 from anabranch.core.partitioner import SPACE, position_of
 from anabranch.core.rows import split_key
+from anabranch.errors import IllegalState
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
 from anabranch.processing.app import Processor
@@ -267,6 +268,23 @@ def test_rows_of_a_former_incarnation_go(
     assert session("b", 40) == before
     assert session("c", 20) == {}
     assert place.state() == {k: [len(v), sum(v)] for k, v in place.written.items()}
+
+
+def test_an_idle_worker_hears_of_a_reset_and_a_store_of_another_kind_is_refused(
+    place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
+) -> None:
+    place.write(20)
+    running = Running(Worker(place.app(), connect(), tmp_path, tasks=AllTasks(range(TASKS))))
+    place.wait()
+    other = Processor(f"{place.scope}/sums", tasks=TASKS)
+    for stream in place.inputs:
+        other.on(other.input(stream))(lambda event: None)
+    other.store("sums", value=str)
+    with pytest.raises(IllegalState, match=r"'sums' of .* is a store of json, not a store of str"):
+        Worker(other, connect(), tmp_path / "other", tasks=AllTasks(range(TASKS)))
+    place.client.reset_processor(f"{place.scope}/sums", "begin")  # nothing new comes
+    wait_for(lambda: len(place.committed(place.output)) == 40)
+    running.end()
 
 
 def test_two_workers_share_the_tasks_and_one_takes_over(

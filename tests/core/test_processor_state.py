@@ -357,3 +357,34 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 def play_all() -> None:
     for scene in SCENES:
         scene()
+
+
+def test_a_store_stays_what_it_is_until_a_reset() -> None:
+    """Else rows would be read as what they are not."""
+    w = made()
+
+    def create(**kinds: str) -> str:
+        command = r.CreateProcessor(NAME, 4, INPUTS, tuple(kinds), tuple(kinds.values()))
+        return w.ask("create", command)
+
+    steps = [
+        (create(a="of json"), ""),
+        (create(a="of str"), "IllegalState"),
+        (create(b="of str", a="of json"), ""),
+        (create(b="of json"), "IllegalState"),
+        (w.store("a", "c"), ""),  # a program that says nothing of them
+        (create(c="of str"), ""),
+        (create(c="of json"), "IllegalState"),
+        (
+            w.ask("create", r.CreateProcessor(NAME, 4, INPUTS, ("a",), ("x", "y"))),
+            "InvalidArgument",
+        ),
+        (w.reset(keep=True), ""),
+        (create(a="of str"), "IllegalState"),
+        (w.reset(*INPUTS), ""),
+        (create(a="of str"), ""),
+    ]
+    assert [told if told in ("IllegalState", "InvalidArgument") else "" for told, _ in steps] == [
+        due for _, due in steps
+    ]
+    assert w.state.processors[NAME].stores == ("counts", "a", "b", "c")

@@ -46,24 +46,30 @@ def create_processor(turn: Turn, command: CreateProcessor, to: ReplyTo | None) -
     _check_inputs(name, inputs)
     row = turn.state.processors.get(name)
     stores = _with_stores(name, () if row is None else row.stores, command.stores)
+    kinds = _kinds_of(row, stores, command)
     if row is None:
         limits.PROCESSORS.check(len(turn.state.processors) + 1, "a control partition")
         tasks = sum(each.tasks for each in turn.state.processors.values())
         limits.ALL_TASKS.check(tasks + command.tasks, "a control partition")
         before = turn.state.deleted.get(name)
-        row = ProcessorRow(name, command.tasks, inputs, 0, turn.lane, stores)
+        row = ProcessorRow(name, command.tasks, inputs, 0, turn.lane, stores, kinds=kinds)
         if before is not None:
             row = replace(
-                before, tasks=command.tasks, inputs=inputs, owner=turn.lane, stores=stores
+                before,
+                tasks=command.tasks,
+                inputs=inputs,
+                owner=turn.lane,
+                stores=stores,
+                kinds=kinds,
             )
         turn.put(k.processor_key(name), row)
     elif (row.tasks, _streams(row.inputs)) != (command.tasks, _streams(inputs)):
         raise IllegalState(
-            f"processor {name} exists with {row.tasks} tasks and other inputs, or with streams that were created "
-            "again since: choose another name"
+            f"processor {name} exists with {row.tasks} tasks (asked for: {command.tasks}), or other inputs, or "
+            "with streams that were created again since: choose another name"
         )
-    elif stores != row.stores:
-        row = replace(row, stores=stores)
+    elif (stores, kinds) != (row.stores, row.kinds):
+        row = replace(row, stores=stores, kinds=kinds)
         turn.put(k.processor_key(name), row)
     turn.reply(to, ProcessorList((_info(turn, row, 0, 0),)))
 
@@ -93,6 +99,24 @@ def _with_stores(name: str, known: tuple[str, ...], more: Sequence[str]) -> tupl
     stores = tuple(dict.fromkeys((*known, *more)))
     limits.STORES.check(len(stores), f"processor {name}")
     return stores
+
+
+def _kinds_of(
+    row: ProcessorRow | None, stores: Sequence[str], command: CreateProcessor
+) -> tuple[str, ...]:
+    """The kind of each store. `IllegalState` if one is said to be something else: its rows could not be read."""
+    if command.kinds and len(command.kinds) != len(command.stores):
+        raise InvalidArgument("kinds of stores: none, or one a store")
+    known = {} if row is None else dict(zip(row.stores, row.kinds, strict=False))
+    for store, kind in zip(command.stores, command.kinds, strict=False):
+        limits.NAME.check(len(kind), "a store's kind")
+        if known.setdefault(store, kind) not in ("", kind):
+            raise IllegalState(
+                f"{store!r} of {command.processor} is {known[store]}, not {kind}: choose another name, or "
+                "reset the processor"
+            )
+        known[store] = kind
+    return tuple(known.get(store, "") for store in stores)
 
 
 def _streams(inputs: Iterable[ProcessorInput]) -> list[tuple[str, str]]:
@@ -243,7 +267,8 @@ def _ended(row: ProcessorRow, to: ReplyTo | None, *, keep_state: bool) -> Proces
     if incarnation >= 1 << 16:
         raise IllegalState(f"{row.processor} was reset 65,535 times: choose another name")
     by = b"" if to is None else to.asker
-    return replace(row, incarnation=incarnation, resets=row.resets + 1, reset_by=by)
+    kinds = row.kinds if keep_state else ()
+    return replace(row, incarnation=incarnation, resets=row.resets + 1, reset_by=by, kinds=kinds)
 
 
 def _may_end(turn: Turn, row: ProcessorRow, resets: int) -> dict[int, TaskRow]:
