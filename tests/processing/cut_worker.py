@@ -73,13 +73,14 @@ def work(_: int, told: dict[str, Any]) -> int:
 
     app.commit_interval, app.cut_bytes = 0.0, FEW_BYTES
     seen: Counter[str] = Counter()
-    trace = Path(spec.trace).open("a") if spec.trace else None  # noqa: SIM115 - as long as the process
+    # As long as the process; without a buffer, which threads would share.
+    trace = Path(spec.trace).open("ab", buffering=0) if spec.trace else None  # noqa: SIM115
 
     def each(point: str) -> None:
         seen[point] += 1
         named = f"{point}#{seen[point]}"
         if trace is not None:
-            trace.write(named + "\n")
+            trace.write(f"{named}\n".encode())
         if named == spec.point:
             os.kill(os.getpid(), signal.SIGKILL)
 
