@@ -524,7 +524,13 @@ def process_all(options: argparse.Namespace, commands: Commands) -> str:
         # An input that names no topic id is not told from another stream that gets its name later.
         begin = {"topic_id": "", "record": 0, "timestamp": 0}
         inputs = [{"stream": stream, **begin} for stream in options.input]
-        about = {"processor": options.processor, "tasks": 4, "inputs": inputs, "stores": [], "kinds": []}
+        about = {
+            "processor": options.processor,
+            "tasks": 4,
+            "inputs": inputs,
+            "stores": [],
+            "kinds": [],
+        }
         control = find_scope(commands, options.processor.partition("/")[0])
         commands.ask(control, "CreateProcessor", about)
     tasks = Tasks(commands, options.processor, options.task)

@@ -25,7 +25,7 @@ from anabranch.audit.findings import Findings
 from anabranch.audit.history import Extent
 from anabranch.audit.log import Span, open_log, read_records
 from anabranch.audit.report import AuditReport, Gone
-from anabranch.audit.tables import COMMIT, FOREIGN, find_scope, read_history, read_status
+from anabranch.audit.tables import COMMIT, FOREIGN, find_scopes, read_history, read_status
 from anabranch.core.hybrid_time import MAX
 from anabranch.core.ids import is_state, split_stream
 from anabranch.core.rows import Entry
@@ -100,17 +100,12 @@ class _Audit:
     def run(self, names: Sequence[str], at: int | None) -> AuditReport:
         findings = self._findings
         scopes = sorted({name.partition("/")[0] for name in names})
-        found = {s: find_scope(self._spark, self._connection, self._log, s) for s in scopes}
-        scope = found[scopes[0]]
-        if len({each.control_partition for each in found.values()}) > 1:
-            raise InvalidArgument(
-                f"audit scopes of different control partitions one by one: {', '.join(scopes)}"
-            )
-        streams = _chosen(names, scope.streams)
-        others = sorted(set(scope.streams) - set(streams))
-        ends = self._ends(streams, scope.control_partition)
+        there = find_scopes(self._spark, self._connection, self._log, scopes)
+        streams = _chosen(names, there.streams)
+        others = sorted(set(there.streams) - set(streams))
+        ends = self._ends(streams, there.control_partition)
         ends_of_others = self._log.end_offsets(self._places(others, history_topic), committed=False)
-        moment = scope.hybrid_time if at is None else min(at, scope.hybrid_time)
+        moment = there.hybrid_time if at is None else min(at, there.hybrid_time)
 
         history = self._history(streams, ends.histories, at)
         extents = history_of.extents(history)
@@ -127,7 +122,7 @@ class _Audit:
             read_status(
                 self._spark,
                 self._connection,
-                scope.control_partition,
+                there.control_partition,
                 ends.status,
                 ends.status_before,
             )

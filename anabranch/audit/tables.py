@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from anabranch.core.ids import DIRECTORY
 from anabranch.core.rows import ROUND_KEY, Entry, scope_key, stream_key
 from anabranch.core.stream_states import ACTIVE
 from anabranch.core.vectors import OWN, told
-from anabranch.errors import AnabranchError, NotReady, UnknownScope
+from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownScope
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.schemas.codec import decode, decode_as
@@ -228,19 +228,22 @@ def _status_rows(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
         yield common | {"timestamp": row.hybrid_time, "expired_ms": row.expired_ms}
 
 
-class Scope(NamedTuple):
-    """A scope: its control partition, that one's streams, and a time up to which all its commits are on the log."""
+class Scopes(NamedTuple):
+    """Scopes: their control partition, its streams, and a time up to which all its commits are on the log."""
 
     control_partition: int
     streams: tuple[str, ...]
     hybrid_time: int
 
 
-def find_scope(spark: SparkSession, connection: Connection, log: KafkaLog, scope: str) -> Scope:
-    """The status log's rows of a scope.
+def find_scopes(
+    spark: SparkSession, connection: Connection, log: KafkaLog, scopes: Sequence[str]
+) -> Scopes:
+    """The status log's rows of some scopes.
 
     Raises:
-        UnknownScope: the scope does not exist.
+        UnknownScope: one of them does not exist.
+            InvalidArgument: they are on several control partitions.
             NotReady: there is no status log.
     """
     topic = status_topic(connection.prefix)
@@ -251,28 +254,33 @@ def find_scope(spark: SparkSession, connection: Connection, log: KafkaLog, scope
         )
     # Times first: so the list has each stream with a commit up to them.
     times = [_hybrid_time(connection, log, p) for p in range(found.partitions)]
-    rows = _scope_rows(spark, connection, log, scope, DIRECTORY)
-    served = rows.get(scope_key(scope))
-    if served is None:
-        raise UnknownScope(f"there is no scope {scope!r} in {topic}")
-    control_partition = decode_as(ScopeRow, served).control_partition
+    rows = _newest_rows(spark, connection, log, DIRECTORY)
+    unknown = [scope for scope in scopes if scope_key(scope) not in rows]
+    if unknown:
+        raise UnknownScope(f"there is no scope {unknown[0]!r} in {topic}")
+    served = {decode_as(ScopeRow, rows[scope_key(s)]).control_partition for s in scopes}
+    control_partition = served.pop()
+    if served:
+        raise InvalidArgument(
+            f"audit scopes of different control partitions one by one: {', '.join(scopes)}"
+        )
     if control_partition != DIRECTORY:
-        rows = _scope_rows(spark, connection, log, scope, control_partition)
+        rows = _newest_rows(spark, connection, log, control_partition)
     streams = [decode(value) for value in rows.values()]
     names = sorted(s.stream for s in streams if isinstance(s, StreamRow) and s.state == ACTIVE)
-    return Scope(control_partition, tuple(names), times[control_partition])
+    return Scopes(control_partition, tuple(names), times[control_partition])
 
 
-def _scope_rows(
-    spark: SparkSession, connection: Connection, log: KafkaLog, scope: str, partition: int
+def _newest_rows(
+    spark: SparkSession, connection: Connection, log: KafkaLog, partition: int
 ) -> dict[bytes, bytes]:
-    """The newest rows of a scope and of the control partition's streams, by key."""
+    """The newest rows of a control partition's scopes and streams, by key."""
     tp = TopicPartition(status_topic(connection.prefix), partition)
     first, end = log.start_offsets([tp])[tp], log.end_offsets([tp], committed=True)[tp]
-    streams = F.startswith(F.col("key"), F.lit(stream_key("")))
+    scopes, streams = (F.startswith(F.col("key"), F.lit(of(""))) for of in (scope_key, stream_key))
     rows = (
         _raw_status(spark, connection, partition, first, end)
-        .where((F.col("key") == F.lit(scope_key(scope))) | streams)
+        .where(scopes | streams)
         .orderBy("offset")
         .collect()
     )

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
 
 from anabranch.core.history_records import DIRECTLY_BEFORE
 from anabranch.ports import TopicPartition
@@ -26,12 +27,17 @@ class Histories:
     def __init__(self, connection: Connection, streams: Collection[str]) -> None:
         """Raises: UnknownStream, NotReady, DeadlineExceeded, UnsupportedSetting."""
         self.streams = tuple(streams)
-        self.together = client_of(connection).together(self.streams)
+        self._connection = connection
         self._timeout = connection.timeout
         self._source = connection.reader_ports().committed_log(connection.timeout)
         self._searches: dict[str, HistorySearch] = {}
         self._tails: dict[str, HistoryTail] = {}
         partitions_of(self._source, self.streams, self._deadline())
+
+    @cached_property
+    def together(self) -> Mapping[str, int]:
+        """As of `Client.together`, asked once."""
+        return client_of(self._connection).together(self.streams)
 
     def close(self) -> None:
         """Free everything."""
