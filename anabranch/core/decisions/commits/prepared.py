@@ -1,4 +1,4 @@
-"""Decisions on prepared transactions, whose coordinator, a database or a program, decides later (`docs/prepared.md`).
+"""Decisions on prepared transactions, whose coordinator (a database, a program) decides later (`docs/prepared.md`).
 
 What can fail fails before PREPARED is logged: writers, name, number and journals are those of the commit. Then
 only its coordinator's word ends it. Once that was "commit" there is no abort any more: a refused merge is tried
