@@ -163,6 +163,10 @@ class IllegalState(FixCallError):
     """The operation is impossible in the transaction's state; nothing changed."""
 
 
+class HeldByPrepared(FixCallError):
+    """A prepared transaction has the name, or the series: whoever coordinates it ends it (`Client.prepared`)."""
+
+
 class AlreadyCommitted(FixCallError):
     """The transaction (or its name, or its number) is committed: nothing can be added to its result.
 
