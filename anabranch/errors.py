@@ -203,7 +203,7 @@ class SetAside(FixCallError):
 
 
 class ClockSkew(FixCallError):
-    """The client's clock is too far from the controller's for a new transaction id."""
+    """A clock is too far from another one: set it. The message says which, and by how much."""
 
 
 class TopicMisconfigured(FixCallError):

@@ -89,12 +89,16 @@ Step = NewEpoch | StreamCommit
 
 
 class ReplyTo(NamedTuple):
-    """The asker of a command: its correlation id, its lane's partition of replies, and the command's digest."""
+    """The asker of a command: its correlation id, its lane's partition of replies, and the command's digest.
+
+    ``held``: it asked for commit wait.
+    """
 
     correlation_id: bytes
     partition: int
     command: bytes
     lane: str = OPEN_LANE
+    held: bool = False
 
     @property
     def asker(self) -> bytes:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     from anabranch.processors.intake import Intake
     from anabranch.processors.offset_guess import OffsetGuess
 
+log = logging.getLogger("anabranch.controller")
+
 LOOK_S = 1.0
+AHEAD_S = 1.0
 MOST_OVERDUE = 1_000
 
 NUMBERS = {
@@ -66,6 +70,9 @@ NUMBERS = {
     "table_bytes": Number("gauge", "Size on disk of the table"),
     "outcomes": Number("gauge", "Outcomes kept"),
     "rejected_records": Number("gauge", "Journal records rejected in this term", ("reason",)),
+    "seconds_ahead": Number(
+        "gauge", "How far timestamps are ahead of this machine's clock: another one is, or was"
+    ),
     "outcomes_overdue": Number("gauge", "Outcomes past their retention, not purged; 1,000 at most"),
 }
 
@@ -94,6 +101,16 @@ class Metrics(Numbers):
         for _, result in round_.replies:
             if isinstance(result, Refusal):
                 self.add("refusals", result.code)
+
+    def ahead(self, by_us: int) -> None:
+        """Take how far the hybrid time is ahead of the clock. Warn when that becomes much."""
+        was, now = self.total("seconds_ahead"), max(0, by_us) / 1e6
+        self.set("seconds_ahead", now)
+        if was <= AHEAD_S < now:
+            log.warning(
+                "timestamps are %.1f s ahead of this clock: it is slow, or another controller's is, or was, fast",
+                now,
+            )
 
     def passed(self) -> bool:
         """Note the end of a pass. Whether it is time to `look`."""

@@ -449,6 +449,7 @@ class PendingCommitRow:
     number: int | None
     deadline_ms: int
     consumed: Consumed | None = None
+    held: tuple[bytes, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class PlainRow:
@@ -518,6 +519,7 @@ class Receipt:
     sequence: int
     finished: bool
     extents: tuple[Extent, ...]
+    seen: int = 0
 
 @dataclass(frozen=True, slots=True)
 class RecoverStream:

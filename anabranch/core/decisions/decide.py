@@ -22,9 +22,10 @@ from anabranch.core.decisions import (
 )
 from anabranch.core.decisions.commits import commit, one_shot, writers
 from anabranch.core.decisions.commits import names_and_series as claims
+from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
 from anabranch.core.round import ReplyTo
-from anabranch.errors import MalformedRecord, check
+from anabranch.errors import AnabranchError, MalformedRecord, check
 from anabranch.schemas import records as r
 
 _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
@@ -67,8 +68,11 @@ check(_DECISIONS.keys() <= RULES.keys(), "a command is not in core.authorize: wh
 CHECK_MS = 250  # how often to look for silent transactions and, without new ones, old outcomes
 
 
-def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
-    """Decide one command, if its lane may. A refusal is answered and changes nothing."""
+def decide(turn: Turn, command: Any, to: ReplyTo | None, seen: int = 0) -> None:
+    """Decide one command, if its lane may. A refusal is answered and changes nothing.
+
+    ``seen``: the highest hybrid time that its sender has seen.
+    """
     rule = RULES.get(type(command))
     decision = _DECISIONS.get(type(command))
 
@@ -77,7 +81,15 @@ def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
             rule(turn.state, turn.lane, command)
         if decision is None:
             raise MalformedRecord(f"{type(command).__name__} is not a command")
-        decision(turn, command, to)
+        former = turn.hybrid_time
+        turn.hybrid_time = observed(turn, command, seen)
+        try:
+            if to is not None and to.held and isinstance(command, r.Commit | r.OneShot):
+                check_waits(turn)
+            decision(turn, command, to)
+        except AnabranchError:
+            turn.hybrid_time = former
+            raise
 
     attempt(turn, to, run)
 

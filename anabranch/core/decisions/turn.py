@@ -81,6 +81,9 @@ class Settings:
     chunk_bytes: int = 16 << 20  # a bigger merge is carried aside, in chunks of this many bytes
     collate_ms: int = 200  # a stream rolls at most once in this time; earlier commits are collated
     purge_per_look: int = 500  # old outcomes, beside two for each one that a round adds
+    # How far ahead of the clock what clients have seen may raise the hybrid time.
+    max_clock_skew_ms: int = 10_000
+    clock_error_ms: int | None = None  # of each controller's clock, at most; None: no commit wait
     lost_after_ms: int = 30_000  # a stream is given up when a topic of it is not found for so long
 
     @property
