@@ -68,11 +68,8 @@ check(_DECISIONS.keys() <= RULES.keys(), "a command is not in core.authorize: wh
 CHECK_MS = 250  # how often to look for silent transactions and, without new ones, old outcomes
 
 
-def decide(turn: Turn, command: Any, to: ReplyTo | None, seen: int = 0) -> None:
-    """Decide one command, if its lane may. A refusal is answered and changes nothing.
-
-    ``seen``: the highest hybrid time that its sender has seen.
-    """
+def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
+    """Decide one command, if its lane may. A refusal is answered and changes nothing."""
     rule = RULES.get(type(command))
     decision = _DECISIONS.get(type(command))
 
@@ -82,7 +79,7 @@ def decide(turn: Turn, command: Any, to: ReplyTo | None, seen: int = 0) -> None:
         if decision is None:
             raise MalformedRecord(f"{type(command).__name__} is not a command")
         former = turn.hybrid_time
-        turn.hybrid_time = observed(turn, command, seen)
+        turn.hybrid_time = observed(turn, command)
         try:
             if to is not None and to.held and isinstance(command, r.Commit | r.OneShot):
                 check_waits(turn)

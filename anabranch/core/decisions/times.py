@@ -19,8 +19,8 @@ from anabranch.schemas import records as r
 _TIMED = (r.Begin, r.Touch, r.Register, r.Commit, r.OneShot, r.SafeTime)
 
 
-def observed(turn: Turn, command: Any, seen: int) -> int:
-    """The hybrid time once this command is accepted. ``seen``: by its sender, 0 if it does not say.
+def observed(turn: Turn, command: Any) -> int:
+    """The hybrid time once this command is accepted.
 
     Only the wall clock limits raising: up to the skew that is allowed, or with commit wait up to the clock's error,
     as each answer waits until the clock is past its commit. So no client drags the time ahead step by step.
@@ -28,7 +28,7 @@ def observed(turn: Turn, command: Any, seen: int) -> int:
     Raises: ClockSkew; NotReady: with commit wait, the clock will be there soon.
     """
     former = turn.hybrid_time
-    seen = max(seen, _carried(command))
+    seen = max(turn.seen, _carried(command))
     if seen <= former:  # perhaps a former leader's, with a fast clock: it is nobody's fault
         return former
     settings = turn.settings

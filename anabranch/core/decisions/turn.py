@@ -113,6 +113,7 @@ class Turn:
     at: int | None = None  # the offset of the command that is decided
     lane: str = OPEN_LANE  # … and the lane that it came by
     command_bytes: int = 1 << 62  # an upper bound of that command's size
+    seen: int = 0  # the highest hybrid time that its sender had seen; 0: it does not say
     puts: int = 0
     size: int = 0  # bytes of rows and answers, about
     merge_limit: int | None = None  # the most merges in this round

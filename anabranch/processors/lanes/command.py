@@ -66,7 +66,7 @@ def decide_command(turn: Turn, command: Command) -> None:
     try:
         _check_size(turn, command.payload)
         record = decode(command.payload)
-        seen = 0 if command.seen is None else hybrid_time.parse(command.seen)
+        turn.seen = 0 if command.seen is None else hybrid_time.parse(command.seen)
     except AnabranchError as error:
         turn.reply(command.to, refuse(error))
         return
@@ -79,7 +79,7 @@ def decide_command(turn: Turn, command: Command) -> None:
     if refusal is not None:
         turn.reply(command.to, refuse(refusal))
         return
-    decide(turn, record, command.to, seen)
+    decide(turn, record, command.to)
 
 
 def _check_size(turn: Turn, payload: bytes) -> None:
