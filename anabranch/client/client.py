@@ -103,9 +103,9 @@ class Client(Processors, Administration):
         return self._session.highest_timestamp
 
     def observe(self, timestamp: int) -> None:
-        """What this client commits from now on, anywhere, comes after this commit timestamp.
+        """Let all that this client commits from now on, anywhere, come after this commit timestamp.
 
-        For a timestamp that came on another way than by an answer or a token: in a message, in an event that was
+        Meant for one that came on another way than by an answer or a token: in a message, in an event that was
         read. Nothing is sent.
 
         Raises: ClockSkew (more than ``max_clock_skew`` ahead of this machine's clock), InvalidArgument; nothing

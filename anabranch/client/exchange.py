@@ -180,7 +180,8 @@ class Exchange:
             reply = decode_as(r.Reply, data)
             if reply.command in digests and _belongs(reply.result, command):
                 self._answered = True
-                self._raise(reply.hybrid_time)
+                if not isinstance(reply.result, r.ScopeInfo):  # the directory tells of no commit
+                    self._raise(reply.hybrid_time)
                 return reply.result
             if self.now() >= deadline:
                 break

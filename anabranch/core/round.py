@@ -106,12 +106,15 @@ class ReplyTo(NamedTuple):
         return self.lane.encode() + b"/" + self.correlation_id
 
 
+Answer = tuple[ReplyTo, Any]
+
+
 @dataclass(slots=True)
 class Round:
     """Everything that a pass of the controller decided, in order."""
 
     rows: dict[bytes, bytes | None] = field(default_factory=dict)
-    replies: list[tuple[ReplyTo, Any]] = field(default_factory=list)
+    replies: list[Answer] = field(default_factory=list)
     ops: list[tuple[str, int, JournalOp]] = field(default_factory=list)  # stream, partition, op
     history: list[Step] = field(default_factory=list)  # all streams', by rising timestamps
     commands: list[tuple[int, Any]] = field(default_factory=list)  # to other control partitions

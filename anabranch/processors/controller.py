@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from anabranch.core import hybrid_time, limits
+from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions.cleanup import say_epochs_again
 from anabranch.core.decisions.commits.commit import next_due_ms
@@ -39,11 +39,10 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.processors.carrier import Carriers, carriers_of, is_carrying
-from anabranch.processors.durability import Durable, answers_of, write_round
+from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.history_tail import tail_for
 from anabranch.processors.intake import Intake
 from anabranch.processors.lanes.command import Command, decide_command
-from anabranch.processors.lanes.held import Answer, HeldAnswers
 from anabranch.processors.lanes.queues import Lanes
 from anabranch.processors.lanes.trouble import LaneTrouble
 from anabranch.processors.leadership import Lease, take_lead
@@ -88,7 +87,6 @@ class Controller:
     _state: State = field(init=False)
     _intake: Intake = field(init=False)
     _lanes: Lanes = field(init=False)
-    _held: HeldAnswers = field(init=False)
     _memory: LeaderMemory = field(init=False)
     _carriers: Carriers | None = None
     _topics: StreamTopics | None = None
@@ -109,7 +107,6 @@ class Controller:
         status = status_topic(self.settings.prefix)
         self._stream_trouble = StreamTrouble(self.log, self.clock, status)
         self._lanes = Lanes(LaneTrouble(self.log, self.clock, self.settings))
-        self._held = HeldAnswers(self.clock, self.settings.clock_error_ms or 0, self._answer)
         waiting = self._stream_trouble.waiting
         self._intake = Intake(self.log, self.table, self.settings, waiting, self._lanes)
 
@@ -200,7 +197,6 @@ class Controller:
         for part in (*besides, self.lease):
             if part is not None:
                 part.close()
-        self._held.clear()
         self._carriers = self._topics = self._cutter = self._gaps = self._quiet = self.lease = None
 
     @property
@@ -210,11 +206,8 @@ class Controller:
 
     def look(self) -> None:
         """Bring the metrics up to date."""
-        wall_us = int(self.clock.wall() * 1_000_000)
-        self.metrics.ahead(hybrid_time.to_us(self._state.round.hybrid_time) - wall_us)
-        ended_ms = wall_us // 1000 - self.settings.retention_ms
-        parts = self._state, self._intake, self._memory, self._offset_guess
-        self.metrics.look(*parts, ended_ms, self._tails, self._culprit.count)
+        parts = self._state, self._intake, self._memory, self._offset_guess, self._tails
+        self.metrics.look(*parts, self._culprit.count, self.settings, int(self.clock.wall() * 1000))
 
     # -- one pass -------------------------------------------------------------------------------------
 
@@ -229,7 +222,6 @@ class Controller:
             raise
 
     def _step(self, max_wait: float) -> bool:
-        self._held.send_due()
         self._give_up_streams()
         self._carry()
         self._shorten_journals()
@@ -386,9 +378,10 @@ class Controller:
         moving = [stream for stream, _ in self._memory.cleaning.crowded[:1]]
         self._quiet.touched([*round_.touched, *moving], turn.now_ms)
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
-        begun, held = self.metrics.begin(), self._held.take(round_)
+        begun = self.metrics.begin()
         producer = producer or self.lease.next_producer()
-        ports = self.log, self._lanes.trouble.send, self.table, self.clock
+        send = self._lanes.held.sending(round_, self._state.round.hybrid_time)
+        ports = self.log, send, self.table, self.clock
         how = self.settings.prefix, self.settings.control_partition, self.threads
         try:
             write_round(
@@ -405,7 +398,6 @@ class Controller:
             log.warning("%s", error)
             self.lease.set_aside(producer)
             raise
-        self._held.keep(held, self._state.round.hybrid_time)
         self._autoscaling.add(loads, self._state, self._tails, turn.now_ms)
         turn.done()
         if self._carriers is not None:
@@ -421,11 +413,6 @@ class Controller:
         self.rounds += 1
         self.metrics.wrote(round_, len(commands), begun)
         return True
-
-    def _answer(self, answers: list[Answer], time: int) -> None:
-        """Send answers of a round that has happened, at that hybrid time."""
-        wall_ms = int(self.clock.wall() * 1000)
-        self._lanes.trouble.send(answers_of(self.settings.prefix, answers, time, wall_ms))
 
     def _forget_stream(self, stream: str) -> None:
         """Drop what memory keeps of a forgotten stream: another one may come under its name."""
@@ -464,7 +451,6 @@ class Controller:
             max_wait = min(max_wait, due_ms / 1000)
         if self._state.open:
             max_wait = min(max_wait, CHECK_MS / 1000)
-        max_wait = min(max_wait, self._held.wait_s)
         if self._topics is not None and self._topics.busy:
             max_wait = min(max_wait, GROWTH_LOOK_S)
         return max(0.0, min(max_wait, self._lanes.wait_s))

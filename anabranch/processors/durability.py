@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from anabranch.batches.builder import BatchBuilder, Row
 from anabranch.batches.journal_refetch import JournalReaders
@@ -47,7 +47,7 @@ from anabranch.core import hybrid_time
 from anabranch.core.history_records import Tail, anchored, history_records
 from anabranch.core.ids import OP_HEADER
 from anabranch.core.overlay import Overlay
-from anabranch.core.round import Landed, NewEpoch, ReplyTo, Round
+from anabranch.core.round import Answer, Landed, NewEpoch, Round
 from anabranch.core.state import State
 from anabranch.errors import InvariantViolation
 from anabranch.ports import (
@@ -312,12 +312,10 @@ def _records(
         yield from _batches(where, [(b"", encode(command))], wall_ms)
 
 
-def answers_of(
-    prefix: str, answers: Iterable[tuple[ReplyTo, Any]], time: int, wall_ms: int
-) -> Iterator[_Place]:
+def answers_of(prefix: str, of: Iterable[Answer], time: int, wall_ms: int) -> Iterator[_Place]:
     """The replies of a round at this hybrid time, as batches."""
     replies: dict[tuple[str, int], list[tuple[bytes, bytes]]] = {}
-    for to, result in answers:
+    for to, result in of:
         reply = Reply(to.correlation_id, to.command, time, result)
         replies.setdefault((to.lane, to.partition), []).append((to.correlation_id, encode(reply)))
     for (lane, partition), pairs in replies.items():

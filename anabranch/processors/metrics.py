@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from anabranch.core.decisions.commits.merge import TORN
 from anabranch.core.decisions.quotas import quotas_of, usages
 from anabranch.core.decisions.turn import trouble_of
+from anabranch.core.hybrid_time import to_us
 from anabranch.core.rows import HISTORY
 from anabranch.processors.numbers import Number, Numbers, Table
 from anabranch.schemas.records import Refusal
@@ -20,6 +21,7 @@ from anabranch.schemas.records import Refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from anabranch.core.decisions.turn import Settings
     from anabranch.core.history_records import Tail
     from anabranch.core.memory import LeaderMemory
     from anabranch.core.round import Round
@@ -102,9 +104,9 @@ class Metrics(Numbers):
             if isinstance(result, Refusal):
                 self.add("refusals", result.code)
 
-    def ahead(self, by_us: int) -> None:
+    def _ahead(self, by_s: float) -> None:
         """Take how far the hybrid time is ahead of the clock. Warn when that becomes much."""
-        was, now = self.total("seconds_ahead"), max(0, by_us) / 1e6
+        was, now = self.total("seconds_ahead"), max(0.0, by_s)
         self.set("seconds_ahead", now)
         if was <= AHEAD_S < now:
             log.warning(
@@ -126,14 +128,14 @@ class Metrics(Numbers):
         intake: Intake,
         memory: LeaderMemory,
         offset_guess: OffsetGuess,
-        ended_ms: int,
         tails: Mapping[str, Tail],
         set_aside: Counter[str],
+        settings: Settings,
+        wall_ms: int,
     ) -> None:
-        """Take the controller's numbers.
-
-        ``ended_ms``: outcomes older than that are to be purged. ``set_aside``: commands by lane.
-        """
+        """Take the controller's numbers. ``set_aside``: commands by lane."""
+        self._ahead((to_us(state.round.hybrid_time) / 1000 - wall_ms) / 1000)
+        ended_ms = wall_ms - settings.retention_ms
         index, lanes = intake.index, intake.lanes.on.items()
         self.values["commands_lag"] = {(n,): max(0, lane.end - lane.after(0)) for n, lane in lanes}
         self.values["lane_trouble"] = {(name,): 1 for name, lane in lanes if lane.trouble}

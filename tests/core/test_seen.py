@@ -1,4 +1,4 @@
-"""What clients have seen: commits exceed it, whoever leads; it raises the clock up to the wall clock and the skew."""
+"""What clients have seen: commits exceed it, whoever leads; it raises the clock as far as the skew allows."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.client.session import Session
-from anabranch.core.decisions import decide
+from anabranch.core.decisions import decide, times
 from anabranch.core.decisions.turn import Turn
 from anabranch.processors.lanes.held import HeldAnswers
 from anabranch.schemas.records import Register, Touch
@@ -32,10 +32,13 @@ def seen_without_bound() -> Planted:
 
 def writers_seen_nothing() -> Planted:
     """A commit exceeds what its committer has seen, not what its writers have."""
-    real = decide.observed
 
     def observed(turn: Turn, command: Any) -> int:
-        return turn.hybrid_time if isinstance(command, Register | Touch) else real(turn, command)
+        return (
+            turn.hybrid_time
+            if isinstance(command, Register | Touch)
+            else times.observed(turn, command)
+        )
 
     return _observing(observed)
 
@@ -47,4 +50,4 @@ def bare_tokens() -> Planted:
 
 def no_commit_wait() -> Planted:
     """An answer does not wait until the clocks are past its commit."""
-    return patch.object(HeldAnswers, "take", lambda *_: [])
+    return patch.object(HeldAnswers, "_due_us", lambda *_: 0)

@@ -1,4 +1,4 @@
-"""What clients have seen raises the hybrid time: a commit exceeds all that its sender, and its writers, had seen.
+"""Times that clients have seen: a commit exceeds all that its sender, and its writers, had seen.
 
 Raising needs no row of its own. The round of an accepted command logs its hybrid time in the `RoundRow`, and no
 successor goes below that. A refused command raises nothing.
@@ -54,7 +54,7 @@ def check_waits(turn: Turn) -> None:
 
 
 def _carried(command: Any) -> int:
-    """What the token and the receipts of a command say that their makers had seen."""
+    """The highest time that the makers of a command's token and receipts had seen."""
     receipts: tuple[r.Receipt, ...] = ()
     if isinstance(command, r.Register):
         receipts = (command.receipt,)
