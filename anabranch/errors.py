@@ -164,7 +164,7 @@ class IllegalState(FixCallError):
 
 
 class HeldByPrepared(FixCallError):
-    """A prepared transaction has the name, or the series: whoever coordinates it ends it (`Client.prepared`)."""
+    """A prepared transaction has the name, or the series: its coordinator has to end it (`Client.prepared`)."""
 
 
 class AlreadyCommitted(FixCallError):
@@ -207,7 +207,7 @@ class SetAside(FixCallError):
 
 
 class ClockSkew(FixCallError):
-    """The client's clock is too far from the controller's for a new transaction id."""
+    """A clock is too far from another one: set it. The message says which, and by how much."""
 
 
 class TopicMisconfigured(FixCallError):

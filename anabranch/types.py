@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from anabranch.core.authorize import Right
 from anabranch.core.decisions.commits.positions import hash_of
+from anabranch.core.hybrid_time import to_datetime
 from anabranch.core.ids import OPEN_LANE, check_type, state_stream, txn_text
 from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import HeldByPrepared, InvalidArgument, TransactionAborted
@@ -84,6 +85,11 @@ class Result:
     commit_timestamp: int
     counts: Counts
     name: str | None = None
+
+    @property
+    def committed_at(self) -> datetime:
+        """The moment of the commit timestamp, in UTC."""
+        return to_datetime(self.commit_timestamp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,18 @@ def judge_times(history: History, report: Report) -> None:
             evidence = [told.told_where, *asked_at(later)]
             report.add("non-monotone-timestamps", text, evidence)
     _judge_series(history, report)
+    _judge_seen(history, report)
+
+
+def _judge_seen(history: History, report: Report) -> None:
+    """A commit exceeds what whoever asked for it, and its writers, were told before: in any scope."""
+    for txn in history.txns.values():
+        seen = min((op.asked.get("seen") or 0 for op in txn.candidates), default=0)
+        if seen and txn.is_committed and txn.timestamp is not None:
+            report.counts["commits above what was seen"] += 1
+            if txn.timestamp <= seen:
+                text = f"{txn} was asked for with {seen} seen: {txn.timestamp} is not above it"
+                report.add("non-monotone-timestamps", text, asked_at(txn))
 
 
 def facts(history: History) -> dict[str, list[Fact]]:

@@ -89,6 +89,7 @@ class Commands:
         of = "" if lane == "open" else f".{lane}"
         self._commands, replies = f"{prefix}.commands{of}", f"{prefix}.replies{of}"
         self._producer = producer_of(bootstrap, **{"linger.ms": 0})
+        self.seen = 0  # the highest hybrid time in answers (section 12)
         # Any partition; its end is known before the first command is sent.
         here = random.choice(ends_of(bootstrap, replies))
         self._reply_partition = here.partition
@@ -101,6 +102,7 @@ class Commands:
     def send(self, partition: int, name: str, command: dict[str, Any], cid: bytes = b"") -> bytes:
         cid = cid or secrets.token_bytes(16)
         headers: Any = [("ab.cid", cid), ("ab.reply", struct.pack(">i", self._reply_partition))]
+        headers.append(("ab.ht", struct.pack(">q", self.seen)))
         value = self.avro.frame(name, command)
         self._digests[cid] = sha256(value).digest()[:8]
         self._producer.produce(self._commands, value, partition=partition, headers=headers)
@@ -133,6 +135,7 @@ class Commands:
             if message is not None and not message.error() and message.key() == cid:
                 reply = self.avro.unframe("Reply", message.value() or b"")
                 if reply["command"] == self._digests[cid]:
+                    self.seen = max(self.seen, reply["hybrid_time"])
                     return reply["result"]
         return None
 
@@ -146,6 +149,11 @@ class Transaction:
         self.txn_id = token[1:17]
         self.partition = int.from_bytes(token[1:3], "big")
         self.scope = token[38 : 38 + token[37]].decode("ascii")
+
+    @property
+    def seen(self) -> int:
+        """What writers' receipts carry."""
+        return self._commands.seen
 
     def ask(self, command: str, /, **fields: Any) -> Any:
         return self._commands.ask(self.partition, command, fields)[1]
@@ -219,7 +227,7 @@ class Writer:
         about = {"token": transaction.token, "stream": stream, "writer": self._id}
         touched = transaction.ask("Touch", **about)
         self._segments = touched["segments"]
-        self._txn_id = transaction.txn_id
+        self._txn_id, self._of = transaction.txn_id, transaction
         self._stream = stream
         self._topic = stream.replace("/", ".") + ".journal"
         epoch = touched["stream_epoch"]
@@ -257,7 +265,8 @@ class Writer:
             raise SystemExit(f"a write failed: {self._failed or 'no acknowledgement'}; begin again")
         extents = [{"stream": self._stream, "partition": p, **e} for p, e in self._extents.items()]
         whose = {"txn_id": self._txn_id, "writer": self._id}
-        return {**whose, "sequence": 1, "finished": True, "extents": extents}
+        told = {"extents": extents, "seen": self._of.seen}
+        return {**whose, "sequence": 1, "finished": True, **told}
 
 
 class Log:

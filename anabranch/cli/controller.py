@@ -26,6 +26,7 @@ RENAMED = {
     "collate_s": "--collate",
     "lost_after_s": "--lost-after",
     "native_timeout_s": "--native-timeout",
+    "max_clock_skew_s": "--max-clock-skew",
     "skip_commands": "--skip-command",
 }
 
@@ -101,6 +102,22 @@ class Given:
     native_timeout_s: Annotated[
         float, _seconds("native_timeout_s", 1.0, "The broker's limit for one commit round.")
     ] = 60.0
+    max_clock_skew_s: Annotated[
+        float,
+        _seconds(
+            "max_clock_skew_s",
+            0.0,
+            "How far ahead of the clock a time may be that clients have seen elsewhere.",
+        ),
+    ] = 10.0
+    clock_error_ms: Annotated[
+        int | None,
+        option(
+            "",
+            "The most that any controller's clock differs from true time; clients' commit wait needs it.",
+            min=0,
+        ),
+    ] = None
     skip_commands: Annotated[
         list[str] | None,
         typer.Option(

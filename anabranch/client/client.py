@@ -27,9 +27,10 @@ from anabranch.client.reservation import (
 )
 from anabranch.client.session import Session
 from anabranch.client.transaction import Transaction
+from anabranch.core.hybrid_time import MAX, to_text
 from anabranch.core.ids import check_number, check_scope, check_type
 from anabranch.core.tokens import Rights, check_right, peek
-from anabranch.errors import InvalidArgument, NotForkSafe
+from anabranch.errors import ClockSkew, InvalidArgument, NotForkSafe
 from anabranch.schemas.records import (
     Consumed,
     ListTransactions,
@@ -100,6 +101,32 @@ class Client(Processors, Administration):
     def lane(self) -> str:
         """The lane that this client asks by."""
         return self._ports.lane
+
+    @property
+    def last_timestamp(self) -> int:
+        """The highest hybrid time that this client was told, by answers, tokens and `observe`; 0: none.
+
+        Its transactions commit above it, and its snapshots have all up to it. Readers don't raise it.
+        """
+        return self._session.highest_timestamp
+
+    def observe(self, timestamp: int) -> None:
+        """Let all that this client commits from now on, anywhere, come after this commit timestamp.
+
+        Meant for one that came on another way than by an answer or a token: in a message, in an event that was
+        read. Nothing is sent.
+
+        Raises: ClockSkew (more than ``max_clock_skew`` ahead of this machine's clock), InvalidArgument; nothing
+        changed.
+        """
+        check_type("a timestamp", timestamp, int)
+        if not 0 <= timestamp <= MAX:
+            raise InvalidArgument(f"timestamp {timestamp}: a hybrid time, 0 to 2^63 - 1")
+        if not self._session.observe(timestamp):
+            raise ClockSkew(
+                f"the time {to_text(timestamp)} is more than {self._ports.max_clock_skew:g} s ahead of this "
+                "machine's clock: set the clocks"
+            )
 
     # -- transactions ---------------------------------------------------------------------------------
 
@@ -225,7 +252,9 @@ class Client(Processors, Administration):
                 return begun
             transaction = self._session.token_of(transaction.begin, begun.begun_ms)
         if secret is None or transaction != txn_id:
-            check_right(peek(transaction), Rights.COMMIT)
+            token = peek(transaction)
+            check_right(token, Rights.COMMIT)
+            self._session.observe(token.seen)
         return self._session.commit(
             transaction, (), records, name, deadline, number, consumed, prepare, secret
         )

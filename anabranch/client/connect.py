@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
-from anabranch.client.ports import ClientPorts
+from anabranch.client.ports import MAX_CLOCK_SKEW_S, ClientPorts
 from anabranch.clock import SystemClock
 from anabranch.core.ids import OPEN_LANE, check_lane
 from anabranch.errors import InvalidArgument
@@ -36,6 +36,8 @@ def connect(
     lane: str | None = None,
     timeout: float = DEFAULT_TIMEOUT_S,
     one_shot_bytes: int = DEFAULT_ONE_SHOT_BYTES,
+    commit_wait: bool = False,
+    max_clock_skew: float = MAX_CLOCK_SKEW_S,
     config: Mapping[str, Any] | None = None,
     **librdkafka_options: Any,
 ) -> Client:
@@ -49,6 +51,9 @@ def connect(
         lane: whose topics to ask by, and so who this client is; default $ANABRANCH_LANE, or ``open``.
         timeout: seconds until a call ends that has no timeout of its own.
         one_shot_bytes: how much a transaction keeps in memory before it opens.
+        commit_wait: a commit returns once its timestamp is past by the clocks of all controllers. Then what anybody
+            begins later commits above it, also who was told nothing. The controllers need ``--clock-error-ms``.
+        max_clock_skew: how many seconds ahead of this machine's clock a time may be that others tell.
         config: librdkafka options by their names.
         librdkafka_options: the same as keywords, dots as underscores: ``security_protocol="SSL"``.
 
@@ -80,6 +85,8 @@ def connect(
         lane,
         lambda seconds: closing(reading.open_log(seconds)),
         admin,
+        commit_wait,
+        max_clock_skew,
     )
     return Client(ports, timeout=timeout, one_shot_bytes=one_shot_bytes)
 

@@ -5,11 +5,19 @@ Every command is safe to repeat, because the client makes its ids before anythin
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from typing import Any, TypeVar
 
 from anabranch.client.ports import ClientPorts
-from anabranch.core.ids import CORRELATION_ID_SIZE, OPEN_LANE, command_digest
+from anabranch.core import hybrid_time
+from anabranch.core.ids import (
+    CORRELATION_ID_SIZE,
+    OPEN_LANE,
+    TIME_HEADER,
+    WAIT_HEADER,
+    command_digest,
+)
 from anabranch.core.tokens import id_named, peek
 from anabranch.errors import (
     AnabranchError,
@@ -21,6 +29,7 @@ from anabranch.errors import (
     NotReady,
     error_of,
 )
+from anabranch.ports import RecordHeaders
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode_as, encode
 
@@ -42,11 +51,35 @@ class Exchange:
         self._new_id = ports.entropy
         self._lane = ports.lane
         self._answered = False
+        self._held: RecordHeaders = [(WAIT_HEADER, b"")] if ports.commit_wait else []
+        self._max_clock_skew = ports.max_clock_skew
+        self._raising = threading.Lock()
         self.highest_timestamp = 0
 
     def now(self) -> float:
         """Monotonic seconds."""
         return self._clock.monotonic()
+
+    def observe(self, timestamp: int) -> bool:
+        """Take in a timestamp that others have told: what is sent from now on carries it.
+
+        False, and nothing changed, if it is too far ahead of this machine's clock.
+        """
+        latest_s = self._clock.wall() + self._max_clock_skew
+        near = timestamp <= self.highest_timestamp or hybrid_time.to_us(timestamp) <= latest_s * 1e6
+        if near:
+            self._raise(timestamp)
+        return near
+
+    def _raise(self, timestamp: int) -> None:
+        with self._raising:  # else a thread might put back a lower one
+            self.highest_timestamp = max(self.highest_timestamp, timestamp)
+
+    @property
+    def seen(self) -> RecordHeaders:
+        """The headers of a command that say what this client has seen."""
+        seen = hybrid_time.to_bytes(self.highest_timestamp)
+        return [(TIME_HEADER, seen), *self._held]
 
     def new_correlation_id(self) -> bytes:
         """16 random bytes for one command: no other client can guess them to answer under."""
@@ -116,7 +149,7 @@ class Exchange:
         try:
             while True:
                 unheard.append(correlation_id)
-                self._bus.send(partition, correlation_id, payload)
+                self._bus.send(partition, correlation_id, payload, self.seen)
                 until = min(deadline, self.now() + pause)
                 result = self._hear(correlation_id, digests, until, command)
                 if result is not None:
@@ -147,7 +180,8 @@ class Exchange:
             reply = decode_as(r.Reply, data)
             if reply.command in digests and _belongs(reply.result, command):
                 self._answered = True
-                self.highest_timestamp = max(self.highest_timestamp, reply.hybrid_time)
+                if not isinstance(reply.result, r.ScopeInfo):  # the directory tells of no commit
+                    self._raise(reply.hybrid_time)
                 return reply.result
             if self.now() >= deadline:
                 break

@@ -36,6 +36,7 @@ class Writer(Handle):
             check_right(claims, Rights.WRITE)
             if heartbeat:
                 check_right(claims, Rights.HEARTBEAT)
+            shared.session.observe(claims.seen)
         super().__init__(shared, claims.scope, claims.keepalive_ms)
         self._heartbeat = heartbeat
         self._account = WriterAccount(
@@ -148,7 +149,8 @@ class Writer(Handle):
         self._flush(deadline)
         if self._account is None:
             raise IllegalState("the writer has no account")
-        record: r.Receipt = self._account.receipt(finished=finished)
+        seen = self._session.highest_timestamp
+        record: r.Receipt = self._account.receipt(finished=finished, seen=seen)
         if self._token is not None:  # else nothing was written or begun
             self._session.register(self._token, record, deadline)
         return Receipt(record)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from anabranch.batches.columns_write import Counted, EventColumns, Placing
     from anabranch.reading.reader_factory import Readers
 
+MAX_CLOCK_SKEW_S = 10.0
+
 
 class CommandBus(Protocol):
     """Carries commands to controllers and their replies back. Used by many threads at once."""
@@ -41,7 +43,13 @@ class CommandBus(Protocol):
     def max_command_bytes(self) -> int:
         """The size limit of a payload. Only once `ready`."""
 
-    def send(self, control_partition: int, correlation_id: bytes, payload: bytes) -> None:
+    def send(
+        self,
+        control_partition: int,
+        correlation_id: bytes,
+        payload: bytes,
+        headers: RecordHeaders = (),
+    ) -> None:
         """Queue a command and return soon. Only a reply tells whether it arrived.
 
         From now on replies with this correlation id are kept, until `forget`.
@@ -136,7 +144,10 @@ class Acls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClientPorts:
-    """All ports of a client. ``log``, for makers of lanes: one whose answers take at most so many seconds."""
+    """All ports of a client, and its settings of time.
+
+    ``log``, for makers of lanes: one whose answers take at most so many seconds.
+    """
 
     bus: CommandBus
     journals: Journals
@@ -147,3 +158,5 @@ class ClientPorts:
     lane: str = OPEN_LANE
     log: Callable[[float], AbstractContextManager[Log]] | None = None
     acls: Acls | None = None
+    commit_wait: bool = False
+    max_clock_skew: float = MAX_CLOCK_SKEW_S

@@ -254,8 +254,8 @@ class WriterAccount:
         for place, end in self.journal.flush(used, deadline).items():
             used[place].end = end
 
-    def receipt(self, *, finished: bool) -> Receipt:
-        """The cumulative receipt of everything flushed."""
+    def receipt(self, *, finished: bool, seen: int) -> Receipt:
+        """The cumulative receipt of everything flushed. ``seen``: the highest hybrid time that the client saw."""
         self._sequence += 1
         extents = [
             Extent(
@@ -270,7 +270,7 @@ class WriterAccount:
             for account in lane.accounts.values()
             if account.count
         ]
-        return Receipt(self.txn_id, self.writer, self._sequence, finished, tuple(extents))
+        return Receipt(self.txn_id, self.writer, self._sequence, finished, tuple(extents), seen)
 
 
 def headers_size(headers: RecordHeaders | None) -> int:

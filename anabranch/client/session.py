@@ -62,8 +62,13 @@ class Session(StreamCalls):
     def token_of(self, begin: r.Begin, begun_ms: int | None = None) -> TokenBytes:
         """The token, with all rights, of the transaction that this command begins. Nothing is sent."""
         begun_ms = made_ms_of(begin.txn_id) if begun_ms is None else begun_ms
-        of = Token(begin.txn_id, begin.keepalive_ms, begun_ms, begin.scope, self._lane)
+        seen = self.highest_timestamp
+        of = Token(begin.txn_id, begin.keepalive_ms, begun_ms, begin.scope, self._lane, seen=seen)
         return make(begin.secret, of)
+
+    def token_as_of_now(self, token: bytes, secret: bytes) -> TokenBytes:
+        """The token of this secret's transaction, with all that this client has seen by now."""
+        return make(secret, replace(peek(token), seen=self.highest_timestamp))
 
     def wall(self) -> float:
         """Unix seconds."""
@@ -286,7 +291,7 @@ class Session(StreamCalls):
             for i in range(0, len(some), _TOKENS_A_BEAT):
                 payload = encode(r.Heartbeat(tuple(some[i : i + _TOKENS_A_BEAT])))
                 digests.append(command_digest(payload))
-                self._bus.send(partition, correlation_id, payload)
+                self._bus.send(partition, correlation_id, payload, self.seen)
         return digests
 
     def hear_beat(

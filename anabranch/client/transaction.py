@@ -135,7 +135,8 @@ class Transaction(Buffered):
                 self._open(self._shared.deadline(None))
             if self._token is None or self._token == self._txn_id:
                 raise IllegalState("the transaction has no token here")
-            return narrow_at(self._token, rights, expires, lane, self._session.wall())
+            token = self._session.token_as_of_now(self._token, self._secret or b"")
+            return narrow_at(token, rights, expires, lane, self._session.wall())
 
     def open_named(self) -> None:
         """Begin at once, under the name; a committed name gives its result."""
@@ -154,7 +155,8 @@ class Transaction(Buffered):
             self._open(deadline)
             self._flush(deadline)
             if self._account is not None and self._token is not None:
-                receipt = self._account.receipt(finished=False)
+                seen = self._session.highest_timestamp
+                receipt = self._account.receipt(finished=False, seen=seen)
                 self._session.register(self._token, receipt, deadline)
 
     # -- ending ---------------------------------------------------------------------------------------
@@ -289,7 +291,8 @@ class Transaction(Buffered):
         if self._account is not None:
             self._flush(deadline)
             if self._own is None or not (self._in_doubt or self._prepared):
-                self._own = self._account.receipt(finished=True)
+                seen = self._session.highest_timestamp
+                self._own = self._account.receipt(finished=True, seen=seen)
             own = (self._own,) if self._account.lanes else ()
         self._hot.clear()
         # From here on an interruption leaves it in doubt.

@@ -41,6 +41,18 @@ def from_us(unix_us: int, logical: int = 0) -> int:
     return unix_us << LOGICAL_BITS | logical
 
 
+def to_bytes(timestamp: int) -> bytes:
+    """The 8 bytes of a hybrid time, as headers have it."""
+    return timestamp.to_bytes(8, "big")
+
+
+def parse(data: bytes | None) -> int:
+    """The hybrid time in a header. `InvalidArgument` unless it is 8 bytes, big endian, and within `MAX`."""
+    if data is None or len(data) != 8 or data[0] > MAX >> 56:
+        raise InvalidArgument(f"a hybrid time is 8 bytes, big endian, 0 to 2^63 - 1, not {data!r}")
+    return int.from_bytes(data, "big")
+
+
 def to_us(timestamp: int) -> int:
     """The Unix microseconds of a hybrid time, rounded down."""
     return timestamp >> LOGICAL_BITS

@@ -37,6 +37,8 @@ TXN_HEADER = "ab.txn"
 OP_HEADER = "ab.op"
 CORRELATION_HEADER = "ab.cid"
 REPLY_HEADER = "ab.reply"
+TIME_HEADER = "ab.ht"  # the highest hybrid time that the sender has seen: 8 bytes
+WAIT_HEADER = "ab.wait"  # commit wait: the answer comes once every clock is past the commit
 _TXN_HEADER_FORM = struct.Struct(">16sqi")
 TXN_HEADER_SIZE = _TXN_HEADER_FORM.size  # 28
 

@@ -89,12 +89,16 @@ Step = NewEpoch | StreamCommit
 
 
 class ReplyTo(NamedTuple):
-    """The asker of a command: its correlation id, its lane's partition of replies, and the command's digest."""
+    """The asker of a command: its correlation id, its lane's partition of replies, and the command's digest.
+
+    ``held``: it asked for commit wait.
+    """
 
     correlation_id: bytes
     partition: int
     command: bytes
     lane: str = OPEN_LANE
+    held: bool = False
 
     @property
     def asker(self) -> bytes:
@@ -102,12 +106,15 @@ class ReplyTo(NamedTuple):
         return self.lane.encode() + b"/" + self.correlation_id
 
 
+Answer = tuple[ReplyTo, Any]
+
+
 @dataclass(slots=True)
 class Round:
     """Everything that a pass of the controller decided, in order."""
 
     rows: dict[bytes, bytes | None] = field(default_factory=dict)
-    replies: list[tuple[ReplyTo, Any]] = field(default_factory=list)
+    replies: list[Answer] = field(default_factory=list)
     ops: list[tuple[str, int, JournalOp]] = field(default_factory=list)  # stream, partition, op
     history: list[Step] = field(default_factory=list)  # all streams', by rising timestamps
     commands: list[tuple[int, Any]] = field(default_factory=list)  # to other control partitions

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntFlag
 
+from anabranch.core.hybrid_time import MAX
 from anabranch.core.ids import SECRET_SIZE, TXN_ID_SIZE, check_lane, check_scope, check_type
 from anabranch.errors import InvalidArgument, InvalidToken, NotAuthorized
 
 TOKEN_VERSION = 2
 MAX_CAVEATS = 16
 MAX_KEEPALIVE_MS = (1 << 31) - 1
-_FRONT = struct.Struct(f">B{TXN_ID_SIZE}sIQQ")  # version, id, keepalive, begun, snapshot
+_FRONT = struct.Struct(f">B{TXN_ID_SIZE}sIQQ")  # version, id, keepalive, begun, seen
 _BACK = struct.Struct(">BQ")  # rights, not after
 _TIME = struct.Struct(">Q")
 _MAC_SIZE = 32
@@ -64,6 +65,7 @@ class Token:
 
     ``keepalive_ms``: milliseconds. ``begun_ms``, ``not_after_ms``: Unix milliseconds; 0: no end. ``lanes``: a lane
     that it is good in is all of them. ``owner``: its maker's lane, a hint; that of the transaction's row counts.
+    ``seen``: the highest hybrid time that its maker had seen.
     """
 
     txn_id: bytes
@@ -74,7 +76,7 @@ class Token:
     rights: int = ALL_RIGHTS
     not_after_ms: int = 0
     lanes: frozenset[str] = frozenset()
-    snapshot: int = 0
+    seen: int = 0
     chain: tuple[bytes, ...] = field(default=(), repr=False, compare=False)  # as read, MAC last
 
 
@@ -93,13 +95,13 @@ def make(secret: bytes, token: Token) -> TokenBytes:
             f"keepalive {token.keepalive_ms} ms is not within 1..{MAX_KEEPALIVE_MS}"
         )
     _check_time(token.begun_ms, token.not_after_ms)
-    if not 1 <= token.rights <= ALL_RIGHTS or not 0 <= token.snapshot < 1 << 64:
-        raise InvalidArgument("a token has one right at least, and a snapshot of 64 bits")
+    if not 1 <= token.rights <= ALL_RIGHTS or not 0 <= token.seen <= MAX:
+        raise InvalidArgument("a token has one right at least, and a hybrid time")
     texts = check_scope(token.scope).encode("ascii"), check_lane(token.owner).encode("ascii")
     signed = b"".join(
         (
             _FRONT.pack(
-                TOKEN_VERSION, token.txn_id, token.keepalive_ms, token.begun_ms, token.snapshot
+                TOKEN_VERSION, token.txn_id, token.keepalive_ms, token.begun_ms, token.seen
             ),
             *(bytes((len(text),)) + text for text in texts),
             _BACK.pack(token.rights, token.not_after_ms),
@@ -234,7 +236,7 @@ def _write(signed: bytes, before: tuple[bytes, ...], mac: bytes, more: list[byte
 
 def _read(data: bytes) -> Token:
     """The content of well-formed bytes. Raises one of several errors for a part out of its range."""
-    _, txn_id, keepalive_ms, begun_ms, snapshot = _FRONT.unpack_from(data)
+    _, txn_id, keepalive_ms, begun_ms, seen = _FRONT.unpack_from(data)
     scope, at = _part(data, _FRONT.size)
     owner, at = _part(data, at)
     rights, not_after_ms = _BACK.unpack_from(data, at)
@@ -271,7 +273,7 @@ def _read(data: bytes) -> Token:
         rights,
         not_after_ms,
         frozenset(lanes),
-        snapshot,
+        seen,
         (signed, *caveats, data[at:]),
     )
 

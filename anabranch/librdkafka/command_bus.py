@@ -29,7 +29,7 @@ from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.broker_contact import Contact, with_error_callback
 from anabranch.librdkafka.options import Options
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
-from anabranch.ports import Clock, Entropy
+from anabranch.ports import Clock, Entropy, RecordHeaders
 from anabranch.topics.names import commands_topic, replies_topic
 
 log = logging.getLogger("anabranch.client")
@@ -160,13 +160,19 @@ class KafkaBus:
 
     # -- commands and replies -------------------------------------------------------------------------
 
-    def send(self, control_partition: int, correlation_id: bytes, payload: bytes) -> None:
+    def send(
+        self,
+        control_partition: int,
+        correlation_id: bytes,
+        payload: bytes,
+        more: RecordHeaders = (),
+    ) -> None:
         """Queue a command."""
         producer = self._producer
         if producer is None or self._closed:
             return
         self._slots.setdefault(correlation_id, SimpleQueue())
-        headers = [(CORRELATION_HEADER, correlation_id), self._reply_header]
+        headers = [(CORRELATION_HEADER, correlation_id), self._reply_header, *more]
         try:
             producer.produce(
                 self._commands,

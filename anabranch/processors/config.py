@@ -33,6 +33,8 @@ class ControllerOptions:
     in this time. ``move_bytes``: unneeded bytes that an old open one may keep in a journal before it is moved.
     ``lost_after_s``: how long a stream waits for a topic that is not found, before it is given up.
     ``max_streams``, ``max_partitions``: of a control partition.
+    ``max_clock_skew_s``: how far ahead of the clock times that clients have seen may be. ``clock_error_ms``: the
+    most that any controller's clock differs from true time; commit wait needs it.
     ``skip_commands``: as LANE/PARTITION:OFFSET, commands that are set aside instead of being tried.
     ``lanes_only``: the lane `open` is not served.
     ``status_file``: where to write, as JSON, which control partitions this process leads. ``http``: HOST:PORT of
@@ -55,6 +57,8 @@ class ControllerOptions:
     move_bytes: int = 256 << 20
     lost_after_s: float = 30.0
     native_timeout_s: float = 60.0
+    max_clock_skew_s: float = 10.0
+    clock_error_ms: int | None = None
     skip_commands: tuple[str, ...] = ()
     lanes_only: bool = False
     status_file: Path | None = None

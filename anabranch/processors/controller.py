@@ -206,9 +206,8 @@ class Controller:
 
     def look(self) -> None:
         """Bring the metrics up to date."""
-        ended_ms = int(self.clock.wall() * 1000) - self.settings.retention_ms
-        parts = self._state, self._intake, self._memory, self._offset_guess
-        self.metrics.look(*parts, ended_ms, self._tails, self._culprit.count)
+        parts = self._state, self._intake, self._memory, self._offset_guess, self._tails
+        self.metrics.look(*parts, self._culprit.count, self.settings, int(self.clock.wall() * 1000))
 
     # -- one pass -------------------------------------------------------------------------------------
 
@@ -381,7 +380,8 @@ class Controller:
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
         begun = self.metrics.begin()
         producer = producer or self.lease.next_producer()
-        ports = self.log, self._lanes.trouble.send, self.table, self.clock
+        send = self._lanes.held.sending(round_, self._state.round.hybrid_time)
+        ports = self.log, send, self.table, self.clock
         how = self.settings.prefix, self.settings.control_partition, self.threads
         try:
             write_round(

@@ -47,7 +47,7 @@ from anabranch.core import hybrid_time
 from anabranch.core.history_records import Tail, anchored, history_records
 from anabranch.core.ids import OP_HEADER
 from anabranch.core.overlay import Overlay
-from anabranch.core.round import Landed, NewEpoch, Round
+from anabranch.core.round import Answer, Landed, NewEpoch, Round
 from anabranch.core.state import State
 from anabranch.errors import InvariantViolation
 from anabranch.ports import (
@@ -151,7 +151,7 @@ def write_round(
         LogUncertain, LogFenced: lead again.
         TableError: the round has happened; the table can't follow.
     """
-    answers = list(_answers(to.prefix, round_, state.round.hybrid_time, wall_ms))
+    answers = list(answers_of(to.prefix, round_.replies, state.round.hybrid_time, wall_ms))
     with native_transaction(producer):
         _find_starts(to.log, round_, tails)
         done = _append(to, producer, round_, state, tails, wall_ms, to.offset_guess)
@@ -312,15 +312,15 @@ def _records(
         yield from _batches(where, [(b"", encode(command))], wall_ms)
 
 
-def _answers(prefix: str, round_: Round, time: int, wall_ms: int) -> Iterator[_Place]:
-    """The replies of a round at this hybrid time."""
+def answers_of(prefix: str, of: Iterable[Answer], time: int, wall_ms: int) -> Iterator[_Place]:
+    """The replies of a round at this hybrid time, as batches."""
     replies: dict[tuple[str, int], list[tuple[bytes, bytes]]] = {}
-    for to, result in round_.replies:
+    for to, result in of:
         reply = Reply(to.correlation_id, to.command, time, result)
         replies.setdefault((to.lane, to.partition), []).append((to.correlation_id, encode(reply)))
-    for (lane, partition), answers in replies.items():
+    for (lane, partition), pairs in replies.items():
         where = TopicPartition(replies_topic(prefix, lane), partition)
-        yield from (batch[:2] for batch in _batches(where, answers, wall_ms))
+        yield from (batch[:2] for batch in _batches(where, pairs, wall_ms))
 
 
 def _batches(

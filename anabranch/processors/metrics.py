@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from anabranch.core.decisions.commits.merge import TORN
 from anabranch.core.decisions.quotas import quotas_of, usages
 from anabranch.core.decisions.turn import trouble_of
+from anabranch.core.hybrid_time import to_us
 from anabranch.core.rows import HISTORY
 from anabranch.processors.numbers import Number, Numbers, Table
 from anabranch.schemas.records import Refusal
@@ -19,6 +21,7 @@ from anabranch.schemas.records import Refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from anabranch.core.decisions.turn import Settings
     from anabranch.core.history_records import Tail
     from anabranch.core.memory import LeaderMemory
     from anabranch.core.round import Round
@@ -26,7 +29,10 @@ if TYPE_CHECKING:
     from anabranch.processors.intake import Intake
     from anabranch.processors.offset_guess import OffsetGuess
 
+log = logging.getLogger("anabranch.controller")
+
 LOOK_S = 1.0
+AHEAD_S = 1.0
 MOST_OVERDUE = 1_000
 
 NUMBERS = {
@@ -67,6 +73,9 @@ NUMBERS = {
     "table_bytes": Number("gauge", "Size on disk of the table"),
     "outcomes": Number("gauge", "Outcomes kept"),
     "rejected_records": Number("gauge", "Journal records rejected in this term", ("reason",)),
+    "seconds_ahead": Number(
+        "gauge", "How far timestamps are ahead of this machine's clock: another one is, or was"
+    ),
     "outcomes_overdue": Number("gauge", "Outcomes past their retention, not purged; 1,000 at most"),
 }
 
@@ -96,6 +105,16 @@ class Metrics(Numbers):
             if isinstance(result, Refusal):
                 self.add("refusals", result.code)
 
+    def _ahead(self, by_s: float) -> None:
+        """Take how far the hybrid time is ahead of the clock. Warn when that becomes much."""
+        was, now = self.total("seconds_ahead"), max(0.0, by_s)
+        self.set("seconds_ahead", now)
+        if was <= AHEAD_S < now:
+            log.warning(
+                "timestamps are %.1f s ahead of this clock: it is slow, or another controller's is, or was, fast",
+                now,
+            )
+
     def passed(self) -> bool:
         """Note the end of a pass. Whether it is time to `look`."""
         self.passed_at = time.monotonic()
@@ -110,14 +129,14 @@ class Metrics(Numbers):
         intake: Intake,
         memory: LeaderMemory,
         offset_guess: OffsetGuess,
-        ended_ms: int,
         tails: Mapping[str, Tail],
         set_aside: Counter[str],
+        settings: Settings,
+        wall_ms: int,
     ) -> None:
-        """Take the controller's numbers.
-
-        ``ended_ms``: outcomes older than that are to be purged. ``set_aside``: commands by lane.
-        """
+        """Take the controller's numbers. ``set_aside``: commands by lane."""
+        self._ahead((to_us(state.round.hybrid_time) / 1000 - wall_ms) / 1000)
+        ended_ms = wall_ms - settings.retention_ms
         index, lanes = intake.index, intake.lanes.on.items()
         self.values["commands_lag"] = {(n,): max(0, lane.end - lane.after(0)) for n, lane in lanes}
         self.values["lane_trouble"] = {(name,): 1 for name, lane in lanes if lane.trouble}

@@ -298,6 +298,8 @@ class ControllerService(mode.Service):
             collate_ms=int(self.options.collate_s * 1000),
             move_bytes=self.options.move_bytes,
             lost_after_ms=int(self.options.lost_after_s * 1000),
+            max_clock_skew_ms=int(self.options.max_clock_skew_s * 1000),
+            clock_error_ms=self.options.clock_error_ms,
         )
 
     def _write_status(self) -> None:

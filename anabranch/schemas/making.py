@@ -41,7 +41,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         """
         CommandList.open_transactions CommandList.outcomes DescribeProcessors.task Outcome.prepared_ms
         ProcessorInfo.resets ProcessorRow.first_term ProcessorRow.resets StreamInfo.foreign TaskInfo.state_sequence
-        TaskRow.state_sequence Touch.writer
+        Receipt.seen TaskRow.state_sequence Touch.writer
         """,
     ),
     (False, "CreateStream.adopt ListTransactions.prepared StreamRow.adopt"),
@@ -49,7 +49,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
     (
         (),
         """
-        CreateProcessor.kinds CreateProcessor.stores ProcessorInfo.stores ProcessorRow.kinds ProcessorRow.stores
+        CreateProcessor.kinds CreateProcessor.stores PendingCommitRow.held ProcessorInfo.stores
+        ProcessorRow.kinds ProcessorRow.stores
         """,
     ),
     (b"", "Outcome.prepared_by ProcessorRow.reset_by"),

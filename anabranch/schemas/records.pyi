@@ -458,6 +458,7 @@ class PendingCommitRow:
     deadline_ms: int
     consumed: Consumed | None = None
     prepare: Prepare | None = None
+    held: tuple[bytes, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class PlainRow:
@@ -541,6 +542,7 @@ class Receipt:
     sequence: int
     finished: bool
     extents: tuple[Extent, ...]
+    seen: int = 0
 
 @dataclass(frozen=True, slots=True)
 class RecoverStream:

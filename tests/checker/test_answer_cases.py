@@ -21,6 +21,19 @@ def the_later_one_is_older(tape: Tape) -> None:
 
 
 @wrong("non-monotone-timestamps")
+def not_above_what_was_seen(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.commit("t", ONE, 10, 0, seen=10)
+
+
+@right
+def above_what_the_first_of_two_had_seen(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.ask("q", "commit", txn="t", writers=["w"], seen=9)
+    tape.commit("t", ONE, 10, 0, seen=20)
+
+
+@wrong("non-monotone-timestamps")
 def a_history_goes_back(tape: Tape) -> None:
     for name, txn_id in (("t", ONE), ("u", TWO)):
         tape.begin(name, txn_id, file=name)

@@ -21,9 +21,11 @@ def segments(count: int) -> tuple[r.SegmentRange, ...]:
     )
 
 
-def token_of(txn_id: bytes = TXN, scope: str = "nyc", keepalive_ms: int = 30_000) -> TokenBytes:
+def token_of(
+    txn_id: bytes = TXN, scope: str = "nyc", keepalive_ms: int = 30_000, seen: int = 0
+) -> TokenBytes:
     """With all rights, by any secret: it is not checked here."""
-    return make(bytes(32), Token(txn_id, keepalive_ms, 1, scope, "open"))
+    return make(bytes(32), Token(txn_id, keepalive_ms, 1, scope, "open", seen=seen))
 
 
 def outcome(txn_id: bytes = TXN, state: TxnState = "COMMITTED", **more: Any) -> r.Outcome:

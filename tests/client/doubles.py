@@ -87,7 +87,13 @@ class ScriptedBus:
     def max_command_bytes(self) -> int:
         return self.max_bytes
 
-    def send(self, control_partition: int, correlation_id: bytes, payload: bytes) -> None:
+    def send(
+        self,
+        control_partition: int,
+        correlation_id: bytes,
+        payload: bytes,
+        more: RecordHeaders = (),
+    ) -> None:
         command = decode(payload)
         self._slots.setdefault(correlation_id, deque())
         self.sent.append(Sent(self.clock.now, control_partition, correlation_id, command))

@@ -114,13 +114,20 @@ class MemoryBus:
     def max_command_bytes(self) -> int:
         return self._max_bytes - _FRAMING
 
-    def send(self, control_partition: int, correlation_id: bytes, payload: bytes) -> None:
+    def send(
+        self,
+        control_partition: int,
+        correlation_id: bytes,
+        payload: bytes,
+        more: RecordHeaders = (),
+    ) -> None:
         if self._closed or self._place is None:
             return
         self._slots.setdefault(correlation_id, deque())
         headers = (
             (CORRELATION_HEADER, correlation_id),
             (REPLY_HEADER, self._place.partition.to_bytes(4, "big")),
+            *more,
         )
         record = Record(0, _now_ms(self._clock), None, payload, headers)
         try:

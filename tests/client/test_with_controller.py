@@ -277,7 +277,7 @@ def test_answers_that_another_client_has_sent_under_our_ids_are_not_believed(wor
     bus = world.client._session._bus
     send = bus.send
 
-    def under_attack(partition: int, correlation_id: bytes, payload: bytes) -> None:
+    def under_attack(partition: int, correlation_id: bytes, payload: bytes, _: object) -> None:
         for command in (GetState(bait.txn_id), OneShot(bait.txn_id, "nyc", None, ())):
             send(partition, correlation_id, encode(command))
         if not isinstance(decode(payload), Commit):  # which is lost

@@ -61,6 +61,10 @@ class World(Journals):
         self.now_ms = 5_000
         self.judge_silence = True
         self.lane = OPEN_LANE  # of the commands to come
+        self.seen, self.waits = (
+            0,
+            False,
+        )  # what their senders have seen; whether they want commit wait
         self.lanes: dict[type, str] = {r.Settle: "admin"}  # … but of these
         self.asked: dict[bytes, str] = {}
         self.offset = 0
@@ -118,7 +122,7 @@ class World(Journals):
         kept = self._kept()
         for name, command in asked:
             self.offset += 1
-            turn.lane = self.lane
+            turn.lane, turn.seen = self.lane, self.seen
             self._decide(turn, decode(encode(command)), self.asker(name))
         expired_ms = decide_due(turn, judge_silence=self.judge_silence)
         assert self._kept() == kept, "memory was changed before the round happened"
@@ -135,7 +139,7 @@ class World(Journals):
     def asker(self, name: str) -> ReplyTo:
         correlation_id = name.encode()
         self.asked[correlation_id] = name
-        return ReplyTo(correlation_id, len(name), b"digest!!", self.lane)
+        return ReplyTo(correlation_id, len(name), b"digest!!", self.lane, self.waits)
 
     def _decide(self, turn: Turn, command: Any, to: ReplyTo) -> None:
         table, views, said = self._everything(turn)

@@ -30,7 +30,7 @@ SECRET = bytes(range(64, 96))
 OTHER = bytes(32)
 BEGUN = 1_767_225_600_012
 TXN = bytes.fromhex("0001" + "018bcfe56800" + "0123456789abcdef")
-TOKEN = Token(TXN, 60_000, BEGUN, "nyc", "etl", snapshot=9)
+TOKEN = Token(TXN, 60_000, BEGUN, "nyc", "etl", seen=9)
 HEAD = (
     b"\2" + TXN + (60_000).to_bytes(4, "big") + BEGUN.to_bytes(8, "big") + (9).to_bytes(8, "big")
     + b"\3nyc" + b"\3etl" + b"\x1f" + bytes(8)
@@ -217,7 +217,7 @@ def test_what_is_malformed_is_refused_though_it_is_signed(case: str) -> None:
         {"not_after_ms": 1 << 63},
         {"lanes": frozenset({""})},
         {"lanes": frozenset(map(str, range(17)))},
-        {"snapshot": 1 << 64},
+        {"seen": 1 << 63},
     ],
     ids=lambda change: next(iter(change)),
 )

@@ -21,6 +21,7 @@ from tests.mutants import (
     prepared,
     rounds,
     tasks,
+    times,
     topics,
 )
 
@@ -51,6 +52,12 @@ BLOCKING: dict[str, float] = {"rights_s": 1.0}
 # What is refused would do if it came again, and another one leads soon.
 REFUSALS: dict[str, float] = {"refusals": 0.5, "director_s": 2.0, "clients": 3}
 NUMBERED = CALM | {"numbered": 1.0}
+# Commits follow others in another scope, and clocks differ; or they wait, and clocks are right enough.
+HOPPING = CALM | {
+    "hop_s": 0.5, "control_partitions": 2, "skew_s": 3.0, "clients": 1, "machines": 3, "director_s": 2.0,
+    "jobs": 4, "retention_s": 7 * 86_400.0,
+}  # fmt: skip
+WAITING = HOPPING | {"error_s": 0.5, "skew_s": 0.5, "jump_s": 0}
 PLAINLY = CALM | {"plain_s": 0.5}
 MARKERS = {"marker_delay_s": 0.05, "chunk_bytes": 16 << 20, "cleaning": False, "readers": 0}
 LOSING = {"lose_s": 3.0, "linger": 0.8}
@@ -153,6 +160,12 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("counts are not compared", decisions.no_count),
     Mutant("a run is dropped from a merge", decisions.drop_a_run, quick=True, seed=1),
     Mutant("timestamps by the wall clock alone", decisions.wall_clock_only, quick=True),
+    Mutant("what was seen is ignored", times.seen_ignored, quick=True, weather=HOPPING),
+    Mutant("what was seen raises without bound", times.seen_without_bound, quick=True, weather=HOPPING),
+    Mutant("what writers saw is not carried", times.writers_seen_nothing, quick=True, seed=9, weather=HOPPING),
+    Mutant("tokens tell of their transaction's begin", times.bare_tokens, quick=True, weather=HOPPING,
+           by_clients=True),
+    Mutant("answers don't wait for clocks", times.no_commit_wait, quick=True, seed=10, weather=WAITING),
     Mutant("committed names are not looked up", decisions.forget_names, quick=True, seed=22),
     Mutant("a series' highest number is not looked up", decisions.forget_series, quick=True, seed=7,
            broker="steady"),

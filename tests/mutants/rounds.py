@@ -57,7 +57,7 @@ def _before_commit(what: Callable[[Any, Any, Any], None]) -> Planted:
 
 def _answer(to: Any, round_: Any, state: Any) -> None:
     wall_ms = int(to.clock.wall() * 1000)
-    to.send(durability._answers(to.prefix, round_, state.round.hybrid_time, wall_ms))
+    to.send(durability.answers_of(to.prefix, round_.replies, state.round.hybrid_time, wall_ms))
 
 
 def answer_early() -> Planted:

@@ -106,12 +106,13 @@ class World:
         headers: bool = True,
         again: bytes | None = None,
         lane: str = OPEN_LANE,
+        more: tuple[tuple[str, bytes | None], ...] = (),
     ) -> bytes:
         """Append a command; returns its correlation id. ``again``: that of the command that is repeated."""
         correlation_id = again or struct.pack(">QQ", 7, next(self._ids))
         payload = command if isinstance(command, bytes) else encode(command)
         sent = ((CORRELATION_HEADER, correlation_id), (REPLY_HEADER, bytes(4))) if headers else ()
-        record = Record(0, 0, b"", payload, sent)
+        record = Record(0, 0, b"", payload, (*sent, *more))
         self.lane_of[correlation_id] = lane
         self.cluster.produce(TopicPartition(commands_topic(lane=lane), partition), [record])
         return correlation_id

@@ -296,5 +296,5 @@ def test_what_fastavro_would_take_is_refused_by_field(data: bytes, field: str) -
     ids=["one block", "two blocks", "a block with its size", "long numbers"],
 )
 def test_every_legal_form_is_taken(extents: bytes) -> None:
-    data = b"\x01\x21" + _ID + b"\x02\x02\x01" + extents
+    data = b"\x01\x21" + _ID + b"\x02\x02\x01" + extents + b"\x00"
     assert decode(data) == _RECEIPT

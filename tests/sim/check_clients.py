@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import pairwise
 
 from anabranch.core.ids import NO_TXN
@@ -25,7 +26,8 @@ def check_clients(picture: Picture, ledger: Ledger) -> None:
         check_deal(picture, ledger, deal, events.get(deal.label, []))
     for txn_id, state, timestamp in ledger.final_answers:
         _check_final(picture, txn_id.hex(), txn_id, state, timestamp)
-    check_real_time(ledger)
+    for scope in {deal.scope for deal in ledger.deals.values()}:
+        check_real_time([deal for deal in ledger.deals.values() if deal.scope == scope])
     check_staleness(picture, ledger)
     check_names(picture)
     check_series(picture, ledger)
@@ -224,11 +226,11 @@ def _check_named(picture: Picture, deal: Deal, txn_id: bytes, timestamp: int) ->
     _check_final(picture, deal.label, txn_id, "COMMITTED", timestamp)
 
 
-def check_real_time(ledger: Ledger) -> None:
+def check_real_time(deals: Iterable[Deal]) -> None:
     """A commit that was answered before another was asked for has the lower timestamp."""
     firsts: dict[bytes, float] = {}
     ends: dict[bytes, tuple[float, int]] = {}
-    for deal in ledger.deals.values():
+    for deal in deals:
         for attempt in deal.attempts:
             result = attempt.result
             own = result.txn_id if result is not None else deal.txn_id

@@ -229,6 +229,8 @@ class Fleet:
             **(CLEANING if weather.cleaning else {}),
             purge_per_look=3 if weather.small else 500,
             lost_after_ms=int(weather.lost_after_s * 1000),
+            max_clock_skew_ms=int(weather.apart_s * 1000),
+            clock_error_ms=int(weather.error_s * 1000) or None,
         )
         terms: list[TermRow] = []
         while True:

@@ -48,8 +48,10 @@ def recorded_begin(ledger: Ledger, deal: Deal) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def recorded_commit(ledger: Ledger, deal: Deal, attempt: Attempt) -> Iterator[dict[str, Any]]:
-    """One call of commit."""
+def recorded_commit(
+    ledger: Ledger, deal: Deal, attempt: Attempt, seen: int = 0
+) -> Iterator[dict[str, Any]]:
+    """One call of commit. ``seen``: a timestamp that the committer, or a writer, was told."""
     recorder = ledger.history.here
     writers: list[str] | None = None
     perhaps: list[str] = []  # a later receipt of theirs may be registered by then
@@ -62,6 +64,7 @@ def recorded_commit(ledger: Ledger, deal: Deal, attempt: Attempt) -> Iterator[di
     elif attempt.own is not None:
         recorder.note("finish", txn=deal.label, writer="own")
     claims: dict[str, Any] = {"own": ["own"]} if attempt.own is not None else {}
+    claims |= {"seen": seen} if seen else {}
     if attempt.number is not None:
         claims |= {"series": "series", "number": attempt.number}
     elif deal.name is not None and ledger.names_are_kept:

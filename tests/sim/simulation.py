@@ -38,6 +38,7 @@ from tests.sim.check_tasks import check_tasks
 from tests.sim.clients import TIGHT_BYTES, Worker
 from tests.sim.controllers import Fleet
 from tests.sim.faults import Faults
+from tests.sim.hops import Hopper
 from tests.sim.ledger import Ledger
 from tests.sim.operators import Operator
 from tests.sim.picture import (
@@ -250,6 +251,7 @@ class _Run:
         ]
         for worker in self.workers:
             worker.peers = [peer for peer in self.workers if peer is not worker]
+        self.hopper = Hopper(world, self.cluster, faults, self.ledger)
         self.readers = [
             ReaderMachine(world, self.cluster, faults, self.ledger, number)
             for number in range(weather.readers)
@@ -272,6 +274,7 @@ class _Run:
         self.operator.start()
         for worker in self.workers:
             worker.start()
+        self.hopper.start()
         for reader in self.readers:
             reader.start()
         for machine in self.tasks:
@@ -336,7 +339,7 @@ class _Run:
     def _worked(self) -> bool:
         # The operator goes on as long as there is time.
         lawful = self.operator.done or not self.faults.calm
-        return lawful and all(worker.done for worker in self.workers)
+        return lawful and self.hopper.done and all(worker.done for worker in self.workers)
 
     def _ended(self) -> bool:
         if not self._worked() or self._lost_markers():

@@ -46,6 +46,11 @@ class Weather:
     lose_markers: float = 0.0  # a partition without a leader gets none, ever
     skew_s: float = 0.0  # of wall clocks, at most
     jump_s: float = 0.0  # mean time between jumps of a process's wall clock; 0: none
+    apart_s: float = 3600.0  # how far ahead a time may be that clients have seen. Never drawn
+    error_s: float = (
+        0.0  # the error that controllers think their clocks have; 0: no commit wait. Never drawn
+    )
+    hop_s: float = 0.0  # mean time between commits that follow others in another scope; 0: none
     jump_by_s: float = 3.0  # then it stands anywhere within so much of the true time
     slow_disk: float = 0.0  # per write of a table
     slow_disk_s: float = 0.5  # mean
@@ -183,7 +188,9 @@ class Weather:
         drawn = drawn.changed(_draw_trouble(Random(f"{own}/what lasts")))
         drawn = drawn.changed(_draw_lanes(Random(f"{own}/lanes")))
         drawn = drawn.changed(_draw_workers(Random(f"{own}/workers")))
-        return drawn.changed({"prepared": Random(f"{own}/prepared").choice((0.0, 0.0, 0.3, 0.8))})
+        drawn = drawn.changed({"prepared": Random(f"{own}/prepared").choice((0.0, 0.0, 0.3, 0.8))})
+        hops = Random(f"{own}/time").choice((0.0, 1.0)) if drawn.control_partitions > 1 else 0.0
+        return drawn.changed({"hop_s": hops})
 
     def changed(self, values: Mapping[str, float]) -> Weather:
         """With these instead."""
@@ -221,7 +228,7 @@ _KINDS: dict[str, tuple[float, ...]] = {
 }
 _NO_LANES: dict[str, float] = {"lanes": 0, "rights_s": 0.0, "lane_s": 0.0}
 CLEAR: dict[str, float] = (
-    dict.fromkeys(_KINDS, 0.0) | _NO_LANES | {"workers": 0, "prepared": 0}
+    dict.fromkeys(_KINDS, 0.0) | _NO_LANES | {"workers": 0, "prepared": 0, "hop_s": 0.0}
 )  # none of it
 
 

@@ -17,15 +17,17 @@ from anabranch.errors import (
     BeginAgainError,
     ClockSkew,
     EventTooLarge,
+    Expired,
     HeldByPrepared,
     IllegalState,
     InvalidArgument,
     NotAuthorized,
+    OutcomeUnknown,
     RetryError,
     StreamLost,
     WritersUnfinished,
 )
-from anabranch.types import Receipt
+from anabranch.types import Receipt, Result
 from tests.sim.ledger import Deal, Ledger, Told, WriterLog
 from tests.sim.recorded import recorded_begin, recorded_commit, told_commit
 from tests.sim.recording import event_id, text
@@ -117,9 +119,15 @@ def recorded_write(
 
 
 def commit_one(
-    world: World, ledger: Ledger, client: Client, deal: Deal, stream: str, timeout: float
-) -> None:
-    """Commit one event in a transaction of its own."""
+    world: World,
+    ledger: Ledger,
+    client: Client,
+    deal: Deal,
+    stream: str,
+    timeout: float,
+    seen: int = 0,
+) -> Result:
+    """Commit one event in a transaction of its own. ``seen``: a timestamp that the client was told."""
     with recorded_begin(ledger, deal):
         txn = client.begin(deal.scope)
     own = deal.writer("own")
@@ -127,11 +135,13 @@ def commit_one(
     attempt = deal.attempt(world.now, "own", None)
     try:
         recorded_write(ledger, deal, own, told, txn.write)
-        with recorded_commit(ledger, deal, attempt) as answer:
-            attempt.result = txn.commit(timeout=timeout)
-            told_commit(answer, deal, attempt.result)
+        with recorded_commit(ledger, deal, attempt, seen) as answer:
+            result = attempt.result = txn.commit(timeout=timeout)
+            told_commit(answer, deal, result)
+        return result
     except AnabranchError as error:
-        attempt.error = error
+        attempt.in_doubt = isinstance(error, OutcomeUnknown | Expired)
+        attempt.error = None if attempt.in_doubt else error
         recorded: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if txn.txn_id not in ledger.doubled:
             recorded = ledger.history.here.asking("abort", txn=deal.label)

@@ -22,9 +22,10 @@ from anabranch.core.decisions import (
 )
 from anabranch.core.decisions.commits import commit, one_shot, writers
 from anabranch.core.decisions.commits import names_and_series as claims
+from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
 from anabranch.core.round import ReplyTo
-from anabranch.errors import MalformedRecord, check
+from anabranch.errors import AnabranchError, MalformedRecord, check
 from anabranch.schemas import records as r
 
 _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
@@ -77,7 +78,15 @@ def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
             rule(turn.state, turn.lane, command)
         if decision is None:
             raise MalformedRecord(f"{type(command).__name__} is not a command")
-        decision(turn, command, to)
+        former = turn.hybrid_time
+        turn.hybrid_time = observed(turn, command)
+        try:
+            if to is not None and to.held and isinstance(command, r.Commit | r.OneShot):
+                check_waits(turn)
+            decision(turn, command, to)
+        except AnabranchError:
+            turn.hybrid_time = former
+            raise
 
     attempt(turn, to, run)
 

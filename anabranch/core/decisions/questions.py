@@ -89,8 +89,9 @@ def safe_time(turn: Turn, command: SafeTime, to: ReplyTo | None) -> None:
 
     A timestamp is safe when all commits at or below it are on the log and all later ones exceed it. Timestamps rise
     from the hybrid time of the state, which each round logs in its `RoundRow`. So for this leader and all after it
-    one condition is enough: hybrid time has reached the timestamp in the round that logs the answer. No request
-    moves hybrid time beyond the clock, or all later commits would be dated ahead.
+    one condition is enough: hybrid time has reached the timestamp in the round that logs the answer. No date
+    that is asked for moves it beyond the clock, or all later commits would be dated ahead; what the client has seen
+    (`times`) has moved it before.
     """
     check_served(turn, command.scope)
     present = max(turn.hybrid_time, hybrid_time.from_us(turn.now_us))

@@ -320,7 +320,7 @@ def end_pending(turn: Turn, txn_id: bytes, error: AnabranchError | None) -> list
     if pending is None:
         return []
     waiting = [
-        ReplyTo(*who)
+        ReplyTo(*who, held=who[0] in pending.held)
         for who in zip(
             pending.correlation_ids,
             pending.reply_partitions,

@@ -81,6 +81,9 @@ class Settings:
     chunk_bytes: int = 16 << 20  # a bigger merge is carried aside, in chunks of this many bytes
     collate_ms: int = 200  # a stream rolls at most once in this time; earlier commits are collated
     purge_per_look: int = 500  # old outcomes, beside two for each one that a round adds
+    # How far ahead of the clock what clients have seen may raise the hybrid time.
+    max_clock_skew_ms: int = 10_000
+    clock_error_ms: int | None = None  # of each controller's clock, at most; None: no commit wait
     lost_after_ms: int = 30_000  # a stream is given up when a topic of it is not found for so long
 
     @property
@@ -110,6 +113,7 @@ class Turn:
     at: int | None = None  # the offset of the command that is decided
     lane: str = OPEN_LANE  # … and the lane that it came by
     command_bytes: int = 1 << 62  # an upper bound of that command's size
+    seen: int = 0  # the highest hybrid time that its sender had seen; 0: it does not say
     puts: int = 0
     size: int = 0  # bytes of rows and answers, about
     merge_limit: int | None = None  # the most merges in this round

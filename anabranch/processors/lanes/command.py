@@ -7,11 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from anabranch.batches.records import Record
-from anabranch.core import limits
+from anabranch.core import hybrid_time, limits
 from anabranch.core.decisions.decide import decide
 from anabranch.core.decisions.lanes import is_read
 from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.ids import CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER, command_digest
+from anabranch.core.ids import (
+    CORRELATION_HEADER,
+    OPEN_LANE,
+    REPLY_HEADER,
+    TIME_HEADER,
+    WAIT_HEADER,
+    command_digest,
+)
 from anabranch.core.round import ReplyTo
 from anabranch.errors import AnabranchError, InvalidArgument
 from anabranch.schemas.codec import TYPES, decode
@@ -33,6 +40,7 @@ class Command:
     lane: str = OPEN_LANE
     control: bool = False  # a record of the control topic, which only controllers write
     unheard: bool = False  # its headers for the answer are unusable
+    seen: bytes | None = None  # a hybrid time, as its sender put it
 
     @property
     def key(self) -> Key:
@@ -58,6 +66,7 @@ def decide_command(turn: Turn, command: Command) -> None:
     try:
         _check_size(turn, command.payload)
         record = decode(command.payload)
+        turn.seen = 0 if command.seen is None else hybrid_time.parse(command.seen)
     except AnabranchError as error:
         turn.reply(command.to, refuse(error))
         return
@@ -98,6 +107,9 @@ def command_of(record: Record, native: bool, lane: str, reply_partitions: int) -
         number = struct.unpack(">i", partition)[0]
         known = 0 <= number < reply_partitions
         if known and len(correlation_id) <= limits.CORRELATION_ID.value:
-            to = ReplyTo(correlation_id, number, command_digest(payload), lane)
+            to = ReplyTo(
+                correlation_id, number, command_digest(payload), lane, WAIT_HEADER in headers
+            )
     unheard = to is None and (correlation_id is not None or partition is not None)
-    return Command(record.offset, to, payload, native, lane, unheard=unheard)
+    seen = headers.get(TIME_HEADER)
+    return Command(record.offset, to, payload, native, lane, unheard=unheard, seen=seen)

@@ -21,6 +21,7 @@ from anabranch.core.memory import LaneSeen
 from anabranch.core.state import State
 from anabranch.ports import LogError, TopicPartition
 from anabranch.processors.lanes.command import Command, weight_of
+from anabranch.processors.lanes.held import HeldAnswers
 from anabranch.processors.lanes.trouble import LaneTrouble
 from anabranch.schemas.records import LaneRow
 from anabranch.topics.names import commands_topic
@@ -88,6 +89,10 @@ class Lanes:
     _rows: Mapping[str, LaneRow] = field(default_factory=dict)
     _waited: bool = False  # whether some lane's trouble was told
     _filled: float = 0.0  # when lanes' allowances grew last, monotonic seconds
+    held: HeldAnswers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.held = HeldAnswers(self.trouble)
 
     # -- which there are ------------------------------------------------------------------------------
 
@@ -104,6 +109,7 @@ class Lanes:
         if resumes or state.lanes != self._rows:
             self._renew(state)
         self._fill()
+        self.held.send_due()
         self.trouble.send()
         if self.trouble.waiting or self._waited:
             self.trouble.look(state)
@@ -155,7 +161,9 @@ class Lanes:
             for lane in self.on.values()
             if lane.queue and lane.rate
         ]
-        return min([self.trouble.wait_s, *(max(0.001, seconds) for seconds in late)])
+        return min(
+            [self.trouble.wait_s, self.held.wait_s, *(max(0.001, seconds) for seconds in late)]
+        )
 
     def _find_ends(self) -> dict[str, int]:
         places = [one.place for one in self.on.values() if one.at == AT_END and self._readable(one)]

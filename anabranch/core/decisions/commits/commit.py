@@ -264,6 +264,7 @@ def _join_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> Pendi
         reply_partitions=(*pending.reply_partitions, to.partition),
         lanes=(*pending.lanes, to.lane),
         commands=(*pending.commands, to.command),
+        held=(*pending.held, *((to.correlation_id,) if to.held else ())),
     )
 
 

@@ -1,7 +1,7 @@
 """Decisions on prepared transactions, whose coordinator (a database, a program) decides later (`docs/prepared.md`).
 
-Checks that may fail come before PREPARED is logged: writers, name, number and journals are those of the commit. Then
-only its coordinator's word ends it. Once that was "commit" there is no abort any more: a refused merge is tried
+Checks that may fail come before PREPARED is logged: writers, name, number and journals are those of the commit.
+Then only its coordinator's word ends it. Once that was "commit" there is no abort any more: a refused merge is tried
 again, and a LOST stream is left out. A PREPARED one has no timestamp, so it holds up no reader and no other commit.
 """
 
@@ -136,7 +136,8 @@ def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
 def log_prepared(turn: Turn, txn_id: bytes, pending: PendingCommitRow, prepare: Prepare) -> None:
     """Log that it waits for its coordinator: it needs no asker and no deadline any more."""
     kept = replace(
-        pending, correlation_ids=(), reply_partitions=(), lanes=(), commands=(), deadline_ms=0, decided=True
+        pending, correlation_ids=(), reply_partitions=(), lanes=(), commands=(), held=(),
+        deadline_ms=0, decided=True
     )  # fmt: skip
     turn.put(k.pending_key(txn_id), kept)
     turn.put(k.prepared_key(txn_id), PreparedRow(prepare, turn.wall_ms))

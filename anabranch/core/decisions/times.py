@@ -1,0 +1,66 @@
+"""Times that clients have seen: a commit exceeds all that its sender, and its writers, had seen.
+
+Raising needs no row of its own. The round of an accepted command logs its hybrid time in the `RoundRow`, and no
+successor goes below that. A refused command raises nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anabranch.core import hybrid_time
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.ids import TXN_ID_SIZE
+from anabranch.core.tokens import peek
+from anabranch.errors import ClockSkew, InvalidArgument, NotReady
+from anabranch.schemas import records as r
+
+# The commands that lead to a timestamp. Any other is carried out, whatever its sender has seen.
+_TIMED = (r.Begin, r.Touch, r.Register, r.Commit, r.OneShot, r.SafeTime)
+
+
+def observed(turn: Turn, command: Any) -> int:
+    """The hybrid time once this command is accepted.
+
+    Only the wall clock limits raising: up to the skew that is allowed, or with commit wait up to the clock's error,
+    as each answer waits until the clock is past its commit. So no client drags the time ahead step by step.
+
+    Raises: ClockSkew; NotReady: with commit wait, the clock will be there soon.
+    """
+    former = turn.hybrid_time
+    seen = max(turn.seen, _carried(command))
+    if seen <= former:  # perhaps a former leader's, with a fast clock: it is nobody's fault
+        return former
+    settings = turn.settings
+    ahead_ms = (hybrid_time.to_us(seen) - turn.now_us) / 1000
+    error_ms = settings.clock_error_ms
+    if ahead_ms <= (settings.max_clock_skew_ms if error_ms is None else error_ms):
+        return seen
+    if not isinstance(command, _TIMED):
+        return former
+    told = f"the sender has seen a time {ahead_ms:,.0f} ms ahead of the controller's clock"
+    if ahead_ms <= settings.max_clock_skew_ms:
+        raise NotReady(f"{told}, whose error is {error_ms} ms at most: ask again")
+    raise ClockSkew(f"{told}, {settings.max_clock_skew_ms} are allowed: set the clocks")
+
+
+def check_waits(turn: Turn) -> None:
+    """`InvalidArgument` unless answers about commits can wait for all clocks."""
+    if turn.settings.clock_error_ms is None:
+        raise InvalidArgument(
+            "commit wait needs to know the clocks' error: start the controllers with --clock-error-ms, or connect "
+            "without commit_wait"
+        )
+
+
+def _carried(command: Any) -> int:
+    """The highest time that the makers of a command's token and receipts had seen."""
+    receipts: tuple[r.Receipt, ...] = ()
+    if isinstance(command, r.Register):
+        receipts = (command.receipt,)
+    elif isinstance(command, r.Commit):
+        receipts = (*command.own, *(command.receipts or ()))
+    elif not isinstance(command, r.Touch):
+        return 0
+    token = 0 if len(command.token) == TXN_ID_SIZE else peek(command.token).seen
+    return max(token, *[receipt.seen for receipt in receipts], 0)
