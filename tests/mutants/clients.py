@@ -50,9 +50,9 @@ def stale_cut() -> Planted:
     """A snapshot has the offsets of 0.3 s before its timestamp."""
     real = snapshot.take
 
-    def take(source: Any, streams: Any, timestamp: int, deadline: float) -> SnapshotPlan:
-        plan = real(source, streams, timestamp - EARLY, deadline)
-        return SnapshotPlan(timestamp, plan.cuts)
+    def take(source: Any, streams: Any, timestamp: int, *more: Any) -> SnapshotPlan:
+        plan = real(source, streams, timestamp - EARLY, *more)
+        return plan._replace(timestamp=timestamp)
 
     return patch.object(readers, "take", take)
 
@@ -61,10 +61,10 @@ def uneven_cut() -> Planted:
     """Of a snapshot's streams the last one is cut later: to the end that it has by then."""
     real = snapshot._cut
 
-    def cut(source: Any, stream: str, timestamp: int, deadline: float) -> Any:
+    def cut(source: Any, stream: str, timestamp: int, *more: Any) -> Any:
         found = HistorySearch(source, stream, 5.0).as_of("end")
         later = found.record.timestamp if found is not None else timestamp
-        return real(source, stream, max(timestamp, later), deadline)
+        return real(source, stream, max(timestamp, later), *more)
 
     return patch.object(snapshot, "_cut", cut)
 
