@@ -1,8 +1,8 @@
 """The time to lead with many finished transactions and their names: from RocksDB, and from the log alone.
 
 A controller commits one named one-shot and ends. Its two rows are written to the status log a million times, under
-other ids and names (``--quick``: 100,000). A controller without a folder then leads from the log, ends, and one with
-that folder leads from RocksDB. Seconds from the start of the process, less those of one with an empty log.
+other ids and names (``--quick``: 100,000). A controller without a folder leads from the log then, ends, and one
+with that folder leads from RocksDB. Seconds from the start of the process, less those of one with an empty log.
 """
 
 from __future__ import annotations

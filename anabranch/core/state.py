@@ -146,7 +146,7 @@ class State:
                 yield found
                 passed = 0
             elif (passed := passed + 1) == _MANY:
-                rows = self._table.scan(prefix, prefix + bytes((entry + 1,)))
+                rows, passed = self._table.scan(prefix, prefix + bytes((entry + 1,))), 0
 
     def _rederive(self, key: bytes, value: bytes) -> None:
         row = k.read_row(key, value)
