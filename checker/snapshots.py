@@ -44,7 +44,7 @@ def _judge_times(history: History, report: Report, taken: list[Snapshot]) -> Non
     for clock, known in facts(history).items():
         for op, snapshot, timestamp, (whose, fact) in Told(known).before(asked.get(clock, [])):
             report.counts["real-time order of snapshots"] += 1
-            if timestamp > op.result["timestamp"]:
+            if timestamp > op.result["timestamp"] and _concerns(snapshot, whose):
                 late = f"{whose}, told before, is of {timestamp}"
                 text = f"snapshot {snapshot.label} is of {op.result['timestamp']}; {late}"
                 report.add("snapshot-not-prefix", text, [fact.told_where, op.where])
@@ -56,6 +56,17 @@ def _judge_times(history: History, report: Report, taken: list[Snapshot]) -> Non
             if own is not None and own <= timestamp and is_after(commit, op):
                 text = f"{commit} was asked for after a snapshot at {timestamp} was told, and is of {own}"
                 report.add("snapshot-not-prefix", text, [op.told_where, *asked_at(commit)])
+
+
+def _concerns(snapshot: Snapshot, whose: object) -> bool:
+    """Whether it has to have a commit that was told before. The latest is as new as its own streams are."""
+    if not snapshot.op.asked.get("latest"):
+        return True
+    events = whose.events if isinstance(whose, Txn) else [whose]
+    return any(
+        isinstance(event, Event) and event.part is not None and event.stream in snapshot.streams
+        for event in events
+    )
 
 
 def _expected(history: History) -> dict[str, list[Event]]:

@@ -26,6 +26,7 @@ from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
     from anabranch import Committed, Event
+    from anabranch.reading.snapshot import Mode
 
 _CONNECT_TIMEOUT_S = 30.0
 _MOST_DIGITS = 100  # of a number
@@ -57,6 +58,16 @@ def command(
             "The stream as of a commit timestamp, an ISO 8601 time with its zone, or `now`; then end.",
         ),
     ] = None,
+    since: Annotated[
+        str | None,
+        option("--since TIME", "Only what was committed after such a time, as of --at (or now)."),
+    ] = None,
+    latest: Annotated[
+        bool, option("--latest", "As of the newest commit, or --at, without asking a controller.")
+    ] = False,
+    changes: Annotated[
+        bool, option("--changes", "Only the last event of each key, as of --at (or now).")
+    ] = False,
     limit: Annotated[
         int | None, option("--limit -n", "End after so many events (or transactions).", min=1)
     ] = None,
@@ -77,13 +88,13 @@ def command(
     """Read committed events of a stream, in stream order."""
     from anabranch.cli.session import connected, target_of
 
-    moment = None
-    if at is not None:
-        if group is not None or transactions or start is From.END:
-            raise InvalidArgument(
-                "--at reads all events: without --group, --transactions or --from"
-            )
-        moment = moment_of(at)
+    as_of = at is not None or since is not None or latest or changes
+    if as_of and (group is not None or transactions or start is From.END):
+        raise InvalidArgument(
+            "--at, --since, --latest and --changes read a snapshot: without --group, --transactions or --from"
+        )
+    moment = None if at is None else moment_of(at)
+    begin = None if since is None else moment_of(since, "--since")
     target = target_of(bootstrap, prefix, _CONNECT_TIMEOUT_S, kafka, kafka_file, lane)
     with connected(target) as client:
         found: Iterable[Any]
@@ -94,8 +105,10 @@ def command(
                 stream, group=group, timeout=timeout, start=start.value
             )
             document, line = transaction_document, transaction_line
-        elif at is not None:
-            found = client.snapshot(stream, at=moment, timeout=timeout).read(stream)
+        elif as_of:
+            mode: Mode = "latest" if latest else "snapshot"
+            snapshot = client.snapshot(stream, moment, begin, mode, timeout=timeout)
+            found = snapshot.changes(stream) if changes else snapshot.read(stream)
         else:
             found = client.read(stream, group=group, timeout=timeout, start=start.value)
         for each in islice(found, limit):

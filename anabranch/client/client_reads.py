@@ -7,12 +7,22 @@ from typing import overload
 
 from anabranch.client.handle import Shared
 from anabranch.client.ports import ClientPorts
-from anabranch.errors import InvalidArgument, UnsupportedSetting
-from anabranch.reading.committed_log import ReaderPorts
+from anabranch.core.hybrid_time import to_text
+from anabranch.errors import InvalidArgument, NotReady, UnsupportedSetting
+from anabranch.reading.committed_log import ReaderPorts, check_group
 from anabranch.reading.history_search import Start
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.reader_factory import Readers
-from anabranch.reading.snapshot import At, Snapshot, SnapshotPlan, check_at, streams_of
+from anabranch.reading.snapshot import (
+    At,
+    Mode,
+    Snapshot,
+    SnapshotPlan,
+    check_at,
+    check_mode,
+    check_since,
+    streams_of,
+)
 from anabranch.reading.tasks.reader import TaskReader
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.types import Tenure
@@ -85,32 +95,80 @@ class Reading:
         return self._readers().read_transactions(stream, group, timeout, start)
 
     def snapshot(
-        self, streams: str | Sequence[str], at: At = None, *, timeout: float | None = None
+        self,
+        streams: str | Sequence[str],
+        at: At = None,
+        since: At = None,
+        mode: Mode = "snapshot",
+        *,
+        timeout: float | None = None,
     ) -> Snapshot:
         """Streams as of a commit timestamp; nothing of them is read yet. One control partition serves their scopes.
 
         ``at``: a hybrid time (that of a `Result`: the snapshot has that transaction) or a datetime with its time
-        zone; one that is still to come is waited for, until the timeout. None: now, with all that anybody has
-        committed before this call.
+        zone; one that is still to come is waited for, if it comes before the timeout. None: now, with all that
+        anybody has committed before this call, and all that this client has seen. ``since``: only what was
+        committed after this time. ``mode``: 'latest' takes what the histories have, with all that anybody has
+        committed before this call, and asks no controller (but for where several scopes are, if there are several
+        control partitions).
 
-        Raises: UnknownScope, UnknownStream, CrossScope, InvalidArgument; SnapshotExpired (retention has passed
-        it); NotReady (also: the time is not reached), DeadlineExceeded.
+        Raises: UnknownScope, UnknownStream, CrossScope, InvalidArgument (also: ``since`` is later than the
+        snapshot); SnapshotExpired (retention has passed it); NotReady (also: the time is not reached, or the
+        histories end before it), DeadlineExceeded.
         """
         readers = self._readers()
         names = streams_of(streams)
-        deadline = self._shared.deadline(timeout)
-        scope = self._shared.session.check_together(names, deadline)
-        timestamp = self._shared.session.safe_time(scope, check_at(at), deadline)
-        return self.open_snapshot(readers.plan(names, timestamp, deadline))
+        check_mode(mode)
+        asked, begin = check_at(at), check_at(since, "since")
+        check_since(begin, asked)
+        session, deadline = self._shared.session, self._shared.deadline(timeout)
+        if mode == "latest":
+            if not session.serves_all(names, deadline):
+                session.check_together(names, deadline)
+            timestamp = readers.newest(names, deadline)
+            if asked is not None and asked > timestamp:
+                raise NotReady(
+                    f"the histories have commits up to {to_text(timestamp)} only: mode 'snapshot' waits for later "
+                    "ones"
+                )
+            timestamp = timestamp if asked is None else asked
+        else:
+            scope = session.check_together(names, deadline)
+            timestamp = session.instant(scope, asked, deadline)
+        check_since(begin, timestamp)
+        return self.open_snapshot(readers.plan(names, timestamp, deadline, begin))
 
-    def open_snapshot(self, plan: SnapshotPlan) -> Snapshot:
-        """The snapshot of a plan, which another process may have made. Nothing is sent."""
+    def open_snapshot(self, plan: SnapshotPlan | str) -> Snapshot:
+        """The snapshot of a plan, or what a position has left of one; another process may have made it.
+
+        Nothing is sent. Raises: InvalidArgument.
+        """
+        if isinstance(plan, str):
+            plan = SnapshotPlan.of_text(plan)
         if not isinstance(plan, SnapshotPlan):
             raise InvalidArgument(
-                f"open_snapshot takes what snapshot.plan() gave, not {plan!r:.100}"
+                f"open_snapshot takes what snapshot.plan() or snapshot.position() gave, not {plan!r:.100}"
             )
         self._readers()
         return Snapshot(plan, lambda stream, cut: self._readers().read_cut(stream, cut))
+
+    def progress(
+        self, streams: str | Sequence[str], group: str, *, timeout: float | None = None
+    ) -> int:
+        """The time as of which a copy that this consumer group feeds is whole: the highest one, at most now.
+
+        All that was committed up to it lies below the group's positions, in each of these streams. Take `snapshot`
+        at this time to compare the copy.
+
+        Raises: as `snapshot`; InvalidArgument: the group has no position in a stream.
+        """
+        readers = self._readers()
+        names = streams_of(streams)
+        if check_group(group) is None:
+            raise InvalidArgument("progress is of a consumer group: give its name")
+        session, deadline = self._shared.session, self._shared.deadline(timeout)
+        safe = session.instant(session.check_together(names, deadline), None, deadline)
+        return readers.progress(names, group, safe)
 
     def together(self, streams: Sequence[str]) -> dict[str, int]:
         """Stream -> a number: streams with different ones never share a transaction. Raises: UnknownScope."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from anabranch.client.exchange import FIRST_RETRY_S, LONGEST_RETRY_S, Exchange, T
 from anabranch.client.ports import ClientPorts
+from anabranch.core.hybrid_time import to_text, to_us
 from anabranch.core.ids import DIRECTORY, check_scope, split_stream
 from anabranch.errors import (
     CrossScope,
@@ -51,6 +52,13 @@ class StreamCalls(Exchange):
                     "snapshot, is of one control partition; make new scopes with `near`"
                 )
         return first
+
+    def serves_all(self, streams: Iterable[str], deadline: float) -> bool:
+        """Whether no controller has to be asked to know that one control partition serves all these streams."""
+        if len({split_stream(stream)[0] for stream in streams}) == 1:
+            return True
+        self._bus.ready(deadline)
+        return self._bus.control_partitions() == 1
 
     def together(self, streams: Iterable[str], deadline: float) -> dict[str, int]:
         """Stream -> a number: streams with different ones never share a transaction.
@@ -129,6 +137,24 @@ class StreamCalls(Exchange):
         """A timestamp (None: now) that all later commits of the scope exceed. `NotReady`: still to come."""
         partition = self.find_scope(scope, deadline)
         return self.ask(partition, r.SafeTime(scope, at), r.SafeTimeIs, deadline).timestamp
+
+    def instant(self, scope: str, at: int | None, deadline: float) -> int:
+        """A safe timestamp: ``at``; or None: now, at or above all that this client has seen.
+
+        `NotReady` at once if it lies too far ahead to come until the deadline.
+        """
+        seen = self.highest_timestamp
+        now = self.safe_time(scope, None, deadline)
+        wanted = max(now, seen) if at is None else at
+        if wanted <= now:
+            return wanted  # what is safe now made it safe
+        ahead_s = (to_us(wanted) - to_us(now)) / 1e6
+        if self.now() + ahead_s >= deadline:
+            raise NotReady(
+                f"the time {to_text(wanted)} is not reached yet: {ahead_s:,.3f} s are missing by the controller's "
+                "clock, more than the timeout; ask later, or for now"
+            )
+        return self.safe_time(scope, wanted, deadline)
 
     def series(self, scope: str, name: str | None, deadline: float) -> list[r.SeriesInfo]:
         """The latest number of one series of a scope, or of all, by name. `UnknownScope`."""

@@ -36,6 +36,7 @@ class EmbeddedCluster:
         folder: Path | str | None = None,
         *,
         ports: Sequence[int] = (),
+        racks: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
         heap_mb: int = 256,
         quick_start: bool = False,
@@ -48,6 +49,7 @@ class EmbeddedCluster:
             brokers: how many, 1 to 9.
                 folder: kept, and used again by as many brokers; None: a temporary one, removed at `stop`.
                 ports: where they listen; none: any free ones.
+                racks: theirs, in turn; then followers serve readers of their rack.
                 properties, heap_mb, quick_start, java_options, start_timeout_s: of each `EmbeddedBroker`.
 
         Raises:
@@ -67,7 +69,7 @@ class EmbeddedCluster:
             n: EmbeddedBroker(
                 self._folder / f"node-{n}",
                 port=ports[n - 1] if ports else chosen.pop(),
-                properties=properties,
+                properties=_in_rack(racks, n) | dict(properties or {}),
                 heap_mb=heap_mb,
                 quick_start=quick_start,
                 java_options=java_options,
@@ -153,6 +155,15 @@ class EmbeddedCluster:
             json.dumps({"cluster_id": cluster_id, "brokers": brokers}) + "\n", encoding="utf-8"
         )
         return cluster_id
+
+
+def _in_rack(racks: Sequence[str], number: int) -> dict[str, str]:
+    if not racks:
+        return {}
+    return {
+        "broker.rack": racks[(number - 1) % len(racks)],
+        "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+    }
 
 
 def _stop_soon(node: EmbeddedBroker) -> None:

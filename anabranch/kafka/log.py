@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from anabranch.kafka import admin as kafka_admin
+from anabranch.kafka.replicas import Asked, Replicas, ready
 from anabranch.kafka.sender import Sender
 from anabranch.kafka.settings import Settings, parse_settings
 from anabranch.kafka.transactional_producer import KafkaProducer
@@ -15,7 +15,7 @@ from anabranch.kafka.wire import codes, data
 from anabranch.kafka.wire.calls import FETCH
 from anabranch.kafka.wire.cluster import Again, Cluster, raise_or_again
 from anabranch.kafka.wire.codes import NONE, Act, error_for, meaning
-from anabranch.kafka.wire.connection import Connection, ConnectionBroken, readable
+from anabranch.kafka.wire.connection import ConnectionBroken
 from anabranch.kafka.wire.pool import SilentBrokers
 from anabranch.ports import (
     OFFSET_OUT_OF_RANGE,
@@ -37,18 +37,6 @@ _NEVER, _MOST_FED = (0, 0), 10_000
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Asked:
-    """A fetch under way to one broker."""
-
-    node: int
-    connection: Connection
-    address: tuple[str, int]
-    version: int
-    correlation: int
-    positions: dict[TopicPartition, int]
-
-
 class KafkaLog:
     """The `Log` port over Kafka's protocol. Safe for threads: each call uses connections of its own.
 
@@ -62,6 +50,7 @@ class KafkaLog:
         # By partition that had records: in which fetch last, and how many bytes.
         self._fed: dict[TopicPartition, tuple[int, int]] = {}
         self._silent = SilentBrokers()  # that did not answer a fetch
+        self._replicas = Replicas(self._cluster.settings.rack)
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -99,14 +88,15 @@ class KafkaLog:
         deadline: float,
         failed: Failed | None,
     ) -> dict[TopicPartition, Fetched]:
-        groups = self._cluster.groups(positions, deadline, failed)
+        groups = self._replicas.groups(self._cluster.groups(positions, deadline, failed))
         if failed is not None:
             self._leave_out_silent(groups, failed)
-        asked: list[_Asked] = []
+        asked: list[Asked] = []
         wait = max(0.0, give_up - time.monotonic())
         self._turn += 1
         result: dict[TopicPartition, Fetched] = {}
         broken: list[ConnectionBroken] = []
+        moved: list[TopicPartition] = []  # another replica is to be asked for these
         try:
             for node, partitions in groups.items():
                 group = self._in_turn(partitions)
@@ -120,23 +110,25 @@ class KafkaLog:
             # A frozen broker takes requests and does not answer: others lead soon.
             limit = self._cluster.soon(deadline) + wait
             waiting = list(asked)
-            while waiting and not result:
+            while waiting and not result and not moved:
                 if failed is not None and len(waiting) < len(asked):
                     limit = min(limit, max(give_up, time.monotonic()) + _SLACK_S)
-                for one in _ready(waiting, limit):
+                for one in ready(waiting, limit):
                     waiting.remove(one)
                     try:
-                        result.update(self._take(one, committed, limit, failed))
+                        result.update(self._take(one, committed, limit, failed, moved))
                         self._silent.answered(one.node)
                         self._cluster.trust(one.address)
                     except ConnectionBroken as error:
                         broken.append(error)
                         self._pass_over(one.node, list(one.positions), error, failed)
             # Other answers that are there already come along.
-            for one in _ready(waiting, None) if waiting else ():
-                result.update(self._take(one, committed, limit, failed))
+            for one in ready(waiting, None) if waiting else ():
+                result.update(self._take(one, committed, limit, failed, moved))
             if failed is None and len(broken) == len(groups):
                 raise broken[0]
+            if moved and not result and not failed:
+                raise Again(LogUnavailable(f"{moved[0].topic} is read from another replica"), 0.001)
         except (Again, ConnectionBroken):
             # Partitions that moved are asked for again next time; the others' answers are good.
             if result:
@@ -178,6 +170,7 @@ class KafkaLog:
     ) -> None:
         """Go on without a broker that can't be reached or does not answer, and ask for the new leaders."""
         self._cluster.distrust(node)
+        self._replicas.fails(partitions, node)
         if failed is None:
             return
         self._silent.failed(node)
@@ -193,7 +186,7 @@ class KafkaLog:
         max_bytes: int,
         committed: bool,
         deadline: float,
-    ) -> _Asked:
+    ) -> Asked:
         address = self._cluster.address(node)
         connection = self._cluster.pool.take(address, self._cluster.soon(deadline))
         version = connection.version(FETCH)
@@ -208,6 +201,7 @@ class KafkaLog:
             max_wait_ms=min(round(wait * 1000), _MAX_I32),
             max_bytes=min(max_bytes, _MAX_I32),
             isolation=data.READ_COMMITTED if committed else data.READ_UNCOMMITTED,
+            rack=self._replicas.rack_for(asked),
         )
         correlation = connection.send(
             FETCH.key,
@@ -217,10 +211,15 @@ class KafkaLog:
             deadline=deadline,
         )
         wanted = {partition: positions[partition] for partition in partitions}
-        return _Asked(node, connection, address, version, correlation, wanted)
+        return Asked(node, connection, address, version, correlation, wanted)
 
     def _take(
-        self, asked: _Asked, committed: bool, deadline: float, failed: Failed | None
+        self,
+        asked: Asked,
+        committed: bool,
+        deadline: float,
+        failed: Failed | None,
+        moved: list[TopicPartition],
     ) -> dict[TopicPartition, Fetched]:
         body = asked.connection.receive(asked.correlation, deadline)
         try:
@@ -237,6 +236,15 @@ class KafkaLog:
             if position is None:
                 continue
             topic = partition.topic
+            if answer.replica not in (data.NO_REPLICA, asked.node):
+                self._replicas.named(partition, answer.replica)
+                moved.append(partition)
+                continue
+            # A follower may be behind: also for an offset out of its range its leader is asked.
+            if answer.error != NONE and self._replicas.fails((partition,), asked.node):
+                self._cluster.forget((topic,))
+                moved.append(partition)
+                continue
             if answer.error not in (NONE, OFFSET_OUT_OF_RANGE):
                 failure = topic, answer.error
                 self._cluster.forget((topic,))
@@ -389,18 +397,3 @@ class KafkaLog:
         """`anabranch.ports.Log.close`; producers have connections of their own."""
         self._sender.close()
         self._cluster.close()
-
-
-def _ready(waiting: Sequence[_Asked], deadline: float | None) -> list[_Asked]:
-    """The requests whose answer has begun to arrive. Waits for one until ``deadline`` (None: not at all)."""
-    buffered = [one for one in waiting if one.connection.buffered()]
-    if buffered:
-        return buffered
-    if deadline is not None and len(waiting) == 1:
-        # Reading waits by itself.
-        return list(waiting)
-    wait = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
-    ready = readable([one.connection for one in waiting], wait)
-    if not ready and deadline is not None:
-        return list(waiting)  # too late: reading raises it
-    return [one for one in waiting if one.connection.fileno() in ready]

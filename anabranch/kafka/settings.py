@@ -94,7 +94,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The way to the brokers. Times in seconds.
+    """The way to the brokers. Times in seconds. ``rack``: the reader's, for brokers that select replicas by it.
 
     ``request_timeout``: how long one answer may take. ``retry_backoff``: the wait before a retry that needs new
     metadata. ``max_request_bytes``: of batches in one Produce request, about; a bigger single
@@ -107,6 +107,7 @@ class Settings:
     connect_timeout: float = 10.0
     retry_backoff: float = 0.05
     max_request_bytes: int = 8 << 20
+    rack: str = ""
     tls: Tls | None = None
     sasl: Mechanism | None = None
 
@@ -167,6 +168,7 @@ def _seconds(value: object) -> float:
 
 _KNOWN: dict[str, tuple[str, Callable[[object], object]]] = {
     "client.id": ("client_id", str),
+    "client.rack": ("rack", str),
     "request.timeout.ms": ("request_timeout", _seconds),
     "socket.timeout.ms": ("request_timeout", _seconds),
     "socket.connection.setup.timeout.ms": ("connect_timeout", _seconds),

@@ -63,7 +63,7 @@ class HistorySearch:
         if isinstance(start, str):
             return self._last()
         found = None
-        for at in self._records(self._by_time(start)):
+        for at in self._records(self._by_time(start), 1):
             if at.record.timestamp > start:
                 return found or self._back_to(at, start)
             found = at

@@ -10,9 +10,9 @@ from anabranch.errors import InvalidArgument
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history_search import Start
 from anabranch.reading.ordered_reader import Reader
-from anabranch.reading.snapshot import SnapshotPlan, take
+from anabranch.reading.snapshot import SnapshotPlan, newest, take
 from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
-from anabranch.reading.tasks.groups import Mirror, first_inputs, group_inputs
+from anabranch.reading.tasks.groups import Mirror, first_inputs, group_inputs, group_progress
 from anabranch.reading.tasks.lag import InputLag, input_lags
 from anabranch.reading.tasks.reader import TaskReader
 from anabranch.reading.tasks.stored import stored
@@ -86,10 +86,21 @@ class Readers:
         with closing(self.ports.committed_log(self._timeout)) as source:
             return stored(source, info, store, key, task, self._timeout)
 
-    def plan(self, streams: Sequence[str], timestamp: int, deadline: float) -> SnapshotPlan:
+    def plan(
+        self, streams: Sequence[str], timestamp: int, deadline: float, since: int | None = None
+    ) -> SnapshotPlan:
         """The offsets of streams as of a safe timestamp. ``deadline``: monotonic seconds."""
         with closing(self.ports.committed_log(self._timeout)) as source:
-            return take(source, streams, timestamp, deadline)
+            return take(source, streams, timestamp, deadline, since)
+
+    def newest(self, streams: Sequence[str], deadline: float) -> int:
+        """The timestamp of the newest record of these streams' histories, which is safe."""
+        with closing(self.ports.committed_log(self._timeout)) as source:
+            return newest(source, streams, deadline)
+
+    def progress(self, streams: Sequence[str], group: str, safe: int) -> int:
+        """The highest timestamp, at most a safe one, up to which a group has consumed all."""
+        return group_progress(self.ports, group, streams, safe, self._timeout)
 
     def read_cut(self, stream: str, cut: StreamCut) -> SnapshotReader:
         """A reader of a stream as of a snapshot."""

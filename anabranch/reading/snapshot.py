@@ -3,36 +3,79 @@
 A snapshot is plain data, its *plan*: the timestamp, and for each stream the offsets between which its events lie,
 from the vector of the last history record at or below the timestamp. The controller's answer to `SafeTime`
 makes that record final. Offsets never move, so each reading of the plan gives the same; retention may delete events
-that it names, and that is an error by name.
+that it names, and that is an error by name. A difference begins at the vector of an earlier timestamp; a position
+is a plan that begins behind what was given out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from zlib import crc32
 
 from anabranch.core.hybrid_time import MAX, from_datetime, to_text
 from anabranch.core.ids import split_stream
 from anabranch.errors import InvalidArgument, SnapshotExpired
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, partitions_of
+from anabranch.reading.history import Found
 from anabranch.reading.history_search import HistorySearch
-from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
+from anabranch.reading.snapshot_reader import Given, SnapshotReader, StreamCut
+from anabranch.schemas.records import CommitRecord
 from anabranch.topics.names import stream_topic
+from anabranch.types import Event
 
 At: TypeAlias = "int | datetime | None"
+Mode: TypeAlias = Literal["snapshot", "latest"]
 _LEAST_S = 0.1
+_NO_EVENT = 1 << 62
 
 
 class SnapshotPlan(NamedTuple):
     """A snapshot as plain data, to be pickled and read anywhere: `Client.open_snapshot`.
 
-    ``timestamp``: hybrid time. ``cuts``: stream -> its offsets.
+    ``timestamp``: hybrid time. ``cuts``: stream -> its offsets. ``since``: of a difference, where it begins.
     """
 
     timestamp: int
     cuts: Mapping[str, StreamCut]
+    since: int | None = None
+
+    def to_text(self) -> str:
+        """The plan as text: some 30 characters a partition, with a checksum."""
+        cuts = {
+            stream: [cut.history, *([p, cut.start_offsets[p], e] for p, e in cut.offsets.items())]
+            for stream, cut in self.cuts.items()
+        }
+        body = [self.timestamp, self.since, cuts]
+        return json.dumps([_VERSION, _sum_of(body), *body], separators=(",", ":"))
+
+    @classmethod
+    def of_text(cls, text: str) -> SnapshotPlan:
+        """The plan of such a text. `InvalidArgument`: it is none, or not whole."""
+        try:
+            version, checksum, *body = json.loads(text)
+            if [version, checksum] != [_VERSION, _sum_of(body)]:
+                raise ValueError
+            timestamp, since, parts = body
+            cuts = {}
+            for stream, (history, *places) in parts.items():
+                ends, starts = {p: e for p, _, e in places}, {p: s for p, s, _ in places}
+                cuts[stream] = StreamCut(ends, starts, history)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise InvalidArgument(
+                f"{text[:60]!r} is no position: give the whole text of snapshot.position()"
+            ) from error
+        return cls(timestamp, cuts, since)
+
+
+_VERSION = 1
+
+
+def _sum_of(body: list[Any]) -> int:
+    return crc32(json.dumps(body, separators=(",", ":")).encode())
 
 
 class Snapshot:
@@ -47,9 +90,11 @@ class Snapshot:
     ) -> None:
         self._plan = plan
         self._reader = reader
+        self._given: dict[str, Given] = {}
 
     def __repr__(self) -> str:
-        return f"<Snapshot of {', '.join(self.streams)} at {to_text(self.timestamp)}>"
+        since = "" if self.since is None else f" since {to_text(self.since)}"
+        return f"<Snapshot of {', '.join(self.streams)} at {to_text(self.timestamp)}{since}>"
 
     def __reduce__(self) -> str:
         raise TypeError("send snapshot.plan(), and open it there: client.open_snapshot(plan)")
@@ -60,6 +105,11 @@ class Snapshot:
         return self._plan.timestamp
 
     @property
+    def since(self) -> int | None:
+        """Hybrid time: every event's commit timestamp exceeds it. None: the snapshot is no difference."""
+        return self._plan.since
+
+    @property
     def streams(self) -> tuple[str, ...]:
         """The streams, as they were asked for."""
         return tuple(self._plan.cuts)
@@ -68,12 +118,25 @@ class Snapshot:
         """The snapshot as plain data."""
         return self._plan
 
+    def position(self) -> str:
+        """What is left to read, as text for `Client.open_snapshot` in any process.
+
+        It begins behind the last event that the newest reader of a stream has given out; other streams are whole.
+        """
+        cuts = {
+            stream: cut._replace(start_offsets=given.positions())
+            if (given := self._given.get(stream)) is not None
+            else cut
+            for stream, cut in self._plan.cuts.items()
+        }
+        return self._plan._replace(cuts=cuts).to_text()
+
     def offsets(self, stream: str) -> dict[int, int]:
         """Partition -> end offset in the stream's topic; 0 where a partition is not named."""
         return dict(self._cut(stream).offsets)
 
     def start_offsets(self, stream: str) -> dict[int, int]:
-        """Partition -> first offset that retention had left when the snapshot was taken, at most the end."""
+        """Partition -> first offset: what retention had left when it was taken, or the end as of `since`."""
         return dict(self._cut(stream).start_offsets)
 
     def history(self, stream: str) -> int:
@@ -85,7 +148,23 @@ class Snapshot:
 
         Raises: SnapshotExpired, NotReady; while iterating those and DeadlineExceeded (read again).
         """
-        return self._reader(stream, self._cut(stream))
+        reader = self._reader(stream, self._cut(stream))
+        self._given[stream] = reader.given
+        return reader
+
+    def changes(self, stream: str) -> Iterator[Event]:
+        """The last event of each key, in the order of reading: with `since`, what has changed from then on.
+
+        A value of None says that the key was deleted. Events without a key are left out. All keys are in memory.
+        Raises: as `read`, before the first event is given.
+        """
+        last: dict[bytes, Event] = {}
+        with self.read(stream) as reader:
+            for event in reader:
+                if event.key is not None:
+                    last.pop(event.key, None)
+                    last[event.key] = event
+        return iter(last.values())
 
     def _cut(self, stream: str) -> StreamCut:
         cut = self._plan.cuts.get(stream)
@@ -96,13 +175,29 @@ class Snapshot:
         return cut
 
 
-def check_at(at: object) -> int | None:
-    """A hybrid time, also that of a moment, or None for now. `InvalidArgument` for anything else."""
+def check_at(at: object, name: str = "at") -> int | None:
+    """A hybrid time, also that of a moment, or None. `InvalidArgument` for anything else."""
     if isinstance(at, datetime):
         return from_datetime(at)
     if at is None or (isinstance(at, int) and not isinstance(at, bool) and 0 <= at <= MAX):
         return at
-    raise InvalidArgument(f"at {at!r}: a commit timestamp, a datetime with its time zone, or None")
+    raise InvalidArgument(
+        f"{name} {at!r}: a commit timestamp, a datetime with its time zone, or None"
+    )
+
+
+def check_mode(mode: object) -> None:
+    """`InvalidArgument` if it is none of `Mode`."""
+    if mode not in get_args(Mode):
+        raise InvalidArgument(f"mode {mode!r}: 'snapshot', or 'latest'")
+
+
+def check_since(since: int | None, at: int | None) -> None:
+    """`InvalidArgument` if a difference would end before it begins."""
+    if since is not None and at is not None and since > at:
+        raise InvalidArgument(
+            f"since {to_text(since)} is later than {to_text(at)}, the snapshot's time: give an earlier one"
+        )
 
 
 def streams_of(streams: str | Sequence[str]) -> list[str]:
@@ -116,32 +211,86 @@ def streams_of(streams: str | Sequence[str]) -> list[str]:
 
 
 def take(
-    source: CommittedLog, streams: Sequence[str], timestamp: int, deadline: float
+    source: CommittedLog,
+    streams: Sequence[str],
+    timestamp: int,
+    deadline: float,
+    since: int | None = None,
 ) -> SnapshotPlan:
     """The plan of a snapshot at a timestamp that is safe. ``deadline``: monotonic seconds.
 
     Raises: UnknownStream, SnapshotExpired, NotReady.
     """
     partitions_of(source, streams, deadline)
-    return SnapshotPlan(timestamp, {s: _cut(source, s, timestamp, deadline) for s in streams})
+    cuts = {s: _cut(source, s, timestamp, deadline, since) for s in streams}
+    return SnapshotPlan(timestamp, cuts, since)
 
 
-def _cut(source: CommittedLog, stream: str, timestamp: int, deadline: float) -> StreamCut:
-    left = max(_LEAST_S, deadline - source.clock.monotonic())
-    search = HistorySearch(source, stream, left)
-    found = search.as_of(timestamp)
+def newest(source: CommittedLog, streams: Sequence[str], deadline: float) -> int:
+    """The timestamp of these histories' newest record: all that was committed before this call is at or below.
+
+    It is safe, since it is on the log. 0: there is no record. Raises: UnknownStream, NotReady.
+    """
+    partitions_of(source, streams, deadline)
+    found = [_search(source, stream, deadline).last() for stream in streams]
+    return max((at.record.timestamp for at in found if at is not None), default=0)
+
+
+def _search(source: CommittedLog, stream: str, deadline: float) -> HistorySearch:
+    return HistorySearch(source, stream, max(_LEAST_S, deadline - source.clock.monotonic()))
+
+
+def _cut(
+    source: CommittedLog, stream: str, timestamp: int, deadline: float, since: int | None = None
+) -> StreamCut:
+    search = _search(source, stream, deadline)
+    found = _as_of(search, stream, timestamp)
     if found is None:
-        if search.is_cut():
-            raise SnapshotExpired(
-                f"the history of {stream} does not reach back to {to_text(timestamp)} any more: "
-                "take a later snapshot"
-            )
         return StreamCut({}, {}, 0)  # there was no such stream yet
     ends = found.vector()
     topic = stream_topic(stream)
     places = [TopicPartition(topic, partition) for partition in ends]
     starts = {p.partition: at for p, at in source.start_offsets(places, deadline).items()}
-    kept = {p: min(starts[p], end) for p, end in ends.items()}
+    if since is None:
+        _check_left(search, stream, timestamp, ends, starts)
+        below: Mapping[int, int] = {}
+    else:
+        before = _as_of(search, stream, since)
+        below = before.vector() if before is not None else {}
+        gone = [
+            str(p)
+            for p, end in ends.items()
+            if below.get(p, 0) < min(starts[p], end)
+            and _first_event(search, p, below.get(p, 0)) < starts[p]
+        ]
+        if gone:
+            raise SnapshotExpired(
+                f"retention has deleted events of {stream} from after {to_text(since)} on partition "
+                f"{', '.join(gone)}: give a later `since`, or take a whole snapshot"
+            )
+    firsts = {p: min(max(starts[p], below.get(p, 0)), end) for p, end in ends.items()}
+    return StreamCut(ends, firsts, found.offset + 1)
+
+
+def _as_of(search: HistorySearch, stream: str, timestamp: int) -> Found | None:
+    """The last record at or below a timestamp; None: there was no such stream yet. `SnapshotExpired`."""
+    found = search.as_of(timestamp)
+    if found is None and search.is_cut():
+        raise SnapshotExpired(
+            f"the history of {stream} does not reach back to {to_text(timestamp)} any more: "
+            "take a later snapshot"
+        )
+    return found
+
+
+def _check_left(
+    search: HistorySearch,
+    stream: str,
+    timestamp: int,
+    ends: Mapping[int, int],
+    starts: Mapping[int, int],
+) -> None:
+    """`SnapshotExpired` if a partition has lost all that it had then, while later events came."""
     # A marker stands behind the last event, so what was deleted may end beyond it.
     passed = [p for p, end in ends.items() if 0 < end < starts[p]]
     if passed:
@@ -153,4 +302,12 @@ def _cut(source: CommittedLog, stream: str, timestamp: int, deadline: float) -> 
                 f"retention has deleted all that {stream} had at {to_text(timestamp)} on partition "
                 f"{', '.join(gone)}: take a later snapshot"
             )
-    return StreamCut(ends, kept, found.offset + 1)
+
+
+def _first_event(search: HistorySearch, partition: int, offset: int) -> int:
+    """The first committed event of a partition from an offset on, by the history."""
+    for _, record in search.since(search.passing(partition, offset)):
+        for part in record.segments if isinstance(record, CommitRecord) else ():
+            if part.partition == partition and part.end > offset:
+                return max(part.first, offset)
+    return _NO_EVENT

@@ -33,6 +33,26 @@ class StreamCut(NamedTuple):
     history: int
 
 
+class Given:
+    """How far a snapshot's reader has given out its events, partition by partition."""
+
+    def __init__(self, starts: Mapping[int, int]) -> None:
+        self._done = dict(starts)
+        self._step: Step | None = None
+
+    def begins(self, step: Step | None) -> None:
+        """The step before is given out; None: so is all."""
+        self._done = self.positions()
+        self._step = step
+
+    def positions(self) -> dict[int, int]:
+        """Partition -> the offset behind the last event that was given out, or where its reading began."""
+        step = self._step
+        if step is None or not step.given_to:
+            return dict(self._done)
+        return self._done | {step.place.partition: step.given_to}
+
+
 class SnapshotReader(Iteration[Event]):
     """The events of a stream as of a snapshot, each key in commit order. An iterator that ends by itself.
 
@@ -52,6 +72,7 @@ class SnapshotReader(Iteration[Event]):
         # Partitions not fetched to their ends yet; of the others no more is fetched.
         self._unread = {p for p, end in cut.offsets.items() if cut.start_offsets[p] < end}
         self._rest: Iterator[Event] = iter(())
+        self.given = Given(cut.start_offsets)
         self._source = source = ports.committed_log(timeout)
         self._feed = Feed(source, gone=self._gone)
         self._ordered = OrderedStream(source, self._feed, None, stream, timeout)
@@ -81,6 +102,7 @@ class SnapshotReader(Iteration[Event]):
                 if not self._is_closed():
                     raise
                 break
+            self.given.begins(step)
             if step is None:
                 self.close()
                 break

@@ -56,6 +56,11 @@ class Step:
         return len(self.offsets) - length_hint(self._left)
 
     @property
+    def given_to(self) -> int:
+        """The offset after the last event that was given out; 0: none was."""
+        return self.offsets[self._given - 1] + 1 if self._given else 0
+
+    @property
     def processed_to(self) -> int | None:
         """The offset after the last event that is processed: all that were given out, but for the last one."""
         count = max(self._floor, self._given - 1)

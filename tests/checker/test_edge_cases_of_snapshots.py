@@ -19,8 +19,14 @@ TABLE = Table()
 wrong, right = TABLE.wrong, TABLE.right
 
 
-def _take(tape: Tape, timestamp: int, *rows: list[object], asked_for: int | None = None) -> None:
-    asked = {"snapshot": "n", "streams": ["s/a"], "asked_for": asked_for}
+def _take(
+    tape: Tape,
+    timestamp: int,
+    *rows: list[object],
+    asked_for: int | None = None,
+    latest: bool = False,
+) -> None:
+    asked = {"snapshot": "n", "streams": ["s/a"], "asked_for": asked_for, "latest": latest}
     tape.do("n", "snapshot", {"timestamp": timestamp}, **asked)
     tape.do("n", "snapshot_read", {"events": list(rows)}, snapshot="n", stream="s/a")
 
@@ -31,6 +37,22 @@ def a_snapshot_at_the_last_commit_of_its_scope(tape: Tape) -> None:
     tape.do("p", "begin", {"txn_id": "3" * 32}, txn="v", scope="other")
     tape.commit("v", "3" * 32, 90, 0)
     _take(tape, 20, A, B, C)
+    log_two(tape)
+
+
+@right
+def the_latest_while_other_streams_are_newer(tape: Tape) -> None:
+    commit_two(tape)
+    tape.begin("v", "3" * 32)
+    tape.commit("v", "3" * 32, 30, 0)
+    _take(tape, 20, A, B, C, latest=True)
+    log_two(tape)
+
+
+@wrong("snapshot-not-prefix")
+def the_latest_without_what_was_told(tape: Tape) -> None:
+    commit_two(tape)
+    _take(tape, 15, A, B, latest=True)
     log_two(tape)
 
 

@@ -253,9 +253,17 @@ class FakeClient:
         self._call("read", name=name, **arguments)
         return iter(self.events)
 
-    def snapshot(self, name: str, **arguments: Any) -> FakeClient:
-        self._call("snapshot", name=name, **arguments)
+    def snapshot(self, *given: Any, **arguments: Any) -> FakeClient:
+        self._call("snapshot", given=given, **arguments)
         return self
+
+    def progress(self, streams: Sequence[str], group: str, **_: Any) -> int:
+        self._call("progress", streams=streams, group=group)
+        return 1_700_000_000_000_000 << 12
+
+    def changes(self, name: str) -> Iterator[Event]:
+        self._call("changes", name=name)
+        return iter(self.events[-1:])
 
     def read_transactions(self, name: str, **arguments: Any) -> Iterator[Committed]:
         self._call("read_transactions", name=name, **arguments)

@@ -8,6 +8,7 @@ import time
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -424,20 +425,25 @@ def test_read_limit_and_start(run: Run, fake: FakeClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "means"),
+    ("options", "means"),
     [
-        ("now", None),
-        ("7238556067840028672", 7238556067840028672),
-        ("2026-01-01T01:00:00+01:00", datetime(2026, 1, 1, tzinfo=UTC)),
-        ("2026-01-01T00:00:00Z", datetime(2026, 1, 1, tzinfo=UTC)),
+        ("--at now", (None, None, "snapshot")),
+        ("--at 7238556067840028672", (7238556067840028672, None, "snapshot")),
+        ("--at 2026-01-01T01:00:00+01:00", (datetime(2026, 1, 1, tzinfo=UTC), None, "snapshot")),
+        ("--at 2026-01-01T00:00:00Z", (datetime(2026, 1, 1, tzinfo=UTC), None, "snapshot")),
+        ("--since 5 --at 7", (7, 5, "snapshot")),
+        ("--since 2026-01-01T00:00:00Z", (None, datetime(2026, 1, 1, tzinfo=UTC), "snapshot")),
+        ("--latest", (None, None, "latest")),
+        ("--changes --since 5 --latest", (None, 5, "latest")),
     ],
 )
-def test_read_as_of(run: Run, fake: FakeClient, at: str, means: object) -> None:
-    result = run("read", "nyc/flights", "--at", at, "-n", "2", "--timeout", "5")
+def test_read_as_of(run: Run, fake: FakeClient, options: str, means: tuple[Any, ...]) -> None:
+    result = run("read", "nyc/flights", *options.split(), "-n", "2", "--timeout", "5")
     (asked, (call, read)) = fake.calls
-    assert asked == ("snapshot", {"name": "nyc/flights", "at": means, "timeout": 5.0})
-    assert (call, read) == ("read", {"name": "nyc/flights"})
-    assert len(result.stdout.splitlines()) == 2
+    assert asked == ("snapshot", {"given": ("nyc/flights", *means), "timeout": 5.0})
+    changed = "--changes" in options
+    assert (call, read) == ("changes" if changed else "read", {"name": "nyc/flights"})
+    assert len(result.stdout.splitlines()) == (1 if changed else 2)
 
 
 @pytest.mark.parametrize(
@@ -448,6 +454,9 @@ def test_read_as_of(run: Run, fake: FakeClient, at: str, means: object) -> None:
         ("--at", "now", "--group", "g"),
         ("--at", "now", "--transactions"),
         ("--at", "now", "--from", "end"),
+        ("--since", "5", "--group", "g"),
+        ("--latest", "--transactions"),
+        ("--changes", "--from", "end"),
     ],
 )
 def test_read_as_of_what_is_no_time_or_with_other_ways(
@@ -457,6 +466,13 @@ def test_read_as_of_what_is_no_time_or_with_other_ways(
     assert result.exit_code == ExitCode.USAGE
     assert result.stderr.startswith("InvalidArgument: --at")
     assert fake.calls == []
+
+
+def test_the_progress_of_a_copy(run: Run, fake: FakeClient) -> None:
+    asked = "stream", "progress", "nyc/flights", "nyc/crew", "-g", "copy"
+    assert run(*asked).stdout == "6963200000000000000\t2023-11-14T22:13:20.000000Z\n"
+    assert fake.calls[-1][1] == {"streams": ["nyc/flights", "nyc/crew"], "group": "copy"}
+    assert json.loads(run(*asked, "--json").stdout)["timestamp"] == 6963200000000000000
 
 
 def test_read_transactions(run: Run, fake: FakeClient) -> None:

@@ -6,7 +6,7 @@ two rounds and goes on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -17,6 +17,7 @@ from anabranch.core import rows as k
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.state import State
 from anabranch.schemas import records as r
+from anabranch.schemas.codec import encode
 from tests.core.harness import World, nyc
 from tests.core.moves import everything, lives, new_world, play
 from tests.core.tables import Memory, Row, fold, rows_of, table_of, txn_rows, views_of
@@ -54,6 +55,24 @@ def assert_in_step(table: dict[bytes, bytes]) -> None:
         expected.add(key)
     assert {key for key in table if key[:1] in (k.OPEN, k.FINISHED)} == expected
     assert state.outcomes == sum(key[:1] == k.FINISHED for key in expected)
+
+
+def test_views_are_derived_without_reading_all_names_and_series() -> None:
+    names, count = [k.name_key("nyc", f"{n:05}") for n in range(5000)], [0]
+    names += [k.series_key("nyc", f"{n:05}") for n in range(1500)]
+    rows = {k.STATUS + name: b"not read" for name in names}
+    rows[k.STATUS + k.scope_key("nyc")] = encode(r.ScopeRow("nyc", 3, ""))
+    rows[k.STATUS + k.lane_key("last")] = encode(r.LaneRow("last", False, (), {}))
+
+    class Counting(Memory):
+        def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+            for found in super().scan(prefix, first):
+                count[0] += 1
+                yield found
+
+    state = State(Counting(rows))
+    assert (state.scopes, list(state.lanes)) == ({"nyc": 3}, ["last"])
+    assert count[0] < 2100
 
 
 def compacted(rows: Sequence[Row], until: int, *, tombstones: bool) -> list[Row]:

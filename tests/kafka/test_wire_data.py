@@ -150,14 +150,14 @@ def test_fetch_requests(version: int) -> None:
         TopicPartition("a", 0): FetchPosition(1 << 40, 0),
     }
     parts = data.fetch_request(
-        version, positions, IDS, max_wait_ms=250, max_bytes=9999, isolation=1
+        version, positions, IDS, max_wait_ms=250, max_bytes=9999, isolation=1, rack="r1"
     )
     found = read_request(FETCH, version, parts)
     assert found.max_wait.total_seconds() == 0.25
     assert (found.min_bytes, found.max_bytes, found.isolation_level) == (1, 9999, 1)
     assert (found.session_id, found.session_epoch) == (0, -1)
     assert found.forgotten_topics_data == ()
-    assert found.rack_id == ""
+    assert found.rack_id == "r1"
     topics = [
         (
             getattr(topic, "topic", None) or NAMES[topic.topic_id.bytes],

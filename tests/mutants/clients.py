@@ -19,6 +19,8 @@ from anabranch.reading.feed import Feed
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.ordered_reader import Starting
 from anabranch.reading.snapshot import SnapshotPlan
+from anabranch.reading.stream_order import Step
+from anabranch.reading.tasks import groups
 
 Planted = AbstractContextManager[object]
 EARLY = 300_000 << 12  # hybrid time, 0.3 s
@@ -50,9 +52,9 @@ def stale_cut() -> Planted:
     """A snapshot has the offsets of 0.3 s before its timestamp."""
     real = snapshot.take
 
-    def take(source: Any, streams: Any, timestamp: int, deadline: float) -> SnapshotPlan:
-        plan = real(source, streams, timestamp - EARLY, deadline)
-        return SnapshotPlan(timestamp, plan.cuts)
+    def take(source: Any, streams: Any, timestamp: int, *more: Any) -> SnapshotPlan:
+        plan = real(source, streams, timestamp - EARLY, *more)
+        return plan._replace(timestamp=timestamp)
 
     return patch.object(readers, "take", take)
 
@@ -61,12 +63,48 @@ def uneven_cut() -> Planted:
     """Of a snapshot's streams the last one is cut later: to the end that it has by then."""
     real = snapshot._cut
 
-    def cut(source: Any, stream: str, timestamp: int, deadline: float) -> Any:
+    def cut(source: Any, stream: str, timestamp: int, *more: Any) -> Any:
         found = HistorySearch(source, stream, 5.0).as_of("end")
         later = found.record.timestamp if found is not None else timestamp
-        return real(source, stream, max(timestamp, later), deadline)
+        return real(source, stream, max(timestamp, later), *more)
 
     return patch.object(snapshot, "_cut", cut)
+
+
+def early_difference() -> Planted:
+    """A difference begins with the offsets of 0.3 s before its start."""
+    real = snapshot.take
+
+    def take(source: Any, streams: Any, at: int, deadline: float, since: int | None) -> Any:
+        early = None if since is None else max(0, since - EARLY)
+        return real(source, streams, at, deadline, early)
+
+    return patch.object(readers, "take", take)
+
+
+def latest_of_the_oldest() -> Planted:
+    """The latest of several streams is as of the newest commit that each of them has passed."""
+
+    def newest(source: Any, streams: Any, deadline: float) -> int:
+        return min(snapshot.newest(source, [stream], deadline) for stream in streams)
+
+    return patch.object(readers, "newest", newest)
+
+
+def late_position() -> Planted:
+    """A position begins an event behind the one that was given out last."""
+    given_to = property(lambda step: step.offsets[step._given - 1] + 2 if step._given else 0)
+    return patch.object(Step, "given_to", given_to)
+
+
+def hasty_copy() -> Planted:
+    """A copy counts as whole at the time of the first commit that it lacks."""
+    real = groups.group_progress
+
+    def progress(ports: Any, group: str, streams: Any, safe: int, timeout: float) -> int:
+        return min(safe, real(ports, group, streams, safe, timeout) + 1)
+
+    return patch.object(readers, "group_progress", progress)
 
 
 def no_waiting() -> Planted:

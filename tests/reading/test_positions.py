@@ -108,9 +108,11 @@ def test_what_lies_behind_a_place(log: MemoryLog) -> None:
     ],
 )
 def test_where_a_group_goes_on(log: MemoryLog, group: dict[int, int], start: int) -> None:
-    found, timestamp = passed(search(log), group)
+    found, timestamp, beyond = passed(search(log), group)
     assert (start == 0 and found <= 2) or found == start
     assert timestamp == (second((found - 1) // 2) if found > 1 else 0)
+    oldest = LAGS[found][1]
+    assert beyond == (second(oldest) if oldest else None)
 
 
 def test_what_retention_took_of_a_group_is_told(log: MemoryLog) -> None:

@@ -190,6 +190,17 @@ class Deal:
         return made
 
 
+@dataclass
+class Answers:
+    """What was answered about instants; `tests.sim.instants.check_instants` judges it.
+
+    ``differences``: stream, since, at, events. ``copies``: stream, as of when it is whole, the group's offsets.
+    """
+
+    differences: list[tuple[str, int, int, Places]] = field(default_factory=list)
+    copies: list[tuple[str, int, dict[TopicPartition, int]]] = field(default_factory=list)
+
+
 class Ledger:
     """All of a run. Kept outside of all processes: no crash takes it away."""
 
@@ -213,6 +224,7 @@ class Ledger:
         self.safe_answers: list[SafeAnswer] = []
         self.final_answers: list[tuple[bytes, str, int]] = []  # answers about other ids
         self.snapshots: list[tuple[str, StreamCut, Places]] = []  # those that were read whole
+        self.instants = Answers()  # about differences, and copies
         self.deleted: dict[str, str] = {}  # stream -> which topic of it somebody deleted
         self.lagged: set[str] = set()  # streams that some broker did not know for a while
         self.troubled: set[str] = set()  # streams that were in trouble for long

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from random import Random
 from typing import Any, Protocol
 
 from anabranch.batches.records import decode_records
@@ -20,6 +21,7 @@ from anabranch.topics.names import history_topic, stream_topic
 from anabranch.types import Event
 from tests.sim.faults import Faults
 from tests.sim.groups import Member
+from tests.sim.instants import Instants
 from tests.sim.ledger import Ledger
 from tests.sim.ports import SimCluster, client_ports
 from tests.sim.recording import MemoryRecorder, event_id, text
@@ -366,6 +368,8 @@ class SnapshotTaker:
         self._machine = machine
         self._client = client
         self._recorder = recorder
+        own = Random(f"{machine.world.seed}/{machine.name}.{machine.starts}/instants")
+        self._instants = Instants(client, own, machine.ledger.instants)
 
     def round(self) -> bool:
         world = self._machine.world
@@ -378,24 +382,39 @@ class SnapshotTaker:
             now_us = int((SimClock(world, world.current).wall() + random.uniform(-4, 1)) * 1e6)
             if world.current.skew < _FAR_S or not self._machine.finishing:
                 asked_for = hybrid_time.from_us(now_us)
+        mode = self._instants.mode() if asked_for is None else "snapshot"
+        latest = mode == "latest"
         label = f"snapshot/{len(self._machine.ledger.readers)}"
         self._machine.ledger.readers.append(label)
         try:
             with self._recorder.asking(
-                "snapshot", snapshot=label, streams=streams, asked_for=asked_for
+                "snapshot", snapshot=label, streams=streams, asked_for=asked_for, latest=latest
             ) as told:
-                snapshot = self._client.snapshot(streams, asked_for, timeout=5.0)
+                snapshot = self._client.snapshot(streams, asked_for, mode=mode, timeout=5.0)
                 told["timestamp"] = snapshot.timestamp
         except SnapshotExpired:
-            places = self._machine.cluster.partitions
-            topics = [name(stream) for stream in streams for name in (stream_topic, history_topic)]
-            deleted = any(p.start_offset for at, p in places.items() if at.topic in topics)
-            self._expired(deleted or self._machine.is_spoiled)
+            self._expired(self._is_deleted(streams))
             return False
         for stream in streams:
             for _ in range(random.choice((1, 1, 2))):
                 self._read(label, snapshot, stream)
+        older = self._instants.older(label, snapshot)
+        if older is not None:
+            self._read(*older, streams[0])
+            try:
+                self._instants.difference(older[1], snapshot)
+            except SnapshotExpired:
+                self._expired(self._is_deleted(streams))
+        if not self._machine.faults.weather.offsets_expire_s:
+            offsets = partial(self._machine.cluster.groups.offsets, "group")
+            self._instants.copy(streams[0], "group", offsets)
         return False
+
+    def _is_deleted(self, streams: Sequence[str]) -> bool:
+        places = self._machine.cluster.partitions
+        topics = [name(stream) for stream in streams for name in (stream_topic, history_topic)]
+        deleted = any(p.start_offset for at, p in places.items() if at.topic in topics)
+        return deleted or self._machine.is_spoiled
 
     def _read(self, label: str, snapshot: Snapshot, stream: str) -> None:
         """Exactly what the plan says; refused, if some of it is deleted, and only then."""
@@ -403,7 +422,7 @@ class SnapshotTaker:
         asked = {"snapshot": label, "stream": stream}
         try:
             with self._recorder.asking("snapshot_read", **asked) as read:
-                found = _whole(snapshot, stream)
+                found = self._instants.whole(snapshot, stream)
                 read["events"] = [_row(event) for event in found if event.value != BY_HAND]
         except SnapshotExpired:
             self._expired(
@@ -427,11 +446,6 @@ class SnapshotTaker:
 
     def close(self) -> None:
         pass
-
-
-def _whole(snapshot: Snapshot, stream: str) -> list[Event]:
-    with snapshot.read(stream) as reader:
-        return list(reader)
 
 
 def _row(event: Event) -> list[Any]:

@@ -39,6 +39,7 @@ from tests.sim.clients import TIGHT_BYTES, Worker
 from tests.sim.controllers import Fleet
 from tests.sim.faults import Faults
 from tests.sim.hops import Hopper
+from tests.sim.instants import check_instants
 from tests.sim.ledger import Ledger
 from tests.sim.operators import Operator
 from tests.sim.picture import (
@@ -400,6 +401,7 @@ class _Run:
         check_epochs(picture)
         check_readers(picture, self.world.random)
         check_snapshots(picture, self.ledger)
+        check_instants(picture, self.ledger.instants, self.ledger.deleted)
         check_clients(picture, self.ledger)
         check_tasks(picture, self.ledger)
         self._judge(picture)

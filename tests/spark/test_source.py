@@ -90,6 +90,15 @@ def test_as_of_a_result(load: Load, world: World, number: int) -> None:
     assert load(at=moment).count() == len(wanted)
 
 
+@pytest.mark.parametrize("mode", ["snapshot", "latest"])
+def test_a_difference(load: Load, world: World, mode: str) -> None:
+    since, at = (world.results[i].commit_timestamp for i in (3, -2))
+    found = sorted(seen_by_spark(load(since=since, at=at, mode=mode)))
+    assert found == sorted(e for e in world.expected if since < (e.commit_timestamp or 0) <= at)
+    newer = [e for e in world.expected if (e.commit_timestamp or 0) > at]
+    assert load(since=at, mode=mode).count() == len(newer)
+
+
 # -- filters ---------------------------------------------------------------------------------------------
 
 
@@ -183,6 +192,9 @@ def test_a_stream_without_events(
         ({"streams": "source/events,nyc/flights"}, UnknownScope, "nyc"),
         ({"streams": ""}, InvalidArgument, "give option stream=scope/name"),
         ({"at": "yesterday"}, InvalidArgument, "option at='yesterday': a commit timestamp"),
+        ({"since": "then"}, InvalidArgument, "option since='then': a commit timestamp"),
+        ({"since": "7", "at": "5"}, InvalidArgument, "later than"),
+        ({"mode": "newest"}, InvalidArgument, "option mode='newest': one of snapshot, latest"),
         ({"rowsperpartition": "0"}, InvalidArgument, "a whole number, 1 or more"),
         ({"colour": "red"}, InvalidArgument, "unknown option colour; there are at, bootstrap"),
         ({"bootstrap": "127.0.0.1:1", "timeout": "1"}, NotReady, ""),

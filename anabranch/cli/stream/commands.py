@@ -151,6 +151,21 @@ def scale(
         _show_segments(found)
 
 
+@app.command("progress")
+def progress(
+    options: ClusterOptions,
+    streams: Annotated[list[str], argument("SCOPE/STREAM", "The streams that are copied.")],
+    group: Annotated[str, option("--group -g", "The consumer group that feeds the copy.")],
+) -> None:
+    """The time as of which a copy is whole: all that was committed until then, its consumer group has read."""
+    with options.client() as client:
+        at = client.progress(streams, group, timeout=options.timeout)
+    if options.json:
+        print_json({"group": group, "timestamp": at, "at": to_text(at)})
+    else:
+        print_line(f"{at}\t{to_text(at)}")
+
+
 @app.command("draw")
 def draw_stream(
     options: ClusterOptions,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 from anabranch.batches.format import Buffer, read_header, split_batches
@@ -23,6 +24,7 @@ PRODUCE_BY_ID_FROM = 13
 FETCH_BY_ID_FROM = 13
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
+NO_REPLICA = -1
 ACKS_ALL = -1
 BUMPS_FROM = 5  # the answer names the producer id and epoch to go on with (KIP-890)
 
@@ -153,8 +155,9 @@ def fetch_request(
     max_wait_ms: int,
     max_bytes: int,
     isolation: int,
+    rack: str = "",
 ) -> list[Buffer]:
-    """The parts of a Fetch request, outside of any fetch session (KIP-227)."""
+    """The parts of a Fetch request, outside of any fetch session (KIP-227). ``rack``: the reader's (KIP-392)."""
     form = _Form(version >= FETCH.flexible_from)
     by_topic: dict[str, list[tuple[int, FetchPosition]]] = {}
     for (topic, partition), position in positions.items():
@@ -180,13 +183,16 @@ def fetch_request(
             out += form.tags
         out += form.tags
     out += form.array(0)  # nothing to forget
-    out += form.string("")  # no rack
+    out += form.string(rack)
     out += form.tags
     return [bytes(out)]
 
 
 class PartitionFetch(NamedTuple):
-    """A partition's part of a Fetch answer; ``aborted``: (producer id, first offset) in offset order."""
+    """A partition's part of a Fetch answer; ``aborted``: (producer id, first offset) in offset order.
+
+    ``replica``: the follower that the reader should ask instead, or `NO_REPLICA`.
+    """
 
     error: int
     high_watermark: int
@@ -194,6 +200,7 @@ class PartitionFetch(NamedTuple):
     log_start_offset: int
     aborted: list[tuple[int, int]]
     records: memoryview
+    replica: int = NO_REPLICA
 
 
 def fetch_answer(
@@ -214,11 +221,11 @@ def fetch_answer(
                 producer_id, first_offset = reader.take(_PAIR)
                 aborted.append((producer_id, first_offset))
                 reader.tags()
-            reader.skip(4)  # preferred read replica
+            replica = reader.i32()
             records = reader.nullable_bytes()
             reader.tags()
             answers[TopicPartition(topic, partition)] = PartitionFetch(
-                code, high, stable, start, sorted(aborted, key=lambda pair: pair[1]), records
+                code, high, stable, start, sorted(aborted, key=itemgetter(1)), records, replica
             )
         reader.tags()
     return error, answers

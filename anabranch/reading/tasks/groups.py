@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from anabranch.core.vectors import has_vector
 from anabranch.errors import AnabranchError, InvalidArgument, SnapshotExpired
@@ -88,32 +89,58 @@ def group_inputs(
     Raises: UnknownStream, InvalidArgument (the group has no offset there), SnapshotExpired (retention took what it
     has not consumed), NotReady, NotAuthorized.
     """
-    source, member = ports.committed_log(timeout), ports.member(group)
-    try:
+    with _group(ports, group, streams, timeout) as (source, positions):
         deadline = source.clock.monotonic() + timeout
-        counts = partitions_of(source, streams, deadline)
         ids = source.topic_ids([history_topic(stream) for stream in streams], deadline)
         inputs = []
+        for stream, offsets in positions.items():
+            start, timestamp, _ = passed(HistorySearch(source, stream, timeout), offsets)
+            inputs.append(
+                ProcessorInput(stream, ids.get(history_topic(stream), ""), start, timestamp)
+            )
+        return tuple(inputs)
+
+
+def group_progress(
+    ports: ReaderPorts, group: str, streams: Sequence[str], safe: int, timeout: float
+) -> int:
+    """The highest timestamp up to which a group has consumed all that streams have, at most a safe one.
+
+    Raises: as `group_inputs`.
+    """
+    with _group(ports, group, streams, timeout) as (source, positions):
+        for stream, offsets in positions.items():
+            *_, beyond = passed(HistorySearch(source, stream, timeout), offsets)
+            safe = min(safe, safe if beyond is None else beyond - 1)
+        return safe
+
+
+@contextmanager
+def _group(
+    ports: ReaderPorts, group: str, streams: Sequence[str], timeout: float
+) -> Iterator[tuple[CommittedLog, dict[str, dict[int, int]]]]:
+    """A log, and where the group stands: stream -> partition -> offset. `InvalidArgument`: nowhere."""
+    source, member = ports.committed_log(timeout), ports.member(group)
+    try:
+        counts = partitions_of(source, streams, source.clock.monotonic() + timeout)
+        positions = {}
         for stream in streams:
             topic = stream_topic(stream)
             found = member.committed(TopicPartition(topic, p) for p in range(counts[topic]))
             if not found:
                 raise InvalidArgument(f"the group {group} has no offset in the topic {topic}")
-            offsets = {place.partition: offset for place, offset in found.items()}
-            start, timestamp = passed(HistorySearch(source, stream, timeout), offsets)
-            inputs.append(
-                ProcessorInput(stream, ids.get(history_topic(stream), ""), start, timestamp)
-            )
-        return tuple(inputs)
+            positions[stream] = {place.partition: offset for place, offset in found.items()}
+        yield source, positions
     finally:
         member.close()
         source.close()
 
 
-def passed(search: HistorySearch, offsets: Mapping[int, int]) -> tuple[int, int]:
+def passed(search: HistorySearch, offsets: Mapping[int, int]) -> tuple[int, int, int | None]:
     """The place in a history for one that has read up to these offsets, and the timestamp of what lies before it.
 
-    The first commit with an event at or above one of them stands there: nothing is left out, some come again.
+    The first commit with an event at or above one of them stands there: nothing is left out, some come again. The
+    last value is its timestamp; None: there is none, so far.
     """
     near = search.not_beyond(offsets)
     start, timestamp = near.offset if near is not None else 0, 0
@@ -129,9 +156,9 @@ def passed(search: HistorySearch, offsets: Mapping[int, int]) -> tuple[int, int]
         if isinstance(record, CommitRecord) and any(
             part.end > offsets.get(part.partition, 0) for part in record.segments
         ):
-            return at, timestamp
+            return at, timestamp, record.timestamp
         start, timestamp = at + 1, record.timestamp
-    return start, timestamp
+    return start, timestamp, None
 
 
 def first_inputs(

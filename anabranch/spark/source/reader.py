@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
@@ -14,6 +14,7 @@ from anabranch.core.history_records import NO_PREVIOUS
 from anabranch.core.ids import segment_epoch
 from anabranch.reading.history import Found
 from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.snapshot import Mode
 from anabranch.schemas.records import CommitRecord
 from anabranch.spark.clients import client_of
 from anabranch.spark.columns import check_schema
@@ -47,8 +48,10 @@ class SnapshotReader(DataSourceReader):
         self._schema = schema
         self._connection = options.connection()
         self._streams = streams_of(options)
-        at = options.text("at")
+        at, since = options.text("at"), options.text("since")
         self._at = None if at is None else moment("at", at)
+        self._since = None if since is None else moment("since", since)
+        self._mode = options.choice("mode", get_args(Mode), "snapshot")
         self._strict = strict_of(options)
         self._cutting = Cutting.of(options)
         options.check_all_used()
@@ -61,7 +64,11 @@ class SnapshotReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Take the snapshot, and cut it to the filters."""
         snapshot = client_of(self._connection).snapshot(
-            list(self._streams), self._at, timeout=self._connection.timeout
+            list(self._streams),
+            self._at,
+            self._since,
+            self._mode,  # type: ignore[arg-type]
+            timeout=self._connection.timeout,
         )
         streams = [stream for stream in self._streams if self._selection.has(stream)]
         ranges = [found for stream in streams for found in self._ranges(snapshot, stream)]
