@@ -188,10 +188,13 @@ BY_TOKEN = {r.Touch, r.Register, r.Heartbeat, r.Commit, r.Abort, r.Settle}
 
 
 def verdicts(name: str) -> dict[str, bool]:
-    """lane -> whether the command of this row is not refused for a right. What refused is as it was: asked again."""
+    """lane -> whether the command of this row is not refused for a right.
+
+    A world that refused is as it was, and is asked again.
+    """
     make, _ = MATRIX[name]
     found: dict[str, bool] = {}
-    carried_out = True
+    world, carried_out = made(), False
     for lane in COLUMNS:
         if carried_out:
             world = made()
