@@ -111,7 +111,8 @@ def is_stream(name: str) -> bool:
 
 
 def make_certificate(folder: Path, name: str, signer: str | None) -> None:
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "2"]
     command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
     command += ["-keyout", f"{name}.key", "-out", f"{name}.pem"]
     if signer is not None:

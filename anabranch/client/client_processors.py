@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +21,7 @@ from anabranch.core.ids import (
     state_stream,
 )
 from anabranch.core.stream_settings import PROCESSOR
-from anabranch.errors import IllegalState, InvalidArgument, NotReady
+from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized, NotReady
 from anabranch.reading.history_search import Start
 from anabranch.reading.tasks.groups import Mirror
 from anabranch.reading.tasks.lag import InputLag
@@ -72,6 +73,19 @@ class Processors(Reading, Streams):
             state = r.CreateStream(state_stream(processor), tasks, {PROCESSOR: processor})
             self._session.ask_of(processor, state, r.StreamList, deadline)
         return info
+
+    def check_outputs(
+        self, processor: str, streams: Iterable[str], *, timeout: float | None = None
+    ) -> None:
+        """Check that commits of a processor can write to these streams.
+
+        Raises: CrossScope, UnknownScope, UnknownStream, NotReady, DeadlineExceeded.
+        """
+        deadline, names = self._deadline(timeout), sorted(streams)
+        self._session.check_together(names, deadline, beside=split_stream(processor)[0])
+        for name in names:
+            with suppress(NotAuthorized):  # who may only write learns at the first write
+                self._session.describe(name, deadline)
 
     def reset_processor(
         self,
@@ -149,9 +163,12 @@ class Processors(Reading, Streams):
         """
         return self._readers().stored(self.processor(processor), store, key, task)
 
-    def mirror(self, processor: str) -> Mirror:
-        """A mirror of a processor's positions for Kafka's tools: call its `step` every few seconds; close it."""
-        return self._readers().mirror(processor, partial(self.processor, processor))
+    def mirror(self, processor: str, ask: Callable[[], r.ProcessorInfo] | None = None) -> Mirror:
+        """A mirror of a processor's positions for Kafka's tools: call its `step` every few seconds; close it.
+
+        ``ask``: describes the processor; None: `processor` does.
+        """
+        return self._readers().mirror(processor, ask or partial(self.processor, processor))
 
     def delete_processor(self, processor: str, *, timeout: float | None = None) -> None:
         """Take a processor away, with its state. One of that name that is made later begins without it.

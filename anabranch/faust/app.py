@@ -23,7 +23,7 @@ from anabranch.faust.table import Table
 from anabranch.faust.topics import Topic
 from anabranch.processing.app import Processor
 from anabranch.processing.cut import Written
-from anabranch.processing.worker import Worker, check_outputs
+from anabranch.processing.worker import Worker
 
 _HANDOVER_S = 10.0  # a commit under way has so long to end
 _OURS = (
@@ -185,8 +185,8 @@ class App(faust.App):
             client.close()
 
     def add_output(self, stream: str) -> None:
-        """Add a stream that agents write to. Raises: CrossScope, UnknownScope."""
-        check_outputs(self.client, self.program.name, (stream,))
+        """Add a stream that agents write to. Raises: CrossScope, UnknownScope, UnknownStream."""
+        self.client.check_outputs(self.program.name, (stream,))
         self.program.outputs.add(stream)
 
     def write_alone(self, stream: str, event: Written) -> None:

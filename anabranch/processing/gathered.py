@@ -45,12 +45,11 @@ class Gathered:
         first = not self.pieces
         self.pieces += some
         self._slices += bool(some)
-        try:
-            if first:
-                self._fire(self.cut)
-            self._handlers.handle(self.cut, some, self.passed)
-        except HandlerFailed as failed:
-            self._redo(failed)
+        failed = self._handle(some, fire=first)
+        while failed is not None:
+            self._judge(failed)
+            self.cut = self._new_cut()
+            failed = self._handle(self.pieces, fire=True)
 
     def closed(self) -> Cut:
         """The cut, when all is handled, with its counts."""
@@ -61,17 +60,14 @@ class Gathered:
             self.cut.counts["processor_dead_letters",] = len(self.passed)
         return self.cut
 
-    def _redo(self, failed: HandlerFailed) -> None:
-        while True:
-            self._judge(failed)
-            self.cut = self._new_cut()
-            try:
+    def _handle(self, pieces: Sequence[Piece], *, fire: bool) -> HandlerFailed | None:
+        try:
+            if fire:
                 self._fire(self.cut)
-                self._handlers.handle(self.cut, self.pieces, self.passed)
-            except HandlerFailed as again:
-                failed = again
-            else:
-                return
+            self._handlers.handle(self.cut, pieces, self.passed)
+        except HandlerFailed as failed:
+            return failed
+        return None
 
     def _judge(self, failed: HandlerFailed) -> None:
         """Whether the cut is tried again, without the event perhaps. Raises the failure if not."""
@@ -81,7 +77,8 @@ class Gathered:
         tried[place] = tried.get(place, 0) + 1
         what = "a timer or batch" if event is None else f"{place[0]}[{place[1]}] offset {place[2]}"
         text = "%s: the handler of %s failed: %s"
-        log.warning(text, self._app.name, what, failed, exc_info=failed.error)
+        trace = failed.error if tried[place] == 1 else None
+        log.warning(text, self._app.name, what, failed, exc_info=trace)
         if tried[place] <= self._app.retries:
             self._stop.wait(min(2.0, 0.05 * 2 ** tried[place]))
         elif self._app.dead_letter is None or event is None:

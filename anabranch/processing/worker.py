@@ -12,7 +12,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,6 @@ from anabranch.errors import (
     AnabranchError,
     AskOutcomeError,
     BeginAgainError,
-    CrossScope,
     IllegalState,
     NotReady,
     RetryError,
@@ -96,7 +95,8 @@ class Worker:
         self._generation = -1
         self._lost: frozenset[int] = frozenset()
         self._look_again = 0.0
-        self._sent_at = self._seen_at = 0.0
+        self._sent_at = self._seen_at = self._taken_at = 0.0
+        self._described: tuple[float, ProcessorInfo] | None = None
         try:
             ports = client.reader_ports()
             self._clock = ports.clock
@@ -184,7 +184,7 @@ class Worker:
             self._follow(self._tenure.tasks)
             if (now := self._clock.monotonic()) >= self._look_again:  # no commit would be told
                 self._look_again = now + SESSION_S
-                self._check_holder(self._tenure.tasks)
+                self._check_holder(self._tenure.tasks, min(_MIRROR_S, now - self._taken_at))
 
     def _follow(self, own: Collection[int]) -> None:
         """Keep the copies of other workers' tasks warm."""
@@ -217,7 +217,8 @@ class Worker:
                 self._source, self._table, self._app.name, tenure.incarnation
             )
         self._tenure = tenure
-        begun, generation = self._clock.monotonic(), self._member.generation
+        begun = self._taken_at = self._clock.monotonic()
+        generation = self._member.generation
 
         def heard() -> None:
             self._member.serve(0.0)
@@ -255,9 +256,16 @@ class Worker:
             text = "%s: %d commits of %s are passed over by now: %s"
             log.warning(text, self._app.name, before + count, stream, why)
 
-    def _check_holder(self, tasks: Collection[int]) -> None:
-        """`TenureLost` if another one has taken one of these tasks by now."""
-        for row in self._client.processor(self._app.name).tasks:
+    def described(self, age_s: float) -> ProcessorInfo:
+        """The processor as it was so many seconds ago, or later; any thread may ask. Raises: NotReady."""
+        now, known = self._clock.monotonic(), self._described
+        if known is None or now - known[0] >= age_s:
+            known = self._described = now, self._client.processor(self._app.name)
+        return known[1]
+
+    def _check_holder(self, tasks: Collection[int], age_s: float = 0.0) -> None:
+        """`TenureLost` if another one has taken one of these tasks by now, or so many seconds ago."""
+        for row in self.described(age_s).tasks:
             if row.task in tasks and row.holder != self._holder:
                 raise TenureLost(f"task {row.task} of {self._app.name} is {row.holder}'s")
 
@@ -318,7 +326,7 @@ class Worker:
 def make_processor(client: Client, app: Program) -> ProcessorInfo:
     """Make the processor of a program, as `Client.create_processor` does; if it is there, add its new stores."""
     inputs: Sequence[str | ProcessorInput] = app.check()
-    check_outputs(client, app.name, app.outputs)
+    client.check_outputs(app.name, app.outputs)
     if app.cluster is not None:
         ports, start = plain_ports(client, app.cluster), check_start(app.start)
         if isinstance(start, int):
@@ -331,17 +339,6 @@ def make_processor(client: Client, app: Program) -> ProcessorInfo:
             inputs = plain_inputs(source, topics, app.tasks, start_ms, deadline)
     stores = {name: store.kind for name, store in app.stores.items()} or (NO_STORE,)
     return client.create_processor(app.name, inputs, app.tasks, app.start, stores=stores)
-
-
-def check_outputs(client: Client, processor: str, streams: Iterable[str]) -> None:
-    """`CrossScope` unless a processor's commits can write to these streams. `UnknownScope`."""
-    served = client.together((processor, *streams))
-    apart = sorted(stream for stream in streams if served[stream] != served[processor])
-    if apart:
-        raise CrossScope(
-            f"{', '.join(apart)}: not on the control partition of processor {processor}, so no commit has both; "
-            "make new scopes with `near`"
-        )
 
 
 def plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:
@@ -369,10 +366,13 @@ def run_worker(
                 measured = {app.name: worker.metrics}
                 monitor = Monitor(http, TABLE, lambda: measured, lambda: worker.trouble)
                 stack.enter_context(closing(monitor))
+                log.info("%s: /metrics, /live and /ready at port %d", app.name, monitor.port)
             if app.cluster is None:
                 # The tasks go first in the end, whatever the mirror waits for.
-                mirror = stack.enter_context(closing(client.mirror(app.name)))
-                lags = None if http is None else partial(_show_lags, worker, client, app.name)
+                mirror = stack.enter_context(
+                    closing(client.mirror(app.name, partial(worker.described, _MIRROR_S)))
+                )
+                lags = None if http is None else partial(_show_lags, worker, client)
                 showing = threading.Thread(target=_show, args=(worker, mirror, lags), name="mirror")
                 stack.callback(showing.join)
                 stack.callback(worker.stop.set)
@@ -393,12 +393,12 @@ def _show(worker: Worker, mirror: Mirror, lags: Callable[[], None] | None) -> No
             lags()
 
 
-def _show_lags(worker: Worker, client: Client, name: str) -> None:
+def _show_lags(worker: Worker, client: Client) -> None:
     values = worker.metrics.values
     events, seconds = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
     with suppress(AnabranchError):
         if 0 in worker.tasks:
-            for lag in client.lag(client.processor(name)):
+            for lag in client.lag(worker.described(_MIRROR_S)):
                 if not lag.trouble:
                     events[lag.stream,] = lag.most.events
                     seconds[lag.stream,] = lag.most.age_s(time.time())

@@ -101,6 +101,14 @@ def test_records_of_a_plain_topic_are_taken_once_with_more_partitions_and_restar
         until_copied(Worker(app, client, tmp_path / str(number), tasks=tasks), count)
     assert copied(client, f"{scope}/out") == topic.written
     assert {(p, k): n for p, k, n in counts}[0, b"k0"] == b"6"
+    for behind, oldest in (
+        (0, 0),
+        (3, 1_000_000),
+    ):  # markers count, but for those that end what is there
+        (lag,) = client.lag(client.processor(f"{scope}/copy"))
+        tells = {task: (told.events, told.oldest_ms) for task, (_, told) in lag.tasks.items()}
+        assert tells == {task: (behind, oldest and oldest + task) for task in range(3)}, lag
+        topic.write(6, 3)
     topic.admin.create_partitions([NewPartitions(topic.name, 5)])[topic.name].result()
     with pytest.raises(IllegalState, match="5 partitions, more than the processor has tasks"):
         make_processor(client, program(scope, topic)[0])

@@ -19,7 +19,7 @@ import pytest
 import anabranch
 from anabranch.core.partitioner import SPACE, position_of
 from anabranch.core.rows import split_key
-from anabranch.errors import IllegalState
+from anabranch.errors import IllegalState, UnknownStream
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
 from anabranch.processing.app import Processor
@@ -282,9 +282,14 @@ def test_an_idle_worker_hears_of_a_reset_and_a_store_of_another_kind_is_refused(
     other.store("sums", value=str)
     with pytest.raises(IllegalState, match=r"'sums' of .* is a store of json, not a store of str"):
         Worker(other, connect(), tmp_path / "other", tasks=AllTasks(range(TASKS)))
+    other.output(f"{place.scope}/ouput")
+    with pytest.raises(UnknownStream, match="/ouput"):
+        Worker(other, connect(), tmp_path / "other", tasks=AllTasks(range(TASKS)))
     place.client.reset_processor(f"{place.scope}/sums", "begin")  # nothing new comes
     wait_for(lambda: len(place.committed(place.output)) == 40)
     running.end()
+    described = running.worker.described
+    assert described(WAIT_S) is described(WAIT_S) is not described(0.0)
 
 
 def test_two_workers_share_the_tasks_and_one_takes_over(
@@ -395,6 +400,7 @@ def test_a_handler_that_fails_leaves_no_trace(
         running.join()
         running.worker.close()
         assert isinstance(running.error, HandlerFailed)
+        assert running.error.error.__context__ is None, "the tries before are no part of it"
         assert place.out() == {}
         assert sorted((calls[4], calls[12])) == [0, 2]
         return

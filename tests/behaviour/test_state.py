@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from random import randbytes
 
 import pytest
@@ -189,6 +190,8 @@ def test_reset_and_delete_begin_without_the_old_rows(counting: Counting) -> None
     assert counting.count(first, 24) == even(24)
     with pytest.raises(InvalidArgument, match="keep its state"):
         client.reset_processor(processor)
+    with pytest.raises(InvalidArgument, match="still to come"):
+        client.reset_processor(processor, datetime.now(UTC) + timedelta(minutes=1))
     client.reset_processor(processor, keep_state=True)
     with client.begin(counting.scope, tenure=first) as late, pytest.raises(TenureLost):
         late.commit(consumed=Consumed(processor, first.secret, (TaskStep((0,), 2, ()),)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -137,6 +138,25 @@ def test_what_can_t_be_run(
     result = run("processor", "run", target)
     assert result.exit_code == ExitCode.USAGE
     assert text in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("import nowhere", "ModuleNotFoundError: No module named 'nowhere' (PATH, line 1)"),
+        ("app = (", "SyntaxError: '(' was never closed (broken.py, line 1)"),
+        ("\nimport json\njson.loads('{')", "JSONDecodeError: Expecting property name"),
+    ],
+)
+def test_a_module_that_fails_is_named(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, text: str
+) -> None:
+    (tmp_path / "broken.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    result = run("processor", "run", "broken:app")
+    assert result.exit_code == ExitCode.USAGE
+    wanted = f"the module broken itself fails: {text}".replace("PATH", str(tmp_path / "broken.py"))
+    assert wanted in result.stderr
 
 
 @pytest.mark.parametrize(

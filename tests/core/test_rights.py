@@ -188,14 +188,19 @@ BY_TOKEN = {r.Touch, r.Register, r.Heartbeat, r.Commit, r.Abort, r.Settle}
 
 
 def verdicts(name: str) -> dict[str, bool]:
-    """lane -> whether the command of this row is not refused for a right."""
+    """lane -> whether the command of this row is not refused for a right.
+
+    A world that refused is as it was, and is asked again.
+    """
     make, _ = MATRIX[name]
-    found = {}
+    found: dict[str, bool] = {}
+    world, carried_out = made(), False
     for lane in COLUMNS:
-        world = made()
+        if carried_out:
+            world = made()
         said = world.ask(name, make(world), lane=lane)
-        found[lane] = said not in (REFUSED, UNKNOWN)
-        if not found[lane]:
+        found[lane] = carried_out = said not in (REFUSED, UNKNOWN)
+        if not carried_out:
             begins = f"lane {lane!r} has no right " if said == REFUSED else "there is no such "
             assert world.message.startswith(begins)
             assert world.round.rows.keys() == {k.ROUND_KEY}

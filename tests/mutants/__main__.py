@@ -1,14 +1,16 @@
 """``scripts/mutants``: the planted bugs, hunted in the simulator or on a real broker; a table of what was found.
 
-``simulator``: seeds, until the simulator's own checks and the product's find it, and seeds until the checker does
-by itself. ``broker``: recorded workloads that the checker judges. ``tests``: the plays, and the files of tests that
-find what neither can bring about. ``table``: what all wrote with ``--json``, as in `docs/mutants.md`.
+``seeds``: each quick one's first seed, from the one on that the catalogue has. ``simulator``: seeds, until the
+simulator's own checks and the product's find it, and seeds until the checker does by itself. ``broker``: recorded
+workloads that the checker judges. ``tests``: the plays, and the files of tests that find what neither can bring
+about. ``table``: what all wrote with ``--json``, as in `docs/mutants.md`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -26,7 +28,7 @@ Found = dict[str, Any]
 def main() -> int:
     """Run what the arguments say; 1 if a bug survived, or something was found where none is planted."""
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__)
-    parser.add_argument("where", choices=("simulator", "broker", "tests", "table"))
+    parser.add_argument("where", choices=("seeds", "simulator", "broker", "tests", "table"))
     parser.add_argument("names", nargs="*", metavar="NAME", help="these only; 'none': no bug")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--seeds", type=int, default=100, help="of the simulator, at most")
@@ -39,7 +41,9 @@ def main() -> int:
         print(table(json.loads(given.json.read_text())))
         return 0
     book = _Book(given.json)
-    hunts = {"simulator": _simulator, "broker": _broker, "tests": _tests}
+    if given.where in ("seeds", "simulator"):
+        logging.disable(logging.ERROR)  # of the product: what goes wrong is meant to
+    hunts = {"seeds": _seeds, "simulator": _simulator, "broker": _broker, "tests": _tests}
     return 0 if hunts[given.where](given, book) else 1
 
 
@@ -64,6 +68,18 @@ def _wanted(given: argparse.Namespace, occurs: Callable[[Mutant], bool]) -> list
 
 
 # -- the simulator ------------------------------------------------------------------------------------
+
+
+def _seeds(given: argparse.Namespace, _: _Book) -> bool:
+    from tests.sim.mutants import hunt
+
+    good = True
+    for mutant in _wanted(given, lambda m: m.quick):
+        report = hunt(mutant, mutant.seed, given.seeds)
+        good = good and report is not None and report.seed == mutant.seed
+        now = "none" if report is None else report.seed
+        print(f"{'as before' if now == mutant.seed else f'now {now}'}: {mutant.name}", flush=True)
+    return good
 
 
 def _simulator(given: argparse.Namespace, book: _Book) -> bool:

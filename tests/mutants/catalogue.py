@@ -194,7 +194,7 @@ CATALOGUE: tuple[Mutant, ...] = (
            play=plays.heartbeats_wait_in_a_lane),
     # -- merges
     Mutant("a merge is dropped", merges.drop_a_merge, quick=True, seed=1, broker="steady"),
-    Mutant("a part of a merge is dropped", merges.drop_a_part, quick=True, seed=1, broker="steady"),
+    Mutant("a part of a merge is dropped", merges.drop_a_part, quick=True, seed=2, broker="steady"),
     Mutant("a merge is done twice", merges.merge_twice, quick=True, seed=1, broker="steady"),
     Mutant("runs are merged in the wrong order", merges.merge_out_of_order, broker="steady"),
     Mutant("an aborted transaction is shown", merges.show_an_aborted, quick=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import signal
@@ -52,14 +51,15 @@ def test_the_pages_of_two_workers(
     scope = f"w{uuid.uuid4().hex[:8]}"
     writing = Writing(cluster.bootstrap, "anabranch", scope, seed=1)
     writing.create(client)
-    first = random.Random(os.getpid()).randrange(20_000, 30_000)
-    ports = first, first + 1
-    arguments = ("--bootstrap", cluster.bootstrap, "--workers", "2", "--http", f"127.0.0.1:{first}")
+    arguments = ("--bootstrap", cluster.bootstrap, "--workers", "2", "--http", "127.0.0.1:0")
     environment = {"ANABRANCH_TRIAL_SCOPE": scope}
     workers = WorkerProcess(tmp_path / "folder", arguments, environment)
     workers.start()
     try:
         until = time.monotonic() + WAIT_S
+        while len(ports := re.findall(r"/ready at port (\d+)", workers.tail())) < 2:
+            assert time.monotonic() < until, workers.tail()
+            time.sleep(0.1)
         seen = set[tuple[int, str]]()
         while counted(*ports)["tasks"] < TASKS or {page(p, "ready")[0] for p in ports} != {200}:
             seen.update(page(port, "ready") for port in ports)
@@ -83,7 +83,7 @@ def test_the_pages_of_two_workers(
             assert time.monotonic() < until, (found, wanted, workers.tail())
             time.sleep(0.1)
         assert found["commits_total"] == found["commit_seconds_count"] > 0
-        text = page(first, "metrics")[1]
+        text = page(ports[0], "metrics")[1]
         assert all(f"# HELP anabranch_{name}" in text for name in TABLE.numbers)
         assert {page(port, "live") for port in ports} == {(200, "ok\n")}
     finally:

@@ -22,6 +22,7 @@ from anabranch.cli.processor import run
 from anabranch.cli.read import moment_of
 from anabranch.cli.stream.commands import segment_name
 from anabranch.core.hybrid_time import to_ms, to_text
+from anabranch.core.ids import is_plain
 from anabranch.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -87,9 +88,10 @@ def describe(options: ClusterOptions, processor: Name) -> None:
     """Show a processor's tasks: who has each, since when, its last commit, its positions, and how far it is behind.
 
     Events behind: the committed events of the whole input, of all tasks' keys, in the commits from the position on;
-    a commit that is consumed in part counts whole. Behind more than 10,000 records of the input's history offsets
-    are counted instead, so the markers between events, too: `~`. Seconds behind: the age of the oldest of
-    these commits. A task without events of its own moves with its worker's commits, once in 10 s.
+    a commit that is consumed in part counts whole. Behind more than 10,000 records of the input's history, and in
+    a plain topic, offsets are counted instead, so the markers between events, too: `~`. Seconds behind: the age of
+    the oldest of these commits, or of the first record. A task without events of its own moves with its worker's
+    commits, once in 10 s.
     """
     with options.client() as client:
         info = client.processor(processor)
@@ -314,7 +316,7 @@ def _position_row(
         if position.segment >= 0
         else None
     )
-    at = time_text(to_ms(position.timestamp))
+    at = None if is_plain(stream) else time_text(to_ms(position.timestamp))
     return stream, ranges(tasks), position.record, at, inside, _events(told), told["seconds_behind"]
 
 

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 import time
+import traceback
 from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from anabranch.cli.errors import ChildFailed
 from anabranch.cli.options import ClusterOptions, argument, option
 from anabranch.cli.output import print_line
-from anabranch.errors import InvalidArgument
+from anabranch.errors import AnabranchError, InvalidArgument
 
 if TYPE_CHECKING:
     from anabranch.cli.session import Target
@@ -48,7 +49,7 @@ def command(
         str | None,
         option(
             "--http HOST:PORT",
-            "Serve /metrics (Prometheus), /live and /ready here; each further worker at the next port.",
+            "Serve /metrics (Prometheus), /live and /ready here; each further worker at the next port (:0: any).",
             show_default=False,
         ),
     ] = None,
@@ -64,6 +65,7 @@ def command(
         _work(target, cluster, folder, standby, http)
         return
     host, _, port = (http or "").rpartition(":")
+    further = port.isdecimal() and int(port) > 0  # :0 is any port, for each
     with ExitStack() as stack:
         running = [
             _Worker(
@@ -71,7 +73,7 @@ def command(
                 cluster,
                 None if folder is None else folder / f"worker-{n}",
                 standby,
-                f"{host}:{int(port) + n}" if port.isdecimal() else http,
+                f"{host}:{int(port) + n}" if further else http,
             )
             for n in range(workers)
         ]
@@ -162,10 +164,20 @@ def _load(target: str) -> Processor:
         sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0] and error.name != module:
-            raise
-        raise InvalidArgument(f"there is no module {module} here, nor installed") from error
+    except AnabranchError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in (
+            module,
+            module.partition(".")[0],
+        ):
+            raise InvalidArgument(f"there is no module {module} here, nor installed") from error
+        trace = traceback.extract_tb(error.__traceback__)
+        *_, last = (frame for frame in trace if not frame.filename.startswith("<frozen"))
+        at = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
+        raise InvalidArgument(
+            f"the module {module} itself fails: {type(error).__name__}: {error}{at}"
+        ) from error
     if isinstance(getattr(found, "program", None), Processor):
         raise InvalidArgument(
             f"{target} is a Faust app: `faust -A {target} worker` runs it; start one for each worker, with a "

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from anabranch.core.hybrid_time import from_us
 from anabranch.core.vectors import has_vector
 from anabranch.errors import AnabranchError, InvalidArgument, SnapshotExpired
 from anabranch.ports import TopicPartition
@@ -166,20 +167,28 @@ def first_inputs(
 ) -> tuple[ProcessorInput, ...]:
     """The inputs of a new processor, each with the place where it starts.
 
-    ``start``: as of `Client.read`. ``timeout``: seconds of a search. Raises: UnknownStream, NotReady.
+    ``start``: as of `Client.read`. ``timeout``: seconds of a search. Raises: UnknownStream, NotReady,
+    InvalidArgument (a time to come).
     """
+    checked, newest = check_start(start), 0
     partitions_of(source, streams, deadline)
     places = {stream: TopicPartition(history_topic(stream), 0) for stream in streams}
     ids = source.topic_ids([place.topic for place in places.values()], deadline)
     inputs = []
     for stream, place in places.items():
         search = HistorySearch(source, stream, timeout)
-        found = search.as_of(check_start(start))
+        found = search.as_of(checked)
         if found is None:
             begin, timestamp = _oldest(source, stream, search, deadline)
         else:
             begin, timestamp = found.offset + 1, found.record.timestamp
+        newest = max(newest, timestamp)
         inputs.append(ProcessorInput(stream, ids.get(place.topic, ""), begin, timestamp))
+    # A commit's own timestamp is no time to come, whatever this machine's clock says.
+    if isinstance(checked, int) and checked > max(newest, from_us(int(source.clock.wall() * 1e6))):
+        raise InvalidArgument(
+            f"start {start} is still to come: 'end' begins with what is committed from now on"
+        )
     return tuple(inputs)
 
 

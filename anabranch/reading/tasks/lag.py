@@ -9,8 +9,11 @@ from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple
 
+from anabranch.batches.records import decode_records
 from anabranch.core.hybrid_time import to_ms
-from anabranch.errors import AnabranchError
+from anabranch.core.ids import PLAIN, is_plain
+from anabranch.errors import AnabranchError, UnknownStream
+from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.tasks.reader import check_same_topic
@@ -18,6 +21,7 @@ from anabranch.schemas.records import CommitRecord, ProcessorInfo, TaskPosition
 from anabranch.topics.names import history_topic
 
 _COUNTED = 10_000  # records that are read of one history, some tenths of a second
+_FETCH_BYTES = 64 << 10
 
 
 class Lag(NamedTuple):
@@ -67,17 +71,52 @@ def input_lags(source: CommittedLog, info: ProcessorInfo, timeout: float) -> lis
     """The lags of a processor that was described with its tasks. ``timeout``: seconds for each question."""
     found = []
     for number, one in enumerate(info.inputs):
-        topic = history_topic(one.stream)
+        plain = is_plain(one.stream)
+        topic = one.stream.removeprefix(PLAIN) if plain else history_topic(one.stream)
+        deadline = source.clock.monotonic() + timeout
         try:
-            ids = source.topic_ids([topic], source.clock.monotonic() + timeout)
+            ids = source.topic_ids([topic], deadline)
             check_same_topic(topic, one, ids)
             stands = positions_of(info, number)
+            if plain:
+                found.append(InputLag(one.stream, _plain_lags(source, topic, stands, deadline)))
+                continue
             search = HistorySearch(source, one.stream, timeout)
             lags = lags_behind(search, {position.record for position in stands.values()})
             tasks = {task: (at, lags[at.record]) for task, at in stands.items()}
             found.append(InputLag(one.stream, tasks))
         except AnabranchError as error:
             found.append(InputLag(one.stream, {}, f"{type(error).__name__}: {error}"))
+    return found
+
+
+def _plain_lags(
+    source: CommittedLog, topic: str, stands: Mapping[int, TaskPosition], deadline: float
+) -> dict[int, tuple[TaskPosition, Lag]]:
+    count = source.partition_counts([topic], deadline).get(topic)
+    if count is None:
+        raise UnknownStream(f"there is no topic {topic} here: ask the cluster that it is of")
+    places = [TopicPartition(topic, partition) for partition in range(count)]
+    starts = source.start_offsets(places, deadline)
+    ends = source.end_offsets(places, deadline, committed=True)
+    found = {}
+    for place, end in ends.items():
+        at = stands[place.partition]
+        first = at.record or starts[place]
+        if at.timestamp:  # never moved: its start, in Unix ms
+            by_time = source.offset_for_time(place, at.timestamp, deadline)
+            first = end if by_time is None else by_time
+        oldest_ms = 0  # markers and what was aborted are passed over
+        while not oldest_ms and first < end:
+            fetched = source.fetch(place, first, deadline, _FETCH_BYTES)
+            if fetched is None:
+                break
+            records = (x for b in fetched.batches for x in decode_records(b.data))
+            first, oldest_ms = next(
+                ((x.offset, x.timestamp_ms) for x in records if x.offset >= first),
+                (fetched.next_offset, 0),
+            )
+        found[place.partition] = at, Lag(max(0, end - first), oldest_ms, exact=False)
     return found
 
 
