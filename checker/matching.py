@@ -273,6 +273,8 @@ def _match(
 def _is_adrift(history: History, event: Event) -> bool:
     """Whether it was carried but can't be merged, because a topic of its transaction was deleted."""
     txn = event.txn
+    if txn is not None and txn.is_prepared and history.is_spoiled(event.stream):
+        return True
     if txn is None or txn.answered("committed", "aborted") or not txn.answered("committing"):
         return False
     return any(history.is_spoiled(one.stream) for one in txn.events)

@@ -138,6 +138,11 @@ class Txn:
         return self._candidates
 
     @property
+    def is_prepared(self) -> bool:
+        """Whether a commit of it was prepared first, so that a coordinator decides."""
+        return any(op.asked.get("prepares") for op in self.commits)
+
+    @property
     def first_asked(self) -> Operation | None:
         """The first of the candidates by the clock."""
         return min(self.candidates, key=lambda op: op.at, default=None)

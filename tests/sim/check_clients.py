@@ -11,8 +11,8 @@ from anabranch.errors import AlreadyCommitted, NotAuthorized, TransactionAborted
 from tests.sim.check_log import hold
 from tests.sim.ledger import Attempt, Deal, Ledger, Told
 from tests.sim.noise import FOREIGN_REASON
-from tests.sim.picture import Picture, Placed
-from tests.sim.prepared import check_prepared, left_out
+from tests.sim.picture import Picture, Placed, left_out
+from tests.sim.prepared import check_prepared
 from tests.sim.questions import MEDDLED
 from tests.sim.world import Violation
 

@@ -278,3 +278,10 @@ class Picture:
         """Whether the outcome is older than the retention."""
         number, made_ms = int.from_bytes(txn_id[:2], "big"), int.from_bytes(txn_id[2:8], "big")
         return txn_id not in self.rows and made_ms <= self.horizons.get(number, 0)
+
+
+def left_out(picture: Picture, txn_id: bytes | None) -> bool:
+    """Whether a prepared transaction was committed without a LOST stream, and says so."""
+    row = picture.rows.get(txn_id) if txn_id is not None else None
+    said = row is not None and "left out, as their stream is LOST" in row.reason
+    return said and bool(picture.deleted)

@@ -101,10 +101,3 @@ def check_prepared(picture: Picture, ledger: Ledger) -> None:
             raise Violation(
                 f"{txn_id.hex()} is {state}, and the database says {'commit' if word else 'abort'}"
             )
-
-
-def left_out(picture: Picture, txn_id: bytes | None) -> bool:
-    """Whether a prepared transaction was committed without a LOST stream, and says so."""
-    row = picture.rows.get(txn_id) if txn_id is not None else None
-    said = row is not None and "left out, as their stream is LOST" in row.reason
-    return said and bool(picture.deleted)

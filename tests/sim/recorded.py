@@ -76,6 +76,8 @@ def recorded_commit(
             "tasks": sorted(task for step in deal.consumed.steps for task in step.tasks),
             "consumes": [event_id(given.value) for given in deal.given],
         }
+    if deal.label in ledger.prepared:
+        claims["prepares"] = True
     op = recorder.ask("commit", txn=deal.label, writers=writers, perhaps=perhaps, **claims)
     told: dict[str, Any] = {}
     try:

@@ -169,9 +169,9 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     if turn.merging.not_before_ms.get(txn_id, 0) > turn.now_ms:
         return None
     txn = turn.open(txn_id)
-    leave_out_lost(turn, txn_id, txn)
     prepared = txn.pending is not None and txn.pending.prepare is not None
-    if not all(turn.usable(s) or (prepared and is_gone(turn, s)) for s in txn.participants):
+    usable = all(turn.usable(s) or (prepared and is_gone(turn, s)) for s in txn.participants)
+    if not (usable and leave_out_lost(turn, txn_id, txn)):
         _wait(turn, txn_id, WAITING_MS)
         return None
     if not all(carry.done for carry in txn.carries.values()):

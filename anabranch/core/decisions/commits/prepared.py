@@ -1,8 +1,8 @@
 """Decisions on prepared transactions, whose coordinator (a database, a program) decides later (`docs/prepared.md`).
 
 Checks that may fail come before PREPARED is logged: writers, name, number and journals are those of the commit.
-Then only its coordinator's word ends it. Once that was "commit" there is no abort any more: a refused merge is tried
-again, and a LOST stream is left out. A PREPARED one has no timestamp, so it holds up no reader and no other commit.
+Then only its coordinator's word ends it. Once that was "commit" there is no abort any more: a refused merge is
+tried again, a LOST stream is left out. A PREPARED one has no timestamp, so no reader and no other commit waits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ from anabranch.errors import (
     TooManyTransactions,
     TooMuchStaged,
 )
-from anabranch.schemas.records import Commit, PendingCommitRow, Prepare, PreparedRow, TxnRow
+from anabranch.schemas.records import (
+    Commit,
+    PendingCommitRow,
+    Prepare,
+    PreparedRow,
+    RetiredRow,
+    TxnRow,
+)
 
 MAX_ATTEMPT = 64  # bytes
 
@@ -143,15 +150,17 @@ def log_prepared(turn: Turn, txn_id: bytes, pending: PendingCommitRow, prepare: 
     turn.put(k.prepared_key(txn_id), PreparedRow(prepare, turn.wall_ms))
 
 
-def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> None:
-    """Take LOST streams out of a prepared transaction that commits; its outcome names them."""
+def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> bool:
+    """Take LOST streams out of a prepared transaction that commits; its outcome names them. False: not yet."""
     pending = txn.pending
     if pending is None or pending.prepare is None:
-        return
+        return True
     gone = {s for s in txn.participants if is_gone(turn, s)}
     lost = {e for receipt in pending.writers for e in receipt.extents if e.stream in gone}
     if not lost:
-        return
+        return True
+    if txn_id in turn.memory.carrying:
+        return False  # a chunk is on its way
     writers = tuple(
         replace(receipt, extents=tuple(e for e in receipt.extents if e not in lost))
         for receipt in pending.writers
@@ -164,8 +173,12 @@ def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> None:
         committed=row.committed - events, left_out=row.left_out + events, reason=limits.cut(said)
     )
     turn.put(k.txn_key(txn_id), row)
-    for stream, number in [place for place in txn.carries if place[0] in gone]:
-        turn.put(k.carry_key(txn_id, stream, number), None)
+    for (stream, number), carry in list(txn.carries.items()):
+        if stream in gone:
+            turn.put(k.carry_key(txn_id, stream, number), None)
+            # No history may ever name the chunks there, also if the stream is taken back.
+            turn.put(k.retired_key(stream, carry.partition), RetiredRow(stream, carry.partition))
+    return True
 
 
 def is_gone(turn: Turn, stream: str) -> bool:
