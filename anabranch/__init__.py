@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from anabranch.client.client import Client
     from anabranch.client.connect import connect
     from anabranch.client.joined_writer import Writer
-    from anabranch.client.reservation import Reservation
-    from anabranch.client.tokens import narrow
+    from anabranch.client.reservation import Reservation, narrow
     from anabranch.client.transaction import Transaction
     from anabranch.processing.app import Processor
     from anabranch.reading.snapshot import Snapshot, SnapshotPlan
@@ -51,7 +50,7 @@ _HOMES = {
     "Transaction": "anabranch.client.transaction",
     "Writer": "anabranch.client.joined_writer",
     "connect": "anabranch.client.connect",
-    "narrow": "anabranch.client.tokens",
+    "narrow": "anabranch.client.reservation",
 }
 
 __all__ = [

@@ -1,10 +1,13 @@
-"""A transaction that is agreed on and has not begun."""
+"""What programs hand on: tokens, with fewer rights, and transactions that are agreed on and have not begun."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from anabranch.client.session import Session
+from anabranch.clock import SystemClock
 from anabranch.core.ids import (
     TXN_ID_SIZE,
     check_name,
@@ -13,7 +16,8 @@ from anabranch.core.ids import (
     parse_txn_text,
     txn_text,
 )
-from anabranch.core.tokens import SEE, id_named, peek
+from anabranch.core.tokens import SEE, TokenBytes, id_named, peek, rights_of_names
+from anabranch.core.tokens import narrow as narrow_exactly
 from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import AlreadyCommitted, InvalidArgument
 from anabranch.schemas import records as r
@@ -135,3 +139,41 @@ def abort_reserved(
         raise AlreadyCommitted(
             "the transaction is committed: there is no abort any more", result=result_of(outcome)
         )
+
+
+# -- tokens ------------------------------------------------------------------------------------------
+
+RightNames: TypeAlias = "str | Iterable[str]"
+WRITER = ("write", "heartbeat")  # the rights of a token that is asked for without any
+
+
+def narrow(
+    token: bytes,
+    *,
+    rights: RightNames | None = None,
+    expires: float | None = None,
+    lane: str | None = None,
+) -> TokenBytes:
+    """A token that is good for less than this one; the arguments are those of `Transaction.token`.
+
+    Nothing is sent. None: as before. Raises: InvalidArgument (more than the token has), InvalidToken.
+    """
+    return narrow_at(token, rights, expires, lane, SystemClock().wall())
+
+
+def narrow_at(
+    token: bytes,
+    rights: RightNames | None,
+    expires: float | None,
+    lane: str | None,
+    now: float,
+) -> TokenBytes:
+    """`narrow` by another clock; ``now``: Unix seconds."""
+    end_ms = None
+    if expires is not None:
+        check_type("a token's end, in seconds from now,", expires, int, float)
+        if not 0 < expires < 1e10:
+            raise InvalidArgument(f"a token expires in {expires!r} seconds: above 0")
+        end_ms = int((now + expires) * 1000)
+    chosen = None if rights is None else rights_of_names(rights)
+    return narrow_exactly(token, rights=chosen, not_after_ms=end_ms, lane=lane)

@@ -14,9 +14,14 @@ from anabranch.client.handle import (
     check_taken,
     place_null_keys,
 )
-from anabranch.client.reservation import Reservation, abort_reserved
+from anabranch.client.reservation import (
+    WRITER,
+    Reservation,
+    RightNames,
+    abort_reserved,
+    narrow_at,
+)
 from anabranch.client.session import unknown
-from anabranch.client.tokens import WRITER, RightNames, narrow_at
 from anabranch.core.ids import check_number, is_marked, txn_text
 from anabranch.core.tokens import TokenBytes
 from anabranch.errors import (
