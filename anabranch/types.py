@@ -78,13 +78,15 @@ class Counts:
 class Result:
     """The outcome of a commit; it never changes.
 
-    ``txn_id`` is not the handle's if the name was committed before. ``commit_timestamp``: hybrid time.
+    ``txn_id`` is not the handle's if the name was committed before. ``commit_timestamp``: hybrid time. ``reason``:
+    why it is not whole, if a stream of a prepared transaction was lost.
     """
 
     txn_id: bytes
     commit_timestamp: int
     counts: Counts
     name: str | None = None
+    reason: str = ""
 
     @property
     def committed_at(self) -> datetime:
@@ -338,7 +340,8 @@ def description_of(info: r.StreamInfo) -> StreamDescription:
 
 def result_of(outcome: r.Outcome) -> Result:
     """The result in a COMMITTED `Outcome` record."""
-    return Result(outcome.txn_id, outcome.commit_timestamp, counts_of(outcome), outcome.name)
+    counts = counts_of(outcome)
+    return Result(outcome.txn_id, outcome.commit_timestamp, counts, outcome.name, outcome.reason)
 
 
 def committed(outcome: r.Outcome) -> r.Outcome:

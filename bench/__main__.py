@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import (
-    beside,
     bulk,
     growth,
     lanes,
@@ -27,18 +26,17 @@ from bench import (
     lookups,
     many,
     oneshot,
-    ordered,
     pipelines,
+    prepared,
     processing,
     ranges,
-    rolling,
-    scaling,
     setting,
     spark,
     splice,
     tasks,
     trouble,
 )
+from bench.epochs import beside, ordered, rolling, scaling
 
 Rows = tuple[list[str], list[list[str]]]
 
@@ -112,6 +110,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     "beside": (
         "small commits while a big one is written, and while it is carried aside",
         _on_cluster(beside),
+    ),
+    "prepared": (
+        "two scopes at once, and prepared transactions, against without",
+        _on_cluster(prepared),
     ),
     "leading": ("leading with many finished transactions and names", _on_own(leading)),
     "lookups": ("snapshots of the past, by the length of the history", _on_cluster(lookups)),

@@ -3,7 +3,7 @@
 Ours: every partition from its beginning to its end, one after the other, each event with its transaction, commit
 time and segment, as columns, not Python objects. Times run from the call to the last batch, after a first read of
 everything.
-Plain: as in `bench.ordered`, from its first event on, key and value of each message; and with all its fields.
+Plain: as in `bench.epochs.ordered`, from its first event on, key and value of each message; and all its fields.
 Both have one working thread; librdkafka has one more that fetches. In turn, in one run, medians.
 
 Events of 100 bytes and of 1 KB in batches of a bulk writer, and small transactions of 50 events each.
@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, TopicPartition
 import anabranch
 from anabranch.client.connect import reader_ports
 from anabranch.reading.ranges import RangeReader
-from bench import ordered
+from bench.epochs import ordered
 from bench.setting import Place, noise_values, write_events
 
 SEGMENTS = 2

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anabranch
-from bench.rolling import PRAVEGA
+from bench.epochs.rolling import PRAVEGA
 from bench.setting import Place, begin_and_touch, noise_values, percentile, write_events
 
 OPEN = (0, 100, 10_000)
