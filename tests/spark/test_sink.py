@@ -61,8 +61,10 @@ def test_a_batch_is_one_transaction(spark: SparkSession, place: Place) -> None:
     assert len(place.client.state(info.txn_id).writers) == 4
 
 
-def test_several_streams_in_one_transaction(spark: SparkSession, place: Place) -> None:
-    other = place_in(place.bootstrap, place.client, place.scope, name="other")
+@pytest.mark.parametrize("beside", ["", "near"], ids=["of one scope", "of two scopes"])
+def test_several_streams_in_one_transaction(spark: SparkSession, place: Place, beside: str) -> None:
+    place.client.create_stream(f"{place.scope}{beside}/other", 3, near=place.scope)
+    other = place_in(place.bootstrap, place.client, f"{place.scope}{beside}", name="other")
     rows = numbers(spark, 100).withColumn(
         "stream", F.when(F.col("value") < "5", place.stream).otherwise(other.stream)
     )
