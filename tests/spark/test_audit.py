@@ -286,7 +286,7 @@ PLANTS: dict[str, tuple[Plant, dict[str, int]]] = {
         {"status-count": 1},
     ),
     "a writer that had seen more": (
-        lambda f: f.commit(receipt=lambda r: replace(r, seen=1 << 62)),
+        lambda f: f.commit(receipt=lambda r: replace(r, seen=(1 << 63) - 1)),
         {"status-seen": 1},
     ),
     "a receipt with a higher count": (
