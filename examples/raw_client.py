@@ -135,7 +135,8 @@ class Commands:
             if message is not None and not message.error() and message.key() == cid:
                 reply = self.avro.unframe("Reply", message.value() or b"")
                 if reply["command"] == self._digests[cid]:
-                    self.seen = max(self.seen, reply["hybrid_time"])
+                    if reply["result"][0] != "anabranch.ScopeInfo":
+                        self.seen = max(self.seen, reply["hybrid_time"])
                     return reply["result"]
         return None
 

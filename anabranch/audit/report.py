@@ -36,6 +36,10 @@ CHECKS: dict[str, tuple[str, str]] = {
     "status-missing": ("transactions", "what is in a history is known to the status log"),
     "status-state": ("transactions", "what is in a history is COMMITTED in the status log"),
     "status-time": ("transactions", "both have the same commit timestamp"),
+    "status-seen": (
+        "transactions",
+        "the commit timestamp is above all that their writers had seen",
+    ),
     "status-count": ("transactions", "events of all streams together are as many as the row says"),
     "receipt": ("receipts", "a taken writer's events have its receipt's count and checksums"),
     "journal-content": ("writers", "the journal's records are the stream's events, each once"),

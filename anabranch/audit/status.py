@@ -66,8 +66,11 @@ def match(
             F.max(cut).alias("cut"),
         )
     )
+    writers = status.where(F.col("entry") == Entry.WRITER)
+    seen = writers.groupBy("txn_id").agg(F.max("timestamp").alias("seen"))
     return (
         rows.join(commits, "txn_id", "full")
+        .join(seen, "txn_id", "left")
         .join(touched, "txn_id", "left")
         .join(elsewhere, "txn_id", "left")
         .where(F.col("told").isNotNull() | F.col("scope").isin(*scopes) | F.col("touches_one"))
@@ -105,6 +108,7 @@ def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> Non
             "status-missing": (F.col("has_commit") & ~old, old),
             "status-state": (in_both, old),
             "status-time": (in_both & committed, old),
+            "status-seen": (in_both & committed & F.col("seen").isNotNull(), F.lit(False)),
             "status-count": (counted & ~cut, old | counted & cut),
         },
     )
@@ -134,6 +138,12 @@ def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> Non
                 ),
                 F.col("timestamp"),
                 text(F.col("committed_at"), " in the history"),
+            ),
+            (
+                "status-seen",
+                in_both & committed & (F.col("timestamp") <= F.col("seen")),
+                text("above ", F.col("seen"), ", which a writer had seen"),
+                F.col("timestamp"),
             ),
             (
                 "status-count",

@@ -122,7 +122,8 @@ def _history_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str,
 # -- status ----------------------------------------------------------------------------------------------
 
 _RAW = columns("partition int32, offset int64, key binary, value binary")
-# A receipt's extents are rows of their own. ``offset``: of low waters and plain writes.
+# A receipt's extents are rows of their own; their ``timestamp`` is what its writer had seen. ``offset``: of low
+# waters and plain writes.
 STATUS = columns(
     "entry int32, txn_id binary, scope string, state string, timestamp int64, committed int64, "
     "expired_ms int64, stream string, reference int32, writer binary, partition int32, "
@@ -221,6 +222,7 @@ def _status_rows(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
             yield common | {
                 "stream": e.stream, "writer": writer, "partition": e.partition,
                 "first": e.first, "end": e.end, "count": e.count, "crc": e.crc_sum,
+                "timestamp": row.receipt.seen,
             }  # fmt: skip
     elif isinstance(row, LowWaterRow | PlainRow):
         yield common | {"stream": row.stream, "partition": row.partition, "offset": row.offset}

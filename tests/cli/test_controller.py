@@ -59,6 +59,8 @@ def test_options_come_back_from_their_arguments(
         move_bytes=11,
         lost_after_s=12.0,
         native_timeout_s=9.0,
+        max_clock_skew_s=13.0,
+        clock_error_ms=14,
         status_file=tmp_path / "status",
         http="127.0.0.1:9464",
         log_json=True,

@@ -13,6 +13,7 @@ from anabranch.schemas import records as r
 from anabranch.types import Receipt, Result
 from tests.client.answers import STREAM, outcome, refusal, token_of
 from tests.client.bench import Bench, override
+from tests.client.doubles import HYBRID_TIME
 
 DENIED = errors.NotAuthorized("the right Write on the topic c is missing")
 
@@ -201,6 +202,7 @@ def test_a_writer_finishes_when_left() -> None:
     receipt = writer.finish()
     assert (part.finished, part.events) == (False, 1)
     assert (receipt.finished, receipt.events) == (True, 2)
+    assert receipt.record.seen == bench.client.last_timestamp == HYBRID_TIME
     assert Receipt.from_bytes(receipt.to_bytes()) == receipt
     assert bench.bus.names() == ["Touch", "Register", "Register"]
     with pytest.raises(errors.IllegalState, match="finished"):

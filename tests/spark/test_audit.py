@@ -285,6 +285,10 @@ PLANTS: dict[str, tuple[Plant, dict[str, int]]] = {
         lambda f: f.commit(row=lambda r: r._replace(committed=4)),
         {"status-count": 1},
     ),
+    "a writer that had seen more": (
+        lambda f: f.commit(receipt=lambda r: replace(r, seen=(1 << 63) - 1)),
+        {"status-seen": 1},
+    ),
     "a receipt with a higher count": (
         lambda f: f.commit(receipt=lambda r: extent(r, count=4)),
         {"receipt": 1},

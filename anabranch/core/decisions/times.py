@@ -29,7 +29,7 @@ def observed(turn: Turn, command: Any) -> int:
     """
     former = turn.hybrid_time
     seen = max(turn.seen, _carried(command))
-    if seen <= former:  # perhaps a former leader's, with a fast clock: it is nobody's fault
+    if seen <= former:  # perhaps of a former leader, whose clock was fast
         return former
     settings = turn.settings
     ahead_ms = (hybrid_time.to_us(seen) - turn.now_us) / 1000
