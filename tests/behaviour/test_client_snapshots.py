@@ -277,7 +277,8 @@ def test_while_transactions_commit_streams_scale_and_a_controller_dies(
             finally:
                 stopping.set()
             results.append(rolled)
-            for plan, seen in (*taken, *between):
+            given: list[tuple[Any, dict[str, list[anabranch.Event]]]] = [*taken, *between]
+            for plan, seen in given:
                 again = client.open_snapshot(plan)
                 for stream, events in seen.items():
                     assert by_key(again.read(stream)) == by_key(events), "again the same"
