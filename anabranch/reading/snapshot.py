@@ -64,7 +64,7 @@ class SnapshotPlan(NamedTuple):
             for stream, (history, *places) in parts.items():
                 ends, starts = {p: e for p, _, e in places}, {p: s for p, s, _ in places}
                 cuts[stream] = StreamCut(ends, starts, history)
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidArgument(
                 f"{text[:60]!r} is no position: give the whole text of snapshot.position()"
             ) from error
