@@ -7,6 +7,7 @@ the other prefixes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any
 
@@ -77,6 +78,7 @@ _ROWS: dict[Entry, type] = {
     Entry.PROCESSOR: r.ProcessorRow,
     Entry.TASK: r.TaskRow,
 }
+_MANY = 1000  # rows are read over before a scan begins behind them
 _ENTRIES = {int(entry): entry for entry in Entry}  # quicker than Entry(…)
 _TXN = bytes((Entry.TXN,))
 TERM_KEY = NO_TXN + bytes((Entry.TERM,))
@@ -225,6 +227,21 @@ def split_key(key: bytes) -> tuple[bytes, Entry, bytes]:
 def finished_key(finished_ms: int, txn_id: bytes) -> bytes:
     """Derived table key that orders finished transactions by their end."""
     return FINISHED + finished_ms.to_bytes(8, "big") + txn_id
+
+
+def rows_of_views(
+    scan: Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]],
+) -> Iterator[tuple[bytes, bytes]]:
+    """A table's rows of no transaction, but names and series: no view has these, and many are jumped over."""
+    prefix = STATUS + NO_TXN
+    rows, passed = scan(prefix, b""), 0
+    while (found := next(rows, None)) is not None:
+        entry = found[0][len(prefix)]
+        if entry not in (Entry.NAME, Entry.SERIES):
+            yield found
+            passed = 0
+        elif (passed := passed + 1) == _MANY:
+            rows, passed = scan(prefix, prefix + bytes((entry + 1,))), 0
 
 
 def read_row(key: bytes, value: bytes) -> Any:

@@ -49,7 +49,6 @@ from anabranch.schemas.records import (
     YieldedRow,
 )
 
-_MANY = 1000  # rows are read over before a scan begins behind them
 _NO_ROUND = RoundRow(0, 0, 0, 0, 0)
 _BY_NAME = {Entry.FORGOTTEN: "forgotten", Entry.LANE: "lanes"}
 _BY_NUMBER = {Entry.RETIRED: "_retired", Entry.TASK: "tasks"}
@@ -134,24 +133,12 @@ class State:
             self.tasks, self.open, self.open_of, self.committing, self.prepared,
         ):  # fmt: skip
             view.clear()
-        for key, value in self._derived_from():
+        for key, value in k.rows_of_views(self._table.scan):
             self._rederive(key[1:], value)
         for open_key in [key for key, _ in self._table.scan(k.OPEN)]:
             # The transaction's own row has the lowest entry type: it comes first.
             for key, value in self._table.scan(k.STATUS + open_key[1:]):
                 self._rederive(key[1:], value)
-
-    def _derived_from(self) -> Iterator[tuple[bytes, bytes]]:
-        """The rows of no transaction that the views derive from: many names, or series, are jumped over."""
-        prefix = k.STATUS + NO_TXN
-        rows, passed = self._table.scan(prefix), 0
-        while (found := next(rows, None)) is not None:
-            entry = found[0][len(prefix)]
-            if entry not in (Entry.NAME, Entry.SERIES):
-                yield found
-                passed = 0
-            elif (passed := passed + 1) == _MANY:
-                rows, passed = self._table.scan(prefix, prefix + bytes((entry + 1,))), 0
 
     def _rederive(self, key: bytes, value: bytes) -> None:
         row = k.read_row(key, value)

@@ -26,7 +26,13 @@ from anabranch.batches.framing import warm
 from anabranch.clock import SystemClock
 from anabranch.core import limits
 from anabranch.core.decisions.turn import Settings
-from anabranch.errors import AnabranchError, FixCallError, NotAuthorized, NotReady
+from anabranch.errors import (
+    AnabranchError,
+    FixCallError,
+    NotAuthorized,
+    NotReady,
+    UnsupportedSetting,
+)
 from anabranch.infra.storage import hold
 from anabranch.kafka.log import KafkaLog
 from anabranch.librdkafka.membership import Membership
@@ -84,6 +90,10 @@ class ControllerService(mode.Service):
             self._monitor = Monitor(options.http, TABLE, self._counts, self._trouble)
         self._topics = ControlTopics(options.control_partitions, 1, limits.COMMAND.value)
         self._skip = [parse_place(text) for text in options.skip_commands]
+        if "client.rack" in options.kafka:
+            raise UnsupportedSetting(
+                "client.rack: controllers read from leaders only; leave it out"
+            )
         self._since = time.time()
         self._said_at = 0.0
         self._membership: Membership | None = None

@@ -64,7 +64,7 @@ class SnapshotPlan(NamedTuple):
             for stream, (history, *places) in parts.items():
                 ends, starts = {p: e for p, _, e in places}, {p: s for p, s, _ in places}
                 cuts[stream] = StreamCut(ends, starts, history)
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidArgument(
                 f"{text[:60]!r} is no position: give the whole text of snapshot.position()"
             ) from error
@@ -119,9 +119,9 @@ class Snapshot:
         return self._plan
 
     def position(self) -> str:
-        """What is left to read, as text for `Client.open_snapshot` in any process.
+        """The rest that is left to read, as text for `Client.open_snapshot` in any process.
 
-        It begins behind the last event that the newest reader of a stream has given out; other streams are whole.
+        A stream begins behind the last event that its newest reader has given out; one without a reader is whole.
         """
         cuts = {
             stream: cut._replace(start_offsets=given.positions())
@@ -229,7 +229,7 @@ def take(
 def newest(source: CommittedLog, streams: Sequence[str], deadline: float) -> int:
     """The timestamp of these histories' newest record: all that was committed before this call is at or below.
 
-    It is safe, since it is on the log. 0: there is no record. Raises: UnknownStream, NotReady.
+    The log has it, so it is safe. 0: there is no record. Raises: UnknownStream, NotReady.
     """
     partitions_of(source, streams, deadline)
     found = [_search(source, stream, deadline).last() for stream in streams]

@@ -221,6 +221,7 @@ def test_while_transactions_commit_streams_scale_and_a_controller_dies(
     stopping = threading.Event()
     results: list[anabranch.Result] = []
     taken: list[tuple[anabranch.SnapshotPlan, dict[str, list[anabranch.Event]]]] = []
+    between: list[tuple[str, dict[str, list[anabranch.Event]]]] = []
 
     def write() -> None:
         """Events of every key, the same ones in both streams; now and then over the journals."""
@@ -237,6 +238,9 @@ def test_while_transactions_commit_streams_scale_and_a_controller_dies(
 
     def take() -> None:
         snapshot = client.snapshot(streams)
+        if taken:
+            since = client.snapshot(streams, at=snapshot.timestamp, since=taken[-1][0].timestamp)
+            between.append((since.position(), {s: list(since.read(s)) for s in streams}))
         taken.append((snapshot.plan(), {s: list(snapshot.read(s)) for s in streams}))
 
     try:
@@ -273,7 +277,8 @@ def test_while_transactions_commit_streams_scale_and_a_controller_dies(
             finally:
                 stopping.set()
             results.append(rolled)
-            for plan, seen in taken:
+            given: list[tuple[Any, dict[str, list[anabranch.Event]]]] = [*taken, *between]
+            for plan, seen in given:
                 again = client.open_snapshot(plan)
                 for stream, events in seen.items():
                     assert by_key(again.read(stream)) == by_key(events), "again the same"
@@ -288,6 +293,9 @@ def test_while_transactions_commit_streams_scale_and_a_controller_dies(
             assert {event.txn_id for event in events} == due, "all until then, nothing later"
             for numbers in by_key(events).values():
                 assert numbers == list(range(len(numbers))), "each key from its beginning, in order"
+    for stream in streams:  # what came between makes the last one of the first
+        pieced = [e for _, seen in (taken[0], *between) for e in seen[stream]]
+        assert by_key(pieced) == by_key(taken[-1][1][stream])
     assert len(taken[-1][1][streams[0]]) > len(taken[0][1][streams[0]])
 
 

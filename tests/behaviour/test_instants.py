@@ -199,7 +199,15 @@ def test_a_position_goes_on_in_another_process(
                 ]
             assert seen(rest.read(two)) == [("z", str(n)) for n in range(6)]
             assert list(other.open_snapshot(rest.position()).read(one)) == []
-        for damage in (text[:-5], text.replace("1", "2", 1), "[]", "7", "", text.replace(one, two)):
+        for damage in (
+            text[:-5],
+            "[" * 100_000,
+            text.replace("1", "2", 1),
+            "[]",
+            "7",
+            "",
+            text.replace(one, two),
+        ):
             with pytest.raises(InvalidArgument, match="is no position"):
                 other.open_snapshot(damage)
 

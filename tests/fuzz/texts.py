@@ -21,7 +21,8 @@ from anabranch.cli.stream.commands import parse_range, parse_segment
 from anabranch.core.ids import check_scope, split_stream
 from anabranch.errors import InvalidArgument, MalformedRecord, UnsupportedSetting
 from anabranch.kafka.settings import parse_settings
-from anabranch.reading.snapshot import check_at
+from anabranch.reading.snapshot import SnapshotPlan, check_at
+from anabranch.reading.snapshot_reader import StreamCut
 from anabranch.spark.options import Options
 from anabranch.spark.sink import avro_rows
 from anabranch.spark.sink.encoding import encoding_of
@@ -179,6 +180,11 @@ def _packed(name: str) -> list[bytes]:
     return [_CSV, _WIDE]
 
 
+def _snapshot_positions() -> list[bytes]:
+    cuts = {"a/b": StreamCut({0: 7, 1: 1 << 62}, {0: 5, 1: 0}, 9), "a/c": StreamCut({}, {}, 0)}
+    return _texts(SnapshotPlan(1 << 60, cuts).to_text(), SnapshotPlan(9, cuts, 3).to_text())
+
+
 _BAD = (InvalidArgument,)
 _SCHEMA = avro_rows.avro_schema(_ROW)
 
@@ -217,6 +223,13 @@ TARGETS = (
         inputs=500,
     ),
     Target("avro-schemas", lambda: _texts(_SCHEMA), lambda: _on_text(_schema), _BAD, inputs=500),
+    Target(
+        "snapshot-positions",
+        _snapshot_positions,
+        lambda: _on_text(SnapshotPlan.of_text),
+        _BAD,
+        inputs=700,
+    ),
     Target(
         "positions", _position_seeds, lambda: _on_text(_positions), (MalformedRecord,), inputs=750
     ),

@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 from anabranch.clock import SystemClock
-from anabranch.errors import ClockSkew, NotAuthorized, NotReady, TopicMisconfigured
+from anabranch.errors import (
+    ClockSkew,
+    NotAuthorized,
+    NotReady,
+    TopicMisconfigured,
+    UnsupportedSetting,
+)
 from anabranch.ports import Log, LogRefused, LogUnavailable
 from anabranch.processors import service
 from anabranch.processors.config import ControllerOptions
@@ -42,6 +48,12 @@ sys.exit(service.run_controller(
 def controller(tmp_path: Path) -> service.ControllerService:
     options = ControllerOptions("127.0.0.1:1", data_dir=tmp_path)
     return service.ControllerService(options)
+
+
+def test_it_reads_from_leaders_only(tmp_path: Path) -> None:
+    rack = {"client.rack": "a"}
+    with pytest.raises(UnsupportedSetting, match="leaders only"):
+        service.ControllerService(ControllerOptions("h:1", data_dir=tmp_path, kafka=rack))
 
 
 def test_it_waits_for_brokers_that_are_away(
