@@ -50,6 +50,8 @@ TOGETHER = ("tests/spark/",)
 TEST, SOAK = TIERS = ("test", "soak")
 # By tier: seconds that each file took, with what it had to start.
 DURATIONS = Path(__file__).with_name("durations.json")
+# Of a broker that is never killed: each of the workers has one all the time.
+QUIET = {"broker.heartbeat.interval.ms": "2000", "broker.session.timeout.ms": "9000"}
 # Tests of a file that stands not there yet: with and without a broker.
 BROKER_TEST_S, OTHER_TEST_S = 0.7, 0.02
 
@@ -236,16 +238,16 @@ def broker(
         with secured.entered(tmp_path_factory.mktemp("secured")) as entered:
             yield entered
         return
-    with EmbeddedBroker(quick_start=True) as embedded:
+    with EmbeddedBroker(quick_start=True, properties=QUIET) as embedded:
         yield embedded
         embedded.kill()  # its data is not needed: quicker than a shutdown
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def broker_tv0(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Broker]:
-    """A broker with transaction.version=0: the protocol before KIP-890's second part.
+    """A broker with transaction.version=0: the protocol before KIP-890's second part. One for a file: few need it.
 
     In a container if ``broker`` is one of Kafka's: Redpanda has no such feature.
     """

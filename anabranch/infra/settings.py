@@ -52,7 +52,7 @@ _DEFAULTS = {
     # are this process, so no network delays them.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
-    # Kafka's default is 0.5 s: a third of what a broker costs that nobody uses.
+    # Kafka's default is 0.5 s: a third of what an idle broker costs.
     "metadata.max.idle.interval.ms": "5000",
     # Topics are declared: a mistyped name makes none.
     "auto.create.topics.enable": "false",

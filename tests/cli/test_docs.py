@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 
 from anabranch.cli.errors import EXIT_CODES, ExitCode
+from anabranch.processing.app import Processor
 from anabranch.processing.metrics import TABLE as OF_WORKERS
 from anabranch.processors.metrics import TABLE as OF_LEADERS
 from anabranch.processors.numbers import Table
@@ -36,6 +40,13 @@ def test_operations_lists_the_metrics(where: str, table: Table) -> None:
         assert row in listed
     assert f"| `anabranch_{table.timed[0]}` | histogram |  | {table.timed[1]} |" in listed
     assert len(listed) == len(table.numbers) + 3, "a head of two lines, and the histogram"
+
+
+def test_processing_lists_the_arguments_of_a_processor() -> None:
+    text = PAGE.with_name("processing.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (?:`(.+?)`)? ?\|", text, re.M)
+    given = inspect.signature(Processor).parameters.values()
+    assert rows == [(p.name, "" if p.default is p.empty else repr(p.default)) for p in given]
 
 
 def test_every_exit_code_has_a_meaning() -> None:

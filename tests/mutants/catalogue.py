@@ -252,7 +252,6 @@ CATALOGUE: tuple[Mutant, ...] = (
         ("any tenure may commit", tasks.any_tenure, True, 0),
         ("sequences are not compared", tasks.any_sequence, False, 0),
         ("a commit is not judged when it is decided", tasks.judged_early_only, True, 0),
-        ("what is aborted keeps its tasks", tasks.not_given_back, False, 0),
         ("one task of a commit moves", tasks.one_task_moves, False, 0),
         ("state goes by key", tasks.state_by_key, False, 0),
         ("a state's sequence is not told", tasks.state_untold, True, 1))),
@@ -260,8 +259,9 @@ CATALOGUE: tuple[Mutant, ...] = (
         ("two commits of a task are in flight", tasks.two_in_flight, True, 7),
         ("a decided commit does not show", tasks.decided_unmarked, False, 0),
         ("positions move with the decision", tasks.moved_when_decided, False, 0))),
-    Mutant("a take is answered too early", tasks.taken_too_early, weather=MOVING,
-           suite="tests/core/test_tenures.py"),
+    *(Mutant(name, plant, weather=MOVING, suite="tests/core/test_tenures.py") for name, plant in (
+        ("what is aborted keeps its tasks", tasks.not_given_back),
+        ("a take is answered too early", tasks.taken_too_early))),
     *(Mutant(name, plant, weather=STEALING, quick=quick, seed=seed, by_clients=True)
       for name, plant, quick, seed in (
         ("a commit that was left is given again", tasks.given_again, True, 0),
@@ -284,9 +284,10 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("busy ids are used again", topics.busy_ids_are_used_again, weather=FEW_REPLICAS),
     Mutant("what lacks a marker stays open", topics.left_open, quick=True, seed=2,
            weather=LOST_MARKERS),
-    Mutant("a quiet stream is not looked at", topics.quiet_streams_stay, weather=LOST_MARKERS),
+    Mutant("a quiet stream is not looked at", topics.quiet_streams_stay, weather=LOST_MARKERS,
+           suite="tests/processors/test_leaderless.py"),
     Mutant("carriers never look for lost markers", topics.carriers_never_look,
-           weather=LOST_MARKERS | {"chunk_bytes": 250}),
+           weather=LOST_MARKERS | {"chunk_bytes": 250}, suite="tests/processors/test_leaderless.py"),
     # -- the library of readers and writers
     Mutant("a snapshot is cut too early", clients.stale_cut, weather=READING, by_clients=True,
            broker="steady"),
