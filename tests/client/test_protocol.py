@@ -39,7 +39,7 @@ def test_one_answer_is_enough() -> None:
     assert session.find_scope("nyc", clock.now + 10) == 0
     assert bus.names() == ["FindScope"]
     assert session.highest_timestamp == 0, "the directory tells of no commit"
-    session.transactions(None, True, 10, clock.now + 10)
+    session.transactions(r.ListTransactions(None, True, 10, None), clock.now + 10)
     assert session.highest_timestamp == HYBRID_TIME
 
 
