@@ -93,6 +93,11 @@ class Client(Processors, Administration):
         """The lane that this client asks by."""
         return self._ports.lane
 
+    @property
+    def cluster(self) -> str:
+        """The brokers' name of their cluster, and the prefix. Raises: NotReady, DeadlineExceeded."""
+        return self._session.cluster(self._deadline(None))
+
     # -- transactions ---------------------------------------------------------------------------------
 
     def begin(

@@ -41,6 +41,9 @@ class CommandBus(Protocol):
     def max_command_bytes(self) -> int:
         """The size limit of a payload. Only once `ready`."""
 
+    def cluster_id(self, deadline: float) -> str:
+        """The name that the brokers gave their cluster, remembered. Only once `ready`."""
+
     def send(self, control_partition: int, correlation_id: bytes, payload: bytes) -> None:
         """Queue a command and return soon. Only a reply tells whether it arrived.
 

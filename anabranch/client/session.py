@@ -54,6 +54,7 @@ class Session(StreamCalls):
         super().__init__(ports)
         self._entropy = ports.entropy
         self._lane = ports.lane
+        self._prefix = ports.prefix
 
     def new_secret(self) -> bytes:
         """The secret of a new transaction, which proves later that this client began it."""
@@ -64,6 +65,11 @@ class Session(StreamCalls):
         begun_ms = made_ms_of(begin.txn_id) if begun_ms is None else begun_ms
         of = Token(begin.txn_id, begin.keepalive_ms, begun_ms, begin.scope, self._lane)
         return make(begin.secret, of)
+
+    def cluster(self, deadline: float) -> str:
+        """The brokers' name of their cluster, and the prefix."""
+        self._bus.ready(deadline)
+        return f"{self._bus.cluster_id(deadline)}/{self._prefix}"
 
     def wall(self) -> float:
         """Unix seconds."""
