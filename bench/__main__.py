@@ -23,6 +23,7 @@ from bench import (
     bulk,
     growth,
     lanes,
+    ledger,
     many,
     oneshot,
     ordered,
@@ -113,6 +114,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     ),
     "trouble": ("small commits while other streams are in trouble", _on_own(trouble)),
     "lanes": ("one-shots by 1, 20 and 200 lanes; grants and tokens", _on_cluster(lanes)),
+    "ledger": (
+        "a row in PostgreSQL and its event, against an outbox and against the row alone",
+        _on_cluster(ledger),
+    ),
     "tasks": ("commits that move positions of tasks", _on_cluster(tasks)),
     "processing": (
         "map and count by peers: rates, latency, restore, failover",

@@ -63,10 +63,10 @@ class Postgres:
         assert done.returncode == 0, f"{program}: {done.stderr}"
         return done.stdout
 
-    def start(self) -> Postgres:
-        """Start it, and wait until it lets connections in."""
-        settings = {"listen_addresses": "", "unix_socket_directories": self.folder}
-        words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+    def start(self, *settings: str) -> Postgres:
+        """Start it, and wait until it lets connections in. ``settings``: as ``fsync=off``."""
+        own = ("listen_addresses=", f"unix_socket_directories={self.folder}")
+        words = [word for setting in (*own, *settings) for word in ("-c", setting)]
         with (self.folder / "log").open("ab") as log:
             self._process = start_module(
                 "tests.postgres",

@@ -1,7 +1,7 @@
 """The ledger's table through one connection.
 
 A row a transaction, ``begun``, ``commit`` or ``abort``; its absence is ``abort``. ``begun`` comes first in the
-user's own database transaction, so a process that can still commit holds its key. One row more is the ledger itself.
+user's own database transaction, so a process that can still commit holds its key. One more row is the ledger's own.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Book:
         return meta._replace(server=server)
 
     def _read(self) -> tuple[Meta, str]:
-        sql = f"select attempt, note, {self._dialect.facts} from TABLE where txn_id = '{_SELF}'"
+        sql = f"select attempt, note, {self._dialect.facts}, outcome, made from TABLE where txn_id = '{_SELF}'"
         with self._missing():
             found = self._run(sql).fetchone()
         try:
@@ -114,12 +114,11 @@ class Book:
     def create(self, secret: bytes, cluster: str) -> None:
         """Make the table and the ledger's row, where they are not there."""
         with self._missing():
+            facts = self._run(f"select {self._dialect.facts}").fetchone()[0]
+            server = self._dialect.server(self._cursor, facts)
             self._run(
                 "create table if not exists TABLE (txn_id varchar(32) primary key, outcome varchar(8) not null, "
                 "attempt varchar(64) not null, made bigint not null, note text)"
-            )
-            server = self._dialect.server(
-                self._cursor, self._run(f"select {self._dialect.facts}").fetchone()[0]
             )
             self._insert(_SELF, _SELF, secret, _note(server, cluster))
         self.connection.commit()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -115,9 +115,8 @@ _MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 def driver_of(connection: Any) -> ModuleType:
     """The driver that made a connection: its exceptions and its way of parameters. `InvalidArgument`."""
     for kind in type(connection).__mro__:
-        name = kind.__module__.partition(".")[0].removeprefix("_")
-        module = import_module(name) if name != "builtins" else None
-        if hasattr(module, "paramstyle") and hasattr(connection, "cursor"):
+        module = sys.modules.get(kind.__module__.partition(".")[0])
+        if module is not None and hasattr(module, "paramstyle"):
             return module
     raise InvalidArgument(f"{type(connection).__name__} is no connection of a DB-API driver")
 

@@ -79,6 +79,8 @@ class Ledger:
         """
         self._database = database
         self._connects = not hasattr(database, "cursor")
+        if self._connects and not callable(database):
+            raise InvalidArgument("a ledger is made of a connection, or of a function that connects")
         self._table = table
         self._dialect = dialect
 

@@ -129,7 +129,7 @@ class KafkaAdmin:
         """The name that the brokers gave their cluster; a topic that may be seen is asked for."""
         return self._ask(
             deadline,
-            lambda client, seconds: client.list_topics(topic, timeout=seconds).cluster_id or "",
+            lambda client, seconds: str(client.list_topics(topic, timeout=seconds).cluster_id),
         )
 
     def end_offsets(
