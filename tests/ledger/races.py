@@ -56,7 +56,7 @@ class Process:
             self.dead = True
             raise Dead
         own: Any = self.connections[-1] if self.connections else None
-        if name == "prepare.after" and chance() < _KICKED:
+        if name == "txn.prepare.after" and chance() < _KICKED:
             own.cut()
         if name == "commit" and self.name == "slow" and chance() < _FAILS:
             own.cut()
@@ -76,9 +76,9 @@ class Process:
         real = getattr(target, name)
 
         def call(*given: Any, **named: Any) -> Any:
-            self.step(name)
+            self.step(f"txn.{name}")
             found = real(*given, **named)
-            self.step(f"{name}.after")
+            self.step(f"txn.{name}.after")
             return found
 
         return call

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -16,9 +17,11 @@ import pytest
 
 from anabranch import errors as e
 from anabranch.client.transaction import Transaction
+from anabranch.core.ids import ADMIN_LANE
 from anabranch.ledger import Ledger, Recovered
 from anabranch.ledger.book import Book
 from anabranch.ledger.dialects import SQLite
+from tests.client.memory import memory_client
 from tests.client.world import World
 from tests.ledger.places import Place, SQLitePlace
 from tests.ledger.races import DAY_S, differences, settle, start
@@ -252,6 +255,7 @@ class Break:
 
     def __call__(self, step: str) -> None:
         if step == self.at:
+            self.at = ""
             own = self.connections[0]
             if not self.commits:
                 own.cut()
@@ -407,12 +411,17 @@ def test_a_sleeper_whose_session_ended_finds_its_row_gone(
     assert (place.orders(), differences(world, place), ledger.rows()) == ([], set(), [])
 
 
+def presume_abort(world: World, txn_id: bytes) -> None:
+    operator = memory_client(world.cluster.log("admin"), world.clock, os.urandom, lane=ADMIN_LANE)
+    operator.settle(txn_id, presume=False)
+
+
 def test_a_row_that_contradicts_the_log_is_an_alarm_and_stays(
     world: World, place: Place, ledger: Ledger
 ) -> None:
     """An operator presumed abort, and the database has committed."""
     txn_id = left(world, place, "a", committed=True)
-    world.client.settle(txn_id, presume="abort")
+    presume_abort(world, txn_id)
     unknown = bytes([0, 0]) + bytes(14)
     run(place, f"insert into anabranch_ledger values ('{unknown.hex()}', 'commit', '00', 1, null)")
     for _ in range(2):
@@ -424,7 +433,7 @@ def test_a_row_that_contradicts_the_log_is_an_alarm_and_stays(
 def test_presumed_while_the_process_lives(world: World, place: Place, ledger: Ledger) -> None:
     def presume(step: str) -> None:
         if step == "commit.after":
-            world.client.settle(txn_id[0], presume="abort")
+            presume_abort(world, txn_id[0])
 
     txn_id: list[bytes] = []
     with (
