@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import NamedTuple, Protocol, TypeAlias
 
 from anabranch.core.authorize import Right
 from anabranch.core.decisions.commits.positions import hash_of
 from anabranch.core.ids import OPEN_LANE, check_type, state_stream, txn_text
 from anabranch.core.stream_states import ACTIVE
-from anabranch.errors import InvalidArgument, TransactionAborted
+from anabranch.errors import HeldByPrepared, InvalidArgument, TransactionAborted
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode_as, encode
 from anabranch.schemas.records import SegmentRange, SetAsideRow, TxnState
@@ -127,6 +128,7 @@ class TransactionInfo:
 
     Times are Unix milliseconds (0: not yet), ``keepalive`` seconds, ``commit_timestamp`` hybrid time (0: not
     committed). ``streams`` and ``writers`` are empty in lists and for one-shots. ``owner``: the lane that began it.
+    ``prepared_by``: SHA-256 of the secret of who alone may end it, or empty.
     """
 
     txn_id: bytes
@@ -142,6 +144,13 @@ class TransactionInfo:
     streams: tuple[str, ...]
     writers: tuple[Receipt, ...]
     owner: str = OPEN_LANE
+    prepared_ms: int = 0
+    prepared_by: bytes = b""
+
+    @property
+    def prepared_at(self) -> datetime | None:
+        """When it was prepared, UTC; None: it was not."""
+        return datetime.fromtimestamp(self.prepared_ms / 1000, UTC) if self.prepared_ms else None
 
     def __str__(self) -> str:
         return f"{txn_text(self.txn_id)} {self.state}"
@@ -292,6 +301,8 @@ def info_of(outcome: r.Outcome) -> TransactionInfo:
         streams=outcome.streams,
         writers=tuple(Receipt(receipt) for receipt in outcome.writers),
         owner=outcome.owner,
+        prepared_ms=outcome.prepared_ms,
+        prepared_by=outcome.prepared_by,
     )
 
 
@@ -325,7 +336,11 @@ def result_of(outcome: r.Outcome) -> Result:
 
 
 def committed(outcome: r.Outcome) -> r.Outcome:
-    """The outcome if it is COMMITTED, else `TransactionAborted`."""
+    """The outcome if it is COMMITTED, else `TransactionAborted`; `HeldByPrepared`: it is still to be ended."""
+    if outcome.state == "PREPARED":
+        raise HeldByPrepared(
+            f"transaction {txn_text(outcome.txn_id)}, which has the name, is prepared: it has to be ended first"
+        )
     if outcome.state != "COMMITTED":
         why = f" ({outcome.reason})" if outcome.reason else ""
         raise TransactionAborted(

@@ -36,15 +36,40 @@ def list_transactions(
     options: ClusterOptions,
     scope: Annotated[str | None, argument("SCOPE", "Only this scope.")] = None,
     finished: Annotated[bool, option("--finished -f", "Committed and aborted ones too.")] = False,
+    prepared: Annotated[
+        bool, option("--prepared", "Those that wait for their coordinator's word.")
+    ] = False,
     limit: Annotated[int, option("--limit -n", "At most so many.", min=1)] = 100,
 ) -> None:
     """List transactions: open ones, the oldest first; or all that are kept, the newest first."""
     with options.client() as client:
-        found = list(client.transactions(scope=scope, finished=finished, limit=limit))
+        if prepared:
+            found = client.prepared(scope, limit=limit)
+        else:
+            found = client.transactions(scope=scope, finished=finished, limit=limit)
     if options.json:
         print_json({"transactions": [document_of(each) for each in found]})
         return
-    _list("Transactions" if finished else "Open transactions", found)
+    if not prepared:
+        _list("Transactions" if finished else "Open transactions", found)
+        return
+    print_table(
+        "Prepared transactions",
+        ("id", "scope", "owner", "name", "prepared", "age", "events", "by"),
+        (
+            (t.txn_id.hex(), t.scope, t.owner, t.name, time_text(t.prepared_ms), _age(t.prepared_ms),
+             t.counts.committed, t.prepared_by.hex()[:8] or "who has its token")
+            for t in found
+        ),
+    )  # fmt: skip
+
+
+def _age(since_ms: int) -> str:
+    seconds = max(0, int(time.time() - since_ms / 1000))
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
 
 
 def _list(title: str, found: Iterable[TransactionInfo]) -> None:
@@ -115,7 +140,9 @@ def _choose(
     found = [
         t
         for t in client.transactions(limit=_MOST)
-        if (owner is None or t.owner == owner) and (before_ms is None or t.begun_ms < before_ms)
+        if (owner is None or t.owner == owner)
+        and (before_ms is None or t.begun_ms < before_ms)
+        and t.state != "PREPARED"  # its coordinator may have decided
     ]
     if found and not quiet:
         _list("Open transactions", found)
@@ -135,23 +162,38 @@ def seconds_of(text: str) -> float:
 def settle(
     options: OperatorOptions,
     txn: TxnIdText,
+    presume: Annotated[
+        str | None,
+        option("--presume commit|abort", "It is PREPARED, and its coordinator is gone for good."),
+    ] = None,
     yes: Yes = False,
 ) -> None:
     """End a transaction whose merge can't go on because a stream of it is LOST: abort it in all its streams.
 
-    Only for a big transaction in FINALIZE_IN_PROGRESS with a part in a LOST stream. Consumers that read the
+    Or end a PREPARED one in the place of its coordinator, which may have decided otherwise. Else only for a big transaction in FINALIZE_IN_PROGRESS with a part in a LOST stream. Consumers that read the
     topics of its other streams directly may have seen events of it, and keep seeing them; snapshots, ordered
     readers and Spark never do. Needs a lane that may operate on the scope.
     """
     txn_id = parse_txn_text(txn)
+    if presume not in (None, "commit", "abort"):
+        raise InvalidArgument(f"--presume {presume!r}: commit or abort")
     connecting = options.client()  # wrong options are refused before the question
-    confirm(
+    what = (
         f"Transaction {txn_id.hex()} will be aborted in all its streams for good. Events of it that stand in their "
-        "topics stay there for consumers that read them plainly.",
-        yes=yes,
+        "topics stay there for consumers that read them plainly."
     )
+    if presume is not None:
+        what = (
+            f"Prepared transaction {txn_id.hex()} will end by {presume}, whatever its coordinator decided: if a "
+            "database has its row, or lacks it, the two disagree from then on."
+        )
+    confirm(what, yes=yes)
     with connecting as client:
-        client.settle(txn_id, reason="settled by an operator")
+        client.settle(
+            txn_id,
+            reason="settled by an operator",
+            presume=None if presume is None else presume == "commit",
+        )
         _show(client.state(txn_id), as_json=options.json)
 
 
@@ -175,6 +217,7 @@ def document_of(info: TransactionInfo) -> dict[str, Any]:
         "finished_at": time_text(info.finished_ms),
         "keepalive_s": info.keepalive,
         "streams": list(info.streams),
+        "prepared_at": time_text(info.prepared_ms),
         "writers": [
             {
                 "writer": f"{w.writer & 0xFFFFFFFFFFFFFFFF:016x}",

@@ -30,7 +30,15 @@ from anabranch.client.transaction import Transaction
 from anabranch.core.ids import check_number, check_scope, check_type
 from anabranch.core.tokens import Rights, check_right, peek
 from anabranch.errors import InvalidArgument, NotForkSafe
-from anabranch.schemas.records import Consumed, Outcome, SeriesInfo, SeriesList, SetSeries
+from anabranch.schemas.records import (
+    Consumed,
+    ListTransactions,
+    Outcome,
+    Prepare,
+    SeriesInfo,
+    SeriesList,
+    SetSeries,
+)
 from anabranch.types import (
     Receipt,
     Result,
@@ -167,39 +175,77 @@ class Client(Processors, Administration):
         number: int | None = None,
         *,
         consumed: Consumed | None = None,
+        secret: bytes | None = None,
         timeout: float | None = None,
     ) -> Result:
         """Commit a transaction by its reservation, or by a token with the right commit.
 
-        Arguments and errors are those of `Transaction.commit`; `NotAuthorized`: the token lacks that right.
+        With the ``secret`` of what prepared it the id (16 bytes) does, from any lane. Arguments and errors are those of `Transaction.commit`; `NotAuthorized`: the token lacks that right.
 
         ``receipts``: exactly the writers to take; None: every finished one. Repeating it gives the same result.
         A reservation that no writer began is begun and committed, empty.
         """
+        claim = name, number
+        outcome = self._commit(transaction, receipts, claim, timeout, consumed, secret=secret)
+        warn_left_out(outcome, receipts)
+        return result_of(outcome)
+
+    def prepare(
+        self,
+        transaction: bytes | Reservation,
+        receipts: Sequence[Receipt | bytes] | None = None,
+        name: str | None = None,
+        number: int | None = None,
+        *,
+        by: bytes = b"",
+        attempt: bytes = b"",
+        timeout: float | None = None,
+    ) -> TransactionInfo:
+        """Prepare a transaction by its reservation, or by a token with the right commit.
+
+        Arguments, result and errors are those of `Transaction.prepare`.
+        """
+        prepare = Prepare(by, attempt)
+        return info_of(self._commit(transaction, receipts, (name, number), timeout, None, prepare))
+
+    def _commit(
+        self,
+        transaction: bytes | Reservation,
+        receipts: Sequence[Receipt | bytes] | None,
+        claim: tuple[str | None, int | None],
+        timeout: float | None,
+        consumed: Consumed | None = None,
+        prepare: Prepare | None = None,
+        secret: bytes | None = None,
+    ) -> Outcome:
+        name, number = claim
         check_number(name, number)
-        records = receipt_records(receipts, id_of(transaction))
+        txn_id = id_of(transaction)
+        records = receipt_records(receipts, txn_id)
         deadline = self._deadline(timeout)
         if isinstance(transaction, Reservation):
             begun = begin_reserved(self._session, transaction, deadline)
             if isinstance(begun, Outcome):
-                return result_of(begun)
+                return begun
             transaction = self._session.token_of(transaction.begin, begun.begun_ms)
-        check_right(peek(transaction), Rights.COMMIT)
-        outcome = self._session.commit(transaction, (), records, name, deadline, number, consumed)
-        warn_left_out(outcome, receipts)
-        return result_of(outcome)
+        if transaction != txn_id:
+            check_right(peek(transaction), Rights.COMMIT)
+        return self._session.commit(
+            transaction, (), records, name, deadline, number, consumed, prepare, secret
+        )
 
     def abort(
         self,
         transaction: bytes | Reservation,
         reason: str = "aborted by a client",
         *,
+        secret: bytes | None = None,
         timeout: float | None = None,
     ) -> None:
         """Abort a transaction by its reservation, or by a token with the right abort. Repeating the call is fine.
 
         A reservation that no writer began can't be begun after this. The id (16 bytes) does in the lane that began
-        it, and for operators.
+        it, for operators, and with the ``secret`` of what prepared it.
 
         Raises: AlreadyCommitted, InvalidToken, NotAuthorized, UnknownTransaction, Expired, NotReady,
         DeadlineExceeded.
@@ -210,16 +256,19 @@ class Client(Processors, Administration):
         else:
             if id_of(transaction) != transaction:
                 check_right(peek(transaction), Rights.ABORT)
-            self._session.abort(transaction, reason, deadline)
+            self._session.abort(transaction, reason, deadline, secret)
 
     def settle(
         self,
         transaction: bytes,
         reason: str = "settled by an operator",
         *,
+        presume: bool | None = None,
         timeout: float | None = None,
     ) -> None:
         """Abort a transaction in all its streams: one of them is LOST, so its merge can't go on.
+
+        ``presume``: it is PREPARED, and its coordinator will never say how it ends; True commits it.
 
         For operators, by its id or a token of it. Repeating the call is fine. Consumers that read the topics of its
         other streams directly, without the history, may have seen events of it and keep seeing them: events can't
@@ -228,7 +277,8 @@ class Client(Processors, Administration):
         Raises: IllegalState (no stream of it is lost, or its merge has not begun: `abort` it), AlreadyCommitted,
         InvalidToken, UnknownTransaction, Expired, NotReady, DeadlineExceeded (repeating is safe).
         """
-        self._session.settle(id_of(transaction), reason, self._deadline(timeout))
+        deadline = self._deadline(timeout)
+        self._session.settle(id_of(transaction), reason, deadline, presume)
 
     def state(
         self, transaction: bytes | str | Reservation, *, timeout: float | None = None
@@ -267,7 +317,25 @@ class Client(Processors, Administration):
         """
         self._shared.check()
         check_type("a limit", limit, int)
-        found = self._session.transactions(scope, finished, limit, self._shared.deadline(timeout))
+        wanted = ListTransactions(scope, finished, limit, None)
+        found = self._session.transactions(wanted, self._shared.deadline(timeout))
+        return [info_of(outcome) for outcome in found]
+
+    def prepared(
+        self,
+        scope: str | None = None,
+        *,
+        secret: bytes | None = None,
+        limit: int = 10_000,
+        timeout: float | None = None,
+    ) -> list[TransactionInfo]:
+        """Prepared transactions, which wait for their coordinator's word, the oldest first.
+
+        ``secret``: those that were prepared ``by`` its SHA-256, whichever lane began them. Raises: as `transactions`.
+        """
+        self._shared.check()
+        wanted = ListTransactions(scope, False, limit, None, True, secret)
+        found = self._session.transactions(wanted, self._shared.deadline(timeout))
         return [info_of(outcome) for outcome in found]
 
     def series(

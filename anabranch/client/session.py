@@ -117,16 +117,19 @@ class Session(StreamCalls):
         deadline: float,
         number: int | None = None,
         consumed: r.Consumed | None = None,
+        prepare: r.Prepare | None = None,
+        secret: bytes | None = None,
     ) -> r.Outcome:
         """Commit until the outcome is COMMITTED. `OutcomeUnknown` at the deadline; refusals leave it open.
 
-        ``number``: of the series ``name``; `AlreadyCommitted` where the series is beyond it.
+        ``number``: of the series ``name``; `AlreadyCommitted` where the series is beyond it. ``prepare``: only until
+        it is PREPARED. ``secret``: as the command's; ``token`` may be the bare id then.
         """
         named = None if receipts is None else tuple(receipts)
         # `_until_known` says how long to wait.
-        command = r.Commit(token, tuple(own), named, name, 0, number, consumed)
+        command = r.Commit(token, tuple(own), named, name, 0, number, consumed, prepare, secret)
         with _about(token):
-            return self._until_known(peek(token).txn_id, command, token, deadline)
+            return self._until_known(id_named(token), command, token, deadline)
 
     def one_shot(
         self,
@@ -180,7 +183,10 @@ class Session(StreamCalls):
         unheard: list[bytes],
     ) -> r.Outcome:
         partition = control_partition_of(txn_id)
-        scope = command.scope if token is None else peek(token).scope
+        by_id = token == txn_id
+        scope = command.scope if token is None else "" if by_id else peek(token).scope
+        resolve = r.Resolve(txn_id, scope, None if by_id else token)
+        ends = FINISHED if getattr(command, "prepare", None) is None else {*FINISHED, "PREPARED"}
         pause = FIRST_RETRY_S
         while True:
             asked_at = self.now()
@@ -195,13 +201,13 @@ class Session(StreamCalls):
                 if isinstance(error, _FINAL) or self.now() - asked_at < min(FIRST_REPEAT_S, ask_s):
                     raise
                 # Another copy of the refused commit may still be carried out.
-                outcome = self.try_ask(partition, r.Resolve(txn_id, scope, token), deadline)
+                outcome = self.try_ask(partition, resolve, deadline)
                 if outcome is not None and outcome.state == ("OPEN" if token else "ABORTED"):
                     unheard.clear()  # none of them was carried out, or will be
                     raise
             if outcome is None:
                 # RESOLVE aborts a one-shot that never arrived. An open transaction stays open: it is asked again.
-                outcome = self.try_ask(partition, r.Resolve(txn_id, scope, token), deadline)
+                outcome = self.try_ask(partition, resolve, deadline)
             if command.name is not None and getattr(outcome, "state", "") == "ABORTED":
                 # Perhaps it gave way to an earlier commit: only an answer to the command itself names that one.
                 outcome = self.try_ask(partition, command, deadline) or outcome
@@ -209,21 +215,28 @@ class Session(StreamCalls):
                 raise MalformedRecord(
                     f"the controller answered {type(outcome).__name__} to a commit"
                 )
-            if outcome is not None and outcome.state in FINISHED:
-                return committed(outcome)
+            if outcome is not None and outcome.state in ends:
+                return outcome if outcome.state == "PREPARED" else committed(outcome)
             if outcome is None or self.now() + pause >= deadline:
                 raise unknown("was not known in time", txn_id, token)
             self._clock.sleep(pause)
             pause = min(pause * 2, LONGEST_RETRY_S)
 
-    def abort(self, token: bytes, reason: str, deadline: float) -> r.Outcome:
+    def abort(
+        self, token: bytes, reason: str, deadline: float, secret: bytes | None = None
+    ) -> r.Outcome:
         """Abort. `AlreadyCommitted`; `OutcomeUnknown`: a commit is under way."""
         with _about(token):
-            return self.ask(_partition(token), r.Abort(token, reason), r.Outcome, deadline)
+            return self.ask(_partition(token), r.Abort(token, reason, secret), r.Outcome, deadline)
 
-    def settle(self, token: bytes, reason: str, deadline: float) -> r.Outcome:
-        """Abort a transaction whose merge can't go on: a stream of it is LOST. Else `IllegalState`."""
-        return self.ask(_partition(token), r.Settle(token, reason), r.Outcome, deadline)
+    def settle(
+        self, token: bytes, reason: str, deadline: float, presume: bool | None = None
+    ) -> r.Outcome:
+        """Abort a transaction whose merge can't go on: a stream of it is LOST. Else `IllegalState`.
+
+        ``presume``: it is PREPARED; whether to commit it.
+        """
+        return self.ask(_partition(token), r.Settle(token, reason, presume), r.Outcome, deadline)
 
     def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
         """The state of a transaction; changes nothing. `UnknownTransaction`, `Expired`."""
@@ -235,28 +248,26 @@ class Session(StreamCalls):
         command = r.Resolve(txn_id, scope, token)
         return self.ask(control_partition_of(txn_id), command, r.Outcome, deadline)
 
-    def transactions(
-        self, scope: str | None, finished: bool, limit: int, deadline: float
-    ) -> list[r.Outcome]:
+    def transactions(self, wanted: r.ListTransactions, deadline: float) -> list[r.Outcome]:
         """Open transactions, the oldest first, or all, the newest first. `UnknownScope`, `InvalidArgument`."""
         found: list[r.Outcome] = []
-        for partition in self._partitions(scope, deadline):
-            found += self._transactions_of(partition, scope, finished, limit, deadline)
-        found.sort(key=lambda outcome: made_ms_of(outcome.txn_id), reverse=finished)
-        return found[:limit]
+        for partition in self._partitions(wanted.scope, deadline):
+            found += self._transactions_of(partition, wanted, deadline)
+        found.sort(key=lambda outcome: made_ms_of(outcome.txn_id), reverse=wanted.include_finished)
+        return found[: wanted.limit]
 
     def _transactions_of(
-        self, partition: int, scope: str | None, finished: bool, limit: int, deadline: float
+        self, partition: int, wanted: r.ListTransactions, deadline: float
     ) -> list[r.Outcome]:
         """Transactions of a control partition. A controller looks at some of the finished ones at a time."""
         found: list[r.Outcome] = []
         before = None
         while True:
-            command = r.ListTransactions(scope, finished, limit - len(found), before)
+            command = replace(wanted, limit=wanted.limit - len(found), before=before)
             part = self.ask(partition, command, r.TransactionList, deadline)
             found += part.transactions
             before = part.more
-            if before is None or len(found) >= limit:
+            if before is None or len(found) >= wanted.limit:
                 return found
 
     def ask_each(self, command: Any, expected: type[T], deadline: float) -> list[tuple[int, T]]:

@@ -34,7 +34,16 @@ from anabranch.errors import (
     UnsupportedVersion,
 )
 from anabranch.schemas import records as r
-from anabranch.types import Receipt, Result, Tenure, receipt_records, result_of, warn_left_out
+from anabranch.types import (
+    Receipt,
+    Result,
+    Tenure,
+    TransactionInfo,
+    info_of,
+    receipt_records,
+    result_of,
+    warn_left_out,
+)
 
 log = logging.getLogger("anabranch.client")
 
@@ -60,17 +69,20 @@ class Transaction(Buffered):
         self._txn_id: bytes | None = None
         self._secret: bytes | None = None
         self._result: Result | None = None
+        self._outcome: r.Outcome | None = None  # of its prepare or commit
         self._own: r.Receipt | None = None
         self._begun = False  # a Begin was sent
         self._in_doubt = False  # a commit was sent, and its outcome is not known here
         self._told = False  # … and the caller was told that
         self._abort_unanswered = False  # an abort was sent, and not answered
+        self._prepared = False  # a prepare was sent, and not refused
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        if self._result is not None or (self._in_doubt and self._told) or self._shared.forked:
+        told = self._prepared or (self._in_doubt and self._told)  # others may count on it
+        if self._result is not None or told or self._shared.forked:
             return
         written = self._written()
         if error is None and self._over is None and written:
@@ -118,10 +130,11 @@ class Transaction(Buffered):
         Raises: InvalidArgument, UnknownScope, NotReady, DeadlineExceeded, as `write` if the transaction is over.
         """
         with self._lock:
-            self._check_usable()
-            self._open(self._shared.deadline(None))
-            if self._token is None:
-                raise IllegalState("the transaction has no token")
+            if not self._prepared:  # else its token is as before
+                self._check_usable()
+                self._open(self._shared.deadline(None))
+            if self._token is None or self._token == self._txn_id:
+                raise IllegalState("the transaction has no token here")
             return narrow_at(self._token, rights, expires, lane, self._session.wall())
 
     def open_named(self) -> None:
@@ -175,6 +188,7 @@ class Transaction(Buffered):
         name: str | None = None,
         number: int | None = None,
         consumed: r.Consumed | None = None,
+        secret: bytes | None = None,
         timeout: float | None = None,
     ) -> Result:
         """Commit: everything becomes visible at once. Repeating it returns the same result.
@@ -183,7 +197,8 @@ class Transaction(Buffered):
         claim this name; if it is committed already, its outcome is the result, and this transaction has no effect.
         ``number``, 0 or more: claim this number of the series ``name`` instead; it must be above all numbers that
         were ever committed in the series. ``consumed``: of a `TaskReader`; these positions move with the events, or
-        neither does. The transaction was begun with its tenure, and has no name. ``timeout`` in seconds.
+        neither does. The transaction was begun with its tenure, and has no name. ``secret``: of the coordinator that
+        prepared it, as `prepare` says. ``timeout`` in seconds.
 
         Raises:
             TenureLost: another one has taken tasks of ``consumed``; this transaction is aborted, or committed if
@@ -213,8 +228,47 @@ class Transaction(Buffered):
                 )
             self._open(deadline)
             if self._result is None:
-                self._commit_open(receipts, name, deadline, number, consumed)
+                self._commit_open(receipts, name, deadline, number, consumed, secret=secret)
             return self._done()
+
+    def prepare(
+        self,
+        receipts: Sequence[Receipt | bytes] | None = None,
+        *,
+        name: str | None = None,
+        number: int | None = None,
+        by: bytes = b"",
+        attempt: bytes = b"",
+        timeout: float | None = None,
+    ) -> TransactionInfo:
+        """Make sure of a commit, and leave the decision for later: `commit` or `abort` end it, days later too.
+
+        Silence never aborts it. It holds up no reader, no other commit and no scaling. There is no write after it.
+        ``by``: the SHA-256 of a secret (32 bytes), which alone ends it then, from any process. ``attempt``: up to 64
+        bytes; repeating the call with the same one is harmless. The state of the result is PREPARED, or COMMITTED if
+        name or number were committed before: then this transaction has no effect.
+
+        Raises: as `commit`; HeldByPrepared (by another one that has the claim), TooManyTransactions, TooMuchStaged
+        (too many are prepared), IllegalState (another attempt prepared it).
+        """
+        with self._lock:
+            self._shared.check()
+            if self._outcome is None:
+                self._check_not_over()
+                check_number(name, number)
+                if self._tenure is not None:
+                    raise InvalidArgument("a transaction that moves positions can't be prepared")
+                deadline = self._shared.deadline(timeout)
+                self._open(deadline)
+                if self._outcome is None:
+                    prepare = r.Prepare(by, attempt)
+                    try:
+                        self._commit_open(receipts, name, deadline, number, prepare=prepare)
+                    finally:
+                        self._prepared = self._in_doubt or self._outcome is not None
+            if self._outcome is None:
+                raise IllegalState("the transaction is not prepared")
+            return info_of(self._outcome)
 
     def _commit_one_shot(
         self, name: str | None, deadline: float, consumed: r.Consumed | None
@@ -247,20 +301,24 @@ class Transaction(Buffered):
         deadline: float,
         number: int | None = None,
         consumed: r.Consumed | None = None,
+        prepare: r.Prepare | None = None,
+        secret: bytes | None = None,
     ) -> None:
         others = receipt_records(receipts, self._txn_id)
-        self._flush(deadline)
-        if self._account is None or self._token is None:
+        own: tuple[r.Receipt, ...] = ()
+        if self._token is None or (self._account is None and not self._prepared):
             raise IllegalState("the transaction is not open")
-        if self._own is None or not self._in_doubt:
-            self._own = self._account.receipt(finished=True)
-        own = (self._own,) if self._account.lanes else ()
+        if self._account is not None:
+            self._flush(deadline)
+            if self._own is None or not (self._in_doubt or self._prepared):
+                self._own = self._account.receipt(finished=True)
+            own = (self._own,) if self._account.lanes else ()
         self._hot.clear()
         # From here on an interruption leaves it in doubt.
         before, self._in_doubt, self._told = self._in_doubt, True, False
         try:
             outcome = self._session.commit(
-                self._token, own, others, name, deadline, number, consumed
+                self._token, own, others, name, deadline, number, consumed, prepare, secret
             )
             check_taken(outcome, own, self._txn_id)
         except AnabranchError as error:
@@ -286,10 +344,17 @@ class Transaction(Buffered):
             self._in_doubt = self._told = before
 
     def _take_outcome(self, outcome: r.Outcome) -> None:
+        if outcome.state == "PREPARED":
+            self._outcome, self._prepared, self._in_doubt = outcome, True, False
+            if outcome.txn_id != self._txn_id:  # the name's; its id does for its owner's lane
+                self._txn_id = self._token = outcome.txn_id
+            self.beating = False
+            self._hot.clear()
+            return
         if outcome.state != "COMMITTED":
             self._end(TransactionAborted(f"the transaction is aborted ({outcome.reason})"))
             self._check_not_over()
-        self._result = result_of(outcome)
+        self._outcome, self._result = outcome, result_of(outcome)
         self._in_doubt = False
         self._buffer.clear()
         self._discard()
@@ -299,10 +364,16 @@ class Transaction(Buffered):
             raise IllegalState("the transaction is not committed")
         return self._result
 
-    def abort(self, reason: str = "aborted by the client", *, timeout: float | None = None) -> None:
+    def abort(
+        self,
+        reason: str = "aborted by the client",
+        *,
+        secret: bytes | None = None,
+        timeout: float | None = None,
+    ) -> None:
         """Give up: after this, no event of it ever becomes visible. Repeating the call is fine.
 
-        Raises: AlreadyCommitted. DeadlineExceeded, NotReady, OutcomeUnknown: the abort is not certain; repeat it
+        ``secret``: as `commit`. Raises: AlreadyCommitted. DeadlineExceeded, NotReady, OutcomeUnknown: the abort is not certain; repeat it
         (if no commit was sent, silence makes the controller abort it).
         """
         with self._lock:
@@ -312,22 +383,23 @@ class Transaction(Buffered):
             try:
                 if self._abort_unanswered or not isinstance(self._over, TransactionAborted):
                     self._abort_unanswered = True
-                    self._abort(reason, self._shared.deadline(timeout))
+                    self._abort(reason, self._shared.deadline(timeout), secret)
                     self._abort_unanswered = self._in_doubt = False
             except AlreadyCommitted as error:
                 self._abort_unanswered = self._in_doubt = False
                 self._end(error)
                 raise
             finally:
-                if not self._in_doubt and self._result is None:
+                stays = self._in_doubt or (self._prepared and self._abort_unanswered)
+                if not stays and self._result is None:
                     if not isinstance(self._over, AlreadyCommitted):
                         self._end(TransactionAborted(f"the transaction is aborted ({reason})"))
                     self._buffer.clear()
                     self._discard()
 
-    def _abort(self, reason: str, deadline: float) -> None:
+    def _abort(self, reason: str, deadline: float, secret: bytes | None = None) -> None:
         if self._token is not None:
-            self._session.abort(self._token, reason, deadline)
+            self._session.abort(self._token, reason, deadline, secret)
         elif self._txn_id is not None and is_marked(self._txn_id):
             if self._in_doubt:
                 raise unknown("is not known: take the tasks again to know it", self._txn_id, None)
@@ -345,8 +417,8 @@ class Transaction(Buffered):
         self._shared.check()
         if self._result is not None:
             raise AlreadyCommitted("the transaction is committed: its result stands")
-        if self._in_doubt:
-            raise IllegalState(
-                "the outcome of the commit is unknown: commit again, or ask client.state"
-            )
+        if self._prepared or self._in_doubt:
+            known = "the transaction is prepared: commit or abort it"
+            unclear = "the outcome of the commit is unknown: commit again, or ask client.state"
+            raise IllegalState(known if self._prepared else unclear)
         self._check_not_over()

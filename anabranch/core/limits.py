@@ -65,6 +65,7 @@ SEGMENTS = Limit(10_000, "segments", "a stream, and what one scaling seals or op
 STREAM_PARTITIONS = Limit(20_000, "partitions", "a stream")
 MESSAGE = Limit(64 << 20, "bytes", "`max.message.bytes` of a stream")
 LEAST_MESSAGE = Limit(16 << 10, "bytes", "`max.message.bytes` of any topic: this or more")
+PREPARED = Limit(10_000, "transactions", "PREPARED ones of a control partition")
 SCOPES = Limit(10_000, "scopes", "a control partition")
 PROCESSORS = Limit(1_000, "processors", "a control partition")
 TASKS = Limit(1_024, "tasks", "a processor")

@@ -41,6 +41,7 @@ class Entry(IntEnum):
     CARRY = 20
     MOVED = 21
     YIELDED = 22
+    PREPARED = 23
     GRANT = 32
     AUDIT = 33
     PROCESSOR = 34
@@ -70,6 +71,7 @@ _ROWS: dict[Entry, type] = {
     Entry.CARRY: r.CarryRow,
     Entry.MOVED: r.MovedRow,
     Entry.YIELDED: r.YieldedRow,
+    Entry.PREPARED: r.PreparedRow,
     Entry.GRANT: r.GrantRow,
     Entry.AUDIT: r.AuditRow,
     Entry.PROCESSOR: r.ProcessorRow,
@@ -206,6 +208,10 @@ def pending_key(txn_id: bytes) -> bytes:
 
 def yielded_key(txn_id: bytes) -> bytes:
     return txn_id + bytes((Entry.YIELDED,))
+
+
+def prepared_key(txn_id: bytes) -> bytes:
+    return txn_id + bytes((Entry.PREPARED,))
 
 
 def split_key(key: bytes) -> tuple[bytes, Entry, bytes]:

@@ -8,13 +8,14 @@ log, compacted or not, gives the same tables.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.core.journal.runs import extents_of
 from anabranch.core.limits import size_of
 from anabranch.core.overlay import Overlay, Rows
 from anabranch.core.partitioner import Layout
@@ -31,6 +32,7 @@ from anabranch.schemas.records import (
     NameRow,
     ParticipantRow,
     PendingCommitRow,
+    PreparedRow,
     ProcessorRow,
     Receipt,
     RetiredRow,
@@ -48,6 +50,8 @@ from anabranch.schemas.records import (
 )
 
 _NO_ROUND = RoundRow(0, 0, 0, 0, 0)
+_BY_NAME = {Entry.FORGOTTEN: "forgotten", Entry.LANE: "lanes"}
+_BY_NUMBER = {Entry.RETIRED: "_retired", Entry.TASK: "tasks"}
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -103,7 +107,8 @@ class State:
         self.tasks: dict[tuple[str, int], TaskRow] = {}
         self.open: dict[bytes, OpenTxn] = {}
         self.open_of: dict[str, set[bytes]] = {}  # by the lane that made them
-        self.committing: dict[bytes, None] = {}  # open ones with a pending commit
+        self.committing: dict[bytes, bool] = {}  # open ones with a pending commit, but for:
+        self.prepared: dict[bytes, bool] = {}  # … no round looks at these
         # Transactions' rows that can't be read, until a later row replaces them.
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}
         self.finished = 0  # transactions that ended since this was made
@@ -125,7 +130,7 @@ class State:
             self.scopes, self.scope_owners, self.streams, self.layouts, self.epochs, self.places, self.pins,
             self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.set_aside,
             self.lanes, self.lane_positions, self.grants, self.rights, self.processors, self.deleted,
-            self.tasks, self.open, self.open_of, self.committing,
+            self.tasks, self.open, self.open_of, self.committing, self.prepared,
         ):  # fmt: skip
             view.clear()
         for key, value in self._table.scan(k.STATUS + NO_TXN):
@@ -215,16 +220,10 @@ class State:
             _put(self.plain_refused, k.numbered(identifier), (row and row.refused) or None)
         elif entry is Entry.LOW_WATER:
             _put(self.low_water, k.numbered(identifier), row and row.offset)
-        elif entry is Entry.FORGOTTEN:
-            _put(self.forgotten, identifier.decode(), row)
-        elif entry is Entry.RETIRED:
-            _put(self._retired, k.numbered(identifier), row)
         elif entry is Entry.SUSPECT:
             self.suspect = row
         elif entry is Entry.SET_ASIDE:
             _put(self.set_aside, identifier, row)
-        elif entry is Entry.LANE:
-            _put(self.lanes, identifier.decode(), row)
         elif entry is Entry.LANE_POSITION:
             _put(self.lane_positions, identifier.decode(), row and row.commands_offset)
         elif entry is Entry.GRANT:
@@ -234,20 +233,24 @@ class State:
         elif entry is Entry.PROCESSOR:
             _put(self.processors, identifier.decode(), row if row and row.tasks else None)
             _put(self.deleted, identifier.decode(), None if row and row.tasks else row)
-        elif entry is Entry.TASK:
-            _put(self.tasks, k.numbered(identifier), row)
+        elif entry in _BY_NAME:
+            _put(getattr(self, _BY_NAME[entry]), identifier.decode(), row)
+        elif entry in _BY_NUMBER:
+            _put(getattr(self, _BY_NUMBER[entry]), k.numbered(identifier), row)
 
     def _derive_txn(self, txn_id: bytes, entry: Entry, identifier: bytes, row: Any) -> None:
         if entry is Entry.TXN:
             if row is None or row.state in FINISHED:
                 gone = self.open.pop(txn_id, None)
                 self.committing.pop(txn_id, None)
+                self.prepared.pop(txn_id, None)
                 if gone is not None:
                     self.open_of[gone.row.owner].discard(txn_id)
                 for stream, epoch in gone.participants.items() if gone is not None else ():
                     self.pins[stream][epoch] -= 1
             elif txn_id in self.open:
                 self.open[txn_id].row = row
+                self._note_commit(txn_id, self.open[txn_id])
             else:
                 self.open[txn_id] = OpenTxn(row)
                 self.open_of.setdefault(row.owner, set()).add(txn_id)
@@ -267,14 +270,16 @@ class State:
         elif entry is Entry.PENDING_COMMIT:
             txn.pending = row
             txn.due = extents_of(row.writers) if row is not None and row.decided else {}
-            if row is None:
-                self.committing.pop(txn_id, None)
-            else:
-                self.committing[txn_id] = None
+            self._note_commit(txn_id, txn)
         elif entry is Entry.CARRY:
             _put(txn.carries, k.numbered(identifier), row)
         elif entry is Entry.MOVED:
             _put(txn.moved, k.numbered_at(identifier), row)
+
+    def _note_commit(self, txn_id: bytes, txn: OpenTxn) -> None:
+        prepared = txn.row.state == "PREPARED" or None
+        _put(self.prepared, txn_id, prepared)
+        _put(self.committing, txn_id, (txn.pending and not prepared) or None)
 
     def _pin(self, txn: OpenTxn, stream: str, row: ParticipantRow | None) -> None:
         pins = self.pins.setdefault(stream, Counter())
@@ -290,6 +295,10 @@ class State:
         """The row of a status key, or None."""
         value = self._table.get(k.STATUS + key)
         return None if value is None else decode(value)
+
+    def _row(self, key: bytes, cls: type[V]) -> V | None:
+        row = self.get(key)
+        return row if isinstance(row, cls) else None
 
     def txn_row(self, txn_id: bytes) -> TxnRow | None:
         """The transaction's row, open or finished."""
@@ -332,13 +341,12 @@ class State:
 
     def holder(self, scope: str, name: str) -> bytes | None:
         """The transaction that holds a name."""
-        row = self.get(k.name_key(scope, name))
-        return row.txn_id if isinstance(row, NameRow) else None
+        row = self._row(k.name_key(scope, name), NameRow)
+        return None if row is None else row.txn_id
 
     def series(self, scope: str, series: str) -> SeriesRow | None:
         """The row of a series; None if nothing was ever committed in it."""
-        row = self.get(k.series_key(scope, series))
-        return row if isinstance(row, SeriesRow) else None
+        return self._row(k.series_key(scope, series), SeriesRow)
 
     def rows_below(self, start: bytes, below: bytes) -> Iterator[tuple[bytes, Any]]:
         """The rows whose status keys begin so and go on below ``below``, the last first, each after that rest."""
@@ -350,8 +358,10 @@ class State:
 
     def yielded(self, txn_id: bytes) -> YieldedRow | None:
         """The claim that an aborted transaction's commit gave way to, if any."""
-        row = self.get(k.yielded_key(txn_id))
-        return row if isinstance(row, YieldedRow) else None
+        return self._row(k.yielded_key(txn_id), YieldedRow)
+
+    def prepared_row(self, txn_id: bytes) -> PreparedRow | None:
+        return self._row(k.prepared_key(txn_id), PreparedRow)
 
     def finished_before(self, unix_ms: int, limit: int) -> list[bytes]:
         """Transactions that ended before a time, the longest ended first."""
@@ -402,15 +412,6 @@ class State:
     def take_changes(self) -> dict[bytes, bytes | None]:
         """The table changes since the last call; the caller writes them to the table, then goes on."""
         return self._table.take()
-
-
-def extents_of(receipts: Sequence[Receipt]) -> dict[tuple[int, str, int], Extent]:
-    """(writer, stream, partition) -> extent."""
-    return {
-        (receipt.writer, extent.stream, extent.partition): extent
-        for receipt in receipts
-        for extent in receipt.extents
-    }
 
 
 def _put(into: dict[K, V], key: K, value: V | None) -> None:

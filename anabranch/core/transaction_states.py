@@ -25,12 +25,14 @@ Op = Literal[
     "touch",  # a stream is registered
     "register",  # a writer's receipt
     "heartbeat",
+    "prepare",  # its writers are final; its coordinator decides
     "begin_commit",  # its writers are final
     "begin_finalize",  # its commit timestamp is final
     "finalize_commit",  # merged
     "begin_abort",
     "finalize_abort",
     "expire",  # nothing was heard of it
+    "lose_stream",  # a stream of it is given up
     "settle",  # an operator ends a merge that can't go on
 ]
 StateT = TypeVar("StateT", bound=str)
@@ -85,18 +87,21 @@ _same = Verdict.ALREADY
 
 # fmt: off
 _TABLE: dict[Op, tuple[TxnState | Verdict, ...]] = {
-    # OPEN, COMMIT_IN_PROGRESS, FINALIZE_IN_PROGRESS, COMMITTED, ABORT_IN_PROGRESS, ABORTED
-    "begin":            (_same, _same, _same, _same, _, _),
-    "touch":            ("OPEN", _, _, _, _, _),
-    "register":         ("OPEN", _, _, _, _, _),
-    "heartbeat":        ("OPEN", _same, _same, _same, _, _),
-    "begin_commit":     ("COMMIT_IN_PROGRESS", _same, _same, _same, _, _),
-    "begin_finalize":   (_, "FINALIZE_IN_PROGRESS", _same, _same, _, _),
-    "finalize_commit":  (_, _, "COMMITTED", _same, _, _),
-    "begin_abort":      ("ABORT_IN_PROGRESS", "ABORT_IN_PROGRESS", _, _, _same, _same),
-    "finalize_abort":   (_, _, _, _, "ABORTED", _same),
-    "expire":           ("ABORT_IN_PROGRESS", _, _, _, _same, _same),
-    "settle":           (_, _, "ABORT_IN_PROGRESS", _, _same, _same),
+    # OPEN, COMMIT_IN_PROGRESS, FINALIZE_IN_PROGRESS, COMMITTED, ABORT_IN_PROGRESS, ABORTED, PREPARED
+    "begin":            (_same, _same, _same, _same, _, _, _same),
+    "touch":            ("OPEN", _, _, _, _, _, _),
+    "register":         ("OPEN", _, _, _, _, _, _),
+    "heartbeat":        ("OPEN", _same, _same, _same, _, _, _same),
+    "prepare":          ("PREPARED", _, _, _, _, _, _same),
+    # Its coordinator may have told others that a prepared one commits: no abort is possible from there.
+    "begin_commit":     ("COMMIT_IN_PROGRESS", _same, _same, _same, _, _, "FINALIZE_IN_PROGRESS"),
+    "begin_finalize":   (_, "FINALIZE_IN_PROGRESS", _same, _same, _, _, _),
+    "finalize_commit":  (_, _, "COMMITTED", _same, _, _, _),
+    "begin_abort":      ("ABORT_IN_PROGRESS", "ABORT_IN_PROGRESS", _, _, _same, _same, "ABORT_IN_PROGRESS"),
+    "finalize_abort":   (_, _, _, _, "ABORTED", _same, _),
+    "expire":           ("ABORT_IN_PROGRESS", _, _, _, _same, _same, _),
+    "lose_stream":      ("ABORT_IN_PROGRESS", "ABORT_IN_PROGRESS", _same, _same, _same, _same, _same),
+    "settle":           (_, _, "ABORT_IN_PROGRESS", _, _same, _same, _),
 }
 # fmt: on
 
@@ -158,6 +163,10 @@ def _illegal(state: TxnState, op: Op, what: str) -> AnabranchError:
         return OutcomeUnknown(
             f"{op} comes too late, the transaction is being committed{said}: nothing was changed; ask for its "
             "outcome"
+        )
+    if state == "PREPARED":
+        return IllegalState(
+            f"the transaction is prepared{said}: a commit or an abort ends it, {op} does not; nothing was changed"
         )
     return IllegalState(f"{op} is impossible in state {state}{said}; nothing was changed")
 

@@ -49,6 +49,7 @@ NUMBERS = {
     "expired_unread": Number(
         "counter", "Silent transactions aborted while a lane of their heartbeats could not be read"
     ),
+    "prepared_transactions": Number("gauge", "Transactions that wait for their coordinator's word"),
     "committing_transactions": Number("gauge", "Transactions whose commit is decided, not done"),
     "staged_bytes": Number("gauge", "Bytes of open transactions in journals"),
     "streams": Number("gauge", "Streams by state", ("state",)),
@@ -132,6 +133,7 @@ class Metrics(Numbers):
             "native_aborts": offset_guess.misses,
             "open_transactions": len(state.open),
             "committing_transactions": len(state.committing),
+            "prepared_transactions": len(state.prepared),
             "staged_bytes": index.staged.total,
             "outcomes": state.outcomes,
             "plain_writes_refused": sum(state.plain_refused.values()),

@@ -88,6 +88,7 @@ TYPES: dict[int, type] = {
     87: r.AuditRow,
     88: r.ProcessorRow,
     89: r.TaskRow,
+    90: r.PreparedRow,
     96: r.JournalOp,
     97: r.EpochRecord,
     98: r.CommitRecord,

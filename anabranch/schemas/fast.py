@@ -19,6 +19,7 @@ from anabranch.schemas import records as r
 from anabranch.schemas.fast_writing import (
     END,
     MAX_NAME,
+    NOT_PREPARED,
     OUTCOME,
     PLAIN_TAIL,
     STATES,
@@ -212,7 +213,8 @@ def _read_reply(data: bytes) -> r.Reply:
     finished_ms, at = _read_long(data, at)
     keepalive_ms, at = _read_long(data, at)
     owner, end = _read_name(data, at + 2)
-    usual = data.startswith(END + END, at) and end == len(data)  # no streams, no writers
+    # No streams, no writers; not prepared.
+    usual = data.startswith(END + END, at) and data[end:] == NOT_PREPARED
     if not usual or not -(1 << 31) <= keepalive_ms < 1 << 31:
         raise Unusual
     outcome = r.Outcome(

@@ -16,6 +16,7 @@ _SECRET_SIZE = 32
 MAX_NAME = 256  # longer strings are not remembered
 _NULL = b"\x00"
 END = b"\x00"  # ends an array; an empty array is nothing else
+NOT_PREPARED = b"\x00\x00"  # the last fields of an outcome: 0, and no bytes
 PLAIN_TAIL = b"\x00\x01"  # an event without headers, with timestamp -1
 STATES: tuple[r.TxnState, ...] = get_args(r.TxnState)
 _STATE_BYTES = {state: bytes((2 * i,)) for i, state in enumerate(STATES)}
@@ -154,7 +155,7 @@ def _headers(headers: tuple[r.EventHeader, ...]) -> bytes:
 
 def _write_reply(record: r.Reply) -> bytes:
     found = record.result
-    if type(found) is not r.Outcome or found.writers:
+    if type(found) is not r.Outcome or found.writers or found[-2:] != (0, b""):
         raise Unusual
     if type(record.correlation_id) is not bytes or type(record.command) is not bytes:
         raise Unusual
@@ -180,7 +181,7 @@ def _write_reply(record: r.Reply) -> bytes:
             _long(found.finished_ms),
             _int(found.keepalive_ms),
             streams,
-            END + END + _name(found.owner),
+            END + END + _name(found.owner) + NOT_PREPARED,
         )
     )
 

@@ -29,22 +29,22 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
     (
         None,
         """
-        AuditList.more Begin.tenure Commit.consumed Commit.number DescribeProcessors.after
-        DescribeProcessors.processor DescribeStreams.after FindScope.near GetState.token
-        ListAudit.before ListTransactions.before
-        OneShot.consumed PendingCommitRow.consumed ProcessorInfo.more ProcessorList.more Resolve.token
-        StreamList.more TransactionList.more TxnRow.consumes
+        Abort.secret AuditList.more Begin.tenure Commit.consumed Commit.number Commit.prepare Commit.secret
+        DescribeProcessors.after DescribeProcessors.processor DescribeStreams.after FindScope.near GetState.token
+        ListAudit.before ListTransactions.before ListTransactions.secret
+        OneShot.consumed PendingCommitRow.consumed PendingCommitRow.prepare ProcessorInfo.more ProcessorList.more
+        Resolve.token Settle.presume StreamList.more TransactionList.more TxnRow.consumes
         """,
     ),
     (
         0,
         """
-        CommandList.open_transactions CommandList.outcomes DescribeProcessors.task ProcessorInfo.resets
-        ProcessorRow.first_term ProcessorRow.resets StreamInfo.foreign TaskInfo.state_sequence
+        CommandList.open_transactions CommandList.outcomes DescribeProcessors.task Outcome.prepared_ms
+        ProcessorInfo.resets ProcessorRow.first_term ProcessorRow.resets StreamInfo.foreign TaskInfo.state_sequence
         TaskRow.state_sequence Touch.writer
         """,
     ),
-    (False, "CreateStream.adopt StreamRow.adopt"),
+    (False, "CreateStream.adopt ListTransactions.prepared StreamRow.adopt"),
     (-1, "CommitRecord.vector_at TaskPosition.offset TaskPosition.segment"),
     (
         (),
@@ -52,7 +52,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         CreateProcessor.kinds CreateProcessor.stores ProcessorInfo.stores ProcessorRow.kinds ProcessorRow.stores
         """,
     ),
-    (b"", "ProcessorRow.reset_by"),
+    (b"", "Outcome.prepared_by ProcessorRow.reset_by"),
 )
 DEFAULTS = {name: value for value, names in _DEFAULTS for name in _names(names)}
 # Texts of few values, which have a type of their own.

@@ -16,6 +16,7 @@ TxnState = Literal[
     "COMMITTED",
     "ABORT_IN_PROGRESS",
     "ABORTED",
+    "PREPARED",
 ]
 
 def is_record(cls: type) -> bool: ...
@@ -26,6 +27,7 @@ class Abort:
 
     token: bytes
     reason: str
+    secret: bytes | None = None
 
 @dataclass(frozen=True, slots=True)
 class AdoptScope:
@@ -111,6 +113,8 @@ class Commit:
     wait_ms: int
     number: int | None = None
     consumed: Consumed | None = None
+    prepare: Prepare | None = None
+    secret: bytes | None = None
 
 class CommitRecord(NamedTuple):
     """History: a transaction is committed in this stream."""
@@ -363,6 +367,8 @@ class ListTransactions:
     include_finished: bool
     limit: int
     before: bytes | None = None
+    prepared: bool = False
+    secret: bytes | None = None
 
 @dataclass(frozen=True, slots=True)
 class LowWaterRow:
@@ -427,6 +433,8 @@ class Outcome(NamedTuple):
     streams: tuple[str, ...]
     writers: tuple[Receipt, ...]
     owner: str
+    prepared_ms: int = 0
+    prepared_by: bytes = b""
 
 @dataclass(frozen=True, slots=True)
 class ParticipantRow:
@@ -449,6 +457,7 @@ class PendingCommitRow:
     number: int | None
     deadline_ms: int
     consumed: Consumed | None = None
+    prepare: Prepare | None = None
 
 @dataclass(frozen=True, slots=True)
 class PlainRow:
@@ -464,6 +473,20 @@ class Position(NamedTuple):
 
     partition: int
     offset: int
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """The coordinator that decides on a prepared transaction."""
+
+    by: bytes
+    attempt: bytes
+
+@dataclass(frozen=True, slots=True)
+class PreparedRow:
+    """Status row: a transaction was prepared; kept as long as its outcome."""
+
+    prepare: Prepare
+    prepared_ms: int
 
 @dataclass(frozen=True, slots=True)
 class ProcessorInfo:
@@ -752,10 +775,11 @@ class SetSeries:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Command: abort a transaction whose merge can't go on as a stream of it is LOST. Repeating is harmless."""
+    """Command: abort a transaction whose merge can't go on (a LOST stream), or end a PREPARED one. Repeatable."""
 
     token: bytes
     reason: str
+    presume: bool | None = None
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:

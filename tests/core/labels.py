@@ -123,7 +123,7 @@ class Labels:
 
     def outcome_text(self, o: r.Outcome) -> str:
         text = f"{self.label(o.txn_id)} {o.state}"
-        if o.state == "COMMITTED":
+        if o.state == "COMMITTED" or (o.state == "PREPARED" and not o.commit_timestamp):
             text += f" {o.committed}"
         elif o.committed or o.commit_timestamp:
             text += f" (but {o.committed} committed at {o.commit_timestamp})"

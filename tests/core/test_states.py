@@ -43,20 +43,23 @@ LETTERS: dict[str, TxnState] = {
     "D": "COMMITTED",
     "A": "ABORT_IN_PROGRESS",
     "X": "ABORTED",
+    "P": "PREPARED",
 }
-#                   O C F D A X
+#                   O C F D A X P
 EXPECTED: dict[Op, str] = {
-    "begin": "          = = = = - -",
-    "touch": "          O - - - - -",
-    "register": "       O - - - - -",
-    "heartbeat": "      O = = = - -",
-    "begin_commit": "   C = = = - -",
-    "begin_finalize": " - F = = - -",
-    "finalize_commit": "- - D = - -",
-    "begin_abort": "    A A - - = =",
-    "finalize_abort": " - - - - X =",
-    "expire": "         A - - - = =",
-    "settle": "         - - A - = =",
+    "begin": "          = = = = - - =",
+    "touch": "          O - - - - - -",
+    "register": "       O - - - - - -",
+    "heartbeat": "      O = = = - - =",
+    "prepare": "        P - - - - - =",
+    "begin_commit": "   C = = = - - F",
+    "begin_finalize": " - F = = - - -",
+    "finalize_commit": "- - D = - - -",
+    "begin_abort": "    A A - - = = A",
+    "finalize_abort": " - - - - X = -",
+    "expire": "         A - - - = = -",
+    "lose_stream": "    A A = = = = =",
+    "settle": "         - - A - = = -",
 }
 REFUSALS: dict[TxnState, type[AnabranchError]] = {
     "OPEN": IllegalState,
@@ -65,6 +68,7 @@ REFUSALS: dict[TxnState, type[AnabranchError]] = {
     "COMMITTED": AlreadyCommitted,
     "ABORT_IN_PROGRESS": TransactionAborted,
     "ABORTED": TransactionAborted,
+    "PREPARED": IllegalState,
 }
 STREAM_LETTERS: dict[str, StreamState] = {
     "C": "CREATING",
@@ -190,12 +194,19 @@ def test_there_is_no_commit_past_an_abort() -> None:
 
 def test_every_transaction_can_end_both_ways() -> None:
     assert reachable(TRANSACTIONS, "OPEN") == set(TRANSACTIONS.states)
-    assert reachable(TRANSACTIONS, "OPEN", ("begin_abort", "expire", "settle")) == {
+    ends = ("begin_abort", "expire", "settle", "lose_stream")
+    assert reachable(TRANSACTIONS, "OPEN", ends) == {
         "OPEN",
+        "PREPARED",
         "COMMIT_IN_PROGRESS",
         "FINALIZE_IN_PROGRESS",
         "COMMITTED",
     }
+
+
+def test_a_prepared_one_is_ended_by_its_coordinator_alone() -> None:
+    moves = {op for op in TRANSACTIONS.ops if TRANSACTIONS.moves("PREPARED", op)}
+    assert moves == {"begin_commit", "begin_abort"}
 
 
 def test_silence_ends_only_an_open_transaction() -> None:

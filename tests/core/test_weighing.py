@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.core.journal.index import CRC_MODULUS, layout, segment_on, taken_runs
 from anabranch.core.journal.runs import Run, StoredRun
-from anabranch.core.state import extents_of
+from anabranch.core.journal.runs import extents_of
 from anabranch.schemas import records as r
 from tests.core.harness import World
 

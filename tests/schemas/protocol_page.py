@@ -452,6 +452,7 @@ def rows_block() -> str:
             "scope/stream/, the partition, 4 bytes, and the new offset, 8 bytes",
         ),
         Entry.YIELDED: (r.YieldedRow, "empty"),
+        Entry.PREPARED: (r.PreparedRow, "empty"),
         Entry.SUSPECT: (r.SuspectRow, "empty"),
         Entry.SET_ASIDE: (r.SetAsideRow, "the offset, 8 bytes, and the lane"),
         Entry.LANE: (r.LaneRow, "lane"),

@@ -26,6 +26,7 @@ from anabranch.core.round import NewEpoch
 from anabranch.schemas.records import LowWaterRow, MovedRow, MovedRun
 
 MAX_MOVED = 2_000  # runs moved in one round: one row for each transaction has them all
+_STAYS = ("OPEN", "PREPARED")  # states in which a transaction may stay for long
 LATER = 12  # times `clean_ms`: the wait where nothing could be moved
 
 
@@ -156,7 +157,8 @@ def runs_to_move(turn: Turn, place: Place) -> list[Lying]:
     """The next runs to copy to the end of a journal partition, about a chunk, in the order of their places.
 
     They lie before an offset at which a cut frees more than `move_bytes` of unneeded data, and no less than is
-    copied. Runs of a decided transaction stay where its merge reads them: it ends soon.
+    copied. Runs of a decided transaction stay where its merge reads them: it ends soon. A PREPARED one may not:
+    its runs move, too, and its receipts speak of their first offsets.
     """
     read = turn.index.read.get(place)
     if read is None:
@@ -169,7 +171,7 @@ def runs_to_move(turn: Turn, place: Place) -> list[Lying]:
         freed = read.between(lying[0].batch_base, offset) - copied if lying else 0
         if freed > turn.settings.move_bytes and freed >= copied:
             return _chunk(turn, lying[:i])
-        if one is None or offset == end or turn.open(one.txn_id).row.state != "OPEN":
+        if one is None or offset == end or turn.open(one.txn_id).row.state not in _STAYS:
             return []
         copied += one.run.batch_size
     return []

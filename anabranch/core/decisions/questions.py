@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import sees
+from anabranch.core.decisions.commits.prepared import proves
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import TXN_ID_SIZE
@@ -26,16 +27,18 @@ MAX_LOOKED_AT = 5_000  # status keys; some 20 ms
 
 
 def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None) -> None:
-    """List the open ones, oldest first; or all, newest first: the lane's own, or all that it may operate.
+    """List the open or prepared ones, oldest first; or all, newest first: the lane's own, or all it may operate.
 
     All other commands wait meanwhile, so only so many rows are looked at, and the answer has the key to go on from.
     """
     if not 1 <= command.limit <= MAX_LISTED:
         raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
-    if command.include_finished:
+    if command.prepared:
+        rows = _open_after(turn, turn.state.prepared, command.before or b"")
+    elif command.include_finished:
         rows = turn.state.txn_rows_below(command.before)
     else:
-        rows = _open_after(turn, command.before or b"")
+        rows = _open_after(turn, turn.state.open, command.before or b"")
     found: list[Outcome] = []
     last, size = None, 0
     for looked_at, (key, row) in enumerate(rows):
@@ -45,13 +48,20 @@ def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None)
             last = _between(turn, last, key)
             break
         wanted = row is not None and command.scope in (None, row.scope)
-        if row is not None and wanted and sees(turn.state, turn.lane, row):
+        shown = command.secret if command.prepared else None
+        if row is not None and wanted and _may_list(turn, row, shown):
             found.append(turn.outcome(row, full=False))
             size += limits.weight(found[-1])
         last = key
     else:
         last = None
     turn.reply(to, TransactionList(tuple(found), last))
+
+
+def _may_list(turn: Turn, row: TxnRow, secret: bytes | None) -> bool:
+    if secret is not None:
+        return proves(turn.state.prepared_row(row.txn_id), secret)
+    return sees(turn.state, turn.lane, row)
 
 
 def _between(turn: Turn, last: bytes | None, key: bytes) -> bytes | None:
@@ -66,8 +76,10 @@ def _between(turn: Turn, last: bytes | None, key: bytes) -> bytes | None:
     return max(last, key)[: same + 1]
 
 
-def _open_after(turn: Turn, key: bytes) -> Iterator[tuple[bytes, TxnRow | None]]:
-    for txn_id in sorted(turn.state.open):
+def _open_after(
+    turn: Turn, txn_ids: Iterable[bytes], key: bytes
+) -> Iterator[tuple[bytes, TxnRow | None]]:
+    for txn_id in sorted(txn_ids):
         if k.txn_key(txn_id) > key:
             yield k.txn_key(txn_id), turn.state.open[txn_id].row
 

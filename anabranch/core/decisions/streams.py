@@ -17,12 +17,13 @@ from typing import Any
 
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, rights_of
+from anabranch.core.decisions.commits.commit import commit_prepared
 from anabranch.core.decisions.commits.merge import TORN
 from anabranch.core.decisions.commits.positions import processor_of
 from anabranch.core.decisions.scale import asker
 from anabranch.core.decisions.scopes import check_room, check_served, stream_info
 from anabranch.core.decisions.transactions import abort_txn
-from anabranch.core.decisions.turn import Turn, refuse
+from anabranch.core.decisions.turn import Turn, is_finished, refuse
 from anabranch.core.ids import is_state, split_stream, state_stream, txn_text
 from anabranch.core.partitioner import even_ranges
 from anabranch.core.round import NewEpoch, ReplyTo
@@ -212,8 +213,8 @@ def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
     aborted = []
     for txn_id in sorted(turn.state.open):
         txn = turn.state.open[txn_id]
-        if stream in txn.participants and TRANSACTIONS.moves(txn.row.state, "begin_abort"):
-            abort_txn(turn, txn_id, f"{stream} is lost: {why}")
+        if stream in txn.participants and TRANSACTIONS.moves(txn.row.state, "lose_stream"):
+            abort_txn(turn, txn_id, f"{stream} is lost: {why}", op="lose_stream")
             aborted.append(txn_id)
     return aborted
 
@@ -350,14 +351,32 @@ def _rows_of(state: State, stream: str) -> Iterator[bytes]:
 
 
 def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
-    """Abort a transaction whose merge can't go on, in all its streams. Repeating it is harmless.
+    """Abort a transaction whose merge can't go on, in all its streams, or end a PREPARED one. It can be repeated.
 
     Chunks of it are in other streams, committed natively. No history may ever name them, so their partitions are
     used no more.
     """
     row = turn.transaction(id_named(command.token), Rights(0))
     txn_id = row.txn_id
-    if TRANSACTIONS.judge(row.state, "settle", row.reason) is not None:
+    was_prepared = turn.state.prepared_row(txn_id) is not None
+    if not is_finished(row) and was_prepared != (command.presume is not None):
+        raise IllegalState(
+            "it is prepared, and its coordinator may have decided already: say which way (`--presume`)"
+            if was_prepared
+            else "the transaction is not prepared: there is nothing to presume"
+        )
+    if row.state == "PREPARED":
+        how = "commit" if command.presume else "abort"
+        turn.audit(
+            command, f"{txn_text(txn_id)} of {row.owner}, presumed {how}: {command.reason!r}"
+        )
+        if command.presume:
+            commit_prepared(turn, txn_id, to)
+            return
+        abort_txn(turn, txn_id, command.reason or "presumed aborted by an operator")
+    elif row.state == "COMMITTED" and command.presume:
+        pass  # repeated
+    elif TRANSACTIONS.judge(row.state, "settle", row.reason) is not None:
         txn = turn.open(txn_id)
         torn = turn.memory.trouble(txn_id) == TORN
         if not torn and not any(_is_lost(turn, stream) for stream in txn.participants):

@@ -9,7 +9,7 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes, refusal
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.commits import names_and_series as claims
-from anabranch.core.decisions.commits import positions
+from anabranch.core.decisions.commits import positions, prepared
 from anabranch.core.decisions.commits.writers import put_receipt
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.turn import Turn, is_finished, refuse
@@ -63,7 +63,7 @@ MIN_KEEPALIVE_MS = 1000
 
 
 def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
-    """Begin, or answer a repeated begin; a committed name gives its outcome again."""
+    """Begin, or answer a repeated begin; a committed or prepared name gives its transaction again."""
     check_served(turn, command.scope)
     check_id_partition(turn, command.txn_id)
     check_name(command.name)
@@ -111,7 +111,12 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
             turn.reply(to, _begun(row))
         return
     turn.check_new_id(command.txn_id)
-    earlier = earlier_outcome(turn, command.scope, command.name, turn.lane)
+    held = prepared.prepared_of_name(turn, command.scope, command.name)
+    earlier = (
+        held
+        if held is not None and held.owner == turn.lane
+        else earlier_outcome(turn, command.scope, command.name, turn.lane)
+    )
     if earlier is not None:
         turn.reply(to, turn.outcome(earlier))
         return
@@ -179,7 +184,7 @@ def check_id_partition(turn: Turn, txn_id: bytes) -> None:
 def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> TxnRow | None:
     """The committed transaction of that name. `NotReady` while one of that name is being committed.
 
-    `NotAuthorized` while it is another lane's, open or committed.
+    `NotAuthorized` while it is another lane's, open or committed. `HeldByPrepared`: it is prepared.
     """
     holder = turn.state.holder(scope, name) if name is not None else None
     row = turn.state.txn_row(holder) if holder is not None else None
@@ -191,6 +196,8 @@ def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> Txn
         return None
     if row.state == "COMMITTED":
         return row
+    if row.state == "PREPARED":
+        raise prepared.held(row.txn_id, f"the name {name!r}")
     raise NotReady("a transaction of that name is being committed: ask again for its outcome")
 
 
@@ -276,11 +283,16 @@ def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
 
 def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
     """Abort by a client or an operator."""
-    row = turn.transaction(command.token, Rights.ABORT)
+    row = turn.transaction(
+        command.token, Rights.ABORT, proven=prepared.proven_by(turn, command.secret)
+    )
     if row.state == "COMMITTED":
         raise AlreadyCommitted("the transaction is committed: there is no abort any more")
+    if row.state == "PREPARED":
+        prepared.check_word(turn, row.txn_id, command.secret)
     if TRANSACTIONS.judge(row.state, "begin_abort", row.reason) is not None:
-        if turn.lane != row.owner and len(command.token) == TXN_ID_SIZE:  # by operate, not a token
+        by_operate = command.secret is None and len(command.token) == TXN_ID_SIZE
+        if turn.lane != row.owner and by_operate:
             turn.audit(command, f"{txn_text(row.txn_id)} of {row.owner}: {command.reason!r}")
         abort_txn(turn, row.txn_id, command.reason or "aborted by a client")
     turn.reply(to, turn.outcome(turn.row(row.txn_id)))

@@ -115,6 +115,7 @@ class Turn:
     merge_limit: int | None = None  # the most merges in this round
     plain_waits: bool = False  # no plain writes in this round
     plain_bytes: int = 0  # bytes of plain writes that this round commits
+    told: set[bytes] = field(default_factory=set)  # prepared ones that this round decides to commit
     expired_ms: int = 0  # the horizon of forgotten ids
     ended: list[bytes] = field(default_factory=list)  # transactions that end with this round
     cut: dict[tuple[str, int], int] = field(default_factory=dict)  # low waters
@@ -216,12 +217,14 @@ class Turn:
         data: bytes,
         right: int,
         heard_late: Callable[[TxnRow], bool] = lambda _: False,
+        proven: Callable[[TxnRow], bool] = lambda _: False,
     ) -> TxnRow:
         """The row of the transaction that a token or a bare id names, if the sender has a right on it.
 
         A bare id is good for the owner's lane, in the lane `open` to see it only, and for a lane with `operate`.
         ``right``: one of these `Rights` is needed; 0: an operator's. ``heard_late``: whether a token whose time
-        is over does, too. A refusal reads the same whether the transaction exists or not.
+        is over does, too. ``proven``: whether the command shows a right in another way. A refusal reads the same
+        whether the transaction exists or not.
 
         Raises: InvalidToken (malformed; of another control partition), NotAuthorized, UnknownTransaction, Expired.
         """
@@ -249,6 +252,7 @@ class Turn:
             known = self._may_by_id(row, right)
         else:
             known = is_genuine(token, row.secret)
+        known = known or (row is not None and proven(row))
         if late and not (known and row is not None and heard_late(row)):
             raise NotAuthorized("the token's time is over: ask its maker for another one")
         if row is None or not known:
@@ -322,6 +326,7 @@ class Turn:
         waits = row.state == "OPEN" and row.txn_id in self.state.committing
         ended = row.state in FINISHED
         trouble = "" if ended else self.trouble(row.txn_id)
+        prepared = None if row.secret is None else self.state.prepared_row(row.txn_id)
         return Outcome(
             txn_id=row.txn_id,
             state="COMMIT_IN_PROGRESS" if waits else row.state,
@@ -338,6 +343,8 @@ class Turn:
             streams=tuple(sorted(self.state.participants(row.txn_id))) if full else (),
             writers=tuple(writers[writer] for writer in sorted(writers)),
             owner=row.owner,
+            prepared_ms=0 if prepared is None else prepared.prepared_ms,
+            prepared_by=b"" if prepared is None else prepared.prepare.by,
         )
 
 

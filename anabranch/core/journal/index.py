@@ -19,6 +19,7 @@ from anabranch.core.ids import NO_TXN, TXN_ID_SIZE, is_state
 from anabranch.core.journal.runs import (
     Run,
     StoredRun,
+    extents_of,
     moved_run,
     pack_run,
     place_of,
@@ -30,7 +31,7 @@ from anabranch.core.journal.runs import (
 )
 from anabranch.core.journal.usage import Read, Staged
 from anabranch.core.overlay import Rows
-from anabranch.core.state import OpenTxn, State, extents_of
+from anabranch.core.state import OpenTxn, State
 from anabranch.schemas.records import Extent, Receipt, SegmentRange
 
 CRC_MODULUS = 1 << 63
@@ -59,6 +60,7 @@ class Weighed:
     left_out: int  # indexed records that no receipt takes
     size: int  # bytes of the batches to merge, about
     state: int = 0  # … of them, of states of processors
+    biggest: dict[str, int] = field(default_factory=dict)  # batch of a stream, bytes
 
 
 @dataclass(slots=True)
@@ -326,6 +328,7 @@ class JournalIndex:
                         seen[key][0] += run.records
                         seen[key][1] = (seen[key][1] + run.crc_sum) % CRC_MODULUS
                         out.size += run.batch_size
+                        out.biggest[stream] = max(out.biggest.get(stream, 0), run.batch_size)
                         out.state += run.batch_size if is_state(stream) else 0
         for key, (count, crc_sum) in seen.items():
             out.committed += count

@@ -11,11 +11,12 @@ below the journal's low water are counted in the transaction's row instead.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
-from anabranch.schemas.records import MovedRun
+from anabranch.schemas.records import Extent, MovedRun, Receipt
 
 # End, records, sum of checksums; base offset and size of the batch; new place (0: not moved); pure; CRC.
 _VALUE = struct.Struct(">qqqqqq?I")
@@ -136,3 +137,12 @@ def unpack_run(key: bytes, value: bytes) -> StoredRun:
     writer, first = struct.unpack(">Qq", key[-16:])
     writer -= 1 << 63
     return StoredRun(writer, first, end, count, crc_sum, base, size, pure, moved_to, crc)
+
+
+def extents_of(receipts: Sequence[Receipt]) -> dict[tuple[int, str, int], Extent]:
+    """(writer, stream, partition) -> extent."""
+    return {
+        (receipt.writer, extent.stream, extent.partition): extent
+        for receipt in receipts
+        for extent in receipt.extents
+    }

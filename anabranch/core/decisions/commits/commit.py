@@ -17,7 +17,7 @@ from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_writes
 from anabranch.core.decisions.commits import names_and_series as claims
-from anabranch.core.decisions.commits import positions
+from anabranch.core.decisions.commits import positions, prepared
 from anabranch.core.decisions.commits.merge import merge_decided
 from anabranch.core.decisions.commits.writers import (
     check_receipts,
@@ -40,17 +40,20 @@ from anabranch.core.memory import Merging
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.tokens import Rights
-from anabranch.core.transaction_states import TRANSACTIONS
+from anabranch.core.transaction_states import TRANSACTIONS, Op
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
+    FixCallError,
     InvalidArgument,
     NotAuthorized,
     NotReady,
     OutcomeUnknown,
     ReceiptMismatch,
     ReceiptsNotCovered,
+    RetryError,
     TenureLost,
+    check,
 )
 from anabranch.schemas.records import (
     Commit,
@@ -66,10 +69,18 @@ from anabranch.schemas.records import (
 
 def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     """Receive a commit: it is logged as pending, and decided as soon as the journal covers it."""
-    row = turn.transaction(command.token, Rights.COMMIT, partial(_heard_late, turn, to))
+    prepared.check_arguments(command)
+    row = turn.transaction(
+        command.token,
+        Rights.COMMIT,
+        partial(_heard_late, turn, to),
+        prepared.proven_by(turn, command.secret),
+    )
     named = (*command.own, *(command.receipts or ()))
     if row.state != "OPEN":
         _check_decided(row, command)
+        if command.prepare is not None:
+            prepared.check_same(turn, row, command.prepare)
     if row.state == "COMMITTED":
         behind = left_behind(named, turn.state.writers(row.txn_id))
         if behind:
@@ -87,6 +98,9 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
             return
     moves = TRANSACTIONS.judge(row.state, "begin_commit", row.reason) is not None
     txn = turn.open(row.txn_id)
+    if row.state == "PREPARED":
+        _commit_prepared(turn, txn, command, to)
+        return
     if not moves:  # decided already: this asker waits too
         _check_replaced(named, txn.writers)
         turn.hear(row.txn_id)
@@ -111,10 +125,11 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     positions.check_state(command.consumed, positions.state_of(txn.participants, writers))
     former = txn.pending
     if former is not None:
-        same = (former.name, former.number, former.consumed) == (
+        same = (former.name, former.number, former.consumed, former.prepare) == (
             command.name,
             command.number,
             command.consumed,
+            command.prepare,
         )
         try:
             _check_replaced(former.writers, {receipt.writer: receipt for receipt in writers}, same)
@@ -130,8 +145,35 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
             number=command.number,
             deadline_ms=turn.wall_ms + command.wait_ms,
             consumed=command.consumed,
+            prepare=command.prepare,
         ),
     )
+
+
+def _commit_prepared(turn: Turn, txn: OpenTxn, command: Commit, to: ReplyTo | None) -> None:
+    """A prepare repeated, or the word of the coordinator that a PREPARED transaction commits."""
+    row, pending = txn.row, txn.pending
+    check(pending is not None, "a PREPARED transaction lost its commit")
+    if pending is None:
+        return
+    named = (*command.own, *(command.receipts or ()))
+    prepared.check_ending(pending, command, left_behind(named, txn.writers))
+    if command.prepare is not None:
+        turn.reply(to, turn.outcome(row))
+        return
+    prepared.check_word(turn, row.txn_id, command.secret)
+    commit_prepared(turn, row.txn_id, to)
+
+
+def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
+    """Log that a PREPARED transaction commits; a later round merges it."""
+    txn = turn.open(txn_id)
+    waiting = _join_waiting(txn.pending, to)
+    turn.put(k.txn_key(txn_id), turn.move(txn.row, "begin_commit"))
+    turn.put(k.pending_key(txn_id), waiting)
+    turn.told.add(txn_id)
+    for stream, epoch in sorted(txn.participants.items()):
+        journal_op(turn, stream, JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
 
 def _check_consumed(turn: Turn, row: TxnRow, command: Commit) -> None:
@@ -170,7 +212,7 @@ def _check_decided(row: TxnRow, command: Commit) -> None:
 
 def _heard_late(turn: Turn, to: ReplyTo | None, row: TxnRow) -> bool:
     """Whether a commit is answered although its token's time is over: perhaps it came before, in time."""
-    return row.state != "OPEN" or _waits(turn.open(row.txn_id).pending, to)
+    return row.state not in ("OPEN", "PREPARED") or _waits(turn.open(row.txn_id).pending, to)
 
 
 def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
@@ -244,7 +286,8 @@ def advance_commits(turn: Turn) -> None:
 def _can_merge(turn: Turn, txn_id: bytes) -> bool:
     """Whether the commit is decided, and this leader has read the journals that far."""
     pending = turn.state.open[txn_id].pending
-    return pending is not None and pending.decided and turn.index.covers(pending.writers)
+    decided = pending is not None and pending.decided and txn_id not in turn.told
+    return decided and pending is not None and turn.index.covers(pending.writers)
 
 
 def next_due_ms(
@@ -305,7 +348,9 @@ def _why_not(
         check_writes(turn.state, txn.row, txn.participants)
         positions.check_state_size(turn, weighed.state)
         _earlier(turn, txn.row, pending)
-    except (NotAuthorized, NotReady, InvalidArgument) as error:
+        if pending.prepare is not None:
+            prepared.check_room(turn, txn, weighed)
+    except (FixCallError, RetryError) as error:
         return error
     return None
 
@@ -327,10 +372,18 @@ def _decide(
     if pending.consumed is not None:
         positions.begin_moving(turn, pending.consumed, txn_id)
         row = row._replace(consumes=positions.digest_of(pending.consumed))
-    moved = turn.move(row, "begin_commit", committed=weighed.committed, left_out=weighed.left_out)
+    prepare = pending.prepare
+    op: Op = "begin_commit" if prepare is None else "prepare"
+    moved = turn.move(row, op, committed=weighed.committed, left_out=weighed.left_out)
     turn.put(k.txn_key(txn_id), moved)
-    turn.put(k.pending_key(txn_id), replace(pending, decided=True))
     take_exactly(turn, txn, pending.writers)
+    if prepare is not None:
+        waiting = end_pending(turn, txn_id, None)
+        prepared.log_prepared(turn, txn_id, pending, prepare)
+        for to in waiting:
+            turn.reply(to, turn.outcome(moved))
+        return
+    turn.put(k.pending_key(txn_id), replace(pending, decided=True))
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core.decisions.commits import positions
+from anabranch.core.decisions.commits.prepared import is_gone, leave_out_lost
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish, journal_op
 from anabranch.core.decisions.turn import IN_TROUBLE, Turn
@@ -168,7 +169,9 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     if turn.merging.not_before_ms.get(txn_id, 0) > turn.now_ms:
         return None
     txn = turn.open(txn_id)
-    if not all(turn.usable(stream) for stream in txn.participants):
+    leave_out_lost(turn, txn_id, txn)
+    prepared = txn.pending is not None and txn.pending.prepare is not None
+    if not all(turn.usable(s) or (prepared and is_gone(turn, s)) for s in txn.participants):
         _wait(turn, txn_id, WAITING_MS)
         return None
     if not all(carry.done for carry in txn.carries.values()):
@@ -181,7 +184,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     plan = plan_of(turn, txn_id, txn)
     if plan.records != txn.row.committed:
         # Never merge less, or more, than was decided: abort it while that is legal.
-        if plan.carried:
+        if plan.carried or prepared:
             _torn(turn, txn_id)
             return None
         reason = f"its journals show {plan.records} of the {txn.row.committed} records decided"

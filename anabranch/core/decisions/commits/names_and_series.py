@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, of_scope, refusal, rights_of
+from anabranch.core.decisions.commits.prepared import held
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN, check_name
@@ -85,6 +86,8 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
     if not _NONE <= command.number < 1 << 63:
         raise InvalidArgument(f"number {command.number}: a series stands at -1 to 2^63 - 1")
     row = turn.state.series(command.scope, command.series)
+    if row is not None and row.txn_id in turn.state.prepared:
+        raise held(row.txn_id, f"the series {command.series!r}")
     if row is not None and row.txn_id in turn.state.open:
         raise NotReady(f"number {row.number} of it is being committed: ask again")
     stands = row.number if row is not None else None
@@ -111,11 +114,13 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
 def overtaken(turn: Turn, txn: TxnRow, series: str, number: int) -> YieldedRow | None:
     """The claim that a commit of this number gives way to. `NotReady` while the series commits.
 
-    `NotAuthorized` if the series is another lane's.
+    `HeldByPrepared` while its last one is prepared, `NotAuthorized` if the series is another lane's.
     """
     row = _series_of(turn, txn, series)
     if row is None:
         return None
+    if row.txn_id in turn.state.prepared:
+        raise held(row.txn_id, f"number {row.number} of the series {series!r}")
     if row.txn_id in turn.state.open:
         raise NotReady(
             f"number {row.number} of the series {series!r} is being committed: ask again for the outcome"

@@ -1,0 +1,178 @@
+"""Decisions on prepared transactions, whose coordinator, a database or a program, decides later (`docs/prepared.md`).
+
+What can fail fails before PREPARED is logged: writers, name, number and journals are those of the commit. Then
+only its coordinator's word ends it. Once that was "commit" there is no abort any more: a refused merge is tried
+again, and a LOST stream is left out. A PREPARED one has no timestamp, so it holds up no reader and no other commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from hmac import compare_digest
+
+from anabranch.core import limits
+from anabranch.core import rows as k
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.ids import SECRET_SIZE, txn_text
+from anabranch.core.journal.index import Weighed
+from anabranch.core.state import OpenTxn
+from anabranch.core.stream_settings import MAX_MESSAGE
+from anabranch.core.stream_states import FORGETTING, FORGOTTEN, LOST, state_of
+from anabranch.errors import (
+    AlreadyCommitted,
+    EventTooLarge,
+    HeldByPrepared,
+    IllegalState,
+    InvalidArgument,
+    NotAuthorized,
+    OutcomeUnknown,
+    TooManyTransactions,
+    TooMuchStaged,
+)
+from anabranch.schemas.records import Commit, PendingCommitRow, Prepare, PreparedRow, TxnRow
+
+MAX_ATTEMPT = 64  # bytes
+
+
+def check_arguments(command: Commit) -> None:
+    """`InvalidArgument` for a prepare that can't be."""
+    prepare = command.prepare
+    if command.secret is not None and len(command.secret) != SECRET_SIZE:
+        raise InvalidArgument(f"a coordinator's secret has {SECRET_SIZE} bytes")
+    if prepare is None:
+        return
+    if len(prepare.by) not in (0, 32) or len(prepare.attempt) > MAX_ATTEMPT:
+        raise InvalidArgument(
+            f"`by` is a SHA-256, 32 bytes, or empty; an attempt has up to {MAX_ATTEMPT} bytes"
+        )
+    if command.consumed is not None:
+        raise InvalidArgument(
+            "a transaction that moves positions can't be prepared: its tasks would stand until its end"
+        )
+
+
+def proves(row: PreparedRow | None, secret: bytes | None) -> bool:
+    """Whether a secret is the one by which the transaction was prepared."""
+    if row is None or secret is None or not row.prepare.by:
+        return False
+    return compare_digest(sha256(secret).digest(), row.prepare.by)
+
+
+def proven_by(turn: Turn, secret: bytes | None) -> Callable[[TxnRow], bool]:
+    """For `Turn.transaction`: a secret that is shown does instead of a token."""
+    return lambda row: proves(turn.state.prepared_row(row.txn_id), secret)
+
+
+def check_word(turn: Turn, txn_id: bytes, secret: bytes | None) -> None:
+    """`NotAuthorized` unless the sender may end this PREPARED transaction."""
+    row = turn.state.prepared_row(txn_id)
+    if row is not None and row.prepare.by and not proves(row, secret):
+        raise NotAuthorized(
+            f"transaction {txn_text(txn_id)} is prepared for a ledger, whose word alone ends it: `anabranch ledger "
+            "recover`, or for an operator `anabranch txn settle --presume`"
+        )
+
+
+def check_same(turn: Turn, row: TxnRow, prepare: Prepare) -> None:
+    """Refuse a prepare of what is not open, unless it is the repetition of the one that was carried out.
+
+    Raises: IllegalState (another attempt prepared it), AlreadyCommitted, OutcomeUnknown (it commits without one).
+    """
+    before = turn.state.prepared_row(row.txn_id)
+    if before is None and row.state == "COMMITTED":
+        raise AlreadyCommitted("the transaction is committed, and was not prepared for that")
+    if before is None and row.state not in ("ABORT_IN_PROGRESS", "ABORTED"):
+        raise OutcomeUnknown("another commit of this transaction is under way: ask for the outcome")
+    if before is not None and before.prepare != prepare:
+        raise IllegalState(
+            f"transaction {txn_text(row.txn_id)} was prepared by another attempt: ask for its outcome; "
+            "nothing was changed"
+        )
+
+
+def check_ending(pending: PendingCommitRow, command: Commit, behind: list[int]) -> None:
+    """Refuse a commit that is not the one that was prepared."""
+    claim = command.name, command.number
+    if claim not in ((None, None), (pending.name, pending.number)):
+        raise InvalidArgument("the transaction was prepared with another name or number")
+    if behind:
+        raise IllegalState(
+            "the transaction was prepared without some of these receipts: they can't be added; nothing was changed"
+        )
+
+
+def held(txn_id: bytes, what: str) -> HeldByPrepared:
+    """The error for a claim that a PREPARED transaction has."""
+    return HeldByPrepared(
+        f"{what} is held by prepared transaction {txn_text(txn_id)}: it has to be ended first; nothing was changed"
+    )
+
+
+def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
+    """Refuse what could fail later, and more PREPARED ones than there may be.
+
+    Raises: TooManyTransactions, TooMuchStaged, EventTooLarge.
+    """
+    limit = limits.PREPARED.value
+    if len(turn.state.prepared) >= limit:
+        raise TooManyTransactions(f"{limit:,} transactions are prepared: end some of them")
+    most = turn.settings.max_staged_bytes // 2
+    if turn.index.staged.total > most:
+        staged = turn.index.staged.size_of((*turn.state.prepared, txn.row.txn_id))
+        if staged > most:
+            raise TooMuchStaged(
+                f"prepared transactions would have {staged:,} bytes in journals, {most:,} are allowed: end some"
+            )
+    for stream, size in weighed.biggest.items():
+        takes = int(turn.state.streams[stream].settings.get(MAX_MESSAGE, limits.MESSAGE.value))
+        if size > takes:
+            raise EventTooLarge(
+                f"a batch of {size:,} bytes is in the journal of {stream}, which takes up to {takes:,} now"
+            )
+
+
+def log_prepared(turn: Turn, txn_id: bytes, pending: PendingCommitRow, prepare: Prepare) -> None:
+    """Log that it waits for its coordinator: it needs no asker and no deadline any more."""
+    kept = replace(
+        pending, correlation_ids=(), reply_partitions=(), lanes=(), commands=(), deadline_ms=0, decided=True
+    )  # fmt: skip
+    turn.put(k.pending_key(txn_id), kept)
+    turn.put(k.prepared_key(txn_id), PreparedRow(prepare, turn.wall_ms))
+
+
+def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> None:
+    """Take LOST streams out of a prepared transaction that commits; its outcome names them."""
+    pending = txn.pending
+    if pending is None or pending.prepare is None:
+        return
+    gone = {s for s in txn.participants if is_gone(turn, s)}
+    lost = {e for receipt in pending.writers for e in receipt.extents if e.stream in gone}
+    if not lost:
+        return
+    writers = tuple(
+        replace(receipt, extents=tuple(e for e in receipt.extents if e not in lost))
+        for receipt in pending.writers
+    )
+    turn.put(k.pending_key(txn_id), replace(pending, writers=writers))
+    events = sum(e.count for e in lost)
+    said = f"{events:,} events are left out, as their stream is LOST: {', '.join(sorted(gone))}"
+    row = txn.row
+    row = row._replace(
+        committed=row.committed - events, left_out=row.left_out + events, reason=limits.cut(said)
+    )
+    turn.put(k.txn_key(txn_id), row)
+    for stream, number in [place for place in txn.carries if place[0] in gone]:
+        turn.put(k.carry_key(txn_id, stream, number), None)
+
+
+def is_gone(turn: Turn, stream: str) -> bool:
+    """Whether a stream is given up, and is not being taken back."""
+    return state_of(turn.state.streams.get(stream)) in (LOST, FORGETTING, FORGOTTEN)
+
+
+def prepared_of_name(turn: Turn, scope: str, name: str | None) -> TxnRow | None:
+    """The PREPARED transaction that has a name."""
+    holder = turn.state.holder(scope, name) if name is not None else None
+    return turn.state.open[holder].row if holder in turn.state.prepared else None

@@ -1,0 +1,282 @@
+"""Prepared transactions, played turn by turn: who may end them, and what can't (`docs/prepared.md`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from anabranch.core import limits
+from anabranch.core.decisions import streams
+from anabranch.core.decisions.cleanup import runs_to_move
+from anabranch.schemas import records as r
+from tests.core.cleaning import PLACE, crowd, rebuild, relocate
+from tests.core.cleaning import opened as crowded
+from tests.core.harness import DAY, World, nyc, states
+
+LEDGER, OTHER = b"l" * 32, b"o" * 32
+BY = sha256(LEDGER).digest()
+
+
+@pytest.fixture
+def world() -> World:
+    world = nyc("nyc/a", "nyc/b")
+    for label in "AB":
+        world.begin(label)
+        world.touch(label)
+    world.write("A", "w1", count=3)
+    return world
+
+
+def prepare(
+    world: World, label: str = "A", by: bytes = b"", attempt: bytes = b"1", **given: Any
+) -> str:
+    own = [world.receipt(label, "w1", sequence=1)] if label == "A" else []
+    command = world.committing(label, own=own, **given)
+    return world.ask("prepare", replace(command, prepare=r.Prepare(by, attempt)))
+
+
+def commit(world: World, label: str = "A", secret: bytes | None = None, by_id: bool = False) -> str:
+    token = world.id(label) if by_id else world.token(label)
+    said = world.ask("commit", r.Commit(token, (), None, None, 10_000, secret=secret))
+    return said or world.turn().removeprefix("[commit] ")
+
+
+def abort(world: World, label: str = "A", secret: bytes | None = None) -> str:
+    return world.ask("abort", r.Abort(world.token(label), "", secret))
+
+
+def settle(world: World, presume: bool | None, label: str = "A") -> str:
+    said = world.ask("settle", r.Settle(world.id(label), "", presume))
+    return said or world.turn().removeprefix("[settle] ")
+
+
+# -- its life -------------------------------------------------------------------------------------
+
+
+def test_it_waits_through_silence_and_leaders_and_commits(world: World) -> None:
+    assert prepare(world) == "A PREPARED 3"
+    assert (states(world), list(world.state.committing)) == (("PREPARED", True), [])
+    assert world.next_due_ms() is None, "no round looks at it"
+    for keep_table in (True, False):
+        world.lead(keep_table=keep_table)
+        world.wait(30 * DAY)
+        assert world.get("A") == "A PREPARED 3"
+    assert commit(world) == "A COMMITTED 3"
+    assert world.plan() == "A nyc/a 0: w1[0-3)"
+    assert commit(world) == "A COMMITTED 3", "the same answer again"
+
+
+def test_it_is_merged_in_a_round_after_the_one_that_says_so(world: World) -> None:
+    prepare(world)
+    assert world.ask("commit", world.committing("A")) == ""
+    assert (world.plan(), states(world)) == ("", ("FINALIZE_IN_PROGRESS", True))
+    world.lead()
+    assert world.turn() == "[commit] A COMMITTED 3"
+
+
+@pytest.mark.parametrize("lead", [False, True])
+def test_aborted(world: World, lead: bool) -> None:
+    prepare(world)
+    if lead:
+        world.lead(keep_table=False)
+    assert abort(world) == "A ABORTED (aborted by a client)"
+    assert commit(world) == "TransactionAborted"
+
+
+def test_after_it_nothing_is_added(world: World) -> None:
+    receipt = world.receipt("A", "w1")
+    prepare(world)
+    assert world.touch("A", "nyc/b") == "IllegalState"
+    assert world.register("A", replace(receipt, sequence=9)) == "IllegalState"
+    world.write("A", "w1", count=2)
+    world.turn()
+    late = replace(world.committing("A"), own=(world.receipt("A", "w1"),))
+    assert world.ask("commit", late) == "IllegalState"
+    assert commit(world) == "A COMMITTED 3, 2 rejected"
+
+
+def test_repeated_it_is_the_same_and_another_attempt_is_not(world: World) -> None:
+    assert [prepare(world), prepare(world)] == ["A PREPARED 3"] * 2
+    assert prepare(world, attempt=b"2") == "IllegalState"
+    assert prepare(world, by=BY) == "IllegalState"
+    assert prepare(world, name="other") == "InvalidArgument"
+    assert commit(world) == "A COMMITTED 3"
+    assert prepare(world) == "A COMMITTED 3"
+    assert prepare(world, attempt=b"2") == "IllegalState"
+
+
+def test_a_commit_that_was_not_prepared_is_told_so(world: World) -> None:
+    commit(world, "B")
+    assert prepare(world, "B") == "AlreadyCommitted"
+
+
+# -- what a commit checks, it checks --------------------------------------------------------------
+
+
+def test_an_unfinished_writer_is_refused_and_it_stays_open(world: World) -> None:
+    world.ask("touch", r.Touch(world.token("A"), "nyc/a", 7))
+    assert prepare(world) == "WritersUnfinished"
+    assert states(world) == ("OPEN", None)
+
+
+def test_it_waits_for_its_journals_until_its_deadline(world: World) -> None:
+    world.held = True
+    assert prepare(world) == ""
+    assert world.wait(10_000) == "[prepare] ReceiptsNotCovered"
+    world.held = False
+    assert prepare(world) == "A PREPARED 3"
+
+
+def test_many(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PREPARED", limits.Limit(1, "transactions", ""))
+    prepare(world)
+    assert prepare(world, "B") == "TooManyTransactions"
+    abort(world)
+    assert prepare(world, "B") == "B PREPARED 0"
+
+
+def test_much(world: World) -> None:
+    world.settings = replace(world.settings, max_staged_bytes=10)
+    assert prepare(world) == "TooMuchStaged"
+    world.settings = replace(world.settings, max_staged_bytes=1 << 30)
+    assert prepare(world) == "A PREPARED 3"
+
+
+def test_a_batch_that_the_stream_takes_no_more(world: World) -> None:
+    row = world.state.streams["nyc/a"]
+    small = {**row.settings, "max.message.bytes": "20"}
+    world.log_rows([(streams.k.stream_key("nyc/a"), replace(row, settings=small))])
+    assert prepare(world) == "EventTooLarge"
+
+
+def test_positions_are_not_prepared(world: World) -> None:
+    consumed = r.Consumed("nyc/p", b"", ())
+    command = replace(world.committing("A"), prepare=r.Prepare(b"", b""), consumed=consumed)
+    assert world.ask("prepare", command) == "InvalidArgument"
+
+
+# -- its claims -----------------------------------------------------------------------------------
+
+
+def test_its_name_is_given_to_nothing_else(world: World) -> None:
+    assert prepare(world, name="daily") == "A PREPARED 3"
+    assert world.begin("C", name="daily") == "A PREPARED 3", "that one is given back"
+    assert world.one_shot("D", name="daily") == "HeldByPrepared"
+    assert world.id("A").hex() in world.message
+    assert world.commit("B", name="daily", wait_ms=60_000) == "HeldByPrepared", "at once"
+    with world.by("lane"):
+        world.grant("lane", "nyc/*", 511)
+        assert world.begin("E", name="daily") == "NotAuthorized"
+    assert (world.holder("daily"), world.get("A")) == ("A", "A PREPARED 3")
+    assert commit(world) == "A COMMITTED 3"
+    assert world.one_shot("F", name="daily") == "A COMMITTED 3"
+
+
+def test_its_number_is_taken_and_given_back(world: World) -> None:
+    assert prepare(world, name="s", number=7) == "A PREPARED 3"
+    assert world.commit("B", name="s", number=8, wait_ms=60_000) == "HeldByPrepared"
+    assert world.ask("set", r.SetSeries("nyc", "s", 7, 9), lane="admin") == "HeldByPrepared"
+    abort(world)
+    assert world.series("s") == "nowhere"
+    world.commit("B", name="s", number=7)
+    assert world.turn() == "[commit B] B COMMITTED 0"
+
+
+@pytest.mark.parametrize("number", [None, 3])
+def test_what_was_committed_before_is_its_answer(world: World, number: int | None) -> None:
+    world.commit("B", name="daily", number=number)
+    world.turn()
+    assert prepare(world, name="daily", number=number) == "B COMMITTED 0"
+    assert world.row("A").state == "ABORTED"
+
+
+# -- who ends it ----------------------------------------------------------------------------------
+
+
+def test_only_its_ledgers_secret_ends_it(world: World) -> None:
+    assert prepare(world, by=BY) == "A PREPARED 3"
+    for secret in (None, OTHER):
+        assert commit(world, secret=secret) == "NotAuthorized"
+        assert abort(world, secret=secret) == "NotAuthorized"
+    assert world.ask("abort", r.Abort(world.id("A"), ""), lane="admin") == "NotAuthorized"
+    assert commit(world, secret=b"short") == "InvalidArgument"
+    assert world.get("A") == "A PREPARED 3"
+    with world.by("stranger"):
+        world.grant("stranger", "lax/*", 1)
+        assert commit(world, secret=OTHER, by_id=True) == "UnknownTransaction"
+        assert commit(world, secret=LEDGER, by_id=True) == "A COMMITTED 3"
+        assert commit(world, secret=LEDGER, by_id=True) == "A COMMITTED 3"
+
+
+def test_it_is_listed_to_who_shows_the_secret(world: World) -> None:
+    prepare(world, by=BY)
+    prepare(world, "B")
+    asked = r.ListTransactions("nyc", False, 10, None, prepared=True)
+    assert world.ask("list", asked) == "A PREPARED 3, B PREPARED 0"
+    with world.by("stranger"):
+        world.grant("stranger", "lax/*", 1)
+        assert world.ask("list", asked) == "NotAuthorized"
+        assert world.ask("list", replace(asked, secret=LEDGER)) == "A PREPARED 3"
+        assert world.ask("list", replace(asked, secret=OTHER)) == "none"
+    found = world.state.open[world.id("A")]
+    assert world.state.prepared_row(found.row.txn_id) == r.PreparedRow(
+        r.Prepare(BY, b"1"), world.wall_ms
+    )
+
+
+@pytest.mark.parametrize(
+    ("presume", "ends"),
+    [(True, "A COMMITTED 3"), (False, "A ABORTED (presumed aborted by an operator)")],
+)
+def test_an_operator_presumes(world: World, presume: bool, ends: str) -> None:
+    prepare(world, by=BY)
+    assert settle(world, None) == "IllegalState"
+    assert settle(world, presume, "B") == "IllegalState", "that one is open"
+    assert settle(world, presume) == ends
+    assert [row.command for row in world.rounds[-1].audit + world.rounds[-2].audit] == ["Settle"]
+    assert settle(world, presume) == ends
+
+
+# -- once its coordinator said commit ---------------------------------------------------------------
+
+
+def test_there_is_no_abort_after_its_coordinators_word(world: World) -> None:
+    prepare(world, by=BY)
+    world.ask("commit", r.Commit(world.token("A"), (), None, None, 0, secret=LEDGER))
+    settle_now, give_up = r.Settle(world.id("A"), "", None), r.Abort(world.token("A"), "", LEDGER)
+    assert world.turn(("abort", give_up), ("settle", settle_now)) == (
+        "[abort] OutcomeUnknown; [settle] IllegalState; [commit] A COMMITTED 3"
+    )
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["prepared", "told to commit"])
+def test_a_lost_stream_is_left_out_and_named(world: World, told: bool) -> None:
+    world.touch("A", "nyc/b")
+    world.write("A", "w1", count=2, stream="nyc/b")
+    assert prepare(world) == "A PREPARED 5"
+    if told:
+        world.ask("commit", world.committing("A"))
+    turn = world.new_turn()
+    assert streams.give_up_stream(turn, "nyc/b", "gone") == []
+    world.close(turn)
+    assert states(world)[0] == ("FINALIZE_IN_PROGRESS" if told else "PREPARED")
+    said = world.turn() if told else commit(world)
+    assert said.removeprefix("[commit] ").startswith("A COMMITTED 3")
+    assert world.row("A").reason == "2 events are left out, as their stream is LOST: nyc/b"
+    assert world.row("A").left_out == 2
+    assert world.plan() == "A nyc/a 0: w1[0-3)"
+
+
+def test_what_keeps_a_journal_long_is_moved_and_committed_after_it() -> None:
+    world = crowded("A", move_bytes=25_000)
+    world.write("A", "w1", count=2)
+    assert prepare(world) == "A PREPARED 2"
+    for _ in range(3):
+        crowd(world)
+    assert runs_to_move(world.new_turn(), PLACE) != []
+    assert relocate(world) == 1
+    rebuild(world)
+    assert commit(world) == "A COMMITTED 2"
