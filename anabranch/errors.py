@@ -173,6 +173,8 @@ class LedgerMoved(FixCallError):
 
 class LedgerDiffers(FixCallError):
     """The database has committed what was aborted by hand: the row stays, and a person mends it."""
+
+
 class HeldByPrepared(FixCallError):
     """A prepared transaction has the name, or the series: whoever coordinates it ends it (`Client.prepared`)."""
 

@@ -192,13 +192,20 @@ class Book:
         self.connection.rollback()
         return found
 
-    def forget(self, rows: Iterable[Row]) -> None:
-        """Delete rows as they were read; one that changed meanwhile stays."""
+    def forget(self, rows: Iterable[Row]) -> int:
+        """Delete rows as they were read; returns how many. Those that changed, or are held, stay."""
         self.open()
         sql = "delete from TABLE where txn_id = ? and outcome = ? and attempt = ?"
-        for row in rows:
-            self._run(sql, row.txn_id.hex(), row.outcome, row.attempt.hex())
-        self.connection.commit()
+        gone = 0
+        try:
+            self._dialect.hurry(self._cursor, LOCK_S)
+            for row in rows:
+                gone += self._run(sql, row.txn_id.hex(), row.outcome, row.attempt.hex()).rowcount
+            self.connection.commit()
+        except self.driver.OperationalError:
+            self.connection.rollback()
+            return 0
+        return gone
 
 
 def _row_of(found: Any) -> Row:

@@ -80,7 +80,9 @@ class Ledger:
         self._database = database
         self._connects = not hasattr(database, "cursor")
         if self._connects and not callable(database):
-            raise InvalidArgument("a ledger is made of a connection, or of a function that connects")
+            raise InvalidArgument(
+                "a ledger is made of a connection, or of a function that connects"
+            )
         self._table = table
         self._dialect = dialect
 
@@ -217,16 +219,15 @@ class Ledger:
                 row = book.decide(info.txn_id)
                 if row is None:
                     found.held.append(info.txn_id)
-                elif _ended(client, meta.secret, row, found):
-                    (found.committed if row.outcome == COMMIT else found.aborted).append(row.txn_id)
+                elif end := _ended(client, meta.secret, row, found):
+                    (found.committed if end == COMMIT else found.aborted).append(row.txn_id)
                     over[row.txn_id] = row
             for row in book.rows(int(before * 1000), limit):
                 last = book.decide(row.txn_id) if row.outcome == BEGUN else row
                 known = row.former or row.txn_id in over or last is None
                 if last is not None and not known and _ended(client, meta.secret, last, found):
                     over[row.txn_id] = last
-            book.forget(over.values())
-        found.forgotten = len(over)
+            found.forgotten = book.forget(over.values())
         return found
 
     def adopt(self, client: Client, *, keep: bool = False) -> list[TransactionInfo]:
@@ -304,21 +305,24 @@ def _finish(txn: Transaction, secret: bytes | None, timeout: float | None) -> No
         raise LedgerDiffers(
             f"the database has committed {txn!r}, which was aborted: mend the rows by hand ({error})"
         ) from error
+    except AlreadyCommitted:
+        pass  # by recovery, before `_is_committed` asked
     except AnabranchError as trouble:
         log.warning("%r is committed in the database, and will be by recovery: %s", txn, trouble)
 
 
-def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> bool:
-    """Whether the transaction is over as its row says; else an alarm."""
+def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | None:
+    """End the transaction as its row says; returns how it is now. None: it is otherwise, an alarm."""
     try:
         if row.outcome == COMMIT:
             client.commit(row.txn_id, secret=secret)
         else:
             client.abort(row.txn_id, _NO_COMMIT, secret=secret)
-    except (TransactionAborted, AlreadyCommitted, NotAuthorized, Expired) as error:
-        if row.outcome != COMMIT and not isinstance(error, AlreadyCommitted):
-            return True  # it is unknown, or was aborted otherwise
-        found.alarms[row.txn_id] = f"the row says {row.outcome}: {error}"
-        log.error("ledger: %s: the row says %s: %s", txn_text(row.txn_id), row.outcome, error)
-        return False
-    return True
+    except AlreadyCommitted:  # another recovery saw the row `commit`, and forgot it, before this one wrote
+        return COMMIT
+    except (TransactionAborted, NotAuthorized, Expired) as error:
+        if row.outcome == COMMIT:
+            found.alarms[row.txn_id] = f"the row says commit: {error}"
+            log.error("ledger: %s: the row says commit: %s", txn_text(row.txn_id), error)
+            return None
+    return row.outcome

@@ -28,10 +28,13 @@ class Place:
         raise NotImplementedError
 
     def made(self) -> Self:
-        with closing(self.connect()) as connection:
-            connection.cursor().execute(ORDERS)
-            connection.commit()
+        self.run(ORDERS)
         return self
+
+    def run(self, sql: str) -> None:
+        with closing(self.connect()) as connection:
+            connection.cursor().execute(sql)
+            connection.commit()
 
     def order(self, cursor: Any, key: str, amount: int = 0) -> None:
         """The user's own statement."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -97,7 +97,8 @@ class Race:
         self.world, self.place = world, place
         self.rng = random.Random(seed)
         self.key = f"order-{seed}"
-        self.driver = driver_of(place.connect())
+        with closing(place.connect()) as connection:
+            self.driver = driver_of(connection)
         self._hub = getcurrent()
         self._slow = Process(self, "slow")
 
@@ -166,7 +167,7 @@ def settle(world: World, place: Place) -> None:
     for _ in range(3):
         world.clock.sleep(100.0)
         found = Ledger(place.connect).recover(world.client, older_than=-DAY_S * 1000)
-        assert found.alarms == {}
+        assert found.alarms == {}, found
     assert world.client.transactions() == []
     assert Ledger(place.connect).rows() == []
 

@@ -111,44 +111,35 @@ def begun(place: Place) -> Any:
 
 
 def foreign(place: Place) -> Any:
-    run(place, "alter table anabranch_ledger rename column outcome to colour")
+    place.run("alter table anabranch_ledger rename column outcome to colour")
     return place.connect()
 
 
 def emptied(place: Place) -> Any:
-    run(place, "delete from anabranch_ledger")
+    place.run("delete from anabranch_ledger")
     return place.connect()
 
 
 def missing(place: Place) -> Any:
-    run(place, "drop table anabranch_ledger")
+    place.run("drop table anabranch_ledger")
     return place.connect()
 
 
 def newer(place: Place) -> Any:
-    run(
-        place,
+    place.run(
         """update anabranch_ledger set note = replace(note, '"version": 1', '"version": 2')""",
     )
     return place.connect()
 
 
 def elsewhere(place: Place) -> Any:
-    run(place, "update anabranch_ledger set note = replace(note, 'memory/', 'other/')")
+    place.run("update anabranch_ledger set note = replace(note, 'memory/', 'other/')")
     return place.connect()
 
 
 def moved(place: Place) -> Any:
-    run(
-        place, 'update anabranch_ledger set note = replace(note, \'"server": "\', \'"server": "x\')'
-    )
+    place.run('update anabranch_ledger set note = replace(note, \'"server": "\', \'"server": "x\')')
     return place.connect()
-
-
-def run(place: Place, sql: str) -> None:
-    with closing(place.connect()) as connection:
-        connection.cursor().execute(sql)
-        connection.commit()
 
 
 @pytest.mark.parametrize(
@@ -203,8 +194,7 @@ def test_a_row_of_that_id_is_there(
     with world.client.begin("shop") as txn:
         txn.token()
         assert txn.txn_id is not None
-        run(
-            place,
+        place.run(
             f"insert into anabranch_ledger values ('{txn.txn_id.hex()}', '{outcome}', '00', 1, null)",
         )
         with pytest.raises(error), ledger.commit(txn):
@@ -276,9 +266,13 @@ def _psycopg_error() -> Exception:
 def test_a_commit_whose_answer_is_lost_counts(world: World, place: Place, connected: str) -> None:
     """The row says so, and it is our own attempt's."""
     lost = Break(place, "commit.after", commits=True)
-    ledger = Ledger(lost.connect if connected == "a function" else lost.connect())
+    if connected == "a function":
+        ledger = Ledger(lost.connect)
+    else:
+        ledger = Ledger(lost.connect())
     with ordered(world, place, ledger, "a") as txn:
         pass
+    lost.connections[0].close()
     assert txn.result is not None
     assert (place.orders(), differences(world, place)) == (["a"], set())
 
@@ -423,7 +417,7 @@ def test_a_row_that_contradicts_the_log_is_an_alarm_and_stays(
     txn_id = left(world, place, "a", committed=True)
     presume_abort(world, txn_id)
     unknown = bytes([0, 0]) + bytes(14)
-    run(place, f"insert into anabranch_ledger values ('{unknown.hex()}', 'commit', '00', 1, null)")
+    place.run(f"insert into anabranch_ledger values ('{unknown.hex()}', 'commit', '00', 1, null)")
     for _ in range(2):
         found = ledger.recover(world.client, older_than=LONG_AGO)
         assert set(found.alarms) == {txn_id, unknown}

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from anabranch.ledger import book
+from anabranch.ledger import book, ledger
 from tests.ledger.places import Place, SQLitePlace
 from tests.ledger.races import Race, differences, settle, start
 
@@ -18,10 +18,12 @@ EACH = 50  # that share a cluster
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread plays all processes: the one that waits for a lock waits in vain."""
     monkeypatch.setattr(book, "LOCK_S", 0.01)
+    monkeypatch.setattr(ledger, "_PAUSE_S", 0.0)
 
 
 def races(place: Place, seeds: range) -> tuple[Counter[str], list[str]]:
     """How many were told what, and what is wrong."""
+    place.run("delete from orders")
     world, told = start(place), {}
     for seed in seeds:
         race = Race(world, place, seed)
@@ -45,5 +47,5 @@ def test_races(place: Place, request: pytest.FixtureRequest) -> None:
         some, wrong = races(place, range(first, first + EACH))
         assert wrong == [], f"seeds {first} to {first + EACH}"
         told += some
-    assert set(told) == {"committed", "not committed", "unknown", "dead"}
-    assert min(told.values()) >= 3, told
+    assert set(told) == {"committed", "not committed", "dead"}
+    assert min(told.values()) >= 5, told
