@@ -93,7 +93,8 @@ def test_money(broker: Broker, unique: str, tmp_path: Path, seconds: float) -> N
     """Clients, the controller, the recovery service and the database are killed; totals hold at every timestamp."""
     chance = random.Random(unique)
     scopes = "shop,bank"
-    cluster = start_cluster(broker.bootstrap, tmp_path, prefix=f"m{unique}")
+    settings = ("--session-timeout", "2")
+    cluster = start_cluster(broker.bootstrap, tmp_path, f"m{unique}", settings)
     with (
         anabranch.connect(cluster.bootstrap, prefix=cluster.prefix) as client,
         server() as database,
@@ -124,10 +125,15 @@ def test_money(broker: Broker, unique: str, tmp_path: Path, seconds: float) -> N
 
         children = [start(number) for number in range(3)]
         until, strikes = time.monotonic() + seconds, 0
-        while time.monotonic() < until or strikes < 4:
-            time.sleep(chance.uniform(0.5, 2.5))
-            strike = chance.choice(["child", "child", "controller", "database"])
+        while strikes < 6 or time.monotonic() < until:
+            grow(place, (tmp_path / "children"))
+            time.sleep(chance.uniform(0.0, 0.3))
             strikes += 1
+            strike = (
+                "database"
+                if strikes == 2
+                else chance.choice(["child", "child", "controller", "database"])
+            )
             if strike == "child":
                 number = chance.randrange(3)
                 children[number].kill()
@@ -146,6 +152,14 @@ def test_money(broker: Broker, unique: str, tmp_path: Path, seconds: float) -> N
         end(client, Ledger(place.connect))
         judge(client, place, scopes)
         cluster.controller.stop()
+
+
+def grow(place: PostgresPlace, said: Path) -> None:
+    """Until some more orders are there: each strike meets processes at work."""
+    goal, until = len(place.orders()) + 3, time.monotonic() + 60
+    while len(place.orders()) < goal:
+        assert time.monotonic() < until, said.read_text()[-3000:]
+        time.sleep(0.02)
 
 
 def judge(client: anabranch.Client, place: PostgresPlace, scopes: str) -> None:

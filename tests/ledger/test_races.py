@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from anabranch.ledger import book, ledger
+from anabranch.client.client import Client
+from anabranch.errors import TransactionAborted
+from anabranch.ledger import Ledger, Recovered, book, ledger
+from anabranch.ledger.book import Book, Row
 from tests.ledger.places import Place, SQLitePlace
 from tests.ledger.races import Race, differences, settle, start
 
@@ -49,3 +53,57 @@ def test_races(place: Place, request: pytest.FixtureRequest) -> None:
         told += some
     assert set(told) == {"committed", "not committed", "dead"}
     assert min(told.values()) >= 5, told
+
+
+# -- planted bugs: each takes away what one rule rests on ------------------------------------------------
+
+
+def reads_only(self: Book, txn_id: bytes) -> Row:
+    """Recovery decides without writing."""
+    self.open()
+    row = self._row(txn_id)
+    self.connection.rollback()
+    return row if row and row.outcome == "commit" else Row(txn_id, "abort", b"", 0, False)
+
+
+def nothing_first(self: Book, txn_id: bytes, attempt: bytes) -> None:
+    """No row comes first …"""
+
+
+def inserted_last(self: Book, txn_id: bytes, attempt: bytes) -> None:
+    """… and the one at the end is a new one: an `abort` row that was forgotten is missed."""
+    if not self._insert(txn_id.hex(), "commit", attempt):
+        raise TransactionAborted("there is a row")
+
+
+def guesses(self: Ledger, open_book: Book, txn_id: bytes, *_: object) -> Row:
+    """A commit without an answer is taken for none."""
+    return Row(txn_id, "abort", b"", 0, False)
+
+
+def forgets_first(client: Client, secret: bytes, row: Row, found: Recovered) -> str | None:
+    """A row `commit` goes before the log says so."""
+    return row.outcome if row.outcome == "commit" else ENDED(client, secret, row, found)
+
+
+ENDED = ledger._ended
+BUGS = {
+    "recovery reads only": [(Book, "decide", reads_only)],
+    "the row comes last": [(Book, "begin", nothing_first), (Book, "end", inserted_last)],
+    "no answer is no commit": [(Ledger, "_last_word", guesses)],
+    "rows go too early": [(ledger, "_ended", forgets_first)],
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_found(bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = SQLitePlace(tmp_path / "shop.db").made()
+    for target, name, planted in BUGS[bug]:
+        monkeypatch.setattr(target, name, planted)
+    with pytest.raises(AssertionError):
+        hunt(place)
+
+
+def hunt(place: Place) -> None:
+    for first in range(0, 300, EACH):
+        assert races(place, range(first, first + EACH))[1] == []
