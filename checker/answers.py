@@ -11,7 +11,9 @@ from checker.sweep import Told
 from checker.times import number_of
 
 # No answer is followed by one of a lower rank.
-_RANKS = {"unknown": 0, "open": 1, "committing": 2, "aborting": 3, "aborted": 4, "committed": 4}
+_RANKS = {
+    "unknown": 0, "open": 1, "prepared": 2, "committing": 3, "aborting": 4, "aborted": 5, "committed": 5,
+}  # fmt: skip
 
 
 def judge_answers(history: History, report: Report) -> None:
@@ -65,9 +67,15 @@ def _judge_order(report: Report, txn: Txn) -> None:
 
 
 def _judge_causes(report: Report, txn: Txn) -> None:
-    """Every committed transaction was asked to commit."""
+    """Every committed transaction was asked to commit; a prepared one that is aborted was asked to be."""
     if not txn.handle:
         return
+    prepared = txn.answered("prepared")
+    aborted = txn.answered("aborted", "aborting") if prepared else []
+    if aborted and all(aborted[0].op.ended_before(op) for op in txn.aborts):
+        text = f"{txn} was told prepared, and then aborted, though its coordinator had not asked for it"
+        evidence = [prepared[0].op.told_where, aborted[0].op.told_where]
+        report.add("unexplained", text, [*evidence, *(op.where for op in txn.aborts)])
     for answer in txn.answered("committed"):
         if all(answer.op.ended_before(commit) for commit in txn.candidates):
             text = f"{txn} was told committed, and nobody had asked for it"

@@ -13,7 +13,16 @@ from checker.recorder import SUFFIX
 Entry = tuple[str, int, dict[str, Any]]  # file, line from 1, the parsed line
 
 OK, FAILED, UNKNOWN = "ok", "failed", "unknown"
-STATES = ("open", "committing", "committed", "aborting", "aborted", "unknown", "expired")
+STATES = (
+    "open",
+    "prepared",
+    "committing",
+    "committed",
+    "aborting",
+    "aborted",
+    "unknown",
+    "expired",
+)
 MODES = ("raw", "ordered", "transactions")
 TOPICS = ("stream", "journal", "history")  # of a stream
 

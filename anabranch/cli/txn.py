@@ -170,7 +170,8 @@ def settle(
 ) -> None:
     """End a transaction whose merge can't go on because a stream of it is LOST: abort it in all its streams.
 
-    Or end a PREPARED one in the place of its coordinator, which may have decided otherwise. Else only for a big transaction in FINALIZE_IN_PROGRESS with a part in a LOST stream. Consumers that read the
+    Or end a PREPARED one in the place of its coordinator, which may have decided otherwise. Else only for a big
+    transaction in FINALIZE_IN_PROGRESS with a part in a LOST stream. Consumers that read the
     topics of its other streams directly may have seen events of it, and keep seeing them; snapshots, ordered
     readers and Spark never do. Needs a lane that may operate on the scope.
     """

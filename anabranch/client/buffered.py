@@ -9,6 +9,7 @@ from anabranch.client.handle import Handle, Shared, pairs_of
 from anabranch.client.receipt_account import (
     StateRow,
     StreamLane,
+    WriterAccount,
     headers_size,
 )
 from anabranch.core.ids import is_state
@@ -27,15 +28,46 @@ class Buffered(Handle):
     """The writes of a `Transaction`."""
 
     def __init__(
-        self, shared: Shared, scope: str, keepalive_ms: int, tenure: Tenure | None
+        self,
+        shared: Shared,
+        scope: str,
+        name: str | None,
+        keepalive_ms: int,
+        tenure: Tenure | None,
     ) -> None:
         super().__init__(shared, scope, keepalive_ms)
+        self._name = name
         self._tenure = tenure
+        self._txn_id: bytes | None = None
+        self._secret: bytes | None = None
+        self._begun = False  # a Begin was sent
         self._buffer: list[r.Event] = []
         self._buffered_bytes = 0
 
-    def _begin(self, deadline: float) -> None:
+    def _take_outcome(self, outcome: r.Outcome) -> None:
         raise NotImplementedError
+
+    def _begin(self, deadline: float) -> None:
+        txn_id = self._make_id(deadline)
+        self._begun = True
+        self._secret = self._secret or self._session.new_secret()  # the same when this is repeated
+        of = None if self._tenure is None else self._tenure.hash
+        begin = r.Begin(txn_id, self._scope, self._name, self.keepalive_ms, self._secret, of)
+        begun = self._session.begin(begin, deadline)
+        if isinstance(begun, r.Outcome):
+            self._take_outcome(begun)
+            return
+        self._token = self._session.token_of(begin, begun.begun_ms)
+        self._account = WriterAccount(
+            txn_id, self._session.random64(), self._shared.journals.writer()
+        )
+        self.beating = True
+        self._shared.heart(self)
+
+    def _make_id(self, deadline: float, *, marked: bool = False) -> bytes:
+        if self._txn_id is None:
+            self._txn_id = self._session.new_txn_id(self._scope, deadline, marked=marked)
+        return self._txn_id
 
     def _check_usable(self) -> None:
         raise NotImplementedError

@@ -180,7 +180,8 @@ class Client(Processors, Administration):
     ) -> Result:
         """Commit a transaction by its reservation, or by a token with the right commit.
 
-        With the ``secret`` of what prepared it the id (16 bytes) does, from any lane. Arguments and errors are those of `Transaction.commit`; `NotAuthorized`: the token lacks that right.
+        With the ``secret`` of what prepared it the id (16 bytes) does, from any lane. Arguments and errors are
+        those of `Transaction.commit`; `NotAuthorized`: the token lacks that right.
 
         ``receipts``: exactly the writers to take; None: every finished one. Repeating it gives the same result.
         A reservation that no writer began is begun and committed, empty.
@@ -228,7 +229,7 @@ class Client(Processors, Administration):
             if isinstance(begun, Outcome):
                 return begun
             transaction = self._session.token_of(transaction.begin, begun.begun_ms)
-        if transaction != txn_id:
+        if secret is None or transaction != txn_id:
             check_right(peek(transaction), Rights.COMMIT)
         return self._session.commit(
             transaction, (), records, name, deadline, number, consumed, prepare, secret
@@ -331,7 +332,7 @@ class Client(Processors, Administration):
     ) -> list[TransactionInfo]:
         """Prepared transactions, which wait for their coordinator's word, the oldest first.
 
-        ``secret``: those that were prepared ``by`` its SHA-256, whichever lane began them. Raises: as `transactions`.
+        ``secret``: those prepared ``by`` its SHA-256, whichever lane began them. Raises: as `transactions`.
         """
         self._shared.check()
         wanted = ListTransactions(scope, False, limit, None, True, secret)

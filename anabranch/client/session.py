@@ -122,8 +122,8 @@ class Session(StreamCalls):
     ) -> r.Outcome:
         """Commit until the outcome is COMMITTED. `OutcomeUnknown` at the deadline; refusals leave it open.
 
-        ``number``: of the series ``name``; `AlreadyCommitted` where the series is beyond it. ``prepare``: only until
-        it is PREPARED. ``secret``: as the command's; ``token`` may be the bare id then.
+        ``number``: of the series ``name``; `AlreadyCommitted` where the series is beyond it. ``prepare``: only
+        until it is PREPARED. ``secret``: as the command's; ``token`` may be the bare id then.
         """
         named = None if receipts is None else tuple(receipts)
         # `_until_known` says how long to wait.

@@ -14,7 +14,6 @@ from anabranch.client.handle import (
     check_taken,
     place_null_keys,
 )
-from anabranch.client.receipt_account import WriterAccount
 from anabranch.client.reservation import Reservation, abort_reserved
 from anabranch.client.session import unknown
 from anabranch.client.tokens import WRITER, RightNames, narrow_at
@@ -64,14 +63,10 @@ class Transaction(Buffered):
         keepalive_ms: int,
         tenure: Tenure | None = None,
     ) -> None:
-        super().__init__(shared, scope, keepalive_ms, tenure)
-        self._name = name
-        self._txn_id: bytes | None = None
-        self._secret: bytes | None = None
+        super().__init__(shared, scope, name, keepalive_ms, tenure)
         self._result: Result | None = None
         self._outcome: r.Outcome | None = None  # of its prepare or commit
         self._own: r.Receipt | None = None
-        self._begun = False  # a Begin was sent
         self._in_doubt = False  # a commit was sent, and its outcome is not known here
         self._told = False  # … and the caller was told that
         self._abort_unanswered = False  # an abort was sent, and not answered
@@ -117,6 +112,11 @@ class Transaction(Buffered):
         """The outcome once committed; known at once if the name was committed before."""
         return self._result
 
+    @property
+    def prepared(self) -> TransactionInfo | None:
+        """This transaction, or the one that has its name, as it was prepared; None: it is not."""
+        return info_of(self._outcome) if self._prepared and self._outcome is not None else None
+
     # -- opening --------------------------------------------------------------------------------------
 
     def token(
@@ -141,28 +141,6 @@ class Transaction(Buffered):
         """Begin at once, under the name; a committed name gives its result."""
         with self._lock:
             self._begin(self._shared.deadline(None))
-
-    def _begin(self, deadline: float) -> None:
-        txn_id = self._make_id(deadline)
-        self._begun = True
-        self._secret = self._secret or self._session.new_secret()  # the same when this is repeated
-        of = None if self._tenure is None else self._tenure.hash
-        begin = r.Begin(txn_id, self._scope, self._name, self.keepalive_ms, self._secret, of)
-        begun = self._session.begin(begin, deadline)
-        if isinstance(begun, r.Outcome):
-            self._take_outcome(begun)
-            return
-        self._token = self._session.token_of(begin, begun.begun_ms)
-        self._account = WriterAccount(
-            txn_id, self._session.random64(), self._shared.journals.writer()
-        )
-        self.beating = True
-        self._shared.heart(self)
-
-    def _make_id(self, deadline: float, *, marked: bool = False) -> bytes:
-        if self._txn_id is None:
-            self._txn_id = self._session.new_txn_id(self._scope, deadline, marked=marked)
-        return self._txn_id
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything written is acknowledged and its receipt registered. Opens the transaction.
@@ -197,8 +175,8 @@ class Transaction(Buffered):
         claim this name; if it is committed already, its outcome is the result, and this transaction has no effect.
         ``number``, 0 or more: claim this number of the series ``name`` instead; it must be above all numbers that
         were ever committed in the series. ``consumed``: of a `TaskReader`; these positions move with the events, or
-        neither does. The transaction was begun with its tenure, and has no name. ``secret``: of the coordinator that
-        prepared it, as `prepare` says. ``timeout`` in seconds.
+        neither does. The transaction was begun with its tenure, and has no name. ``secret``: of who prepared it, as
+        `prepare` says. ``timeout`` in seconds.
 
         Raises:
             TenureLost: another one has taken tasks of ``consumed``; this transaction is aborted, or committed if
@@ -243,10 +221,10 @@ class Transaction(Buffered):
     ) -> TransactionInfo:
         """Make sure of a commit, and leave the decision for later: `commit` or `abort` end it, days later too.
 
-        Silence never aborts it. It holds up no reader, no other commit and no scaling. There is no write after it.
-        ``by``: the SHA-256 of a secret (32 bytes), which alone ends it then, from any process. ``attempt``: up to 64
-        bytes; repeating the call with the same one is harmless. The state of the result is PREPARED, or COMMITTED if
-        name or number were committed before: then this transaction has no effect.
+        Silence never aborts it; no reader, other commit or scaling waits for it. There is no write after it.
+        ``by``: the SHA-256 of a secret (32 bytes), which alone ends it then, from any process. ``attempt``: up to
+        64 bytes; repeating the call with the same one is harmless. The state of the result is PREPARED, or
+        COMMITTED if name or number were committed before: then this transaction has no effect.
 
         Raises: as `commit`; HeldByPrepared (by another one that has the claim), TooManyTransactions, TooMuchStaged
         (too many are prepared), IllegalState (another attempt prepared it).
@@ -373,8 +351,8 @@ class Transaction(Buffered):
     ) -> None:
         """Give up: after this, no event of it ever becomes visible. Repeating the call is fine.
 
-        ``secret``: as `commit`. Raises: AlreadyCommitted. DeadlineExceeded, NotReady, OutcomeUnknown: the abort is not certain; repeat it
-        (if no commit was sent, silence makes the controller abort it).
+        ``secret``: as `commit`. Raises: AlreadyCommitted. DeadlineExceeded, NotReady, OutcomeUnknown: the abort is
+        not certain; repeat it (if no commit was sent, silence makes the controller abort it).
         """
         with self._lock:
             if self._result is not None:

@@ -107,8 +107,8 @@ class State:
         self.tasks: dict[tuple[str, int], TaskRow] = {}
         self.open: dict[bytes, OpenTxn] = {}
         self.open_of: dict[str, set[bytes]] = {}  # by the lane that made them
-        self.committing: dict[bytes, bool] = {}  # open ones with a pending commit, but for:
-        self.prepared: dict[bytes, bool] = {}  # … no round looks at these
+        self.committing: dict[bytes, bool] = {}  # open ones with a pending commit; or they are
+        self.prepared: dict[bytes, bool] = {}  # … and no round looks at them
         # Transactions' rows that can't be read, until a later row replaces them.
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}
         self.finished = 0  # transactions that ended since this was made
@@ -180,8 +180,7 @@ class State:
             return
         txn_id = key[:TXN_ID_SIZE]
         old = self.txn_row(txn_id)
-        had = old is not None and old.state in FINISHED
-        has = row is not None and row.state in FINISHED
+        had, has = (each is not None and each.state in FINISHED for each in (old, row))
         if had != has:
             self.outcomes += has - had
             kept = self.outcomes.to_bytes(8, "big") if self.outcomes else None

@@ -102,7 +102,7 @@ def test_a_refused_prepare_leaves_it_open(client: anabranch.Client) -> None:
         txn.write("shop/a", b"half", key=b"h")
         writer.finish()
         assert txn.prepare(by=BY, attempt=b"1").counts.committed == 2
-        with pytest.raises(NotAuthorized, match="its word alone|whose word alone"):
+        with pytest.raises(NotAuthorized, match="whose word alone"):
             txn.abort()
         assert txn.prepare(by=BY, attempt=b"1").state == "PREPARED", "its handle is as it was"
         txn.abort(secret=SECRET)
@@ -118,7 +118,10 @@ def test_its_name_gives_it_back(client: anabranch.Client) -> None:
         token = txn.token("all")
     with client.begin("shop", name="nightly") as again:
         assert (again.prepare().state, again.txn_id) == ("PREPARED", txn.txn_id)
-    with client.begin("shop") as other, pytest.raises(HeldByPrepared, match=txn.txn_id.hex()):
+    with (
+        client.begin("shop") as other,
+        pytest.raises(HeldByPrepared, match=(txn.txn_id or b"").hex()),
+    ):
         other.commit(name="nightly")
     assert txn.commit().counts.committed == 1
     assert client.commit(token).txn_id == txn.txn_id

@@ -243,8 +243,8 @@ class FakeClient:
     def forget_stream(self, name: str) -> None:
         self._call("forget_stream", name=name)
 
-    def settle(self, transaction: bytes, reason: str) -> None:
-        self._call("settle", transaction=transaction, reason=reason)
+    def settle(self, transaction: bytes, reason: str, presume: bool | None = None) -> None:
+        self._call("settle", transaction=transaction, reason=reason, presume=presume)
 
     def abort(self, transaction: bytes, reason: str) -> None:
         self._call("abort", transaction=transaction, reason=reason)

@@ -11,6 +11,7 @@ import pytest
 from anabranch.core import limits
 from anabranch.core.decisions import streams
 from anabranch.core.decisions.cleanup import runs_to_move
+from anabranch.core.rows import stream_key
 from anabranch.schemas import records as r
 from tests.core.cleaning import PLACE, crowd, rebuild, relocate
 from tests.core.cleaning import opened as crowded
@@ -148,7 +149,7 @@ def test_much(world: World) -> None:
 def test_a_batch_that_the_stream_takes_no_more(world: World) -> None:
     row = world.state.streams["nyc/a"]
     small = {**row.settings, "max.message.bytes": "20"}
-    world.log_rows([(streams.k.stream_key("nyc/a"), replace(row, settings=small))])
+    world.log_rows([(stream_key("nyc/a"), replace(row, settings=small))])
     assert prepare(world) == "EventTooLarge"
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from anabranch.core.journal.index import CRC_MODULUS, layout, segment_on, taken_runs
-from anabranch.core.journal.runs import Run, StoredRun
-from anabranch.core.journal.runs import extents_of
+from anabranch.core.journal.runs import Run, StoredRun, extents_of
 from anabranch.schemas import records as r
 from tests.core.harness import World
 

@@ -38,6 +38,7 @@ STATES = {
     "COMMITTED": "committed",
     "ABORT_IN_PROGRESS": "aborting",
     "ABORTED": "aborted",
+    "PREPARED": "prepared",
 }
 
 

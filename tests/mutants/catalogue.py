@@ -18,6 +18,7 @@ from tests.mutants import (
     lanes,
     merges,
     plays,
+    prepared,
     rounds,
     tasks,
     topics,
@@ -65,6 +66,7 @@ LOST_MARKERS = LEADERLESS | {"lose_markers": 1.0}
 # Workers steal tasks from each other; and what they commit is carried aside.
 STEALING = {"workers": 3, "retain_s": 0, "scale_s": 0.7, "worker_freeze": 0.006}
 MOVING = STEALING | {"chunk_bytes": 250}
+PREPARED = {"prepared": 1.0, "linger": 0.8}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
 
@@ -126,6 +128,13 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("safe times are not logged", rounds.safe_unlogged, weather=SAFE),
     Mutant("times to come are called safe", rounds.safe_ahead, weather=SAFE),
     Mutant("stale snapshot", rounds.safe_stale, weather=SAFE, broker="steady"),
+    # -- prepared ones
+    Mutant("silence aborts a prepared one", prepared.goes_stale, quick=True, weather=PREPARED),
+    Mutant("a prepared one's name is superseded", prepared.superseded, weather=PREPARED),
+    Mutant("a prepared one is lost with a stream", prepared.lost_with_a_stream,
+           weather=PREPARED | LOSING),
+    Mutant("a refused merge aborts a prepared one", prepared.refused_and_aborted,
+           weather=PREPARED | {"small_limit_s": 2.0}),
     # -- what a commit takes
     Mutant("late writes are taken", decisions.late_writes),
     Mutant("a dead attempt's writes are counted", decisions.zombie_writers, broker="steady"),

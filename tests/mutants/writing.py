@@ -37,6 +37,7 @@ STATES = {
     "COMMITTED": "committed",
     "ABORT_IN_PROGRESS": "aborting",
     "ABORTED": "aborted",
+    "PREPARED": "prepared",
 }
 # What a caller has to expect where controllers die.
 TROUBLE = (RetryError, BeginAgainError, AskOutcomeError, AlreadyCommitted, UnknownTransaction)

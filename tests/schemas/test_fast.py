@@ -58,6 +58,9 @@ outcomes = st.builds(
     st.integers(-(1 << 31), (1 << 31) - 1),
     st.just(()) | st.lists(names, max_size=3).map(tuple),
     st.just(()),
+    names,
+    st.just(0) | numbers,
+    st.just(b"") | st.binary(max_size=40),
 )
 replies = st.builds(r.Reply, st.binary(max_size=70), st.binary(max_size=70), numbers, outcomes)
 hot = st.one_of(one_shots, replies, *[record_strategy(cls.__name__) for cls in WRITTEN])

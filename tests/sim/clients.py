@@ -29,6 +29,7 @@ from tests.sim.ledger import Attempt, Deal, Ledger
 from tests.sim.noise import Noise
 from tests.sim.poison import Poison
 from tests.sim.ports import SimCluster, client_ports
+from tests.sim.prepared import preparing, recover
 from tests.sim.questions import ask, clear_doubt, resolve_new
 from tests.sim.recorded import (
     recorded_begin,
@@ -135,6 +136,9 @@ class Worker:
             self.world.spawn(process, send.__name__, partial(self._poison, client, mean_s, send))
         if self.faults.weather.plain_s:
             self.world.spawn(process, "plain", self._write_plainly)
+        if self.faults.weather.prepared:
+            beside = (self.world, self.faults, self.ledger, client, process.name)
+            self.world.spawn(process, "recovery", partial(recover, *beside))
         while True:
             if self.done:  # a crowd may still come to be in doubt; and the heart goes on
                 ports.clock.sleep(5.0)
@@ -327,12 +331,15 @@ class Worker:
             with recorded_begin(self.ledger, deal) as told, self.world.interruptible():
                 txn = client.begin(SCOPE, name, keepalive)
                 deal.txn_id = txn.txn_id
-                if txn.result is None and txn.txn_id is not None:
+                if txn.result is None and txn.txn_id is not None and txn.prepared is None:
                     told["txn_id"] = txn.txn_id.hex()
         except Interrupt:
             return
         if txn.result is not None:
             deal.named_result = txn.result
+            return
+        if txn.txn_id in self.ledger.words or txn.prepared is not None:
+            deal.txn_id = None  # it is another one, which has the name
             return
         try:
             self._use(client, deal, txn)
@@ -425,12 +432,12 @@ class Worker:
             steps = (-1, -1, 0, 1, 1, 1) if self.faults.weather.numbered else (-1, 0, 0, 0, 1, 1)
             claimed, number = SERIES, self.ledger.number(deal, random.choice(steps))
         attempt = deal.attempt(self.world.now, "own", named, name=deal.name)
-        self._commit(
-            deal,
+        call = preparing(
+            self.world, self.faults, self.ledger, deal, txn,
             lambda t: txn.commit(receipts, name=claimed, number=number, timeout=t),
-            attempt,
-            txn.abort,
-        )
+            receipts, (claimed, number),
+        )  # fmt: skip
+        self._commit(deal, call, attempt, None if deal.label in self.ledger.prepared else txn.abort)
 
     def _race(self, deal: Deal, token: bytes, helpers: list[Helper]) -> None:
         """Another client commits at the same time, with receipts that it chose."""

@@ -227,6 +227,8 @@ class Ledger:
         self.never: set[bytes] = set()  # ids of one-shots that came while their lane was blocked
         self.asked: dict[bytes, str] = {}  # correlation id -> the lane that it came by
         self._born: dict[bytes, str] = {}  # transaction -> the lane of its first command
+        self.prepared: set[str] = set()  # deals that a database decides
+        self.words: dict[bytes, bool] = {}  # … and its word: whether to commit
         self.lost: dict[str, list[float]] = defaultdict(list)  # stream -> rounds that gave it up
         self.late: dict[str, list[float]] = defaultdict(list)  # … and that wrote to it after that
 

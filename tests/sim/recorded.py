@@ -32,6 +32,7 @@ _STATES = {
     "COMMITTED": "committed",
     "ABORT_IN_PROGRESS": "aborting",
     "ABORTED": "aborted",
+    "PREPARED": "prepared",
 }
 
 

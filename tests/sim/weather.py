@@ -71,6 +71,7 @@ class Weather:
     interrupt: float = 0.0  # per port call of a client's begin, flush or commit
     refusals: float = 0.0  # of jobs: a one-shot to a stream that is being made
     two_committers: float = 0.0  # of transactions with helpers
+    prepared: float = 0.0  # of transactions by journals: a database decides
     offsets_expire_s: float = (
         0.0  # mean time between expiries of offsets that no member subscribes to
     )
@@ -181,7 +182,8 @@ class Weather:
         )
         drawn = drawn.changed(_draw_trouble(Random(f"{own}/what lasts")))
         drawn = drawn.changed(_draw_lanes(Random(f"{own}/lanes")))
-        return drawn.changed(_draw_workers(Random(f"{own}/workers")))
+        drawn = drawn.changed(_draw_workers(Random(f"{own}/workers")))
+        return drawn.changed({"prepared": Random(f"{own}/prepared").choice((0.0, 0.0, 0.3, 0.8))})
 
     def changed(self, values: Mapping[str, float]) -> Weather:
         """With these instead."""
@@ -218,7 +220,9 @@ _KINDS: dict[str, tuple[float, ...]] = {
     "hostile_s": (3.0,),
 }
 _NO_LANES: dict[str, float] = {"lanes": 0, "rights_s": 0.0, "lane_s": 0.0}
-CLEAR: dict[str, float] = dict.fromkeys(_KINDS, 0.0) | _NO_LANES | {"workers": 0}  # none of it
+CLEAR: dict[str, float] = (
+    dict.fromkeys(_KINDS, 0.0) | _NO_LANES | {"workers": 0, "prepared": 0}
+)  # none of it
 
 
 def _draw_trouble(random: Random) -> dict[str, float]:

@@ -17,6 +17,7 @@ from anabranch.errors import (
     BeginAgainError,
     ClockSkew,
     EventTooLarge,
+    HeldByPrepared,
     IllegalState,
     InvalidArgument,
     NotAuthorized,
@@ -43,6 +44,7 @@ FINE = (
     IllegalState,
     WritersUnfinished,
     ClockSkew,
+    HeldByPrepared,
     StreamLost,  # `check_lost` looks whether that is so
 )
 

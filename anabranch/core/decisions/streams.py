@@ -351,7 +351,7 @@ def _rows_of(state: State, stream: str) -> Iterator[bytes]:
 
 
 def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
-    """Abort a transaction whose merge can't go on, in all its streams, or end a PREPARED one. It can be repeated.
+    """Abort a transaction whose merge can't go on, in all its streams, or end a PREPARED one. Repeatable.
 
     Chunks of it are in other streams, committed natively. No history may ever name them, so their partitions are
     used no more.

@@ -1,6 +1,6 @@
-"""Decisions on prepared transactions, whose coordinator, a database or a program, decides later (`docs/prepared.md`).
+"""Decisions on prepared transactions, whose coordinator (a database, a program) decides later (`docs/prepared.md`).
 
-What can fail fails before PREPARED is logged: writers, name, number and journals are those of the commit. Then
+Checks that may fail come before PREPARED is logged: writers, name, number and journals are those of the commit. Then
 only its coordinator's word ends it. Once that was "commit" there is no abort any more: a refused merge is tried
 again, and a LOST stream is left out. A PREPARED one has no timestamp, so it holds up no reader and no other commit.
 """
