@@ -140,8 +140,8 @@ def adopt(
 ) -> None:
     """Let the ledger belong to the server that its database is on now: restored, copied or promoted.
 
-    It gets another secret. What was prepared under the former one is shown: look at its rows in the former one,
-    then `anabranch txn settle --presume`.
+    The ledger gets another secret. The list is of transactions prepared under the former one: look at their rows in
+    the former database, then `anabranch txn settle --presume`.
     """
     ledger = options.ledger()
     connecting = options.client()

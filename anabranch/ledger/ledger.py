@@ -233,8 +233,8 @@ class Ledger:
     def adopt(self, client: Client, *, keep: bool = False) -> list[TransactionInfo]:
         """Let the ledger belong to the server that it is on now; returns what was prepared, for a person to end.
 
-        It gets another secret, so it can't end what the other server's processes prepared: look at the rows there,
-        then ``anabranch txn settle --presume``. ``keep``: the server has moved with all its rows, and the former
+        The ledger gets another secret, so it can't end what the other server's processes prepared: look at the rows
+        there, then ``anabranch txn settle --presume``. ``keep``: the server moved with all its rows, and the former
         one never comes back: the secret stays, and `recover` goes on.
 
         Raises: NoLedger, InvalidArgument (a standby, another cluster), NotReady, DeadlineExceeded.
@@ -318,7 +318,9 @@ def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | N
             client.commit(row.txn_id, secret=secret)
         else:
             client.abort(row.txn_id, _NO_COMMIT, secret=secret)
-    except AlreadyCommitted:  # another recovery saw the row `commit`, and forgot it, before this one wrote
+    except (
+        AlreadyCommitted
+    ):  # another recovery saw the row `commit`, and forgot it, before this one wrote
         return COMMIT
     except (TransactionAborted, NotAuthorized, Expired) as error:
         if row.outcome == COMMIT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -104,7 +105,7 @@ def test_the_service_waits_for_a_database_that_is_away(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(commands, "_connector", lambda url: connect)
-    monkeypatch.setattr(commands.time, "sleep", sleep)
+    monkeypatch.setattr(time, "sleep", sleep)
     (found,) = shell("recover", "--older-than", "0s", "--every", "7s", code=130)
     assert looks == [7.0] * 4
     assert found["committed"] == [txn_id.hex()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,7 @@ def forgets_first(client: Client, secret: bytes, row: Row, found: Recovered) -> 
 
 
 ENDED = ledger._ended
-BUGS = {
+BUGS: dict[str, list[tuple[Any, str, Any]]] = {
     "recovery reads only": [(Book, "decide", reads_only)],
     "the row comes last": [(Book, "begin", nothing_first), (Book, "end", inserted_last)],
     "no answer is no commit": [(Ledger, "_last_word", guesses)],
