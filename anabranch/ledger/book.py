@@ -169,8 +169,8 @@ class Book:
 
         None: a process that can still commit holds the row.
         """
-        self.open()
         try:
+            self.open()
             self._dialect.hurry(self._cursor, LOCK_S)
             if not self._insert(txn_id.hex(), ABORT, b""):
                 sql = "update TABLE set outcome = ? where txn_id = ? and outcome = ?"
@@ -194,10 +194,10 @@ class Book:
 
     def forget(self, rows: Iterable[Row]) -> int:
         """Delete rows as they were read; returns how many. Those that changed, or are held, stay."""
-        self.open()
         sql = "delete from TABLE where txn_id = ? and outcome = ? and attempt = ?"
         gone = 0
         try:
+            self.open()
             self._dialect.hurry(self._cursor, LOCK_S)
             for row in rows:
                 gone += self._run(sql, row.txn_id.hex(), row.outcome, row.attempt.hex()).rowcount

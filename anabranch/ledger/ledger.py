@@ -318,10 +318,8 @@ def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | N
             client.commit(row.txn_id, secret=secret)
         else:
             client.abort(row.txn_id, _NO_COMMIT, secret=secret)
-    except (
-        AlreadyCommitted
-    ):  # another recovery saw the row `commit`, and forgot it, before this one wrote
-        return COMMIT
+    except AlreadyCommitted:
+        return COMMIT  # another recovery saw the row `commit`, and forgot it, before this one wrote
     except (TransactionAborted, NotAuthorized, Expired) as error:
         if row.outcome == COMMIT:
             found.alarms[row.txn_id] = f"the row says commit: {error}"

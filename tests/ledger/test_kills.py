@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import time
 from collections import defaultdict
@@ -23,6 +24,7 @@ from tests.ledger.places import PostgresPlace
 from tests.owned import start_module
 from tests.postgres import Postgres, server
 
+STRIKES = "child", "child", "frozen", "frozen", "controller", "database"
 SECONDS = float(os.environ.get("ANABRANCH_MONEY_S", "300"))
 
 
@@ -129,19 +131,20 @@ def test_money(broker: Broker, unique: str, tmp_path: Path, seconds: float) -> N
             grow(place, (tmp_path / "children"))
             time.sleep(chance.uniform(0.0, 0.3))
             strikes += 1
-            strike = (
-                "database"
-                if strikes == 2
-                else chance.choice(["child", "child", "controller", "database"])
-            )
+            strike = "database" if strikes == 2 else chance.choice(STRIKES)
+            number = chance.randrange(3)
             if strike == "child":
-                number = chance.randrange(3)
                 children[number].kill()
                 children[number].wait()
                 children[number] = start(number)
             elif strike == "controller":
                 cluster.controller.kill()
                 cluster.controller.start()
+            elif strike == "frozen":
+                pid = chance.choice([children[number].pid, cluster.controller.pid])
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(chance.uniform(0.5, 4.0))
+                os.kill(pid, signal.SIGCONT)
             else:
                 database.kill()
                 database.start()
