@@ -22,7 +22,7 @@ EACH = 50  # that share a cluster
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread plays all processes: the one that waits for a lock waits in vain."""
-    monkeypatch.setattr(book, "LOCK_S", 0.01)
+    monkeypatch.setattr(book, "LOCK_S", 0.001)
     monkeypatch.setattr(ledger, "_PAUSE_S", 0.0)
 
 
@@ -97,8 +97,10 @@ BUGS: dict[str, list[tuple[Any, str, Any]]] = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_found(bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = SQLitePlace(tmp_path / "shop.db").made()
+def test_planted_bugs_are_found(
+    bug: str, quick_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = SQLitePlace(quick_path / "shop.db").made()
     for target, name, planted in BUGS[bug]:
         monkeypatch.setattr(target, name, planted)
     with pytest.raises(AssertionError):
