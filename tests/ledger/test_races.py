@@ -45,6 +45,7 @@ def races(place: Place, seeds: range) -> tuple[Counter[str], list[str]]:
 
 
 @pytest.mark.slow(15)
+@pytest.mark.timeout(300)  # a thousand, beside others on two cores
 def test_races(place: Place, request: pytest.FixtureRequest) -> None:
     kind = "sqlite" if isinstance(place, SQLitePlace) else "postgresql"
     told: Counter[str] = Counter()
