@@ -163,6 +163,18 @@ class IllegalState(FixCallError):
     """The operation is impossible in the transaction's state; nothing changed."""
 
 
+class NoLedger(FixCallError):
+    """The database has no ledger, or another table of its name: `anabranch ledger create` makes it."""
+
+
+class LedgerMoved(FixCallError):
+    """The database is not the one that the ledger was made in: copied, restored or promoted."""
+
+
+class LedgerDiffers(FixCallError):
+    """The database has committed what was aborted by hand: the row stays, and a person mends it."""
+
+
 class HeldByPrepared(FixCallError):
     """A prepared transaction has the name, or the series: its coordinator has to end it (`Client.prepared`)."""
 

@@ -23,6 +23,7 @@ from bench import (
     growth,
     lanes,
     leading,
+    ledger,
     lookups,
     many,
     oneshot,
@@ -119,6 +120,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     "lookups": ("snapshots of the past, by the length of the history", _on_cluster(lookups)),
     "trouble": ("small commits while other streams are in trouble", _on_own(trouble)),
     "lanes": ("one-shots by 1, 20 and 200 lanes; grants and tokens", _on_cluster(lanes)),
+    "ledger": (
+        "a row in PostgreSQL and its event, against an outbox and against the row alone",
+        _on_cluster(ledger),
+    ),
     "tasks": ("commits that move positions of tasks", _on_cluster(tasks)),
     "processing": (
         "map and count by peers: rates, latency, restore, failover",

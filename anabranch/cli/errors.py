@@ -84,10 +84,12 @@ class NotInstalled(AnabranchError):
     """A package of an extra is missing."""
 
 
+DRIVERS = ("psycopg", "sqlite3")  # of databases
 # Packages that only an extra brings, by their import names.
 _EXTRAS = {
     **dict.fromkeys(("pandas", "py4j", "pyspark"), "spark"),
     "deltalake": "delta",
+    "psycopg": "postgres",
 }
 
 
@@ -154,6 +156,9 @@ def _is_environment(error: BaseException) -> bool:
     if isinstance(error, OSError | ChildFailed | NotInstalled):
         return True
     # Looked up, not imported: an unloaded module can't have raised its errors.
+    loaded = (sys.modules.get(name) for name in DRIVERS)
+    if any(module is not None and isinstance(error, module.Error) for module in loaded):
+        return True
     infra = sys.modules.get("anabranch.infra.errors")
     spark = sys.modules.get("anabranch.spark.session")
     return (infra is not None and isinstance(error, infra.InfraError)) or (

@@ -18,7 +18,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from anabranch.cli import broker, command, controller, dev, grants, lanes, load, read, series, txn
+from anabranch.cli import (
+    broker,
+    command,
+    controller,
+    dev,
+    grants,
+    lanes,
+    ledger,
+    load,
+    read,
+    series,
+    txn,
+)
 from anabranch.cli.errors import (
     EXIT_CODES,
     ExitCode,
@@ -159,6 +171,7 @@ app.command("controller")(controller.command)
 app.command("warm")(controller.warm)
 app.add_typer(stream.app, name="stream")
 app.add_typer(txn.app, name="txn")
+app.add_typer(ledger.app, name="ledger")
 app.add_typer(command.app, name="command")
 app.add_typer(series.app, name="series")
 app.add_typer(processor.app, name="processor")

@@ -107,6 +107,11 @@ class Client(Endings, Processors, Administration):
                 "machine's clock: set the clocks"
             )
 
+    @property
+    def cluster(self) -> str:
+        """The brokers' name of their cluster, and the prefix. Raises: NotReady, DeadlineExceeded."""
+        return self._session.cluster(self._deadline(None))
+
     # -- transactions ---------------------------------------------------------------------------------
 
     def begin(

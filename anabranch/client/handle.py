@@ -107,6 +107,11 @@ class Handle:
         self.beating = False
         shared.handles.add(self)
 
+    @property
+    def cluster(self) -> str:
+        """As `Client.cluster`."""
+        return self._session.cluster(self._shared.deadline(None))
+
     # -- writing --------------------------------------------------------------------------------------
 
     def write(

@@ -43,6 +43,9 @@ class CommandBus(Protocol):
     def max_command_bytes(self) -> int:
         """The size limit of a payload. Only once `ready`."""
 
+    def cluster_id(self, deadline: float) -> str:
+        """The name that the brokers gave their cluster, remembered. Only once `ready`."""
+
     def send(
         self,
         control_partition: int,

@@ -54,6 +54,7 @@ class Session(StreamCalls):
         super().__init__(ports)
         self._entropy = ports.entropy
         self._lane = ports.lane
+        self._prefix = ports.prefix
 
     def new_secret(self) -> bytes:
         """The secret of a new transaction, which proves later that this client began it."""
@@ -69,6 +70,11 @@ class Session(StreamCalls):
     def token_as_of_now(self, token: bytes, secret: bytes) -> TokenBytes:
         """The token of this secret's transaction, with all that this client has seen by now."""
         return make(secret, replace(peek(token), seen=self.highest_timestamp))
+
+    def cluster(self, deadline: float) -> str:
+        """The brokers' name of their cluster, and the prefix."""
+        self._bus.ready(deadline)
+        return f"{self._bus.cluster_id(deadline)}/{self._prefix}"
 
     def wall(self) -> float:
         """Unix seconds."""

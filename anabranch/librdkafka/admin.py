@@ -125,6 +125,13 @@ class KafkaAdmin:
             self._limits |= self._ask(deadline, ask)
         return {topic: self._limits[topic] for topic in topics}
 
+    def cluster_id(self, topic: str, deadline: float) -> str:
+        """The name that the brokers gave their cluster; a topic that may be seen is asked for."""
+        return self._ask(
+            deadline,
+            lambda client, seconds: str(client.list_topics(topic, timeout=seconds).cluster_id),
+        )
+
     def end_offsets(
         self, partitions: Iterable[tuple[str, int]], deadline: float
     ) -> dict[tuple[str, int], int]:

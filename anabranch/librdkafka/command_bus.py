@@ -79,6 +79,7 @@ class KafkaBus:
         self._closed = False
         self._partitions = 0
         self._max_bytes = 0
+        self._cluster_id = ""
         self._reply_header = (REPLY_HEADER, b"")
         self._trouble = ""
         self._deaf: NotAuthorized | None = None  # while replies can't be read
@@ -157,6 +158,12 @@ class KafkaBus:
     def max_command_bytes(self) -> int:
         """The commands topic's limit for a payload."""
         return self._max_bytes - _FRAMING
+
+    def cluster_id(self, deadline: float) -> str:
+        """The brokers' name of their cluster."""
+        if not self._cluster_id:
+            self._cluster_id = self._admin.cluster_id(self._commands, deadline)
+        return self._cluster_id
 
     # -- commands and replies -------------------------------------------------------------------------
 

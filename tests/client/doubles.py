@@ -84,6 +84,9 @@ class ScriptedBus:
             self.partitions = least
         return self.partitions
 
+    def cluster_id(self, deadline: float) -> str:
+        return "memory"
+
     def max_command_bytes(self) -> int:
         return self.max_bytes
 

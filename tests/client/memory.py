@@ -111,6 +111,9 @@ class MemoryBus:
     def control_partitions(self, least: int = 0, deadline: float = 0.0) -> int:
         return self._partitions
 
+    def cluster_id(self, deadline: float) -> str:
+        return "memory"
+
     def max_command_bytes(self) -> int:
         return self._max_bytes - _FRAMING
 

@@ -1,0 +1,174 @@
+"""`anabranch ledger`: the table of a database whose commits decide, and its recovery."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from anabranch.cli.errors import DRIVERS, CheckFailed, failure_of, show
+from anabranch.cli.options import App, ClusterOptions, Yes, argument, confirm, option
+from anabranch.cli.output import count_of, print_json, print_result, print_table, time_text
+from anabranch.cli.txn import document_of, seconds_of
+from anabranch.errors import AskOutcomeError, InvalidArgument, RetryError
+
+if TYPE_CHECKING:
+    from anabranch.ledger import Ledger, Recovered
+
+DATABASE_VARIABLE = "ANABRANCH_LEDGER"
+app = App(no_args_is_help=True, help="A row and its events, or neither: a database's ledger.")
+
+
+@dataclass(frozen=True)
+class LedgerOptions(ClusterOptions):
+    """The options of every command about a ledger."""
+
+    database: Annotated[
+        str | None,
+        option(
+            "--database -d URL",
+            "The database: postgresql://HOST/NAME, or the path of an SQLite file.",
+            envvar=DATABASE_VARIABLE,
+        ),
+    ] = None
+    table: Annotated[str, option("--table NAME", "The ledger's table.")] = "anabranch_ledger"
+
+    def ledger(self) -> Ledger:
+        """The ledger. `InvalidArgument` if no database is given."""
+        from anabranch.ledger import Ledger
+
+        return Ledger(_connector(self.database), table=self.table)
+
+
+def _connector(database: str | None) -> Callable[[], Any]:
+    if not database:
+        raise InvalidArgument(
+            f"no database given: use --database URL or set {DATABASE_VARIABLE}, such as postgresql://HOST/NAME"
+        )
+    if "://" in database or "=" in database:
+        import psycopg
+
+        return lambda: psycopg.connect(database)
+    import sqlite3
+
+    return lambda: sqlite3.connect(database)
+
+
+@app.command("create")
+def create(options: LedgerOptions) -> None:
+    """Make the ledger's table in a database, for this cluster. Repeating it is fine."""
+    ledger = options.ledger()
+    with options.client() as client:
+        ledger.create(client)
+    print_result(
+        {"table": options.table}, f"the ledger is in {options.table}", as_json=options.json
+    )
+
+
+@app.command("recover")
+def recover(
+    options: LedgerOptions,
+    scope: Annotated[str | None, argument("SCOPE", "Only what began in this scope.")] = None,
+    older_than: Annotated[
+        str, option("--older-than TIME", "Only what was prepared so long ago: 90s, 30m, 1h.")
+    ] = "60s",
+    every: Annotated[str, option("--every TIME", "Between two looks.")] = "10s",
+    once: Annotated[
+        bool, option("--once", "Look once, and end: with 1 if there are alarms.")
+    ] = False,
+) -> None:
+    """End what dead processes left prepared, as the database says, until Ctrl-C or SIGTERM.
+
+    One such service belongs to each ledger; more of them do no harm. Each look is of at most 1,000 rows. A database
+    or a cluster that is away is waited for.
+    """
+    age, pause = seconds_of(older_than), seconds_of(every)
+    ledger = options.ledger()
+    with options.client() as client:
+        while True:
+            try:
+                found = ledger.recover(client, scope, age)
+            except Exception as error:
+                if once or not _passes(error):
+                    raise
+                show(failure_of(error), as_json=options.json)
+            else:
+                _show(found, as_json=options.json, always=once)
+                if once and found.alarms:
+                    raise CheckFailed(f"{count_of(len(found.alarms), 'alarm')}, shown above")
+            if once:
+                return
+            time.sleep(pause)
+
+
+def _passes(error: Exception) -> bool:
+    """Whether waiting may help: the cluster or the database is away."""
+    if isinstance(error, RetryError | AskOutcomeError):
+        return True
+    loaded = (sys.modules.get(name) for name in DRIVERS)
+    return any(module and isinstance(error, module.OperationalError) for module in loaded)
+
+
+def _show(found: Recovered, *, as_json: bool, always: bool) -> None:
+    document = {
+        "committed": [txn_id.hex() for txn_id in found.committed],
+        "aborted": [txn_id.hex() for txn_id in found.aborted],
+        "held": [txn_id.hex() for txn_id in found.held],
+        "forgotten": found.forgotten,
+        "alarms": {txn_id.hex(): text for txn_id, text in found.alarms.items()},
+    }
+    if not always and not any(document.values()):
+        return
+    line = (
+        f"committed {len(found.committed)}, aborted {len(found.aborted)}, held by a process {len(found.held)}, "
+        f"rows forgotten {found.forgotten}, alarms {len(found.alarms)}"
+    )
+    alarms = [f"\nALARM {txn_id.hex()}: {text}" for txn_id, text in found.alarms.items()]
+    print_result(document, line + "".join(alarms), as_json=as_json)
+
+
+@app.command("adopt")
+def adopt(
+    options: LedgerOptions,
+    keep: Annotated[
+        bool,
+        option("--keep", "The server moved with all its rows, and the former one is gone."),
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Let the ledger belong to the server that its database is on now: restored, copied or promoted.
+
+    The ledger gets another secret. The list is of transactions prepared under the former one: look at their rows in
+    the former database, then `anabranch txn settle --presume`.
+    """
+    ledger = options.ledger()
+    connecting = options.client()
+    confirm("The ledger will belong to this server alone.", yes=yes)
+    with connecting as client:
+        left = ledger.adopt(client, keep=keep)
+    if options.json:
+        print_json({"prepared": [document_of(info) for info in left]})
+        return
+    print_table(
+        "Prepared under the former secret",
+        ("id", "scope", "owner", "name", "state"),
+        [(t.txn_id.hex(), t.scope, t.owner, t.name, t.state) for t in left],
+    )
+
+
+@app.command("list")
+def list_rows(options: LedgerOptions) -> None:
+    """List the ledger's rows, the oldest first: at most 1,000."""
+    rows = options.ledger().rows()
+    found = [
+        {"txn_id": row.txn_id.hex(), "outcome": row.outcome, "made_at": time_text(row.made),
+         "former": row.former}
+        for row in rows
+    ]  # fmt: skip
+    if options.json:
+        print_json({"rows": found})
+    else:
+        columns = ("txn_id", "outcome", "made_at", "former")
+        print_table("Rows", columns, [[row[name] for name in columns] for row in found])

@@ -1,0 +1,221 @@
+"""The ledger's table through one connection.
+
+A row a transaction, ``begun``, ``commit`` or ``abort``; its absence is ``abort``. ``begun`` comes first in the
+user's own database transaction, so a process that can still commit holds its key. One more row is the ledger's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from anabranch.errors import (
+    AlreadyCommitted,
+    InvalidArgument,
+    LedgerMoved,
+    NoLedger,
+    TransactionAborted,
+)
+from anabranch.ledger.dialects import Dialect, dialect_of, driver_of, marked
+
+BEGUN, COMMIT, ABORT = "begun", "commit", "abort"
+_SELF = "ledger"  # the key of the ledger's own row
+_VERSION = 1
+LOCK_S = 1.0  # most seconds that recovery waits for a row that a process holds
+
+
+class Meta(NamedTuple):
+    """The ledger's own row: its secret, and where it belongs."""
+
+    secret: bytes
+    server: str
+    cluster: str
+
+
+class Row(NamedTuple):
+    """A transaction's row. ``made``: Unix milliseconds. ``former``: of the time before `Ledger.adopt`."""
+
+    txn_id: bytes
+    outcome: str
+    attempt: bytes
+    made: int
+    former: bool
+
+
+class Book:
+    """One connection's view of the table. Each call but `open` and `begin` ends the database's transaction."""
+
+    def __init__(self, connection: Any, table: str, dialect: Dialect | None) -> None:
+        if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", table, re.ASCII):
+            raise InvalidArgument(f"{table!r} is no name of a table")
+        self.connection = connection
+        self.driver = driver_of(connection)
+        self._dialect = dialect or dialect_of(self.driver)
+        self._table = table
+        self._dialect.check(connection)
+        self._cursor = connection.cursor()
+
+    def _run(self, sql: str, *values: Any) -> Any:
+        text = marked(sql.replace("TABLE", self._table), self.driver)
+        self._cursor.execute(text, values) if values else self._cursor.execute(text)
+        return self._cursor
+
+    def rollback(self) -> bool:
+        """Roll back; False if the connection can't."""
+        try:
+            self.connection.rollback()
+        except self.driver.Error:
+            return False
+        return True
+
+    # -- the ledger itself ----------------------------------------------------------------------------
+
+    def open(self, *, moved: bool = False) -> Meta:
+        """The ledger's own row; the database's transaction has begun, and its commit will be durable.
+
+        ``moved``: take it from whichever server it is on. Raises: NoLedger, LedgerMoved, and as `Dialect.server`.
+        """
+        meta, server = self._read()
+        if server != meta.server and not moved:
+            raise LedgerMoved(
+                f"the ledger was made on {meta.server}, and this is {server}: a copy, or restored. If it takes the "
+                "other's place for good, `anabranch ledger adopt`"
+            )
+        return meta._replace(server=server)
+
+    def _read(self) -> tuple[Meta, str]:
+        sql = f"select attempt, note, {self._dialect.facts}, outcome, made from TABLE where txn_id = '{_SELF}'"
+        with self._missing():
+            found = self._run(sql).fetchone()
+        try:
+            secret, note = bytes.fromhex(found[0]), json.loads(found[1])
+            meta = Meta(secret, note["server"], note["cluster"])
+        except (TypeError, ValueError, KeyError) as error:
+            raise NoLedger(_no_ledger(self._table, "its own row is missing")) from error
+        if note.get("version") != _VERSION:
+            raise NoLedger(f"the ledger is of version {note.get('version')}: upgrade anabranch")
+        return meta, self._dialect.server(self._cursor, found[2])
+
+    @contextmanager
+    def _missing(self) -> Iterator[None]:
+        """Say `NoLedger` if the table is not there, another one, or forbidden."""
+        try:
+            yield
+        except self.driver.Error as error:
+            text = str(error)
+            if isinstance(error, self.driver.ProgrammingError) or re.search("no such|no col", text):
+                raise NoLedger(_no_ledger(self._table, text)) from error
+            raise
+
+    def create(self, secret: bytes, cluster: str) -> None:
+        """Make the table and the ledger's row, where they are not there."""
+        with self._missing():
+            facts = self._run(f"select {self._dialect.facts}").fetchone()[0]
+            server = self._dialect.server(self._cursor, facts)
+            self._run(
+                "create table if not exists TABLE (txn_id varchar(32) primary key, outcome varchar(8) not null, "
+                "attempt varchar(64) not null, made bigint not null, note text)"
+            )
+            self._insert(_SELF, _SELF, secret, _note(server, cluster))
+        self.connection.commit()
+
+    def adopt(self, secret: bytes) -> None:
+        """Belong to this server; under another secret the rows so far are former."""
+        meta, server = self._read()
+        if secret != meta.secret:
+            self._run("update TABLE set note = 'former' where txn_id <> ?", _SELF)
+        sql = "update TABLE set attempt = ?, note = ? where txn_id = ?"
+        self._run(sql, secret.hex(), _note(server, meta.cluster), _SELF)
+        self.connection.commit()
+
+    # -- transactions ---------------------------------------------------------------------------------
+
+    def _insert(self, key: str, outcome: str, attempt: bytes, note: str | None = None) -> bool:
+        made = int(time.time() * 1000)
+        sql = (
+            "insert into TABLE (txn_id, outcome, attempt, made, note) values (?, ?, ?, ?, ?) "
+            "on conflict do nothing"
+        )
+        return bool(self._run(sql, key, outcome, attempt.hex(), made, note).rowcount == 1)
+
+    def begin(self, txn_id: bytes, attempt: bytes) -> None:
+        """Put ``begun`` into the user's transaction. `AlreadyCommitted`, `TransactionAborted`: a row is there."""
+        if not self._insert(txn_id.hex(), BEGUN, attempt):
+            raise self._refusal(txn_id)
+
+    def end(self, txn_id: bytes, attempt: bytes) -> None:
+        """``begun`` becomes ``commit``. Raises as `begin` if that row isn't there any more."""
+        sql = "update TABLE set outcome = ? where txn_id = ? and attempt = ? and outcome = ?"
+        if self._run(sql, COMMIT, txn_id.hex(), attempt.hex(), BEGUN).rowcount != 1:
+            raise self._refusal(txn_id)
+
+    def _refusal(self, txn_id: bytes) -> AlreadyCommitted | TransactionAborted:
+        row = self._row(txn_id)
+        if row is not None and row.outcome == COMMIT:
+            return AlreadyCommitted("the ledger has committed this transaction, by another attempt")
+        return TransactionAborted("the ledger has ended this transaction: begin a new one")
+
+    def _row(self, txn_id: bytes) -> Row | None:
+        sql = "select txn_id, outcome, attempt, made, note from TABLE where txn_id = ?"
+        found = self._run(sql, txn_id.hex()).fetchone()
+        return None if found is None else _row_of(found)
+
+    def decide(self, txn_id: bytes) -> Row | None:
+        """The row that stands, once there is a last word: no commit so far becomes ``abort``, written and durable.
+
+        None: a process that can still commit holds the row.
+        """
+        try:
+            self.open()
+            self._dialect.hurry(self._cursor, LOCK_S)
+            if not self._insert(txn_id.hex(), ABORT, b""):
+                sql = "update TABLE set outcome = ? where txn_id = ? and outcome = ?"
+                self._run(sql, ABORT, txn_id.hex(), BEGUN)
+            row = self._row(txn_id)
+            self.connection.commit()
+        except self.driver.OperationalError:
+            self.connection.rollback()
+            return None
+        return row
+
+    def rows(self, before_ms: int, limit: int) -> list[Row]:
+        """Rows made before a time, the oldest first."""
+        sql = (
+            "select txn_id, outcome, attempt, made, note from TABLE "
+            "where txn_id <> ? and made < ? order by made limit ?"
+        )
+        found = [_row_of(row) for row in self._run(sql, _SELF, before_ms, limit).fetchall()]
+        self.connection.rollback()
+        return found
+
+    def forget(self, rows: Iterable[Row]) -> int:
+        """Delete rows as they were read; returns how many. Those that changed, or are held, stay."""
+        sql = "delete from TABLE where txn_id = ? and outcome = ? and attempt = ?"
+        gone = 0
+        try:
+            self.open()
+            self._dialect.hurry(self._cursor, LOCK_S)
+            for row in rows:
+                gone += self._run(sql, row.txn_id.hex(), row.outcome, row.attempt.hex()).rowcount
+            self.connection.commit()
+        except self.driver.OperationalError:
+            self.connection.rollback()
+            return 0
+        return gone
+
+
+def _row_of(found: Any) -> Row:
+    txn_id, outcome, attempt, made, note = found
+    return Row(bytes.fromhex(txn_id), outcome, bytes.fromhex(attempt), made, note == "former")
+
+
+def _note(server: str, cluster: str) -> str:
+    return json.dumps({"version": _VERSION, "server": server, "cluster": cluster})
+
+
+def _no_ledger(table: str, why: str) -> str:
+    return f"the table {table} here is no ledger; `anabranch ledger create` makes it: {why.strip()}"

@@ -1,0 +1,141 @@
+"""Databases that a ledger can be in: what makes a commit durable there, and which server it is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from anabranch.errors import IllegalState, InvalidArgument, UnsupportedSetting
+
+
+class Dialect:
+    """A kind of database. Another one than those below is a subclass, given to `Ledger` as ``dialect``."""
+
+    facts = "null"  # an SQL expression, asked for beside the ledger's own row in each transaction
+
+    def check(self, connection: Any) -> None:
+        """Refuse a connection that commits each statement, or has begun a transaction.
+
+        Raises: InvalidArgument, IllegalState.
+        """
+
+    def server(self, cursor: Any, facts: str | None) -> str:
+        """This database's name among all, which a copy does not have. Commits are durable from here on.
+
+        Raises: InvalidArgument (a standby, or in memory), UnsupportedSetting (its commits can't be made durable).
+        """
+        raise NotImplementedError
+
+    def hurry(self, cursor: Any, seconds: float) -> None:
+        """Let no statement of this transaction wait for a lock for longer."""
+        raise NotImplementedError
+
+
+class SQLite(Dialect):
+    """SQLite: a file, known by its device, inode and path."""
+
+    def check(self, connection: Any) -> None:
+        """As `Dialect.check`."""
+        mode = getattr(connection, "autocommit", None)  # since Python 3.12; -1: by isolation_level
+        if mode is True or (mode is not False and connection.isolation_level is None):
+            raise InvalidArgument(
+                "the connection commits each statement: connect without isolation_level=None"
+            )
+        if mode is not False and connection.in_transaction:
+            raise _begun()
+
+    def server(self, cursor: Any, facts: str | None) -> str:
+        """As `Dialect.server`."""
+        files = {row[1]: row[2] for row in cursor.execute("pragma database_list").fetchall()}
+        if not files["main"]:
+            raise InvalidArgument("the database is in memory: a ledger must outlive the process")
+        if cursor.execute("pragma synchronous").fetchone()[0] < 2:
+            cursor.execute("pragma synchronous = full")
+        mode = cursor.execute("pragma journal_mode").fetchone()[0]
+        if mode in ("off", "memory") or cursor.execute("pragma synchronous").fetchone()[0] < 2:
+            raise UnsupportedSetting(
+                f"commits are not durable with journal_mode={mode}: set it to wal, and synchronous to full"
+            )
+        path = os.path.realpath(files["main"])
+        told = os.stat(path)
+        return f"sqlite:{told.st_dev}:{told.st_ino}:{path}"
+
+    def hurry(self, cursor: Any, seconds: float) -> None:
+        """As `Dialect.hurry`."""
+        cursor.execute(f"pragma busy_timeout = {int(seconds * 1000)}")
+
+
+class PostgreSQL(Dialect):
+    """PostgreSQL: known by system identifier, timeline and the database's oid."""
+
+    facts = (
+        "concat_ws(' ', set_config('synchronous_commit', case current_setting('synchronous_commit') "
+        "when 'remote_apply' then 'remote_apply' else 'on' end, true), "
+        "case when pg_is_in_recovery() then 'standby' when current_setting('fsync') = 'off' then 'fsync' "
+        "else concat_ws(':', 'postgresql', (select system_identifier from pg_control_system()), "
+        "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), "
+        "(select oid from pg_database where datname = current_database())) end)"
+    )
+
+    def check(self, connection: Any) -> None:
+        """As `Dialect.check`."""
+        if getattr(connection, "autocommit", False):
+            raise InvalidArgument(
+                "the connection commits each statement: connect with autocommit=False"
+            )
+        info = getattr(connection, "info", None)  # of psycopg and psycopg2
+        if info is not None and int(info.transaction_status) != 0:
+            raise _begun()
+
+    def server(self, cursor: Any, facts: str | None) -> str:
+        """As `Dialect.server`."""
+        server = (facts or "").split(" ")[-1]
+        if server == "standby":
+            raise InvalidArgument("the database is a standby: connect to its primary")
+        if server == "fsync":
+            raise UnsupportedSetting("commits are not durable with fsync=off: set it to on")
+        return server
+
+    def hurry(self, cursor: Any, seconds: float) -> None:
+        """As `Dialect.hurry`."""
+        cursor.execute(f"set local lock_timeout = {int(seconds * 1000)}")
+
+
+_DRIVERS = {
+    "sqlite3": SQLite,
+    "psycopg": PostgreSQL,
+    "psycopg2": PostgreSQL,
+    "pg8000": PostgreSQL,
+}
+_MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
+
+
+def driver_of(connection: Any) -> ModuleType:
+    """The driver that made a connection: its exceptions and its way of parameters. `InvalidArgument`."""
+    for kind in type(connection).__mro__:
+        module = sys.modules.get(kind.__module__.partition(".")[0])
+        if module is not None and hasattr(module, "paramstyle"):
+            return module
+    raise InvalidArgument(f"{type(connection).__name__} is no connection of a DB-API driver")
+
+
+def dialect_of(driver: ModuleType) -> Dialect:
+    """The dialect of a driver's database. `UnsupportedSetting`."""
+    if driver.__name__ not in _DRIVERS or driver.paramstyle not in _MARKS:
+        raise UnsupportedSetting(
+            f"{driver.__name__} is not known to ledgers ({', '.join(_DRIVERS)} are): give a `dialect`"
+        )
+    return _DRIVERS[driver.__name__]()
+
+
+def marked(sql: str, driver: ModuleType) -> str:
+    """SQL with ? for each parameter, as the driver wants it."""
+    return sql.replace("?", _MARKS.get(driver.paramstyle, "?"))
+
+
+def _begun() -> IllegalState:
+    return IllegalState(
+        "the connection has begun a transaction: commit it or roll it back first, as the ledger's row comes first"
+    )

@@ -1,0 +1,328 @@
+"""`Ledger`: a database whose own commit decides for transactions.
+
+At the end of the ``with``: prepare; the row becomes ``commit``; the database commits; the transaction is committed.
+From prepare on, the row's word alone ends it: written, or absent once no process can write it any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from secrets import token_bytes
+from typing import Any
+from weakref import WeakSet
+
+from anabranch.client.client import DEFAULT_TIMEOUT_S, Client
+from anabranch.client.handle import QUIET_S
+from anabranch.client.transaction import Transaction
+from anabranch.core.ids import txn_text
+from anabranch.errors import (
+    AlreadyCommitted,
+    AnabranchError,
+    Expired,
+    IllegalState,
+    InvalidArgument,
+    LedgerDiffers,
+    NotAuthorized,
+    OutcomeUnknown,
+    TransactionAborted,
+)
+from anabranch.ledger.book import BEGUN, COMMIT, Book, Meta, Row
+from anabranch.ledger.dialects import Dialect
+from anabranch.types import Receipt, TransactionInfo
+
+log = logging.getLogger("anabranch.ledger")
+TABLE = "anabranch_ledger"
+SECRET_SIZE, ATTEMPT_SIZE = 32, 16
+DEFAULT_AGE_S = 60.0
+MOST_ROWS = 1000  # that one recovery looks at
+_PAUSE_S = 0.2
+_NO_COMMIT = "the ledger's database has not committed it"
+_claimed: WeakSet[Transaction] = WeakSet()
+_claiming = threading.Lock()
+
+
+@dataclass(slots=True)
+class Recovered:
+    """One recovery's work: ids of transactions that it ended, and of those to look at.
+
+    ``held``: a process that can still commit has the row. ``forgotten``: rows that are not needed any more.
+    ``alarms``: id -> a contradiction between database and log, for a person; see the runbook.
+    """
+
+    committed: list[bytes] = field(default_factory=list)
+    aborted: list[bytes] = field(default_factory=list)
+    held: list[bytes] = field(default_factory=list)
+    alarms: dict[bytes, str] = field(default_factory=dict)
+    forgotten: int = 0
+
+
+class Ledger:
+    """A database, SQLite or PostgreSQL, that has the ledger's table. Thread-safe if made of a function."""
+
+    def __init__(
+        self,
+        database: Any | Callable[[], Any],
+        *,
+        table: str = TABLE,
+        dialect: Dialect | None = None,
+    ) -> None:
+        """``database``: a function that connects, by any DB-API driver, or a connection.
+
+        With a connection alone, one that breaks in mid-commit leaves the outcome to `recover`. ``table``: its name,
+        with a schema or not. ``dialect``: of a database that is not known here.
+        """
+        self._database = database
+        self._connects = not hasattr(database, "cursor")
+        if self._connects and not callable(database):
+            raise InvalidArgument(
+                "a ledger is made of a connection, or of a function that connects"
+            )
+        self._table = table
+        self._dialect = dialect
+
+    @contextmanager
+    def _open(self, connection: Any = None) -> Iterator[Book]:
+        if connection is not None or not self._connects:
+            given = self._database if connection is None else connection
+            yield Book(given, self._table, self._dialect)
+            return
+        with closing(self._database()) as made:
+            yield Book(made, self._table, self._dialect)
+
+    # -- a transaction --------------------------------------------------------------------------------
+
+    @contextmanager
+    def commit(
+        self,
+        txn: Transaction,
+        connection: Any = None,
+        *,
+        receipts: Sequence[Receipt | bytes] | None = None,
+        name: str | None = None,
+        number: int | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[Any]:
+        """A cursor, for statements that are committed with the transaction, or not at all.
+
+            with client.begin("shop") as txn, ledger.commit(txn) as cursor:
+                txn.write("shop/orders", b"...", key=b"42")
+                cursor.execute("update stock set n = n - 1 where item = %s", [42])
+
+        The end of the ``with`` commits both; an exception ends both. Don't commit inside. ``connection``: use this
+        one, as of a pool; it has begun no transaction. ``receipts``, ``name``, ``number``: of `Transaction.commit`;
+        if they were committed before, the database is rolled back, and ``txn.result`` is that outcome. ``timeout``:
+        seconds for each step of the end. Once the database has committed, only `LedgerDiffers` is raised: if the
+        controllers don't answer, ``txn.result`` is None, and `recover` commits the events.
+
+        Raises:
+            InvalidArgument, UnsupportedSetting: the connection, or its database, can't be used; nothing was begun.
+            NoLedger, LedgerMoved: the database is not the ledger's.
+            IllegalState: the transaction is in a ledger already, or the connection has begun one.
+            OutcomeUnknown: the database did not answer to its commit, and can't be asked: `recover` ends it.
+            LedgerDiffers: the database has committed, and the transaction was aborted by hand.
+            TransactionAborted, AlreadyCommitted, and as `Transaction.commit` and the driver: both are rolled back.
+        """
+        with self._open(connection) as book:
+            attempt, secret = token_bytes(ATTEMPT_SIZE), None
+            txn_id, meta = _enter(book, txn, attempt)
+            try:
+                with closing(book.connection.cursor()) as cursor:
+                    yield cursor
+                secret = meta.secret
+                by = sha256(secret).digest()
+                info = txn.prepare(
+                    receipts, name=name, number=number, by=by, attempt=attempt, timeout=timeout
+                )
+                if info.state == "COMMITTED":
+                    book.rollback()
+                    return
+                book.end(txn_id, attempt)
+            except BaseException as error:
+                _give_up(book, txn, secret, error)
+                raise
+            try:
+                book.connection.commit()
+            except book.driver.Error as error:
+                row = self._last_word(book, txn_id, timeout, error)
+                if row.outcome != COMMIT and not _is_committed(txn, secret):
+                    raise
+        _finish(txn, secret, timeout)
+
+    def _last_word(self, book: Book, txn_id: bytes, timeout: float | None, error: Exception) -> Row:
+        """The row, after a commit without a good answer. Never a guess: `OutcomeUnknown`."""
+        deadline = time.monotonic() + (DEFAULT_TIMEOUT_S if timeout is None else timeout)
+        usable = book.rollback()
+        trouble: Exception = error
+        while self._connects or usable:
+            try:
+                with self._open(None if self._connects else book.connection) as other:
+                    row = other.decide(txn_id)
+                if row is not None:
+                    return row
+            except (book.driver.Error, OSError, AnabranchError) as found:
+                trouble = found
+            if time.monotonic() > deadline or isinstance(trouble, AnabranchError):
+                break
+            time.sleep(_PAUSE_S)
+        raise OutcomeUnknown(
+            f"the database did not say whether it has committed ({trouble}); `Ledger.recover` will end both alike",
+            txn_id=txn_id,
+        ) from error
+
+    # -- for operators --------------------------------------------------------------------------------
+
+    def create(self, client: Client) -> None:
+        """Make the table, for this client's cluster. Repeating it is fine.
+
+        Raises: InvalidArgument (it is of another cluster; a standby), NoLedger (another table has the name),
+        LedgerMoved, UnsupportedSetting, and the driver's errors.
+        """
+        with self._open() as book:
+            book.create(token_bytes(SECRET_SIZE), client.cluster)
+            self._meta(book, client)
+
+    def _meta(self, book: Book, client: Client, *, moved: bool = False) -> Meta:
+        try:
+            return _check_cluster(book.open(moved=moved), client.cluster)
+        finally:
+            book.rollback()
+
+    def recover(
+        self,
+        client: Client,
+        scope: str | None = None,
+        older_than: float = DEFAULT_AGE_S,
+        *,
+        limit: int = MOST_ROWS,
+    ) -> Recovered:
+        """End what dead processes left, as the database says; rows that are not needed any more go.
+
+        ``scope``: only prepared transactions of this one; None: of all. ``older_than``: seconds since prepare.
+        ``limit``: of rows to look at. From anywhere, as often as you like, several at a time.
+
+        Raises: NoLedger, LedgerMoved, InvalidArgument (another cluster), NotReady, DeadlineExceeded, OutcomeUnknown
+        and the driver's errors: what is left is left for the next time.
+        """
+        found, over = Recovered(), {}
+        with self._open() as book:
+            meta = self._meta(book, client)
+            before = time.time() - older_than
+            for info in client.prepared(scope, secret=meta.secret):
+                if info.prepared_at is None or info.prepared_at.timestamp() > before:
+                    continue
+                row = book.decide(info.txn_id)
+                if row is None:
+                    found.held.append(info.txn_id)
+                elif end := _ended(client, meta.secret, row, found):
+                    (found.committed if end == COMMIT else found.aborted).append(row.txn_id)
+                    over[row.txn_id] = row
+            for row in book.rows(int(before * 1000), limit):
+                last = book.decide(row.txn_id) if row.outcome == BEGUN else row
+                known = row.former or row.txn_id in over or last is None
+                if last is not None and not known and _ended(client, meta.secret, last, found):
+                    over[row.txn_id] = last
+            found.forgotten = book.forget(over.values())
+        return found
+
+    def adopt(self, client: Client, *, keep: bool = False) -> list[TransactionInfo]:
+        """Let the ledger belong to the server that it is on now; returns what was prepared, for a person to end.
+
+        The ledger gets another secret, so it can't end what the other server's processes prepared: look at the rows
+        there, then ``anabranch txn settle --presume``. ``keep``: the server moved with all its rows, and the former
+        one never comes back: the secret stays, and `recover` goes on.
+
+        Raises: NoLedger, InvalidArgument (a standby, another cluster), NotReady, DeadlineExceeded.
+        """
+        with self._open() as book:
+            meta = self._meta(book, client, moved=True)
+            left = client.prepared(secret=meta.secret)
+            book.adopt(meta.secret if keep else token_bytes(SECRET_SIZE))
+        return [] if keep else left
+
+    def rows(self, limit: int = MOST_ROWS) -> list[Row]:
+        """The table's rows, the oldest first, wherever the database is."""
+        with self._open() as book:
+            book.open(moved=True)
+            return book.rows(1 << 62, limit)
+
+
+def _enter(book: Book, txn: Transaction, attempt: bytes) -> tuple[bytes, Meta]:
+    """The transaction's id and the ledger; ``begun`` is in the database's transaction. Else nothing is changed."""
+    with _claiming:
+        if txn in _claimed:
+            raise IllegalState("the transaction is in a ledger already: one `with` a transaction")
+        _claimed.add(txn)
+    try:
+        txn.token()  # it opens, so that it has an id
+        meta = _check_cluster(book.open(), txn.cluster)
+        book.begin(txn.txn_id or b"", attempt)
+    except BaseException:
+        book.rollback()
+        _claimed.discard(txn)
+        raise
+    return txn.txn_id or b"", meta
+
+
+def _check_cluster(meta: Meta, cluster: str) -> Meta:
+    if meta.cluster != cluster:
+        raise InvalidArgument(
+            f"the ledger is of the cluster {meta.cluster}, and this is {cluster}: each has a table of its own"
+        )
+    return meta
+
+
+def _give_up(book: Book, txn: Transaction, secret: bytes | None, error: BaseException) -> None:
+    """Roll both back, as the database's commit was not sent. A rollback that fails leaves the end to recovery."""
+    if not book.rollback():
+        log.warning("%r is left to recovery: the database could not roll back", txn)
+        return
+    with suppress(AnabranchError):  # of no consequence: `recover` does it, or silence
+        txn.abort(f"left by {type(error).__name__}", secret=secret, timeout=QUIET_S)
+
+
+def _is_committed(txn: Transaction, secret: bytes | None) -> bool:
+    """Abort by the ledger's word; True if recovery had committed it before, and its row is gone since."""
+    try:
+        txn.abort(_NO_COMMIT, secret=secret, timeout=QUIET_S)
+    except AlreadyCommitted:
+        return True
+    except AnabranchError as trouble:
+        log.warning("%r is left to recovery: %s", txn, trouble)
+    return False
+
+
+def _finish(txn: Transaction, secret: bytes | None, timeout: float | None) -> None:
+    """Commit what the database has committed. No answer is no error: recovery commits it, too."""
+    try:
+        txn.commit(secret=secret, timeout=timeout)
+    except TransactionAborted as error:
+        raise LedgerDiffers(
+            f"the database has committed {txn!r}, which was aborted: mend the rows by hand ({error})"
+        ) from error
+    except AlreadyCommitted:
+        pass  # by recovery, before `_is_committed` asked
+    except AnabranchError as trouble:
+        log.warning("%r is committed in the database, and will be by recovery: %s", txn, trouble)
+
+
+def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | None:
+    """End the transaction as its row says; returns how it is now. None: it is otherwise, an alarm."""
+    try:
+        if row.outcome == COMMIT:
+            client.commit(row.txn_id, secret=secret)
+        else:
+            client.abort(row.txn_id, _NO_COMMIT, secret=secret)
+    except AlreadyCommitted:
+        return COMMIT  # another recovery saw the row `commit`, and forgot it, before this one wrote
+    except (TransactionAborted, NotAuthorized, Expired) as error:
+        if row.outcome == COMMIT:
+            found.alarms[row.txn_id] = f"the row says commit: {error}"
+            log.error("ledger: %s: the row says commit: %s", txn_text(row.txn_id), error)
+            return None
+    return row.outcome

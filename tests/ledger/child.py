@@ -1,0 +1,94 @@
+"""A process with a ledger, to be killed: ``python -m tests.ledger.child BOOTSTRAP PREFIX DSN SCOPES NAME [STEP]``.
+
+With a step it makes the order NAME and kills itself there; without one it moves money until it is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from typing import Any
+from unittest.mock import patch
+
+import psycopg
+
+import anabranch
+from anabranch.errors import AnabranchError
+from anabranch.ledger import Ledger
+from tests.ledger.places import PostgresPlace
+
+# Steps of an order, and whether the database has committed once a process dies there.
+STEPS = {
+    "body": False,
+    "prepare": False,
+    "prepare.after": False,
+    "commit": False,
+    "commit.after": True,
+    "finish": True,
+    "finish.after": True,
+}
+START = 1_000_000  # in the table's account at the beginning
+
+
+def main() -> None:
+    bootstrap, prefix, dsn, scopes, name, *step = sys.argv[1:]
+    place = PostgresPlace(dsn)
+    streams = [f"{scope}/postings" for scope in scopes.split(",")]
+    with anabranch.connect(bootstrap, prefix=prefix, timeout=10.0) as client:
+        if step:
+            order(client, place, streams, name, step[0])
+        while True:
+            try:
+                transfer(client, place, streams, random.randrange(2, 100))
+            except (AnabranchError, psycopg.Error) as error:
+                print(f"{name}: {type(error).__name__}: {error}", flush=True)
+                time.sleep(0.1)
+
+
+def order(
+    client: anabranch.Client, place: PostgresPlace, streams: list[str], key: str, at: str
+) -> None:
+    def hook(step: str) -> None:
+        if step == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(real: Any, name: str) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            hook(name)
+            found = real(*given, **named)
+            hook(f"{name}.after")
+            return found
+
+        return call
+
+    txn = client.begin(streams[0].partition("/")[0])
+    with (
+        patch.object(txn, "prepare", around(txn.prepare, "prepare")),
+        patch.object(txn, "commit", around(txn.commit, "finish")),
+        Ledger(lambda: place.connect(hook)).commit(txn) as cursor,
+    ):
+        for stream in streams:
+            txn.write(stream, key.encode(), key=b"k")
+        place.order(cursor, key)
+        hook("body")
+
+
+def transfer(
+    client: anabranch.Client, place: PostgresPlace, streams: list[str], amount: int
+) -> None:
+    """From the table's account to one in each stream."""
+    ledger = Ledger(place.connect)
+    with client.begin(streams[0].partition("/")[0]) as txn, ledger.commit(txn) as cursor:
+        shares = [amount // 2, amount - amount // 2]
+        for stream, share in zip(streams, shares, strict=True):
+            txn.write(stream, str(share).encode(), key=b"%d" % (amount % 7))
+        assert txn.txn_id is not None
+        place.order(cursor, txn.txn_id.hex(), amount)
+        cursor.execute("update account set balance = balance - %s", (amount,))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""`anabranch ledger`, over a controller in memory and a real database."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+from anabranch.cli import ledger as commands
+from anabranch.cli import session
+from anabranch.cli.main import app
+from anabranch.client.client import Client
+from tests.client.world import World
+from tests.ledger.places import Place, PostgresPlace, SQLitePlace
+from tests.ledger.races import STREAMS
+from tests.ledger.test_ledger import left, presume_abort
+
+
+class Shell:
+    """Runs commands against a world and a place."""
+
+    def __init__(self, world: World, place: Place) -> None:
+        self.world = world
+        self.url = str(place.path) if isinstance(place, SQLitePlace) else ""
+        self.url = place.dsn if isinstance(place, PostgresPlace) else self.url
+
+    def __call__(self, *words: str, code: int = 0) -> Any:
+        """The JSON documents that a command prints."""
+        words = ("ledger", *words, "--database", self.url, "--bootstrap", "x:1", "--json")
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == code, done.output
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture
+def shell(place: Place, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    world = World()
+    for stream in STREAMS:
+        world.client.create_stream(stream, segments=1)
+
+    @contextmanager
+    def connected(_: object) -> Iterator[Client]:
+        yield world.client
+
+    monkeypatch.setattr(session, "connected", connected)
+    return Shell(world, place)
+
+
+def test_the_life_of_a_ledger(shell: Shell, place: Place) -> None:
+    world = shell.world
+    shell("recover", "--once", code=2)  # there is no ledger
+    assert shell("create") == shell("create")
+    done, undone = (left(world, place, key, committed=key == "a") for key in ("a", "b"))
+    (row,) = shell("list")[0]["rows"]
+    assert (row["txn_id"], row["outcome"], row["former"]) == (done.hex(), "commit", False)
+    (found,) = shell("recover", "--once", "--older-than", "0s")
+    assert (found["committed"], found["aborted"]) == ([done.hex()], [undone.hex()])
+    assert shell("list") == [{"rows": []}]
+    # An operator presumes, and is wrong.
+    wrong = left(world, place, "c", committed=True)
+    presume_abort(world, wrong)
+    found, error = shell_with_error(shell)
+    assert list(found["alarms"]) == [wrong.hex()]
+    assert error["error"]["name"] == "CheckFailed"
+    # Under another secret the rows so far are former; what was prepared is shown, for a person.
+    waiting = left(world, place, "d", committed=True)
+    shell("adopt", code=2)  # it asks first
+    (shown,) = shell("adopt", "--yes")
+    assert [each["txn_id"] for each in shown["prepared"]] == [waiting.hex()]
+    assert {row["former"] for row in shell("list")[0]["rows"]} == {True}
+    assert shell("recover", "--once", "--older-than", "0s")[0]["alarms"] == {}
+
+
+def shell_with_error(shell: Shell) -> tuple[Any, Any]:
+    words = ("ledger", "recover", "--once", "--older-than", "0s")
+    done = CliRunner().invoke(
+        app, [*words, "--database", shell.url, "--bootstrap", "x:1", "--json"]
+    )
+    assert done.exit_code == 1
+    return json.loads(done.stdout), json.loads(done.stderr)
+
+
+def test_the_service_waits_for_a_database_that_is_away(
+    shell: Shell, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its third look meets the database, and ends what is left; then Ctrl-C."""
+    shell("create")
+    txn_id = left(shell.world, place, "a", committed=True)
+    looks: list[float] = []
+
+    def connect() -> Any:
+        if len(looks) < 2:
+            raise psycopg.OperationalError("the database is away")
+        return place.connect()
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "_connector", lambda url: connect)
+    monkeypatch.setattr(time, "sleep", sleep)
+    (found,) = shell("recover", "--older-than", "0s", "--every", "7s", code=130)
+    assert looks == [7.0] * 4
+    assert found["committed"] == [txn_id.hex()]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(("create", "--database", ""), 2), (("list", "--database", "/nowhere/x.db"), 6)],
+)
+def test_a_database_that_is_not_there(words: tuple[str, ...], code: int) -> None:
+    assert CliRunner().invoke(app, ["ledger", *words, "--bootstrap", "x:1"]).exit_code == code

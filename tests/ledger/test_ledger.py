@@ -1,0 +1,458 @@
+"""The ledger's promises one by one, over a controller in memory and a real database of each kind."""
+
+# ruff: noqa: PT012 (what a `with` of ours does at its end is what is tested)
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from anabranch import errors as e
+from anabranch.client.transaction import Transaction
+from anabranch.core.ids import ADMIN_LANE
+from anabranch.ledger import Ledger, Recovered
+from anabranch.ledger.book import Book
+from anabranch.ledger.dialects import SQLite
+from tests.client.memory import memory_client
+from tests.client.world import World
+from tests.ledger.places import Place, SQLitePlace
+from tests.ledger.races import DAY_S, differences, settle, start
+
+LONG_AGO = -DAY_S * 1000.0  # all that is prepared is older
+
+
+@pytest.fixture
+def world(place: Place) -> World:
+    return start(place)
+
+
+@pytest.fixture
+def ledger(place: Place) -> Ledger:
+    return Ledger(place.connect)
+
+
+def write(txn: Transaction, key: str) -> None:
+    for stream in ("shop/orders", "bank/postings"):
+        txn.write(stream, key.encode(), key=b"k")
+
+
+@contextmanager
+def ordered(
+    world: World, place: Place, ledger: Ledger, key: str, **options: Any
+) -> Iterator[Transaction]:
+    """A transaction with an order and its events; the body runs after both."""
+    with world.client.begin("shop") as txn, ledger.commit(txn, **options) as cursor:
+        write(txn, key)
+        place.order(cursor, key)
+        yield txn
+
+
+def test_one_commit_decides_for_both(world: World, place: Place, ledger: Ledger) -> None:
+    with ordered(world, place, ledger, "a") as txn:
+        pass
+    assert txn.result is not None
+    assert txn.result.counts.committed == 2
+    with pytest.raises(ZeroDivisionError), ordered(world, place, ledger, "b"):
+        raise ZeroDivisionError
+    assert place.orders() == ["a"]
+    assert differences(world, place) == set()
+    settle(world, place)
+
+
+def test_a_connection_of_the_callers_own(world: World, place: Place, ledger: Ledger) -> None:
+    with closing(place.connect()) as connection:
+        for key in ("a", "b"):
+            with ordered(world, place, Ledger(connection), key):
+                pass
+        with ordered(world, place, ledger, "c", connection=connection):
+            pass
+        place.order(connection.cursor(), "d")  # it is open, and used further
+        connection.commit()
+    assert place.orders() == ["a", "b", "c", "d"]
+
+
+def test_done_before_is_success_and_the_database_stays(
+    world: World, place: Place, ledger: Ledger
+) -> None:
+    """L9."""
+    results = []
+    for key in ("first", "again"):
+        with ordered(world, place, ledger, key, name="daily") as txn:
+            pass
+        results.append(txn.result)
+    assert results[0] == results[1] is not None
+    assert place.orders() == ["first"]
+    assert differences(world, place) == set()
+
+
+# -- bad input: a named error, nothing changed -----------------------------------------------------------
+
+
+def autocommit(place: Place) -> Any:
+    if isinstance(place, SQLitePlace):
+        return sqlite3.connect(place.path, isolation_level=None)
+    connection = place.connect()
+    connection.autocommit = True
+    return connection
+
+
+def begun(place: Place) -> Any:
+    connection = place.connect()
+    place.order(connection.cursor(), "before")
+    return connection
+
+
+def foreign(place: Place) -> Any:
+    place.run("alter table anabranch_ledger rename column outcome to colour")
+    return place.connect()
+
+
+def emptied(place: Place) -> Any:
+    place.run("delete from anabranch_ledger")
+    return place.connect()
+
+
+def missing(place: Place) -> Any:
+    place.run("drop table anabranch_ledger")
+    return place.connect()
+
+
+def newer(place: Place) -> Any:
+    place.run(
+        """update anabranch_ledger set note = replace(note, '"version": 1', '"version": 2')""",
+    )
+    return place.connect()
+
+
+def elsewhere(place: Place) -> Any:
+    place.run("update anabranch_ledger set note = replace(note, 'memory/', 'other/')")
+    return place.connect()
+
+
+def moved(place: Place) -> Any:
+    place.run('update anabranch_ledger set note = replace(note, \'"server": "\', \'"server": "x\')')
+    return place.connect()
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "says"),
+    [
+        (autocommit, e.InvalidArgument, "commits each statement"),
+        (begun, e.IllegalState, "roll it back first"),
+        (foreign, e.NoLedger, "ledger create"),
+        (emptied, e.NoLedger, "ledger create"),
+        (missing, e.NoLedger, "ledger create"),
+        (newer, e.NoLedger, "upgrade"),
+        (elsewhere, e.InvalidArgument, "of the cluster other/"),
+        (moved, e.LedgerMoved, "ledger adopt"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_connection_is_refused_by_name(
+    world: World, place: Place, made: Callable[[Place], Any], error: type[Exception], says: str
+) -> None:
+    with closing(made(place)) as connection, world.client.begin("shop") as txn:
+        with pytest.raises(error, match=says), Ledger(connection).commit(txn):
+            pytest.fail("the block ran")
+        write(txn, "alone")  # the transaction is as it was
+        txn.commit()
+    assert place.orders() == []
+
+
+def test_it_is_made_of_a_driver_s_connection() -> None:
+    with pytest.raises(e.InvalidArgument, match="made of a connection"):
+        Ledger("postgresql://host/name")
+    with pytest.raises(e.InvalidArgument, match="no connection of a DB-API driver"):
+        Ledger(io.StringIO).rows()
+
+
+def test_a_transaction_has_one_ledger(world: World, place: Place, ledger: Ledger) -> None:
+    """L5."""
+    with (
+        ordered(world, place, ledger, "a") as txn,
+        pytest.raises(e.IllegalState, match="one `with`"),
+        Ledger(place.connect).commit(txn),
+    ):
+        pytest.fail("the block ran")
+    assert place.orders() == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"), [("commit", e.AlreadyCommitted), ("abort", e.TransactionAborted)]
+)
+def test_a_row_of_that_id_is_there(
+    world: World, place: Place, ledger: Ledger, outcome: str, error: type[Exception]
+) -> None:
+    with world.client.begin("shop") as txn:
+        txn.token()
+        assert txn.txn_id is not None
+        place.run(
+            f"insert into anabranch_ledger values ('{txn.txn_id.hex()}', '{outcome}', '00', 1, null)",
+        )
+        with pytest.raises(error), ledger.commit(txn):
+            pytest.fail("the block ran")
+        txn.abort()
+
+
+def test_what_is_refused_at_prepare_changes_nothing(
+    world: World, place: Place, ledger: Ledger
+) -> None:
+    with pytest.raises(e.WritersUnfinished), ordered(world, place, ledger, "a") as txn:
+        other = world.client.join(txn.token())
+        other.write("shop/orders", b"unfinished", key=b"k")
+        other.flush()
+    assert place.orders() == []
+    settle(world, place)
+
+
+@pytest.mark.parametrize("pragma", ["journal_mode = memory", "journal_mode = off"])
+def test_commits_that_are_not_durable_are_refused(tmp_path: Any, pragma: str) -> None:
+    """L4: the weak setting is mended, or refused."""
+    with closing(sqlite3.connect(tmp_path / "x.db")) as connection:
+        cursor = connection.cursor()
+        cursor.execute("pragma synchronous = off")
+        SQLite().server(cursor, None)
+        assert cursor.execute("pragma synchronous").fetchone() == (2,)
+        cursor.execute(f"pragma {pragma}")
+        with pytest.raises(e.UnsupportedSetting, match="not durable"):
+            SQLite().server(cursor, None)
+    with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(e.InvalidArgument):
+        SQLite().server(connection.cursor(), None)
+
+
+# -- the database is away, or silent -----------------------------------------------------------------
+
+
+class Break:
+    """A connection's hook that raises the driver's error at one step, after ending the session or not."""
+
+    def __init__(self, place: Place, at: str, *, commits: bool = False) -> None:
+        self.place, self.at, self.commits = place, at, commits
+        self.connections: list[Any] = []
+
+    def connect(self) -> Any:
+        connection = self.place.connect(self if not self.connections else lambda _: None)
+        self.connections.append(connection)
+        return connection
+
+    def __call__(self, step: str) -> None:
+        if step == self.at:
+            self.at = ""
+            own = self.connections[0]
+            if not self.commits:
+                own.cut()
+            raise (
+                sqlite3.OperationalError("away")
+                if isinstance(own, sqlite3.Connection)
+                else _psycopg_error()
+            )
+
+
+def _psycopg_error() -> Exception:
+    import psycopg
+
+    return psycopg.OperationalError("away")
+
+
+@pytest.mark.parametrize("connected", ["a function", "a connection"])
+def test_a_commit_whose_answer_is_lost_counts(world: World, place: Place, connected: str) -> None:
+    """The row says so, and it is our own attempt's."""
+    lost = Break(place, "commit.after", commits=True)
+    if connected == "a function":
+        ledger = Ledger(lost.connect)
+    else:
+        ledger = Ledger(lost.connect())
+    with ordered(world, place, ledger, "a") as txn:
+        pass
+    lost.connections[0].close()
+    assert txn.result is not None
+    assert (place.orders(), differences(world, place)) == (["a"], set())
+
+
+def test_a_commit_that_failed_is_aborted_by_the_row(world: World, place: Place) -> None:
+    failing = Break(place, "commit")
+    with (
+        pytest.raises(Exception, match="away"),
+        ordered(world, place, Ledger(failing.connect), "a") as txn,
+    ):
+        pass
+    assert (place.orders(), differences(world, place)) == ([], set())
+    assert world.client.state(txn.txn_id or b"").state == "ABORTED"
+    settle(world, place)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_database_that_stays_away_aborts_nothing(
+    world: World, place: Place, ledger: Ledger, committed: bool
+) -> None:
+    """L1 e: the outcome is unknown, and the outer `with` does nothing."""
+    at = "commit.after" if committed else "commit"
+    broken = Break(place, at, commits=committed)
+    connection = broken.connect()
+    with (
+        patch.object(Book, "rollback", lambda book: False),
+        pytest.raises(e.OutcomeUnknown, match="recover"),
+        ordered(world, place, Ledger(connection), "a") as txn,
+    ):
+        pass
+    connection.close()
+    assert world.client.state(txn.txn_id or b"").state == "PREPARED"
+    found = ledger.recover(world.client, "shop", LONG_AGO)
+    assert (found.committed, found.aborted) == (
+        ([txn.txn_id], []) if committed else ([], [txn.txn_id])
+    )
+    assert place.orders() == (["a"] if committed else [])
+    settle(world, place)
+    assert differences(world, place) == set()
+
+
+def test_controllers_that_are_away_are_no_error(
+    world: World, place: Place, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ordered(world, place, ledger, "a", timeout=1.0) as txn:
+        silent = patch.object(txn, "commit", side_effect=e.NotReady("no controller answered"))
+        silent.start()
+    silent.stop()
+    assert txn.result is None
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert ledger.recover(world.client, older_than=LONG_AGO).committed == [txn.txn_id]
+    assert differences(world, place) == set()
+
+
+# -- recovery ------------------------------------------------------------------------------------------
+
+
+def left(world: World, place: Place, key: str, *, committed: bool) -> bytes:
+    """A transaction that a process left when it died, before or after the database's commit."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(step: str) -> None:
+        if step == ("commit.after" if committed else "commit"):
+            raise Killed
+
+    connections: list[Any] = []
+
+    def connect() -> Any:
+        connections.append(place.connect(kill))
+        return connections[-1]
+
+    txn = world.client.begin("shop")
+    with pytest.raises(Killed), ExitStack() as stack:
+        cursor = stack.enter_context(Ledger(connect).commit(txn))
+        write(txn, key)
+        place.order(cursor, key)
+    connections[0].close()
+    return txn.txn_id or b""
+
+
+def test_recovery_ends_what_is_old_enough(world: World, place: Place, ledger: Ledger) -> None:
+    done, undone = (left(world, place, key, committed=key == "a") for key in ("a", "b"))
+    assert ledger.recover(world.client, older_than=1e10) == Recovered()
+    found = ledger.recover(world.client, "shop", LONG_AGO)
+    assert (found.committed, found.aborted, found.alarms) == ([done], [undone], {})
+    assert (place.orders(), differences(world, place)) == (["a"], set())
+    assert ledger.rows() == []
+
+
+def test_a_row_that_a_process_holds_is_left_alone(
+    world: World, place: Place, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L2: a process that sleeps in its open database transaction, for longer than all that is kept."""
+    monkeypatch.setattr("anabranch.ledger.book.LOCK_S", 0.05)
+    seen: list[Recovered] = []
+
+    def sleep(step: str) -> None:
+        if step == "commit" and not seen:
+            for _ in range(3):
+                world.clock.sleep(20 * DAY_S)
+                seen.append(ledger.recover(world.client, older_than=LONG_AGO))
+
+    with ordered(world, place, Ledger(lambda: place.connect(sleep)), "a") as txn:
+        pass
+    assert [found.held for found in seen] == [[txn.txn_id]] * 3
+    assert all(not (found.aborted or found.committed or found.alarms) for found in seen)
+    assert (place.orders(), differences(world, place)) == (["a"], set())
+
+
+def test_a_sleeper_whose_session_ended_finds_its_row_gone(
+    world: World, place: Place, ledger: Ledger
+) -> None:
+    """L2: recovery decides, forgets the row and the log its outcome; absence is abort for the sleeper."""
+    connection = place.connect()
+    with pytest.raises(e.TransactionAborted), ordered(world, place, Ledger(connection), "a") as txn:
+        real = txn.prepare
+
+        def prepare(*given: Any, **named: Any) -> Any:
+            found = real(*given, **named)
+            connection.rollback()
+            world.clock.sleep(100.0)
+            assert ledger.recover(world.client, older_than=LONG_AGO).aborted == [txn.txn_id]
+            world.clock.sleep(20 * DAY_S)
+            return found
+
+        stack = patch.object(txn, "prepare", prepare)
+        stack.start()
+    assert (place.orders(), differences(world, place), ledger.rows()) == ([], set(), [])
+
+
+def presume_abort(world: World, txn_id: bytes) -> None:
+    operator = memory_client(world.cluster.log("admin"), world.clock, os.urandom, lane=ADMIN_LANE)
+    operator.settle(txn_id, presume=False)
+
+
+def test_a_row_that_contradicts_the_log_is_an_alarm_and_stays(
+    world: World, place: Place, ledger: Ledger
+) -> None:
+    """An operator presumed abort, and the database has committed."""
+    txn_id = left(world, place, "a", committed=True)
+    presume_abort(world, txn_id)
+    unknown = bytes([0, 0]) + bytes(14)
+    place.run(f"insert into anabranch_ledger values ('{unknown.hex()}', 'commit', '00', 1, null)")
+    for _ in range(2):
+        found = ledger.recover(world.client, older_than=LONG_AGO)
+        assert set(found.alarms) == {txn_id, unknown}
+    assert {row.txn_id for row in ledger.rows()} == {txn_id, unknown}
+
+
+def test_presumed_while_the_process_lives(world: World, place: Place, ledger: Ledger) -> None:
+    def presume(step: str) -> None:
+        if step == "commit.after":
+            presume_abort(world, txn_id[0])
+
+    txn_id: list[bytes] = []
+    with (
+        pytest.raises(e.LedgerDiffers, match="by hand"),
+        ordered(world, place, Ledger(lambda: place.connect(presume)), "a") as txn,
+    ):
+        txn_id.append(txn.txn_id or b"")
+    assert place.orders() == ["a"]
+
+
+def test_a_ledger_ends_only_what_it_prepared(
+    world: World, place: Place, ledger: Ledger, tmp_path: Any
+) -> None:
+    """Two databases, one scope."""
+    txn_id = left(world, place, "a", committed=True)
+    other = SQLitePlace(tmp_path / "other.db").made()
+    second = Ledger(other.connect)
+    second.create(world.client)
+    assert second.recover(world.client, older_than=LONG_AGO) == Recovered()
+    with pytest.raises(e.NotAuthorized):
+        world.client.abort(txn_id)
+    assert ledger.recover(world.client, older_than=LONG_AGO).committed == [txn_id]
+
+
+def test_create_again_changes_nothing(world: World, place: Place, ledger: Ledger) -> None:
+    txn_id = left(world, place, "a", committed=True)
+    ledger.create(world.client)
+    assert ledger.recover(world.client, older_than=LONG_AGO).committed == [txn_id]

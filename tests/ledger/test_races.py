@@ -1,0 +1,113 @@
+"""Races between a slow process and recovery: the database's word wins, and each is told the truth."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.client.client import Client
+from anabranch.errors import TransactionAborted
+from anabranch.ledger import Ledger, Recovered, book, ledger
+from anabranch.ledger.book import Book, Row
+from tests.ledger.places import Place, SQLitePlace
+from tests.ledger.races import Race, differences, settle, start
+
+SEEDS = {"sqlite": 1000, "postgresql": 60}
+EACH = 50  # that share a cluster
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread plays all processes: the one that waits for a lock waits in vain."""
+    monkeypatch.setattr(book, "LOCK_S", 0.001)
+    monkeypatch.setattr(ledger, "_PAUSE_S", 0.0)
+
+
+def races(place: Place, seeds: range) -> tuple[Counter[str], list[str]]:
+    """How many were told what, and what is wrong."""
+    place.run("delete from orders")
+    world, told = start(place), {}
+    for seed in seeds:
+        race = Race(world, place, seed)
+        told[race.key] = race.run()
+    settle(world, place)
+    rows = place.orders()
+    wrong = sorted(differences(world, place))
+    wrong += [
+        k
+        for k, t in told.items()
+        if (t, k in rows) in (("committed", False), ("not committed", True))
+    ]
+    return Counter(told.values()), wrong
+
+
+@pytest.mark.slow(15)
+@pytest.mark.timeout(300)  # a thousand, beside others on two cores
+def test_races(place: Place, request: pytest.FixtureRequest) -> None:
+    kind = "sqlite" if isinstance(place, SQLitePlace) else "postgresql"
+    told: Counter[str] = Counter()
+    for first in range(0, SEEDS[kind], EACH):
+        some, wrong = races(place, range(first, first + EACH))
+        assert wrong == [], f"seeds {first} to {first + EACH}"
+        told += some
+    assert set(told) == {"committed", "not committed", "dead"}
+    assert min(told.values()) >= 5, told
+
+
+# -- planted bugs: each takes away what one rule rests on ------------------------------------------------
+
+
+def reads_only(self: Book, txn_id: bytes) -> Row:
+    """Recovery decides without writing."""
+    self.open()
+    row = self._row(txn_id)
+    self.connection.rollback()
+    return row if row and row.outcome == "commit" else Row(txn_id, "abort", b"", 0, False)
+
+
+def nothing_first(self: Book, txn_id: bytes, attempt: bytes) -> None:
+    """No row comes first …"""
+
+
+def inserted_last(self: Book, txn_id: bytes, attempt: bytes) -> None:
+    """… and the one at the end is a new one: an `abort` row that was forgotten is missed."""
+    if not self._insert(txn_id.hex(), "commit", attempt):
+        raise TransactionAborted("there is a row")
+
+
+def guesses(self: Ledger, open_book: Book, txn_id: bytes, *_: object) -> Row:
+    """A commit without an answer is taken for none."""
+    return Row(txn_id, "abort", b"", 0, False)
+
+
+def forgets_first(client: Client, secret: bytes, row: Row, found: Recovered) -> str | None:
+    """A row `commit` goes before the log says so."""
+    return row.outcome if row.outcome == "commit" else ENDED(client, secret, row, found)
+
+
+ENDED = ledger._ended
+BUGS: dict[str, list[tuple[Any, str, Any]]] = {
+    "recovery reads only": [(Book, "decide", reads_only)],
+    "the row comes last": [(Book, "begin", nothing_first), (Book, "end", inserted_last)],
+    "no answer is no commit": [(Ledger, "_last_word", guesses)],
+    "rows go too early": [(ledger, "_ended", forgets_first)],
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_found(
+    bug: str, quick_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = SQLitePlace(quick_path / "shop.db").made()
+    for target, name, planted in BUGS[bug]:
+        monkeypatch.setattr(target, name, planted)
+    with pytest.raises(AssertionError):
+        hunt(place)
+
+
+def hunt(place: Place) -> None:
+    for first in range(0, 300, EACH):
+        assert races(place, range(first, first + EACH))[1] == []
