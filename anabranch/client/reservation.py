@@ -1,4 +1,4 @@
-"""What programs hand on: tokens, with fewer rights, and transactions that are agreed on and have not begun."""
+"""Tokens that programs hand on, with fewer rights, and transactions that are agreed on and have not begun."""
 
 from __future__ import annotations
 

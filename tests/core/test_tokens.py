@@ -47,7 +47,7 @@ tokens = st.builds(
     st.integers(1, 31),
     st.integers(0, 253_402_300_799_999),
     st.frozensets(lanes, max_size=2),
-    st.integers(0, (1 << 64) - 1),
+    st.integers(0, (1 << 63) - 1),
 )
 
 

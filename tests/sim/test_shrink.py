@@ -16,7 +16,7 @@ DROPPED = next(mutant for mutant in MUTANTS if mutant.name == "a merge is droppe
 
 
 def test_a_planted_bug_that_needs_no_fault_is_shown_without_any() -> None:
-    found = shrink(Case(23), DROPPED.plant)
+    found = shrink(Case(24), DROPPED.plant)
     assert found.before.violation
     assert found.after.origin == found.before.origin
     assert not found.after.struck, size_of(found.after)
