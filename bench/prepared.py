@@ -1,6 +1,6 @@
 """What scopes together and prepared transactions cost, each beside the same without, in turn, in one run.
 
-One-shots of 10 events over two scopes against one; prepare and commit against a commit alone, of a transaction that
+One-shots of 10 events over two streams of two scopes against two of one; prepare and commit against a commit alone, of a transaction that
 is open and flushed; one-shots and scalings beside 1,000 prepared transactions of one event each (``--quick``: 100)
 against beside none. All acks, replication factor 1, one controller on the same two cores.
 """
@@ -26,12 +26,13 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
     """Rows of (what, ours, without, ratio, goal); times are milliseconds."""
     rounds, seconds, held = (2, 2.0, QUICK_PREPARED) if quick else (5, 5.0, PREPARED)
     one, two = place.new_stream(segments=2), "beside/s"
+    same = place.new_stream(segments=2)
     rows: list[dict[str, Any]] = []
     with anabranch.connect(place.bootstrap) as client:
         client.create_stream(two, segments=2, near=one.partition("/")[0])
         for in_flight in (1, 64):
             both = [_over(client, (one, two)) for _ in range(in_flight)]
-            alone = [_over(client, (one,)) for _ in range(in_flight)]
+            alone = [_over(client, (one, same)) for _ in range(in_flight)]
             with_two, with_one = _in_turn(rounds, lambda c: measure(c, seconds), both, alone)
             name = f"one-shot over two scopes, {in_flight} in flight, p50"
             rows.append(_row(name, with_two["p50_ms"], with_one["p50_ms"], GOALS["two scopes"]))
@@ -102,6 +103,8 @@ def _beside(
     stream = place.new_stream(segments=2)
     scope = stream.partition("/")[0]
     numbers = itertools.count()
+    for segments in (4, 3, 2):  # its topics get their partitions
+        client.scale(stream, segments)
 
     def measured(prepared: int) -> dict[str, float]:
         handles = []

@@ -12,8 +12,10 @@ from anabranch.client.receipt_account import (
     WriterAccount,
     headers_size,
 )
+from anabranch.client.reservation import WRITER, RightNames, narrow_at
 from anabranch.core.ids import is_state
-from anabranch.errors import InvalidArgument
+from anabranch.core.tokens import TokenBytes
+from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.ports import RecordHeaders
 from anabranch.schemas import records as r
 from anabranch.types import Tenure
@@ -41,6 +43,7 @@ class Buffered(Handle):
         self._txn_id: bytes | None = None
         self._secret: bytes | None = None
         self._begun = False  # a Begin was sent
+        self._prepared = False  # a prepare was sent, and not refused
         self._buffer: list[r.Event] = []
         self._buffered_bytes = 0
 
@@ -71,6 +74,59 @@ class Buffered(Handle):
 
     def _check_usable(self) -> None:
         raise NotImplementedError
+
+    # -- opening --------------------------------------------------------------------------------------
+
+    def token(
+        self, rights: RightNames = WRITER, *, expires: float | None = None, lane: str | None = None
+    ) -> TokenBytes:
+        """The secret bytes with which other processes take part. Opens the transaction.
+
+        ``rights``: write (and join), heartbeat, commit, abort, state (see it; commit does, too); one, several, or
+        "all". ``expires``: seconds from now; None: with the transaction. ``lane``: good in this lane only.
+
+        Raises: InvalidArgument, UnknownScope, NotReady, DeadlineExceeded, as `write` if the transaction is over.
+        """
+        with self._lock:
+            if not self._prepared:  # else its token is as before
+                self._check_usable()
+                self._open(self._shared.deadline(None))
+            if self._token is None or self._token == self._txn_id:
+                raise IllegalState("the transaction has no token here")
+            token = self._session.token_as_of_now(self._token, self._secret or b"")
+            return narrow_at(token, rights, expires, lane, self._session.wall())
+
+    def assign_id(self) -> bytes:
+        """The id that the transaction will have, or has, 16 bytes. Nothing begins by that.
+
+        Raises: as `token`.
+        """
+        with self._lock:
+            self._check_usable()
+            return self._make_id(self._shared.deadline(None))
+
+    def open_named(self) -> None:
+        """Begin at once, under the name; a committed name gives its result."""
+        with self._lock:
+            self._begin(self._shared.deadline(None))
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything written is acknowledged and its receipt registered. Opens the transaction.
+
+        ``timeout`` in seconds. Raises: WriteFailed, DeadlineExceeded (repeating is safe), NotReady (a stream's
+        journal is missing: repeating is safe), StreamLost (the journal won't come back: abort), and as `write`.
+        """
+        with self._lock:
+            self._check_usable()
+            deadline = self._shared.deadline(timeout)
+            self._open(deadline)
+            self._flush(deadline)
+            if self._account is not None and self._token is not None:
+                seen = self._session.highest_timestamp
+                receipt = self._account.receipt(finished=False, seen=seen)
+                self._session.register(self._token, receipt, deadline)
+
+    # -- writing --------------------------------------------------------------------------------------
 
     def write_state(self, task: int, rows: Iterable[StateRow]) -> int:
         """Change the state of a task, of the tenure that the transaction was begun with; returns how many rows.

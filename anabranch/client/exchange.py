@@ -214,9 +214,9 @@ def _belongs(result: Any, command: Any | None) -> bool:
         return True
     if isinstance(command, r.Begin):  # its commit may have claimed a name, and given way to this
         return result.scope == command.scope
-    if not isinstance(command, r.Commit | r.OneShot) or command.name is None:
+    if not isinstance(command, r.Commit | r.OneShot | r.PrepareEvents) or command.name is None:
         return False
-    if isinstance(command, r.OneShot):
+    if not isinstance(command, r.Commit):
         return result.scope == command.scope and result.name == command.name
     numbered = command.number is not None
     return result.scope == peek(command.token).scope and (numbered or result.name == command.name)

@@ -166,6 +166,10 @@ class Session(StreamCalls):
             raise MalformedRecord(f"the controller answered {type(outcome).__name__} to OneShot")
         return committed(outcome)
 
+    def prepare_events(self, command: r.PrepareEvents, deadline: float) -> r.Outcome:
+        """Prepare a whole transaction in one command, until it is PREPARED, or what it gave way to is COMMITTED."""
+        return self._until_known(command.txn_id, command, None, deadline)
+
     def _until_known(
         self, txn_id: bytes, command: Any, token: bytes | None, deadline: float
     ) -> r.Outcome:

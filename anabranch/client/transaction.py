@@ -15,15 +15,11 @@ from anabranch.client.handle import (
     place_null_keys,
 )
 from anabranch.client.reservation import (
-    WRITER,
     Reservation,
-    RightNames,
     abort_reserved,
-    narrow_at,
 )
 from anabranch.client.session import unknown
 from anabranch.core.ids import check_number, is_marked, txn_text
-from anabranch.core.tokens import TokenBytes
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -75,7 +71,7 @@ class Transaction(Buffered):
         self._in_doubt = False  # a commit was sent, and its outcome is not known here
         self._told = False  # … and the caller was told that
         self._abort_unanswered = False  # an abort was sent, and not answered
-        self._prepared = False  # a prepare was sent, and not refused
+        self._shot: r.PrepareEvents | None = None  # … of all events in one command
 
     def __enter__(self) -> Self:
         return self
@@ -121,48 +117,6 @@ class Transaction(Buffered):
     def prepared(self) -> TransactionInfo | None:
         """This transaction, or the one that has its name, as it was prepared; None: it is not."""
         return info_of(self._outcome) if self._prepared and self._outcome is not None else None
-
-    # -- opening --------------------------------------------------------------------------------------
-
-    def token(
-        self, rights: RightNames = WRITER, *, expires: float | None = None, lane: str | None = None
-    ) -> TokenBytes:
-        """The secret bytes with which other processes take part. Opens the transaction.
-
-        ``rights``: write (and join), heartbeat, commit, abort, state (see it; commit does, too); one, several, or
-        "all". ``expires``: seconds from now; None: with the transaction. ``lane``: good in this lane only.
-
-        Raises: InvalidArgument, UnknownScope, NotReady, DeadlineExceeded, as `write` if the transaction is over.
-        """
-        with self._lock:
-            if not self._prepared:  # else its token is as before
-                self._check_usable()
-                self._open(self._shared.deadline(None))
-            if self._token is None or self._token == self._txn_id:
-                raise IllegalState("the transaction has no token here")
-            token = self._session.token_as_of_now(self._token, self._secret or b"")
-            return narrow_at(token, rights, expires, lane, self._session.wall())
-
-    def open_named(self) -> None:
-        """Begin at once, under the name; a committed name gives its result."""
-        with self._lock:
-            self._begin(self._shared.deadline(None))
-
-    def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything written is acknowledged and its receipt registered. Opens the transaction.
-
-        ``timeout`` in seconds. Raises: WriteFailed, DeadlineExceeded (repeating is safe), NotReady (a stream's
-        journal is missing: repeating is safe), StreamLost (the journal won't come back: abort), and as `write`.
-        """
-        with self._lock:
-            self._check_usable()
-            deadline = self._shared.deadline(timeout)
-            self._open(deadline)
-            self._flush(deadline)
-            if self._account is not None and self._token is not None:
-                seen = self._session.highest_timestamp
-                receipt = self._account.receipt(finished=False, seen=seen)
-                self._session.register(self._token, receipt, deadline)
 
     # -- ending ---------------------------------------------------------------------------------------
 
@@ -211,7 +165,8 @@ class Transaction(Buffered):
                 raise InvalidArgument(
                     "nobody can have written: this transaction's token was never asked for"
                 )
-            self._open(deadline)
+            if not self._prepared:
+                self._open(deadline)
             if self._result is None:
                 self._commit_open(receipts, name, deadline, number, consumed, secret=secret)
             return self._done()
@@ -244,16 +199,49 @@ class Transaction(Buffered):
                 if self._tenure is not None:
                     raise InvalidArgument("a transaction that moves positions can't be prepared")
                 deadline = self._shared.deadline(timeout)
-                self._open(deadline)
-                if self._outcome is None:
-                    prepare = r.Prepare(by, attempt)
-                    try:
-                        self._commit_open(receipts, name, deadline, number, prepare=prepare)
-                    finally:
-                        self._prepared = self._in_doubt or self._outcome is not None
+                prepare = r.Prepare(by, attempt)
+                try:
+                    if (
+                        receipts
+                        or number is not None
+                        or not self._prepare_events(name, prepare, deadline)
+                    ):
+                        self._open(deadline)
+                        if self._outcome is None:
+                            self._commit_open(receipts, name, deadline, number, prepare=prepare)
+                finally:
+                    self._prepared = self._in_doubt or self._outcome is not None
             if self._outcome is None:
                 raise IllegalState("the transaction is not prepared")
             return info_of(self._outcome)
+
+    def _prepare_events(self, name: str | None, prepare: r.Prepare, deadline: float) -> bool:
+        """Prepare by one command; False if the writes are too many for that, or are in journals."""
+        if self._shot is None and (self._token is not None or self._begun):
+            return False
+        txn_id = self._make_id(deadline)
+        self._secret = self._secret or self._session.new_secret()
+        parts = txn_id, self._scope, name, tuple(self._buffer), self._secret, prepare
+        self._shot = self._shot or r.PrepareEvents(*parts)
+        if self._token is None:
+            begin = r.Begin(txn_id, self._scope, name, self.keepalive_ms, self._secret)
+            self._token = self._session.token_of(begin)
+        before, self._in_doubt, self._told = self._in_doubt, True, False
+        try:
+            outcome = self._session.prepare_events(self._shot, deadline)
+        except AnabranchError as error:
+            if not before and isinstance(error, EventTooLarge):
+                self._shot = self._token = None
+                self._in_doubt = False
+                return False
+            self._failed_to_commit(error, before)
+            if not self._in_doubt:
+                self._shot = self._token = self._txn_id = (
+                    None  # resolving it may have given up the id
+                )
+            raise
+        self._take_outcome(outcome)
+        return True
 
     def _commit_one_shot(
         self, name: str | None, deadline: float, consumed: r.Consumed | None
@@ -336,6 +324,7 @@ class Transaction(Buffered):
                 self._txn_id = self._token = outcome.txn_id
             self.beating = False
             self._hot.clear()
+            self._buffer.clear()
             return
         if outcome.state != "COMMITTED":
             self._end(TransactionAborted(f"the transaction is aborted ({outcome.reason})"))

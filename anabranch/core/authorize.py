@@ -164,11 +164,11 @@ def _list_transactions(state: State, lane: str, command: r.ListTransactions) -> 
         check_right(state, lane, Right.DESCRIBE, command.scope)
 
 
-def _begin(state: State, lane: str, command: r.Begin | r.OneShot) -> None:
+def _begin(state: State, lane: str, command: r.Begin | r.OneShot | r.PrepareEvents) -> None:
     """An id with a row is answered from it, whatever was granted or taken since; but to its owner only."""
     row = state.txn_row(command.txn_id)
     if row is None:
-        moved = command.tenure if isinstance(command, r.Begin) else command.consumed
+        moved = getattr(command, "tenure", None) or getattr(command, "consumed", None)
         check_right(state, lane, Right.WRITE if moved is None else _MOVE, command.scope)
     elif row.owner != lane:
         raise refusal(lane, Right.WRITE, command.scope)
@@ -194,6 +194,7 @@ RULES: Mapping[type, Rule] = {
     r.Scale: _stream(Right.SCALE),
     r.Begin: _begin,
     r.OneShot: _begin,  # and its decision: write on each stream
+    r.PrepareEvents: _begin,  # the same
     r.Touch: _by_transaction,
     r.Register: _by_transaction,
     r.Heartbeat: _by_transaction,

@@ -65,6 +65,9 @@ SEGMENTS = Limit(10_000, "segments", "a stream, and what one scaling seals or op
 STREAM_PARTITIONS = Limit(20_000, "partitions", "a stream")
 MESSAGE = Limit(64 << 20, "bytes", "`max.message.bytes` of a stream")
 LEAST_MESSAGE = Limit(16 << 10, "bytes", "`max.message.bytes` of any topic: this or more")
+PREPARED_EVENTS = Limit(
+    64 << 10, "bytes", "the events of a `PrepareEvents`, about; more of them go by journals"
+)
 PREPARED = Limit(10_000, "transactions", "PREPARED ones of a control partition")
 SCOPES = Limit(10_000, "scopes", "a control partition")
 PROCESSORS = Limit(1_000, "processors", "a control partition")
@@ -107,7 +110,7 @@ TABLE = tuple(found for found in list(globals().values()) if isinstance(found, L
 )
 
 # Commands that carry events or receipts: as many bytes, unpacked, as their topic's max.message.bytes.
-BIG = (r.OneShot, r.Commit, r.Register)
+BIG = (r.OneShot, r.PrepareEvents, r.Commit, r.Register)
 
 
 def cut(text: str, most: int = TEXT.value) -> str:

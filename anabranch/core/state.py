@@ -249,15 +249,15 @@ class State:
                     self.pins[stream][epoch] -= 1
             elif txn_id in self.open:
                 self.open[txn_id].row = row
-                self._note_commit(txn_id, self.open[txn_id])
             else:
                 self.open[txn_id] = OpenTxn(row)
                 self.open_of.setdefault(row.owner, set()).add(txn_id)
-            return
         txn = self.open.get(txn_id)
         if txn is None:
             return  # finished: its rows stay for later questions
-        if entry is Entry.PARTICIPANT:
+        if entry is Entry.TXN:
+            self._note_commit(txn_id, txn)
+        elif entry is Entry.PARTICIPANT:
             self._pin(txn, identifier.decode(), row)
         elif entry is Entry.WRITER:
             writer = int.from_bytes(identifier, "big", signed=True)

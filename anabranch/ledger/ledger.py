@@ -259,14 +259,14 @@ def _enter(book: Book, txn: Transaction, attempt: bytes) -> tuple[bytes, Meta]:
             raise IllegalState("the transaction is in a ledger already: one `with` a transaction")
         _claimed.add(txn)
     try:
-        txn.token()  # it opens, so that it has an id
+        txn_id = txn.assign_id()
         meta = _check_cluster(book.open(), txn.cluster)
-        book.begin(txn.txn_id or b"", attempt)
+        book.begin(txn_id, attempt)
     except BaseException:
         book.rollback()
         _claimed.discard(txn)
         raise
-    return txn.txn_id or b"", meta
+    return txn_id, meta
 
 
 def _check_cluster(meta: Meta, cluster: str) -> Meta:

@@ -62,6 +62,7 @@ TYPES: dict[int, type] = {
     34: r.Consumed,
     35: r.ResetProcessor,
     36: r.DeleteProcessor,
+    37: r.PrepareEvents,
     64: r.TermRow,
     65: r.RoundRow,
     66: r.ScopeRow,

@@ -49,7 +49,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
     (
         (),
         """
-        CreateProcessor.kinds CreateProcessor.stores PendingCommitRow.held ProcessorInfo.stores
+        CreateProcessor.kinds CreateProcessor.stores PendingCommitRow.held PreparedRow.events ProcessorInfo.stores
         ProcessorRow.kinds ProcessorRow.stores
         """,
     ),

@@ -483,11 +483,23 @@ class Prepare:
     attempt: bytes
 
 @dataclass(frozen=True, slots=True)
+class PrepareEvents:
+    """Command: prepare a whole transaction in one command; its events are placed when it commits. Repeatable."""
+
+    txn_id: bytes
+    scope: str
+    name: str | None
+    events: tuple[Event, ...]
+    secret: bytes
+    prepare: Prepare
+
+@dataclass(frozen=True, slots=True)
 class PreparedRow:
     """Status row: a transaction was prepared; kept as long as its outcome."""
 
     prepare: Prepare
     prepared_ms: int
+    events: tuple[Event, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class ProcessorInfo:

@@ -30,13 +30,14 @@ def test_the_examples_of_the_page_run(cluster: Cluster, capsys: pytest.CaptureFi
 
 
 def test_the_examples_of_the_readme_run(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """But for those that need a session of Spark, which tests/spark has."""
     examples = [x for x in _examples(README) if "spark" not in x]
     assert examples
     for number, example in enumerate(examples):
         code = example.replace("localhost:9092", cluster.bootstrap)
+        code = code.replace("shop.db", str(tmp_path / "shop.db"))
         exec(compile(code, f"README.md, example {number}", "exec"), {})  # noqa: S102
     printed = capsys.readouterr().out
     assert "N14228" in printed

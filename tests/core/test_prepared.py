@@ -15,7 +15,8 @@ from anabranch.core.rows import stream_key
 from anabranch.schemas import records as r
 from tests.core.cleaning import PLACE, crowd, rebuild, relocate
 from tests.core.cleaning import opened as crowded
-from tests.core.harness import DAY, World, nyc, states
+from tests.core.harness import DAY, START_MS, World, event, nyc, states
+from tests.core.labels import SECRET
 
 LEDGER, OTHER = b"l" * 32, b"o" * 32
 BY = sha256(LEDGER).digest()
@@ -281,3 +282,76 @@ def test_what_keeps_a_journal_long_is_moved_and_committed_after_it() -> None:
     assert relocate(world) == 1
     rebuild(world)
     assert commit(world) == "A COMMITTED 2"
+
+
+# -- in one command ---------------------------------------------------------------------------------
+
+
+def shot(
+    world: World, label: str = "S", *events: r.Event, name: str | None = None, attempt: bytes = b"1",
+    by: bytes = BY,
+) -> str:  # fmt: skip
+    given = events or (event(), event("nyc/b", b"x", b"2"))
+    prepare = r.Prepare(by, attempt)
+    command = r.PrepareEvents(world.id(label), "nyc", name, given, SECRET, prepare)
+    return world.ask("shot", command)
+
+
+def test_its_events_wait_in_a_row_and_go_where_their_keys_are_then(world: World) -> None:
+    assert shot(world) == "S PREPARED 2"
+    assert (world.plan(), list(world.state.prepared)) == ("", [world.id("S")])
+    world.lead(keep_table=False)
+    assert list(world.state.prepared) == [world.id("S")]
+    world.wait(30 * DAY)
+    assert [shot(world), shot(world, attempt=b"2")] == ["S PREPARED 2", "IllegalState"]
+    said = world.ask("commit", r.Commit(world.id("S"), (), None, None, 0, secret=LEDGER))
+    assert said == "S COMMITTED 2", "in the round that says so"
+    assert sorted(world.plan().split("; ")) == ["S nyc/a 0: v", "S nyc/b 0: 2"]
+    assert world.state.prepared_row(world.id("S")) == r.PreparedRow(r.Prepare(BY, b"1"), START_MS)
+    assert commit(world, "S", LEDGER, by_id=True) == "S COMMITTED 2"
+    assert shot(world) == "S COMMITTED 2"
+
+
+@pytest.mark.parametrize("lead", [False, True])
+def test_it_is_aborted_by_its_coordinator_alone(world: World, lead: bool) -> None:
+    shot(world)
+    if lead:
+        world.lead(keep_table=False)
+    assert abort(world, "S") == "NotAuthorized"
+    assert abort(world, "S", LEDGER) == "S ABORTED (aborted by a client)"
+    row = world.state.prepared_row(world.id("S"))
+    assert row is not None
+    assert row.events == ()
+    assert commit(world, "S", LEDGER) == "TransactionAborted"
+    assert shot(world) == "TransactionAborted"
+
+
+def test_in_one_command_its_name_is_held_too(world: World) -> None:
+    assert shot(world, name="daily") == "S PREPARED 2"
+    assert shot(world, "T", name="daily") == "HeldByPrepared"
+    assert world.commit("A", name="daily", wait_ms=60_000) == "HeldByPrepared"
+    assert commit(world, "S", LEDGER) == "S COMMITTED 2"
+    assert [shot(world, "U", name="daily"), shot(world, "U", name="daily")] == ["S COMMITTED 2"] * 2
+    assert world.row("U").state == "ABORTED"
+
+
+def test_what_one_command_refuses(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shot(world, "S", event("nyc/none")) == "UnknownStream"
+    assert shot(world, "S", event(value=bytes(70_000))) == "EventTooLarge"
+    assert shot(world, "A") == "InvalidArgument", "that id is of an open one"
+    monkeypatch.setattr(limits, "PREPARED", limits.Limit(0, "transactions", ""))
+    assert shot(world) == "TooManyTransactions"
+    assert world.state.txn_row(world.id("S")) is None
+
+
+def test_a_stream_that_waits_leaves_it_prepared_and_a_lost_one_is_left_out(world: World) -> None:
+    shot(world)
+    world.memory.waiting = {"nyc/b": "no leader"}
+    assert commit(world, "S", LEDGER) == "NotReady"
+    assert world.get("S") == "S PREPARED 2"
+    world.memory.waiting = {}
+    turn = world.new_turn()
+    streams.give_up_stream(turn, "nyc/b", "gone")
+    world.close(turn)
+    assert commit(world, "S", LEDGER).startswith("S COMMITTED 1, 1 left out (1 events are left out")
+    assert world.plan() == "S nyc/a 0: v"

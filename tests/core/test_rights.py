@@ -62,6 +62,12 @@ def made() -> World:
     return world
 
 
+def prepare_shot(world: World, stream: str) -> r.PrepareEvents:
+    prepare = r.Prepare(b"", b"")
+    events = (event(stream),) if stream else ()
+    return r.PrepareEvents(world.id("new"), "nyc", None, events, SECRET, prepare)
+
+
 def shot(world: World, label: str, stream: str = "nyc/a", name: str | None = None) -> r.OneShot:
     return r.OneShot(world.id(label), "nyc", name, (event(stream),))
 
@@ -110,6 +116,9 @@ MATRIX: dict[str, Row] = {
     "supersede": (lambda w: w.beginning("new", name="open-own"), "own"),
     "begin what is committed": (lambda w: w.beginning("new", name="done-own"), "own"),
     "one-shot": (lambda w: shot(w, "new"), f"{WRITERS} stream"),
+    "prepared in one command": (lambda w: prepare_shot(w, "nyc/a"), f"{WRITERS} stream"),
+    "the same, of no stream": (lambda w: prepare_shot(w, ""), f"{WRITERS} stream"),
+    "the same, of another stream": (lambda w: prepare_shot(w, "nyc/lost"), WRITERS),
     "one-shot of another stream": (lambda w: shot(w, "new", "nyc/lost"), WRITERS),
     "one-shot of no stream": (lambda w: shot(w, "new", "nyc/no"), WRITERS),
     "one-shot again": (lambda w: shot(w, "shot-own", name="done-own"), "own"),

@@ -262,12 +262,17 @@ class Worker:
                 told = new_event(random, deal, own)
                 recorded_write(self.ledger, deal, own, told, txn.write)
             attempt = deal.attempt(self.world.now, "own", None, name=name)
-            self._commit(deal, partial(_commit_one_shot, deal, txn, name), attempt, txn.abort)
+            call = preparing(
+                self.world, self.faults, self.ledger, deal, txn,
+                partial(_commit_one_shot, deal, txn, name), None, (name, None),
+            )  # fmt: skip
+            prepared = deal.label in self.ledger.prepared
+            self._commit(deal, call, attempt, None if prepared else txn.abort)
         except ENDS as error:
             self._give_up(deal, txn, error)
             raise
         finally:
-            deal.txn_id = txn.txn_id
+            deal.txn_id = txn.txn_id or deal.txn_id
 
     def _too_large(self, client: Client) -> None:
         """A one-shot with an event that its stream does not take: refused, and others go on."""

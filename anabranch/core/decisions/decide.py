@@ -48,6 +48,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.ListCommands: set_aside.list_commands,
     r.Commit: commit.commit,
     r.OneShot: one_shot.one_shot,
+    r.PrepareEvents: one_shot.prepare_events,
     r.SafeTime: questions.safe_time,
     r.ListSeries: claims.list_series,
     r.SetSeries: claims.set_series,

@@ -16,7 +16,7 @@ from anabranch.errors import ClockSkew, InvalidArgument, NotReady
 from anabranch.schemas import records as r
 
 # The commands that lead to a timestamp. Any other is carried out, whatever its sender has seen.
-_TIMED = (r.Begin, r.Touch, r.Register, r.Commit, r.OneShot, r.SafeTime)
+_TIMED = (r.Begin, r.Touch, r.Register, r.Commit, r.OneShot, r.PrepareEvents, r.SafeTime)
 
 
 def observed(turn: Turn, command: Any) -> int:

@@ -120,11 +120,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
     if earlier is not None:
         turn.reply(to, turn.outcome(earlier))
         return
-    if len(turn.state.open) - _replaces_open(turn, command) >= turn.settings.max_open:
-        raise TooManyTransactions(
-            f"{turn.settings.max_open} transactions are open: wait for some to end"
-        )
-    quotas.check_open(turn, turn.lane, 1 - _replaces_open(turn, command))
+    check_open(turn, _replaces_open(turn, command))
     quotas.check_keepalive(turn, turn.lane, command.keepalive_ms)
     check_staged(turn, turn.lane)
     supersede(turn, command.scope, command.name, command.txn_id)
@@ -148,6 +144,15 @@ def _gave_way_to(turn: Turn, row: TxnRow) -> Outcome | None:
     """The earlier outcome that this transaction's commit was answered with, if it gave way."""
     yielded = turn.state.yielded(row.txn_id) if row.state == "ABORTED" else None
     return None if yielded is None else claims.answer(turn, yielded, row.owner)
+
+
+def check_open(turn: Turn, replaced: int = 0) -> None:
+    """`TooManyTransactions` while as many are open as may be. ``replaced``: of them, that end for a new one."""
+    if len(turn.state.open) - replaced >= turn.settings.max_open:
+        raise TooManyTransactions(
+            f"{turn.settings.max_open} transactions are open: wait for some to end"
+        )
+    quotas.check_open(turn, turn.lane, 1 - replaced)
 
 
 def _replaces_open(turn: Turn, command: Begin) -> bool:
@@ -308,6 +313,8 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, JournalOp("ABORT_TXN", txn_id, epoch, 0))
     claims.give_back(turn, row.scope, txn.pending)
+    if txn.row.state == "PREPARED":
+        prepared.drop_events(turn, txn_id)
     if txn.pending is not None:
         positions.give_back(turn, txn.pending.consumed, txn_id)
     end_pending(turn, txn_id, TransactionAborted(f"the transaction is aborted ({reason})"))

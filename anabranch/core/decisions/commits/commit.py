@@ -17,7 +17,7 @@ from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_writes
 from anabranch.core.decisions.commits import names_and_series as claims
-from anabranch.core.decisions.commits import positions, prepared
+from anabranch.core.decisions.commits import one_shot, positions, prepared
 from anabranch.core.decisions.commits.merge import merge_decided
 from anabranch.core.decisions.commits.writers import (
     check_receipts,
@@ -53,7 +53,6 @@ from anabranch.errors import (
     ReceiptsNotCovered,
     RetryError,
     TenureLost,
-    check,
 )
 from anabranch.schemas.records import (
     Commit,
@@ -152,12 +151,9 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
 
 def _commit_prepared(turn: Turn, txn: OpenTxn, command: Commit, to: ReplyTo | None) -> None:
     """A prepare repeated, or the word of the coordinator that a PREPARED transaction commits."""
-    row, pending = txn.row, txn.pending
-    check(pending is not None, "a PREPARED transaction lost its commit")
-    if pending is None:
-        return
+    row = txn.row
     named = (*command.own, *(command.receipts or ()))
-    prepared.check_ending(pending, command, left_behind(named, txn.writers))
+    prepared.check_ending(txn, command, left_behind(named, txn.writers))
     if command.prepare is not None:
         turn.reply(to, turn.outcome(row))
         return
@@ -166,8 +162,11 @@ def _commit_prepared(turn: Turn, txn: OpenTxn, command: Commit, to: ReplyTo | No
 
 
 def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
-    """Log that a PREPARED transaction commits; a later round merges it."""
+    """Log that a PREPARED transaction commits; a later round merges it; this one, if a row has its events."""
     txn = turn.open(txn_id)
+    if txn.pending is None:
+        one_shot.commit_events(turn, txn, to)
+        return
     waiting = _join_waiting(txn.pending, to)
     turn.put(k.txn_key(txn_id), turn.move(txn.row, "begin_commit"))
     turn.put(k.pending_key(txn_id), waiting)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from hmac import compare_digest
 
 from anabranch.core import limits, vectors
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right
-from anabranch.core.decisions.commits import positions
+from anabranch.core.decisions.commits import positions, prepared
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
     check_beside,
     check_id_partition,
+    check_open,
+    drop_epoch,
     earlier_outcome,
+    finish,
     supersede,
 )
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import check_name, is_marked, is_state
 from anabranch.core.round import Part, ReplyTo, StreamCommit
+from anabranch.core.state import OpenTxn
 from anabranch.core.stream_settings import MAX_MESSAGE
 from anabranch.core.transaction_states import born
 from anabranch.errors import (
@@ -26,9 +31,19 @@ from anabranch.errors import (
     InvalidArgument,
     NotAuthorized,
     TransactionAborted,
+    check,
 )
-from anabranch.schemas.records import Event, OneShot, SegmentRange
+from anabranch.schemas.records import (
+    Event,
+    OneShot,
+    ParticipantRow,
+    PreparedRow,
+    PrepareEvents,
+    SegmentRange,
+    TxnRow,
+)
 
+_KEEPALIVE_MS = 1_000  # of one that is prepared by its first command: nothing waits for it
 _FRAMING = 68  # least bytes of a record batch with one record, besides its content
 
 
@@ -66,14 +81,7 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     placed = _place(turn, command)
     earlier = earlier_outcome(turn, command.scope, command.name, turn.lane)
     if earlier is not None:
-        # Its own id must not commit when the name is forgotten and the command is repeated.
-        reason = f"the name {command.name!r} was committed before by {earlier.txn_id.hex()}"
-        scope, owner = command.scope, turn.lane
-        never = born(
-            "give_way", command.txn_id, turn.wall_ms, scope=scope, owner=owner, reason=reason
-        )
-        turn.put(k.txn_key(command.txn_id), never)
-        turn.reply(to, turn.outcome(earlier))
+        _give_way(turn, command, earlier, to)
         return
     supersede(turn, command.scope, command.name, command.txn_id)
     timestamp = _append(turn, command, placed)
@@ -89,6 +97,112 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     )
     turn.put(k.txn_key(command.txn_id), row)
     turn.reply(to, turn.outcome(row, full=False))
+
+
+def _give_way(turn: Turn, command: OneShot, earlier: TxnRow, to: ReplyTo | None) -> None:
+    """Answer with an earlier one. Its own id must not commit when the name is forgotten and it is repeated."""
+    reason = f"the name {command.name!r} was committed before by {earlier.txn_id.hex()}"
+    scope, owner = command.scope, turn.lane
+    never = born("give_way", command.txn_id, turn.wall_ms, scope=scope, owner=owner, reason=reason)
+    turn.put(k.txn_key(command.txn_id), never)
+    turn.reply(to, turn.outcome(earlier))
+
+
+def prepare_events(turn: Turn, command: PrepareEvents, to: ReplyTo | None) -> None:
+    """Prepare a whole transaction in one command: its events wait in a row for the word of its coordinator."""
+    check_served(turn, command.scope)
+    check_id_partition(turn, command.txn_id)
+    check_name(command.name)
+    prepared.check_coordinator(command.prepare)
+    if is_marked(command.txn_id):
+        raise InvalidArgument("a one-shot that moves positions can't be prepared")
+    row = turn.state.txn_row(command.txn_id)
+    if row is not None:
+        _prepared_before(turn, command, row, to)
+        return
+    turn.check_new_id(command.txn_id)
+    size = sum(len(e.stream) + len(e.key or b"") + len(e.value or b"") + 64 for e in command.events)
+    if size > limits.PREPARED_EVENTS.value:
+        raise EventTooLarge(
+            f"events of {size:,} bytes in one command that prepares, {limits.PREPARED_EVENTS.value:,} are allowed: "
+            "write them to journals"
+        )
+    shot = OneShot(command.txn_id, command.scope, command.name, command.events)
+    streams = sorted(_place(turn, shot))
+    earlier = earlier_outcome(turn, command.scope, command.name, turn.lane)
+    if earlier is not None:
+        _give_way(turn, shot, earlier, to)
+        return
+    check_open(turn)
+    prepared.check_count(turn)
+    supersede(turn, command.scope, command.name, command.txn_id)
+    row = born(
+        "begin",
+        command.txn_id,
+        turn.wall_ms,
+        scope=command.scope,
+        name=command.name,
+        keepalive_ms=_KEEPALIVE_MS,
+        secret=command.secret,
+        owner=turn.lane,
+    )
+    row = turn.move(row, "prepare", committed=len(command.events))
+    turn.put(k.txn_key(command.txn_id), row)
+    for stream in streams:
+        epoch = turn.state.streams[stream].reference_epoch
+        turn.put(k.participant_key(command.txn_id, stream), ParticipantRow(stream, epoch))
+    kept = PreparedRow(command.prepare, turn.wall_ms, command.events)
+    turn.put(k.prepared_key(command.txn_id), kept)
+    turn.reply(to, turn.outcome(row, full=False))
+
+
+def _prepared_before(turn: Turn, command: PrepareEvents, row: TxnRow, to: ReplyTo | None) -> None:
+    """Answer a repeated prepare."""
+    if row.state == "ABORTED":
+        earlier = earlier_outcome(turn, command.scope, command.name, row.owner)
+        if earlier is None:
+            raise TransactionAborted(f"the transaction is aborted ({row.reason}): begin a new one")
+        turn.reply(to, turn.outcome(earlier))
+        return
+    if row.secret is None or not compare_digest(row.secret, command.secret):
+        raise NotAuthorized("the transaction was begun with another secret")
+    if row.state == "OPEN" or (row.scope, row.name) != (command.scope, command.name):
+        raise InvalidArgument("the transaction id is in use with other arguments: make a new one")
+    prepared.check_same(turn, row, command.prepare)
+    turn.reply(to, turn.outcome(row, full=False))
+
+
+def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
+    """Commit a PREPARED transaction whose events are in its row, by key in the segments that are active now.
+
+    `NotReady` while a stream waits: it stays PREPARED.
+    """
+    txn_id, row = txn.row.txn_id, txn.row
+    held = turn.state.prepared_row(txn_id)
+    events = () if held is None else held.events
+    check(len(events) == row.committed, "a PREPARED transaction lost its events")
+    gone = {stream for stream in txn.participants if prepared.is_gone(turn, stream)}
+    for stream in sorted(txn.participants.keys() - gone):
+        active_stream(turn, stream)
+    by_stream: dict[str, list[Event]] = {}
+    for event in events:
+        if event.stream not in gone:
+            # Segments may have come and gone since.
+            by_stream.setdefault(event.stream, []).append(event._replace(segment_id=-1))
+    placed = {s: turn.state.layouts[s].spread(e, by_key=True) for s, e in by_stream.items()}
+    if gone:
+        row = prepared.without(row, sum(event.stream in gone for event in events), gone)
+    timestamp = _append(turn, OneShot(txn_id, row.scope, row.name, events), placed)
+    row = turn.move(row, "begin_commit", commit_timestamp=timestamp, finished_ms=turn.wall_ms)
+    row = turn.move(row, "finalize_commit")
+    prepared.drop_events(turn, txn_id)
+    for stream, epoch in [(s, e) for s, e in txn.participants.items() if s in placed]:
+        now = ParticipantRow(stream, turn.state.streams[stream].reference_epoch)
+        if now.reference_epoch != epoch:  # it is merged into the segments of this one
+            turn.put(k.participant_key(txn_id, stream), now)
+            drop_epoch(turn, stream, epoch)
+    finish(turn, row)
+    turn.reply(to, turn.outcome(row))
 
 
 def _one_shot_of_tasks(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:

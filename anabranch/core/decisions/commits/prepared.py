@@ -7,7 +7,7 @@ tried again, a LOST stream is left out. A PREPARED one has no timestamp, so no r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from hashlib import sha256
 from hmac import compare_digest
@@ -45,18 +45,22 @@ MAX_ATTEMPT = 64  # bytes
 
 def check_arguments(command: Commit) -> None:
     """`InvalidArgument` for a prepare that can't be."""
-    prepare = command.prepare
     if command.secret is not None and len(command.secret) != SECRET_SIZE:
         raise InvalidArgument(f"a coordinator's secret has {SECRET_SIZE} bytes")
-    if prepare is None:
+    if command.prepare is None:
         return
-    if len(prepare.by) not in (0, 32) or len(prepare.attempt) > MAX_ATTEMPT:
-        raise InvalidArgument(
-            f"`by` is a SHA-256, 32 bytes, or empty; an attempt has up to {MAX_ATTEMPT} bytes"
-        )
+    check_coordinator(command.prepare)
     if command.consumed is not None:
         raise InvalidArgument(
             "a transaction that moves positions can't be prepared: its tasks would stand until its end"
+        )
+
+
+def check_coordinator(prepare: Prepare) -> None:
+    """`InvalidArgument` unless these can be a hash and an attempt."""
+    if len(prepare.by) not in (0, 32) or len(prepare.attempt) > MAX_ATTEMPT:
+        raise InvalidArgument(
+            f"`by` is a SHA-256, 32 bytes, or empty; an attempt has up to {MAX_ATTEMPT} bytes"
         )
 
 
@@ -99,10 +103,11 @@ def check_same(turn: Turn, row: TxnRow, prepare: Prepare) -> None:
         )
 
 
-def check_ending(pending: PendingCommitRow, command: Commit, behind: list[int]) -> None:
+def check_ending(txn: OpenTxn, command: Commit, behind: list[int]) -> None:
     """Refuse a commit that is not the one that was prepared."""
-    claim = command.name, command.number
-    if claim not in ((None, None), (pending.name, pending.number)):
+    claim, pending = (command.name, command.number), txn.pending
+    prepared = (txn.row.name, None) if pending is None else (pending.name, pending.number)
+    if claim not in ((None, None), prepared):
         raise InvalidArgument("the transaction was prepared with another name or number")
     if behind:
         raise IllegalState(
@@ -117,14 +122,19 @@ def held(txn_id: bytes, what: str) -> HeldByPrepared:
     )
 
 
+def check_count(turn: Turn) -> None:
+    """`TooManyTransactions` while as many are PREPARED as may be."""
+    limit = limits.PREPARED.value
+    if len(turn.state.prepared) >= limit:
+        raise TooManyTransactions(f"{limit:,} transactions are prepared: end some of them")
+
+
 def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
     """Refuse what could fail later, and more PREPARED ones than there may be.
 
     Raises: TooManyTransactions, TooMuchStaged, EventTooLarge.
     """
-    limit = limits.PREPARED.value
-    if len(turn.state.prepared) >= limit:
-        raise TooManyTransactions(f"{limit:,} transactions are prepared: end some of them")
+    check_count(turn)
     most = turn.settings.max_staged_bytes // 2
     if turn.index.staged.total > most:
         staged = turn.index.staged.size_of((*turn.state.prepared, txn.row.txn_id))
@@ -166,19 +176,28 @@ def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> bool:
         for receipt in pending.writers
     )
     turn.put(k.pending_key(txn_id), replace(pending, writers=writers))
-    events = sum(e.count for e in lost)
-    said = f"{events:,} events are left out, as their stream is LOST: {', '.join(sorted(gone))}"
-    row = txn.row
-    row = row._replace(
-        committed=row.committed - events, left_out=row.left_out + events, reason=limits.cut(said)
-    )
-    turn.put(k.txn_key(txn_id), row)
+    turn.put(k.txn_key(txn_id), without(txn.row, sum(e.count for e in lost), gone))
     for (stream, number), carry in list(txn.carries.items()):
         if stream in gone:
             turn.put(k.carry_key(txn_id, stream, number), None)
             # No history may ever name the chunks there, also if the stream is taken back.
             turn.put(k.retired_key(stream, carry.partition), RetiredRow(stream, carry.partition))
     return True
+
+
+def without(row: TxnRow, events: int, gone: Collection[str]) -> TxnRow:
+    """The row of a transaction that commits without so many events, of these LOST streams."""
+    said = f"{events:,} events are left out, as their stream is LOST: {', '.join(sorted(gone))}"
+    return row._replace(
+        committed=row.committed - events, left_out=row.left_out + events, reason=limits.cut(said)
+    )
+
+
+def drop_events(turn: Turn, txn_id: bytes) -> None:
+    """Forget the events of a PREPARED one that ends."""
+    row = turn.state.prepared_row(txn_id)
+    if row is not None and row.events:
+        turn.put(k.prepared_key(txn_id), replace(row, events=()))
 
 
 def is_gone(turn: Turn, stream: str) -> bool:
