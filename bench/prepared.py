@@ -1,7 +1,7 @@
 """What scopes together and prepared transactions cost, each beside the same without, in turn, in one run.
 
 One-shots of 10 events over two streams of two scopes against two of one; prepare and commit against a commit alone,
-of a transaction that is open and flushed; one-shots and scalings beside 1,000 prepared transactions of one event each
+of a transaction that is open and flushed; one-shots and scalings beside 1,000 prepared ones of one event each
 (``--quick``: 100) against beside none. All acks, replication factor 1, one controller on the same two cores.
 """
 
