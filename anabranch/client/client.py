@@ -16,19 +16,13 @@ from anabranch.client.handle import Shared
 from anabranch.client.heartbeats import Heart
 from anabranch.client.joined_writer import Writer
 from anabranch.client.ports import ClientPorts
-from anabranch.client.reservation import (
-    Reservation,
-    keepalive_ms_of,
-    reserve,
-)
+from anabranch.client.reservation import Reservation, keepalive_ms_of, reserve
 from anabranch.client.session import Session
 from anabranch.client.transaction import Transaction
 from anabranch.core.hybrid_time import MAX, to_text
 from anabranch.core.ids import check_scope, check_type
 from anabranch.errors import ClockSkew, InvalidArgument, NotForkSafe
-from anabranch.types import (
-    Tenure,
-)
+from anabranch.types import Tenure
 
 DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_KEEPALIVE_S = 30.0

@@ -221,6 +221,8 @@ class Transaction(Buffered):
             return False
         txn_id = self._make_id(deadline)
         self._secret = self._secret or self._session.new_secret()
+        if self._shot is None:
+            place_null_keys(self._shared, self._buffer, deadline)
         parts = txn_id, self._scope, name, tuple(self._buffer), self._secret, prepare
         self._shot = self._shot or r.PrepareEvents(*parts)
         if self._token is None:
@@ -235,10 +237,8 @@ class Transaction(Buffered):
                 self._in_doubt = False
                 return False
             self._failed_to_commit(error, before)
-            if not self._in_doubt:
-                self._shot = self._token = self._txn_id = (
-                    None  # resolving it may have given up the id
-                )
+            if not self._in_doubt:  # resolving it may have given up the id
+                self._shot = self._token = self._txn_id = None
             raise
         self._take_outcome(outcome)
         return True

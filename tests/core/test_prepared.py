@@ -335,9 +335,17 @@ def test_in_one_command_its_name_is_held_too(world: World) -> None:
     assert world.row("U").state == "ABORTED"
 
 
+def test_null_keys_go_to_the_segments_that_their_client_chose(world: World) -> None:
+    numbers = [segment.segment_id for segment in world.state.streams["nyc/a"].segments]
+    shot(world, "S", *(event(key=None, segment_id=n, value=b"%d" % n) for n in (*numbers, -1)))
+    assert commit(world, "S", LEDGER) == "S COMMITTED 3"
+    assert world.plan() == "S nyc/a 0: 0 -1, 1: 1"
+
+
 def test_what_one_command_refuses(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shot(world, "S", event("nyc/none")) == "UnknownStream"
     assert shot(world, "S", event(value=bytes(70_000))) == "EventTooLarge"
+    assert shot(world, "S", event(headers={"h": bytes(70_000)})) == "EventTooLarge"
     assert shot(world, "A") == "InvalidArgument", "that id is of an open one"
     monkeypatch.setattr(limits, "PREPARED", limits.Limit(0, "transactions", ""))
     assert shot(world) == "TooManyTransactions"

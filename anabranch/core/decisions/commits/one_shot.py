@@ -121,7 +121,7 @@ def prepare_events(turn: Turn, command: PrepareEvents, to: ReplyTo | None) -> No
         _prepared_before(turn, command, row, to)
         return
     turn.check_new_id(command.txn_id)
-    size = sum(len(e.stream) + len(e.key or b"") + len(e.value or b"") + 64 for e in command.events)
+    size = sum(len(event.stream) + _size_of(event) for event in command.events)
     if size > limits.PREPARED_EVENTS.value:
         raise EventTooLarge(
             f"events of {size:,} bytes in one command that prepares, {limits.PREPARED_EVENTS.value:,} are allowed: "
@@ -187,8 +187,7 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     by_stream: dict[str, list[Event]] = {}
     for event in events:
         if event.stream not in gone:
-            # Segments may have come and gone since.
-            by_stream.setdefault(event.stream, []).append(event._replace(segment_id=-1))
+            by_stream.setdefault(event.stream, []).append(event)
     placed = {s: turn.state.layouts[s].spread(e, by_key=True) for s, e in by_stream.items()}
     if gone:
         row = prepared.without(row, sum(event.stream in gone for event in events), gone)
@@ -233,6 +232,12 @@ def _state_of(command: OneShot, placed: _Placed) -> dict[str, set[int]]:
     }
 
 
+def _size_of(event: Event) -> int:
+    """The bytes of a record batch with this event alone, at least."""
+    size = _FRAMING + len(event.key or b"") + len(event.value or b"")
+    return size + sum(len(name) + len(content or b"") for name, content in event.headers)
+
+
 _Placed = Mapping[str, list[tuple[SegmentRange, list[Event]]]]
 
 
@@ -260,7 +265,7 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
     events: list[Event] = []
     former, most, may_be_big = None, 0, True
     for event in command.events:
-        stream, _, key, value, headers, timestamp = event
+        stream, _, _, _, headers, timestamp = event
         if stream != former:
             if stream not in by_stream:
                 if stream not in turn.state.streams:
@@ -278,8 +283,7 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
             )
         if headers or may_be_big:
             limits.HEADERS.check(len(headers), "an event")
-            size = _FRAMING + len(key or b"") + len(value or b"")
-            size += sum(len(name) + len(content or b"") for name, content in headers)
+            size = _size_of(event)
             if size > most:
                 raise EventTooLarge(
                     f"an event of {size:,} bytes; {stream} takes up to {most:,} (its setting {MAX_MESSAGE})"
