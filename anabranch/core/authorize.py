@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntFlag
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE, STATE, is_state
-from anabranch.core.state import State
 from anabranch.errors import NotAuthorized
 from anabranch.schemas import records as r
+
+if TYPE_CHECKING:
+    from anabranch.core.state import State
 
 
 class Right(IntFlag):
@@ -110,7 +112,7 @@ def names_of(rights: int) -> str:
 
 # -- which right each command needs -------------------------------------------------------------------
 
-Rule = Callable[[State, str, Any], None]  # of a lane and its command; raises NotAuthorized
+Rule = Callable[["State", str, Any], None]  # of a lane and its command; raises NotAuthorized
 
 
 def _on(right: Right, what: Callable[[Any], str]) -> Rule:
@@ -164,6 +166,12 @@ def _list_transactions(state: State, lane: str, command: r.ListTransactions) -> 
         check_right(state, lane, Right.DESCRIBE, command.scope)
 
 
+def _list_open(state: State, lane: str, command: r.ListOpen) -> None:
+    """By its id the decision judges; without a scope a list has what the lane may see."""
+    if command.scope is not None and command.txn_id is None:
+        check_right(state, lane, Right.DESCRIBE, command.scope)
+
+
 def _begin(state: State, lane: str, command: r.Begin | r.OneShot | r.PrepareEvents) -> None:
     """An id with a row is answered from it, whatever was granted or taken since; but to its owner only."""
     row = state.txn_row(command.txn_id)
@@ -190,7 +198,10 @@ RULES: Mapping[type, Rule] = {
     r.CreateStream: _create_stream,
     r.DescribeStreams: _describe,
     r.ForgetStream: _stream(Right.OPERATE),
+    r.DeleteStream: _stream(Right.OPERATE),
     r.RecoverStream: _stream(Right.OPERATE),
+    r.AlterStream: _stream(Right.OPERATE),
+    r.TruncateStream: _stream(Right.OPERATE),
     r.Scale: _stream(Right.SCALE),
     r.Begin: _begin,
     r.OneShot: _begin,  # and its decision: write on each stream
@@ -204,6 +215,8 @@ RULES: Mapping[type, Rule] = {
     r.GetState: _by_transaction,
     r.Resolve: _by_transaction,
     r.ListTransactions: _list_transactions,
+    r.ListOpen: _list_open,
+    r.LabelWriter: _by_transaction,
     r.CreateProcessor: _processor,
     r.Take: _processor,
     r.Release: _processor,

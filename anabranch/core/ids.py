@@ -211,3 +211,11 @@ def state_stream(processor: str) -> str:
 def is_state(stream: str) -> bool:
     """Whether a stream is the state of the processor `stream.removesuffix(STATE)`."""
     return stream.endswith(STATE)
+
+
+HASH_SIZE = 16
+
+
+def hash_of(processor: str, tenure: bytes) -> bytes:
+    """The hash by which rows and `Begin` name a tenure."""
+    return hashlib.sha256(processor.encode() + b"\0" + tenure).digest()[:HASH_SIZE]

@@ -68,6 +68,10 @@ LEAST_MESSAGE = Limit(16 << 10, "bytes", "`max.message.bytes` of any topic: this
 PREPARED_EVENTS = Limit(
     64 << 10, "bytes", "the events of a `PrepareEvents`, about; more of them go by journals"
 )
+LOCKS = Limit(
+    10_000, "locks", "a transaction's, points and ranges; lock a range, or read with `lock=False`"
+)
+ROW_KEY = Limit(8 << 10, "bytes", "the key of a table's row")
 PREPARED = Limit(10_000, "transactions", "PREPARED ones of a control partition")
 SCOPES = Limit(10_000, "scopes", "a control partition")
 PROCESSORS = Limit(1_000, "processors", "a control partition")
@@ -75,6 +79,7 @@ TASKS = Limit(1_024, "tasks", "a processor")
 ALL_TASKS = Limit(32_768, "tasks", "all processors of a control partition")
 INPUTS = Limit(64, "inputs", "a processor")
 STORES = Limit(256, "stores", "a processor")
+LABEL = Limit(64, "characters", "the label of a writer")
 HOLDER = Limit(256, "characters", "the name of who takes tasks")
 GRANTS = Limit(10_000, "grants", "a control partition; those of scopes' creators come on top")
 LANES = Limit(1_000, "lanes", "a control partition")
@@ -135,6 +140,11 @@ def weight(answer: object) -> int:
             return sum(map(weight, answer.not_open))
         case r.TransactionList():
             return sum(map(weight, answer.transactions))
+        case r.OpenList():
+            return sum(map(weight, answer.transactions))
+        case r.OpenInfo():
+            writers = sum(128 + 4 * len(one.label) for one in answer.writers)
+            return 96 + weight(answer.outcome) + writers + 160 * len(answer.carries)
         case r.SeriesList():
             return sum(256 + 4 * len(one.series) + 8 * len(one.runs) for one in answer.series)
         case r.AuditList():

@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from typing import Generic, Self, TypeVar
 
 from anabranch.core.journal.usage import Place
+from anabranch.core.read_locks import WindowDraft, Windows
+from anabranch.core.state import State
+from anabranch.core.stream_states import ACTIVE
 
+IN_TROUBLE = "its commit is decided, but its merge does not go on"  # the answer to askers
 K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")
@@ -177,6 +181,7 @@ class LeaderMemory:
     merging: Merging = field(default_factory=Merging)
     cleaning: Cleaning = field(default_factory=Cleaning)
     histories: Histories = field(default_factory=Histories)
+    windows: Windows = field(default_factory=Windows)
     waiting: Mapping[str, str] = field(default_factory=dict)
     carrying: Collection[bytes] = ()
     refused: Mapping[bytes, str] = field(default_factory=dict)
@@ -193,6 +198,7 @@ class LeaderMemory:
         merging: Merging | None,
         cleaning: Cleaning | None,
         histories: Histories | None,
+        windows: WindowDraft | None,
         ended: Iterable[bytes],
         forgotten: Iterable[str],
     ) -> None:
@@ -207,6 +213,8 @@ class LeaderMemory:
             self.cleaning.follow(cleaning)
         if histories is not None:
             self.histories.follow(histories)
+        if windows is not None:
+            self.windows.follow(windows)
         for txn_id in ended:
             self.keepalives.heard.put(txn_id, None)
             self.keepalives.helpers.put(txn_id, None)
@@ -215,3 +223,21 @@ class LeaderMemory:
             self.merging.forget_stream(stream)
             self.cleaning.forget_stream(stream)
             self.histories.since_epoch.put(stream, None)
+            self.windows.forget(stream)
+
+
+def is_usable(state: State, waiting: Mapping[str, str], stream: str) -> bool:
+    """Whether a stream's topics can be read and written, as far as is known."""
+    row = state.streams.get(stream)
+    return row is not None and row.state == ACTIVE and stream not in waiting
+
+
+def trouble_of(state: State, memory: LeaderMemory, txn_id: bytes) -> str:
+    """The reason why a transaction that is being committed does not go on; empty if none is known."""
+    txn = state.open.get(txn_id)
+    if txn is not None and txn.row.state == "FINALIZE_IN_PROGRESS":
+        for stream in sorted(txn.participants):
+            if not is_usable(state, memory.waiting, stream):
+                why = memory.waiting.get(stream, "a topic of it is gone")
+                return f"{IN_TROUBLE}: {stream}: {why}"
+    return memory.trouble(txn_id)

@@ -43,10 +43,12 @@ class Entry(IntEnum):
     MOVED = 21
     YIELDED = 22
     PREPARED = 23
+    LABEL = 24
     GRANT = 32
     AUDIT = 33
     PROCESSOR = 34
     TASK = 35
+    TABLE = 36
 
 
 _ROWS: dict[Entry, type] = {
@@ -73,10 +75,12 @@ _ROWS: dict[Entry, type] = {
     Entry.MOVED: r.MovedRow,
     Entry.YIELDED: r.YieldedRow,
     Entry.PREPARED: r.PreparedRow,
+    Entry.LABEL: r.LabelRow,
     Entry.GRANT: r.GrantRow,
     Entry.AUDIT: r.AuditRow,
     Entry.PROCESSOR: r.ProcessorRow,
     Entry.TASK: r.TaskRow,
+    Entry.TABLE: r.TableRow,
 }
 _MANY = 1000  # rows are read over before a scan begins behind them
 _ENTRIES = {int(entry): entry for entry in Entry}  # quicker than Entry(…)
@@ -105,6 +109,10 @@ def scope_key(scope: str) -> bytes:
 
 def stream_key(stream: str) -> bytes:
     return NO_TXN + bytes((Entry.STREAM,)) + stream.encode()
+
+
+def table_key(stream: str) -> bytes:
+    return NO_TXN + bytes((Entry.TABLE,)) + stream.encode()
 
 
 def epoch_key(stream: str, epoch: int) -> bytes:
@@ -202,6 +210,10 @@ def participant_key(txn_id: bytes, stream: str) -> bytes:
 
 def writer_key(txn_id: bytes, writer: int) -> bytes:
     return txn_id + bytes((Entry.WRITER,)) + writer.to_bytes(8, "big", signed=True)
+
+
+def label_key(txn_id: bytes, writer: int) -> bytes:
+    return txn_id + bytes((Entry.LABEL,)) + writer.to_bytes(8, "big", signed=True)
 
 
 def pending_key(txn_id: bytes) -> bytes:

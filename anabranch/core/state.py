@@ -42,6 +42,7 @@ from anabranch.schemas.records import (
     SetAsideRow,
     StreamRow,
     SuspectRow,
+    TableRow,
     TaskRow,
     TermRow,
     TxnRow,
@@ -50,7 +51,7 @@ from anabranch.schemas.records import (
 )
 
 _NO_ROUND = RoundRow(0, 0, 0, 0, 0)
-_BY_NAME = {Entry.FORGOTTEN: "forgotten", Entry.LANE: "lanes"}
+_BY_NAME = {Entry.FORGOTTEN: "forgotten", Entry.LANE: "lanes", Entry.TABLE: "tables"}
 _BY_NUMBER = {Entry.RETIRED: "_retired", Entry.TASK: "tasks"}
 K = TypeVar("K")
 V = TypeVar("V")
@@ -75,8 +76,7 @@ class OpenTxn:
 class State:
     """The rows, plus decoded views of what commands need often.
 
-    ``rows`` is the table as of the last `take_changes`; changes since then lie over it until they are
-    taken, written to the log, and then to the table.
+    ``rows`` is the table as of the last `take_changes`; later changes lie over it until they are written.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -88,8 +88,7 @@ class State:
         self.streams: dict[str, StreamRow] = {}
         self.layouts: dict[str, Layout] = {}  # active epochs only
         self.epochs: dict[str, dict[int, tuple[SegmentRange, ...]]] = {}  # reference epochs only
-        # The same, by partition.
-        self.places: dict[tuple[str, int], dict[int, SegmentRange]] = {}
+        self.places: dict[tuple[str, int], dict[int, SegmentRange]] = {}  # by partition
         self.pins: dict[str, Counter[int]] = {}  # stream -> reference epoch -> open transactions
         self.plain: dict[tuple[str, int], int] = {}  # journal partition -> plain writes done
         self.plain_refused: dict[tuple[str, int], int] = {}  # … and how many of them were refused
@@ -105,11 +104,12 @@ class State:
         self.processors: dict[str, ProcessorRow] = {}
         self.deleted: dict[str, ProcessorRow] = {}  # what is left of processors
         self.tasks: dict[tuple[str, int], TaskRow] = {}
+        self.tables: dict[str, TableRow] = {}
         self.open: dict[bytes, OpenTxn] = {}
         self.open_of: dict[str, set[bytes]] = {}  # by the lane that made them
         self.committing: dict[bytes, bool] = {}  # open ones with a pending commit; or they are
         self.prepared: dict[bytes, bool] = {}  # … and no round looks at them
-        # Transactions' rows that can't be read, until a later row replaces them.
+        # Rows of transactions, until later ones replace them.
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}
         self.finished = 0  # transactions that ended since this was made
         self.outcomes = int.from_bytes(rows.get(k.OUTCOMES) or b"", "big")  # finished ones kept
@@ -130,7 +130,7 @@ class State:
             self.scopes, self.scope_owners, self.streams, self.layouts, self.epochs, self.places, self.pins,
             self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.set_aside,
             self.lanes, self.lane_positions, self.grants, self.rights, self.processors, self.deleted,
-            self.tasks, self.open, self.open_of, self.committing, self.prepared,
+            self.tasks, self.tables, self.open, self.open_of, self.committing, self.prepared,
         ):  # fmt: skip
             view.clear()
         for key, value in k.rows_of_views(self._table.scan):

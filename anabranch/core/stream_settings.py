@@ -11,6 +11,8 @@ from anabranch.errors import InvalidArgument, UnsupportedSetting
 REPLICATION = "replication.factor"
 MIN_ISR = "min.insync.replicas"
 MAX_MESSAGE = "max.message.bytes"
+TABLE = "table"  # whether it is one: keyed rows, for replicas and locks
+VERSIONS_MS = "table.history.ms"  # how long replicas keep versions
 PROCESSOR = "processor"  # whose state the stream is
 _LONG = (1 << 63) - 1
 _INT = (1 << 31) - 1
@@ -42,7 +44,11 @@ _SCALING = {
     "max_segments": (MAX_SEGMENTS, _SEGMENTS),
     "cooldown_ms": (COOLDOWN, (1000, 86_400_000)),
 }
-KNOWN = TOPIC.keys() | {name for name, _ in _SCALING.values()}
+FIXED = frozenset((REPLICATION, PROCESSOR, TABLE))  # from a stream's creation on
+KNOWN = TOPIC.keys() | {name for name, _ in _SCALING.values()} | {TABLE, VERSIONS_MS}
+_NOT_OF_TABLE = frozenset(
+    ("retention.ms", "retention.bytes")
+)  # a row lives until it is replaced or deleted
 # A state keeps the newest row of each key, whatever its age, and has as many segments as tasks.
 _OF_STATE = frozenset((PROCESSOR, REPLICATION, MIN_ISR, MAX_MESSAGE, "segment.bytes", "segment.ms"))
 
@@ -81,6 +87,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
         raise UnsupportedSetting(
             f"{what} has no setting {', '.join(unknown)}; it takes {', '.join(sorted(known))}"
         )
+    _check_table(settings)
     for name in settings.keys() & TOPIC.keys():
         if whole_number(name, settings[name], *TOPIC[name]) == 0 and name == REPLICATION:
             raise InvalidArgument(f"{name}=0: a number from 1, or -1 for the broker's default")
@@ -91,6 +98,26 @@ def check_settings(settings: Mapping[str, str]) -> None:
             "transactions against it, too"
         )
     parse_policy(settings)
+
+
+def is_table(settings: Mapping[str, str]) -> bool:
+    """Whether a stream with these settings is a table."""
+    return TABLE in settings
+
+
+def _check_table(settings: Mapping[str, str]) -> None:
+    if not is_table(settings):
+        if VERSIONS_MS in settings:
+            raise UnsupportedSetting(f"{VERSIONS_MS} is a setting of tables: set {TABLE}=true, too")
+        return
+    if settings[TABLE] != "true":
+        raise InvalidArgument(f"{TABLE}={settings[TABLE]}: true, or leave it out")
+    if wrong := sorted(settings.keys() & _NOT_OF_TABLE):
+        raise UnsupportedSetting(
+            f"a table has no {', '.join(wrong)}: a row lives until it is replaced or deleted"
+        )
+    if VERSIONS_MS in settings:
+        whole_number(VERSIONS_MS, settings[VERSIONS_MS], 0, _LONG)
 
 
 def parse_policy(settings: Mapping[str, str]) -> Policy | None:

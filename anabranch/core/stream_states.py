@@ -83,7 +83,10 @@ def _illegal(state: StreamState, op: StreamOp, stream: str) -> AnabranchError:
     if op == "begin_recover":
         return NotReady(f"{stream} is {state}: ask again")
     if op == "begin_forget":
-        return IllegalState(f"{stream} is {state}: only a LOST stream can be forgotten")
+        return IllegalState(
+            f"{stream} is {state}: only a LOST stream can be forgotten, and an ACTIVE one deleted "
+            "(`anabranch stream delete`)"
+        )
     return IllegalState(f"{stream}: {op} is impossible in state {state}; nothing was changed")
 
 

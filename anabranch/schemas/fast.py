@@ -20,6 +20,7 @@ from anabranch.schemas.fast_writing import (
     END,
     MAX_NAME,
     NOT_PREPARED,
+    NOTHING_MORE,
     OUTCOME,
     PLAIN_TAIL,
     STATES,
@@ -106,7 +107,7 @@ def _read_one_shot(data: bytes) -> r.OneShot:
     count, at = _read_size(data, at)
     events: list[r.Event] = []
     at = _read_events(data, at, count, events) if count else at
-    if data[at] or at + 1 != len(data):  # it moves positions, or has more than it should
+    if data[at:] != NOTHING_MORE:  # it moves positions, has locks, or more than it should
         raise Unusual
     return r.OneShot(data[2 : 2 + TXN_ID_SIZE], scope, name, tuple(events))
 
@@ -213,7 +214,7 @@ def _read_reply(data: bytes) -> r.Reply:
     finished_ms, at = _read_long(data, at)
     keepalive_ms, at = _read_long(data, at)
     owner, end = _read_name(data, at + 2)
-    # No streams, no writers; not prepared.
+    # No streams, no writers; not prepared, no tables.
     usual = data.startswith(END + END, at) and data[end:] == NOT_PREPARED
     if not usual or not -(1 << 31) <= keepalive_ms < 1 << 31:
         raise Unusual

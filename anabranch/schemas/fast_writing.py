@@ -16,7 +16,8 @@ _SECRET_SIZE = 32
 MAX_NAME = 256  # longer strings are not remembered
 _NULL = b"\x00"
 END = b"\x00"  # ends an array; an empty array is nothing else
-NOT_PREPARED = b"\x00\x00"  # the last fields of an outcome: 0, and no bytes
+NOT_PREPARED = b"\x00\x00\x00"  # the last fields of an outcome: 0, no bytes, no tables
+NOTHING_MORE = b"\x00\x00"  # … and of a one-shot: no positions, no locks
 PLAIN_TAIL = b"\x00\x01"  # an event without headers, with timestamp -1
 STATES: tuple[r.TxnState, ...] = get_args(r.TxnState)
 _STATE_BYTES = {state: bytes((2 * i,)) for i, state in enumerate(STATES)}
@@ -131,9 +132,9 @@ def _write_one_shot(record: r.OneShot) -> bytes:
             add(_long(timestamp))
         else:
             add(PLAIN_TAIL)
-    if record.consumed is not None:
+    if record.consumed is not None or record.locks:
         raise Unusual
-    add(END + _NULL)
+    add(END + NOTHING_MORE)
     return b"".join(out)
 
 
@@ -155,7 +156,7 @@ def _headers(headers: tuple[r.EventHeader, ...]) -> bytes:
 
 def _write_reply(record: r.Reply) -> bytes:
     found = record.result
-    if type(found) is not r.Outcome or found.writers or found[-2:] != (0, b""):
+    if type(found) is not r.Outcome or found.writers or found[-3:] != (0, b"", ()):
         raise Unusual
     if type(record.correlation_id) is not bytes or type(record.command) is not bytes:
         raise Unusual

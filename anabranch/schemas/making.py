@@ -33,7 +33,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         DescribeProcessors.after DescribeProcessors.processor DescribeStreams.after FindScope.near GetState.token
         ListAudit.before ListTransactions.before ListTransactions.secret
         OneShot.consumed PendingCommitRow.consumed PendingCommitRow.prepare ProcessorInfo.more ProcessorList.more
-        Resolve.token Settle.presume StreamList.more TransactionList.more TxnRow.consumes
+        ListOpen.after OpenList.more
+        Resolve.token Settle.presume StreamList.more StreamRow.change TransactionList.more TxnRow.consumes
         """,
     ),
     (
@@ -50,7 +51,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         (),
         """
         CreateProcessor.kinds CreateProcessor.stores PendingCommitRow.held PreparedRow.events ProcessorInfo.stores
-        ProcessorRow.kinds ProcessorRow.stores
+        ProcessorRow.kinds ProcessorRow.stores OneShot.locks SafeTime.tables SafeTimeIs.tables Outcome.tables
         """,
     ),
     (b"", "Outcome.prepared_by ProcessorRow.reset_by"),

@@ -43,6 +43,14 @@ class Alive:
     not_open: tuple[Outcome, ...]
 
 @dataclass(frozen=True, slots=True)
+class AlterStream:
+    """Command: give a stream other settings. Repeating it is harmless."""
+
+    stream: str
+    settings: Mapping[str, str]
+    unset: tuple[str, ...]
+
+@dataclass(frozen=True, slots=True)
 class AuditList:
     """Reply to ListAudit."""
 
@@ -76,6 +84,17 @@ class Begun:
     txn_id: bytes
     keepalive_ms: int
     begun_ms: int
+
+@dataclass(frozen=True, slots=True)
+class CarryInfo:
+    """A segment of a decided transaction that is carried aside."""
+
+    stream: str
+    partition: int
+    carried: int
+    events: int
+    chunks: int
+    done: bool
 
 @dataclass(frozen=True, slots=True)
 class CarryRow:
@@ -160,6 +179,12 @@ class DeleteProcessor:
 
     processor: str
     resets: int
+
+@dataclass(frozen=True, slots=True)
+class DeleteStream:
+    """Command: take a stream away, LOST or not, with its topics. Repeating it is harmless."""
+
+    stream: str
 
 @dataclass(frozen=True, slots=True)
 class DescribeProcessors:
@@ -301,6 +326,20 @@ class KeyRange:
     high: int
 
 @dataclass(frozen=True, slots=True)
+class LabelRow:
+    """Status row: the label of a writer of an open transaction."""
+
+    label: str
+
+@dataclass(frozen=True, slots=True)
+class LabelWriter:
+    """Command: name a writer for people, after its first touch."""
+
+    token: bytes
+    writer: int
+    label: str
+
+@dataclass(frozen=True, slots=True)
 class LaneInfo:
     """A lane, and what it has now."""
 
@@ -352,6 +391,15 @@ class ListLanes:
     """Command: list the lanes."""
 
 @dataclass(frozen=True, slots=True)
+class ListOpen:
+    """Command: open transactions, the oldest first, with what they hold and wait for."""
+
+    scope: str | None
+    txn_id: bytes | None
+    limit: int
+    after: bytes | None = None
+
+@dataclass(frozen=True, slots=True)
 class ListSeries:
     """Command: list the series of a scope, the last name first."""
 
@@ -369,6 +417,20 @@ class ListTransactions:
     before: bytes | None = None
     prepared: bool = False
     secret: bytes | None = None
+
+@dataclass(frozen=True, slots=True)
+class LockedRange:
+    """A range of a table's keys that a transaction read."""
+
+    low: bytes
+    high: bytes | None
+
+@dataclass(frozen=True, slots=True)
+class LookAgain:
+    """Reply to OneShot: nothing was logged; look at its locks as of this timestamp, and send it again."""
+
+    timestamp: int
+    tables: tuple[TableTime, ...]
 
 @dataclass(frozen=True, slots=True)
 class LowWaterRow:
@@ -414,6 +476,27 @@ class OneShot(NamedTuple):
     name: str | None
     events: tuple[Event, ...]
     consumed: Consumed | None = None
+    locks: tuple[TableLocks, ...] = ()
+
+@dataclass(frozen=True, slots=True)
+class OpenInfo:
+    """An open transaction as it is now."""
+
+    outcome: Outcome
+    staged_bytes: int
+    age_ms: int
+    silent_ms: int
+    left_ms: int
+    writer_count: int
+    writers: tuple[WriterInfo, ...]
+    carries: tuple[CarryInfo, ...]
+
+@dataclass(frozen=True, slots=True)
+class OpenList:
+    """Reply to ListOpen."""
+
+    transactions: tuple[OpenInfo, ...]
+    more: bytes | None = None
 
 class Outcome(NamedTuple):
     """Reply to Commit, OneShot, Abort, Resolve, GetState, and to Begin on a committed name."""
@@ -435,6 +518,7 @@ class Outcome(NamedTuple):
     owner: str
     prepared_ms: int = 0
     prepared_by: bytes = b""
+    tables: tuple[TableTime, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class ParticipantRow:
@@ -613,6 +697,8 @@ class Reply(NamedTuple):
         | GrantList
         | AuditList
         | ProcessorList
+        | OpenList
+        | LookAgain
     )
 
 @dataclass(frozen=True, slots=True)
@@ -655,6 +741,7 @@ class SafeTime:
 
     scope: str
     at: int | None
+    tables: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class SafeTimeIs:
@@ -662,6 +749,7 @@ class SafeTimeIs:
 
     scope: str
     timestamp: int
+    tables: tuple[TableTime, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -796,6 +884,13 @@ class Settle:
     presume: bool | None = None
 
 @dataclass(frozen=True, slots=True)
+class StreamChange:
+    """A change of a living stream's topics that is under way."""
+
+    settings: Mapping[str, str]
+    until: int
+
+@dataclass(frozen=True, slots=True)
 class StreamInfo:
     """A stream as it is now."""
 
@@ -843,6 +938,7 @@ class StreamRow:
     topic_ids: tuple[str, ...]
     owner: str
     adopt: bool = False
+    change: StreamChange | None = None
 
 @dataclass(frozen=True, slots=True)
 class SuspectRow:
@@ -852,6 +948,29 @@ class SuspectRow:
     end: int
     tries: int
     lane: str
+
+@dataclass(frozen=True, slots=True)
+class TableLocks:
+    """What a transaction read of a table, and until when a replica vouches for it."""
+
+    table: str
+    since: int
+    last: int
+    points: tuple[int, ...]
+    ranges: tuple[LockedRange, ...]
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """Status row: a table's newest commit."""
+
+    last: int
+
+@dataclass(frozen=True, slots=True)
+class TableTime:
+    """A table's newest commit."""
+
+    table: str
+    last: int
 
 @dataclass(frozen=True, slots=True)
 class Take:
@@ -942,6 +1061,13 @@ class TransactionList:
     transactions: tuple[Outcome, ...]
     more: bytes | None = None
 
+@dataclass(frozen=True, slots=True)
+class TruncateStream:
+    """Command: delete a stream's oldest events, up to a commit timestamp. Repeating it is harmless."""
+
+    stream: str
+    until: int
+
 class TxnRow(NamedTuple):
     """Status row: a transaction."""
 
@@ -960,6 +1086,16 @@ class TxnRow(NamedTuple):
     secret: bytes | None
     owner: str
     consumes: bytes | None = None
+
+@dataclass(frozen=True, slots=True)
+class WriterInfo:
+    """A writer of an open transaction."""
+
+    writer: int
+    lane: str
+    label: str
+    events: int
+    finished: bool
 
 @dataclass(frozen=True, slots=True)
 class WriterRow:

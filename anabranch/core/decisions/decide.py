@@ -7,6 +7,7 @@ from typing import Any
 
 from anabranch.core.authorize import RULES
 from anabranch.core.decisions import (
+    alter,
     cleanup,
     expiry,
     grants,
@@ -34,7 +35,10 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.CreateStream: streams.create_stream,
     r.DescribeStreams: scopes.describe_streams,
     r.ForgetStream: streams.forget_stream,
+    r.DeleteStream: streams.forget_stream,
     r.RecoverStream: streams.recover_stream,
+    r.AlterStream: alter.alter_stream,
+    r.TruncateStream: alter.truncate_stream,
     r.Scale: scale.scale,
     r.Begin: transactions.begin,
     r.Touch: transactions.touch,
@@ -45,6 +49,8 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.GetState: transactions.get_state,
     r.Resolve: transactions.resolve,
     r.ListTransactions: questions.list_transactions,
+    r.ListOpen: questions.list_open,
+    r.LabelWriter: writers.label,
     r.ListCommands: set_aside.list_commands,
     r.Commit: commit.commit,
     r.OneShot: one_shot.one_shot,

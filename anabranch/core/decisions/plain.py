@@ -8,6 +8,7 @@ the shell alone sees the keys that choose segments.
 from __future__ import annotations
 
 from anabranch.core import rows as k
+from anabranch.core.decisions.commits import locks
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
 from anabranch.core.journal.runs import StoredRun, plain_run_key
@@ -65,7 +66,8 @@ def _commit(turn: Turn, taken: dict[tuple[str, int], list[StoredRun]]) -> None:
         by_stream.setdefault(stream, []).append(PlainWrites(partition, tuple(runs)))
     for stream, writes in by_stream.items():
         row = turn.state.streams[stream]
-        turn.round.history.append(
+        locks.merge(
+            turn,
             StreamCommit(
                 NO_TXN,
                 stream,
@@ -74,7 +76,7 @@ def _commit(turn: Turn, taken: dict[tuple[str, int], list[StoredRun]]) -> None:
                 tuple(Part(s.segment_id, s.partition) for s in row.segments),
                 tuple(sorted(writes)),
                 row.segments,
-            )
+            ),
         )
         for partition, its in writes:
             _done(turn, stream, partition, its)

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import sees
+from anabranch.core.decisions.commits import locks
 from anabranch.core.decisions.commits.prepared import proves
+from anabranch.core.decisions.commits.writers import label_of
 from anabranch.core.decisions.scopes import check_served
+from anabranch.core.decisions.transactions import check_id_partition
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.core.round import ReplyTo
+from anabranch.core.state import OpenTxn
+from anabranch.core.tokens import SEE
 from anabranch.errors import InvalidArgument, NotReady
 from anabranch.schemas.records import (
+    CarryInfo,
+    CarryRow,
+    ListOpen,
     ListTransactions,
-    Outcome,
+    OpenInfo,
+    OpenList,
     SafeTime,
     SafeTimeIs,
     TransactionList,
     TxnRow,
+    WriterInfo,
 )
 
+T = TypeVar("T")
 MAX_LISTED = 10_000
 MAX_LOOKED_AT = 5_000  # status keys; some 20 ms
 
@@ -39,23 +51,101 @@ def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None)
         rows = turn.state.txn_rows_below(command.before)
     else:
         rows = _open_after(turn, turn.state.open, command.before or b"")
-    found: list[Outcome] = []
+    shown = command.secret if command.prepared else None
+    found, more = _listed(
+        turn,
+        rows,
+        command.limit,
+        lambda row: command.scope in (None, row.scope) and _may_list(turn, row, shown),
+        lambda row: turn.outcome(row, full=False),
+    )
+    turn.reply(to, TransactionList(tuple(found), more))
+
+
+def list_open(turn: Turn, command: ListOpen, to: ReplyTo | None) -> None:
+    """List the open ones, the oldest first, with what they hold; or tell one, open or not, with its writers."""
+    if not 1 <= command.limit <= MAX_LISTED:
+        raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
+    if command.txn_id is not None:
+        check_id_partition(turn, command.txn_id)
+        row = turn.transaction(command.txn_id, SEE)
+        turn.reply(to, OpenList((open_info(turn, row, full=True),), None))
+        return
+    found, more = _listed(
+        turn,
+        _open_after(turn, turn.state.open, command.after or b""),
+        command.limit,
+        lambda row: command.scope in (None, row.scope) and sees(turn.state, turn.lane, row),
+        lambda row: open_info(turn, row, full=False),
+    )
+    turn.reply(to, OpenList(tuple(found), more))
+
+
+def open_info(turn: Turn, row: TxnRow, *, full: bool) -> OpenInfo:
+    """A transaction with what it holds. ``full``: its writers and carried segments, too."""
+    txn = turn.state.open.get(row.txn_id)
+    outcome = turn.outcome(row, full=False)
+    streams = tuple(sorted(turn.state.participants(row.txn_id)))
+    outcome = outcome._replace(streams=streams)
+    if txn is None:
+        return OpenInfo(outcome, 0, 0, 0, -1, 0, (), ())
+    silent_ms = max(0, turn.now_ms - turn.keepalives.last(row.txn_id))
+    runs = outcome.state == "OPEN"
+    stays = turn.index.staged.stays.get(row.txn_id, {})
+    writers: tuple[WriterInfo, ...] = ()
+    carries: tuple[CarryInfo, ...] = ()
+    if full:
+        writers = tuple(
+            WriterInfo(
+                writer,
+                txn.lanes[writer],
+                label_of(turn.state, row.txn_id, writer),
+                sum(extent.count for extent in receipt.extents),
+                receipt.finished,
+            )
+            for writer, receipt in sorted(txn.writers.items())
+        )
+        carries = tuple(_carry(turn, txn, carry) for _, carry in sorted(txn.carries.items()))
+    return OpenInfo(
+        outcome=outcome,
+        staged_bytes=sum(stay.size for stay in stays.values()),
+        age_ms=max(0, turn.wall_ms - row.begun_ms),
+        silent_ms=silent_ms,
+        left_ms=max(0, row.keepalive_ms - silent_ms) if runs else -1,
+        writer_count=len(txn.writers),
+        writers=writers,
+        carries=carries,
+    )
+
+
+def _carry(turn: Turn, txn: OpenTxn, carry: CarryRow) -> CarryInfo:
+    place = carry.stream, carry.source
+    stay = turn.index.staged.stays.get(txn.row.txn_id, {}).get(place)
+    events = sum(e.count for (_, *at), e in txn.due.items() if tuple(at) == place)
+    chunks = max(1, -(-(stay.size if stay else 0) // turn.settings.chunk_bytes))
+    return CarryInfo(*place, carry.count, events, chunks, carry.done)
+
+
+def _listed(
+    turn: Turn,
+    rows: Iterable[tuple[bytes, TxnRow | None]],
+    limit: int,
+    wanted: Callable[[TxnRow], bool],
+    show: Callable[[TxnRow], T],
+) -> tuple[list[T], bytes | None]:
+    """So many of the rows as they are shown, and the key to go on from; None: that was all."""
+    found: list[T] = []
     last, size = None, 0
     for looked_at, (key, row) in enumerate(rows):
         turn.look(1)
-        full = len(found) == command.limit or size >= limits.ANSWER.value // 2
+        full = len(found) == limit or size >= limits.ANSWER.value // 2
         if full or looked_at == MAX_LOOKED_AT:
-            last = _between(turn, last, key)
-            break
-        wanted = row is not None and command.scope in (None, row.scope)
-        shown = command.secret if command.prepared else None
-        if row is not None and wanted and _may_list(turn, row, shown):
-            found.append(turn.outcome(row, full=False))
+            return found, _between(turn, last, key)
+        if row is not None and wanted(row):
+            found.append(show(row))
             size += limits.weight(found[-1])
         last = key
-    else:
-        last = None
-    turn.reply(to, TransactionList(tuple(found), last))
+    return found, None
 
 
 def _may_list(turn: Turn, row: TxnRow, secret: bytes | None) -> bool:
@@ -94,8 +184,16 @@ def safe_time(turn: Turn, command: SafeTime, to: ReplyTo | None) -> None:
     (`times`) has moved it before.
     """
     check_served(turn, command.scope)
+    for table in command.tables:
+        locks.check_table(turn, table)
+    at = make_safe(turn, command.at)
+    turn.reply(to, SafeTimeIs(command.scope, at, locks.table_times(turn, command.tables)))
+
+
+def make_safe(turn: Turn, at: int | None) -> int:
+    """Let hybrid time reach a timestamp (None: now) with this round. `NotReady`, `InvalidArgument`."""
     present = max(turn.hybrid_time, hybrid_time.from_us(turn.now_us))
-    at = present if command.at is None else command.at
+    at = present if at is None else at
     if not 0 <= at <= hybrid_time.MAX:
         raise InvalidArgument(f"timestamp {at}: a hybrid time, or null for now")
     if at > present:
@@ -105,4 +203,4 @@ def safe_time(turn: Turn, command: SafeTime, to: ReplyTo | None) -> None:
             "by the controller's clock"
         )
     turn.hybrid_time = max(turn.hybrid_time, at)
-    turn.reply(to, SafeTimeIs(command.scope, at))
+    return at

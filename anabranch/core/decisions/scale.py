@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from anabranch.core import limits
 from anabranch.core import rows as k
@@ -68,14 +69,7 @@ def start(
     if not ranges:
         turn.reply(to, StreamList((stream_info(turn, row),)))
         return
-    scaling = Scaling(
-        seal=tuple(seal),
-        ranges=tuple(ranges),
-        correlation_id=to.correlation_id if to is not None else b"",
-        reply_partition=to.partition if to is not None else -1,
-        reply_lane=to.lane if to is not None else "",
-        command=to.command if to is not None else b"",
-    )
+    scaling = Scaling(seal=tuple(seal), ranges=tuple(ranges), **asked(to))
     if not _perform(turn, row, scaling):
         lacking = len(ranges) - len(seal) - len(idle_partitions(turn, row))
         wanted = check_partitions(row.partitions + lacking)
@@ -187,6 +181,16 @@ def asker(of: Scaling | StreamRow) -> ReplyTo | None:
     if not of.correlation_id:
         return None
     return ReplyTo(of.correlation_id, of.reply_partition, of.command, of.reply_lane)
+
+
+def asked(to: ReplyTo | None) -> dict[str, Any]:
+    """The fields of a row that name the asker; `asker` reads them."""
+    return {
+        "correlation_id": to.correlation_id if to is not None else b"",
+        "reply_partition": to.partition if to is not None else -1,
+        "reply_lane": to.lane if to is not None else "",
+        "command": to.command if to is not None else b"",
+    }
 
 
 def duplicate_active(row: StreamRow, epoch: int) -> tuple[SegmentRange, ...]:

@@ -1,4 +1,4 @@
-"""Decisions on a stream's life: created, lost, taken back, forgotten; and on what a loss leaves behind.
+"""Decisions on a stream's life: created, lost, taken back, forgotten, deleted; and on what a loss leaves behind.
 
 The stream's row logs each intent first. Then the shell changes the topics; the result is logged and answered.
 
@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, rights_of
 from anabranch.core.decisions.commits.commit import commit_prepared
 from anabranch.core.decisions.commits.merge import TORN
 from anabranch.core.decisions.commits.positions import processor_of
-from anabranch.core.decisions.scale import asker
+from anabranch.core.decisions.scale import asked, asker
 from anabranch.core.decisions.scopes import check_room, check_served, stream_info
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, is_finished, refuse
@@ -29,7 +30,7 @@ from anabranch.core.partitioner import even_ranges
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create
 from anabranch.core.state import State
-from anabranch.core.stream_settings import PROCESSOR, check_settings
+from anabranch.core.stream_settings import PROCESSOR, check_settings, is_table
 from anabranch.core.stream_states import (
     ACTIVE,
     FORGETTING,
@@ -53,6 +54,7 @@ from anabranch.errors import (
 )
 from anabranch.schemas.records import (
     CreateStream,
+    DeleteStream,
     EpochRow,
     ForgetStream,
     ForgottenRow,
@@ -61,6 +63,7 @@ from anabranch.schemas.records import (
     Settle,
     StreamList,
     StreamRow,
+    TableRow,
 )
 
 
@@ -74,15 +77,7 @@ def _move(
     state = STREAMS.judge(row.state, op, row.stream)
     if state is None:
         return None
-    moved = replace(
-        row,
-        state=state,
-        correlation_id=to.correlation_id if to is not None else b"",
-        reply_partition=to.partition if to is not None else -1,
-        reply_lane=to.lane if to is not None else "",
-        command=to.command if to is not None else b"",
-        **changes,
-    )
+    moved = replace(row, state=state, **asked(to), **changes)
     turn.put(k.stream_key(row.stream), moved if state != FORGOTTEN else None)
     return moved
 
@@ -157,12 +152,9 @@ def _without_topics(command: CreateStream, owner: str) -> StreamRow:
         wanted_partitions=0,
         scaling=None,
         scaled_by=b"",
-        correlation_id=b"",
-        reply_partition=-1,
-        reply_lane="",
-        command=b"",
         topic_ids=(),
         owner=owner,
+        **asked(None),
     )
 
 
@@ -185,9 +177,10 @@ def stream_created(
     if active is None:
         return
     turn.put(k.epoch_key(stream, 0), EpochRow(stream, 0, segments))
-    turn.round.history.append(
-        NewEpoch(stream, 0, 0, turn.next_timestamp(), segments, starts=starts)
-    )
+    made = turn.next_timestamp()
+    if is_table(row.settings):
+        turn.put(k.table_key(stream), TableRow(made))
+    turn.round.history.append(NewEpoch(stream, 0, 0, made, segments, starts=starts))
     turn.reply(asker(row), StreamList((stream_info(turn, active),)))
 
 
@@ -207,9 +200,10 @@ def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
     row = turn.state.streams.get(stream)
     if row is None or not STREAMS.moves(row.state, "give_up"):
         return []
-    _move(turn, row, "give_up", scaling=None, wanted_partitions=row.partitions)
-    if row.scaling is not None:
-        turn.reply(asker(row.scaling), refuse(lost_error(stream)))
+    _move(turn, row, "give_up", scaling=None, change=None, wanted_partitions=row.partitions)
+    for waits in (row.scaling, row if row.change is not None else None):
+        if waits is not None:
+            turn.reply(asker(waits), refuse(lost_error(stream)))
     aborted = []
     for txn_id in sorted(turn.state.open):
         txn = turn.state.open[txn_id]
@@ -248,15 +242,18 @@ def recovery_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
 # -- forgotten ------------------------------------------------------------------------------------------
 
 
-def forget_stream(turn: Turn, command: ForgetStream, to: ReplyTo | None) -> None:
-    """Log that a lost stream shall be forgotten; the answer comes when it is. Repeating it is harmless."""
-    stream = command.stream
+def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo | None) -> None:
+    """Log that a stream shall go; the answer comes when it is gone. Repeating it is harmless.
+
+    A stream that is deleted is given up in the same round, so it goes the way of a LOST one.
+    """
+    stream, deletes = command.stream, isinstance(command, DeleteStream)
     check_served(turn, split_stream(stream)[0])
     row = turn.state.streams.get(stream)
     before = turn.state.forgotten.get(stream)
     asked_by = to.asker if to is not None else b""
     if row is None and before is None:
-        raise UnknownStream(f"there is no stream {stream!r}: nothing is to be forgotten")
+        raise UnknownStream(f"there is no stream {stream!r}: nothing is to be taken away")
     repeated = before is not None and bool(asked_by) and before.forgotten_by == asked_by
     if row is None or (repeated and row.state not in (LOST, FORGETTING)):
         turn.reply(to, StreamList(()))  # done already
@@ -269,15 +266,34 @@ def forget_stream(turn: Turn, command: ForgetStream, to: ReplyTo | None) -> None
         raise NotReady(
             f"{stream}: {turn.memory.waiting[stream]}; it is not given up yet: ask again"
         )
-    STREAMS.judge(row.state, "begin_forget", stream)
-    for txn_id in sorted(turn.state.open):
-        if stream in turn.state.open[txn_id].participants:
-            raise IllegalState(
-                f"transaction {txn_text(txn_id)} has a part in {stream} and is not over: settle it first "
-                "(`anabranch txn settle`)"
-            )
+    lives = deletes and row.state == ACTIVE
+    if lives:
+        _check_unread(turn, stream)
+    else:
+        STREAMS.judge(row.state, "begin_forget", stream)
+    txns = turn.state.open
+    parts = [txn_id for txn_id in sorted(txns) if stream in txns[txn_id].participants]
+    if parts:
+        way = "commit or abort" if lives else "settle"
+        raise IllegalState(
+            f"{stream} has a part in transactions that are not over: {way} them first (`anabranch txn "
+            f"{way.split()[-1]}`): {limits.cut(', '.join(map(txn_text, parts)))}"
+        )
+    if lives:
+        give_up_stream(turn, stream, "it is deleted")
     _begin_forget(turn, stream, to)
     turn.audit(command, stream)
+
+
+def _check_unread(turn: Turn, stream: str) -> None:
+    """`IllegalState` if a stream is a processor's state, or its input: its positions would mean nothing."""
+    for name, row in sorted(turn.state.processors.items()):
+        if row.tasks and (
+            stream == state_stream(name) or any(one.stream == stream for one in row.inputs)
+        ):
+            raise IllegalState(
+                f"{stream} belongs to processor {name}: delete that first (`anabranch processor delete`)"
+            )
 
 
 def _begin_forget(turn: Turn, stream: str, to: ReplyTo | None = None) -> None:
@@ -345,6 +361,8 @@ def _rows_of(state: State, stream: str) -> Iterator[bytes]:
             yield k.plain_key(stream, partition)
     for partition in state.retired(stream):
         yield k.retired_key(stream, partition)
+    if stream in state.tables:
+        yield k.table_key(stream)
 
 
 # -- transactions that a loss holds up ------------------------------------------------------------------

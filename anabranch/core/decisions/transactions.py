@@ -12,9 +12,10 @@ from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.commits import positions, prepared
 from anabranch.core.decisions.commits.writers import put_receipt
 from anabranch.core.decisions.scopes import active_stream, check_served
-from anabranch.core.decisions.turn import Turn, is_finished, refuse
+from anabranch.core.decisions.turn import FORGOTTEN, Turn, is_finished, refuse
 from anabranch.core.ids import (
     DIRECTORY,
+    HASH_SIZE,
     TXN_ID_SIZE,
     check_name,
     check_scope,
@@ -71,9 +72,9 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         raise InvalidArgument(
             "ids like this one are of one-shots that move positions: make another one"
         )
-    if command.tenure is not None and (command.name or len(command.tenure) != positions.HASH_SIZE):
+    if command.tenure is not None and (command.name or len(command.tenure) != HASH_SIZE):
         raise InvalidArgument(
-            f"a transaction that moves positions has no name; its tenure's hash has {positions.HASH_SIZE} bytes"
+            f"a transaction that moves positions has no name; its tenure's hash has {HASH_SIZE} bytes"
         )
     if not MIN_KEEPALIVE_MS <= command.keepalive_ms <= turn.settings.max_keepalive_ms:
         raise InvalidArgument(
@@ -400,7 +401,7 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
                 "whether it is committed"
             )
         if turn.is_forgotten(command.txn_id):
-            raise Expired("the outcome is older than the retention of outcomes")
+            raise Expired(FORGOTTEN)
         turn.check_new_id(command.txn_id)
         reason = "it was resolved before any other command of it arrived"
         row = born(

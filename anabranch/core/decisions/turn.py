@@ -17,10 +17,18 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import Right, of_scope, rights_of
 from anabranch.core.ids import OPEN_LANE, TXN_ID_SIZE, control_partition_of, made_ms_of
 from anabranch.core.journal.index import JournalIndex
-from anabranch.core.memory import Cleaning, Histories, Keepalives, LeaderMemory, Merging
+from anabranch.core.memory import (
+    Cleaning,
+    Histories,
+    Keepalives,
+    LeaderMemory,
+    Merging,
+    is_usable,
+    trouble_of,
+)
+from anabranch.core.read_locks import WindowDraft
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import OpenTxn, State
-from anabranch.core.stream_states import ACTIVE
 from anabranch.core.tokens import MAX_KEEPALIVE_MS, Rights, check_right, is_genuine, peek
 from anabranch.core.transaction_states import FINISHED, TRANSACTIONS, Op
 from anabranch.errors import (
@@ -44,9 +52,12 @@ from anabranch.schemas.records import (
 
 DAY_MS = 86_400_000
 ROW_BYTES = 200  # a row that was looked at counts as so much of a round
+FORGOTTEN = (
+    "no transaction of this id is known; if there was one, "
+    "its outcome is older than the retention of outcomes"
+)
 AT_END = -1  # a lane's position: the end of its commands, which is still to be found
 WAITING = "its commit is not decided: it waits for the journal to cover the receipts"
-IN_TROUBLE = "its commit is decided, but its merge does not go on"  # the answer to askers
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,7 @@ class Turn:
     _merging: Merging | None = None
     _cleaning: Cleaning | None = None
     _histories: Histories | None = None
+    _windows: WindowDraft | None = None
 
     _finished: int = field(init=False)
 
@@ -164,6 +176,12 @@ class Turn:
         if self._histories is None:
             self._histories = self.memory.histories.draft()
         return self._histories
+
+    @property
+    def windows(self) -> WindowDraft:
+        if self._windows is None:
+            self._windows = self.memory.windows.draft()
+        return self._windows
 
     # -- what decisions do ----------------------------------------------------------------------------
 
@@ -249,7 +267,7 @@ class Turn:
             late = 0 < token.not_after_ms < self.wall_ms
         row = self.state.txn_row(txn_id)
         if row is None and self.is_forgotten(txn_id):
-            raise Expired("the outcome is older than the retention of outcomes")
+            raise Expired(FORGOTTEN)
         if row is None:
             known = False
         elif token is None or row.secret is None:  # what never began has no secret of tokens
@@ -322,7 +340,7 @@ class Turn:
         """Let memory follow: the round is on the log, or had nothing to log."""
         self.index.round_done(self.ended, self.cut, self.served)
         parts = self._keepalives, self._merging, self._cleaning, self._histories
-        self.memory.follow(*parts, self.ended, self.forgotten)
+        self.memory.follow(*parts, self._windows, self.ended, self.forgotten)
 
     def outcome(self, row: TxnRow, *, full: bool = True) -> Outcome:
         """A transaction as its askers see it: one whose commit waits is not called OPEN."""
@@ -350,23 +368,6 @@ class Turn:
             prepared_ms=0 if prepared is None else prepared.prepared_ms,
             prepared_by=b"" if prepared is None else prepared.prepare.by,
         )
-
-
-def is_usable(state: State, waiting: Mapping[str, str], stream: str) -> bool:
-    """Whether a stream's topics can be read and written, as far as is known."""
-    row = state.streams.get(stream)
-    return row is not None and row.state == ACTIVE and stream not in waiting
-
-
-def trouble_of(state: State, memory: LeaderMemory, txn_id: bytes) -> str:
-    """The reason why a transaction that is being committed does not go on; empty if none is known."""
-    txn = state.open.get(txn_id)
-    if txn is not None and txn.row.state == "FINALIZE_IN_PROGRESS":
-        for stream in sorted(txn.participants):
-            if not is_usable(state, memory.waiting, stream):
-                why = memory.waiting.get(stream, "a topic of it is gone")
-                return f"{IN_TROUBLE}: {stream}: {why}"
-    return memory.trouble(txn_id)
 
 
 def refuse(error: AnabranchError) -> Refusal:

@@ -31,10 +31,10 @@ from anabranch.core.journal.runs import (
 )
 from anabranch.core.journal.usage import Read, Staged
 from anabranch.core.overlay import Rows
+from anabranch.core.receipts import CRC_MODULUS as CRC_MODULUS
 from anabranch.core.state import OpenTxn, State
 from anabranch.schemas.records import Extent, Receipt, SegmentRange
 
-CRC_MODULUS = 1 << 63
 _COUNT = struct.Struct(">q")
 
 REASONS = (

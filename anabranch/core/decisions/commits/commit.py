@@ -22,7 +22,6 @@ from anabranch.core.decisions.commits.merge import merge_decided
 from anabranch.core.decisions.commits.writers import (
     check_receipts,
     choose_writers,
-    left_behind,
     take_exactly,
     writers_text,
 )
@@ -37,6 +36,7 @@ from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import check_name, check_number
 from anabranch.core.journal.index import JournalIndex, Weighed
 from anabranch.core.memory import Merging
+from anabranch.core.receipts import left_behind
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.tokens import Rights
@@ -120,7 +120,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     if not 0 <= command.wait_ms <= limits.MAX_WAIT_MS:
         raise InvalidArgument(f"wait_ms {command.wait_ms} is not within 0 and {limits.MAX_WAIT_MS}")
     check_receipts(turn, row.txn_id, named)
-    writers = choose_writers(txn, command)
+    writers = choose_writers(turn.state, txn, command)
     positions.check_state(command.consumed, positions.state_of(txn.participants, writers))
     former = txn.pending
     if former is not None:

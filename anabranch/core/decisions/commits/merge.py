@@ -13,14 +13,15 @@ from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
-from anabranch.core.decisions.commits import positions
+from anabranch.core.decisions.commits import locks, positions
 from anabranch.core.decisions.commits.prepared import is_gone, leave_out_lost
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish, journal_op
-from anabranch.core.decisions.turn import IN_TROUBLE, Turn
+from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import is_state, segment_number
 from anabranch.core.journal.index import JournalIndex, extents_by_place, taken_runs
 from anabranch.core.journal.runs import StoredRun
+from anabranch.core.memory import IN_TROUBLE
 from anabranch.core.round import Landed, NewEpoch, Part, StreamCommit
 from anabranch.core.segments import TxnSegment
 from anabranch.core.state import OpenTxn
@@ -267,8 +268,9 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
         current = layouts.of(target.stream)
         parts = tuple(_part(txn, plan, current, target.stream, source) for source in target.sources)
         if parts:
-            turn.round.history.append(
-                StreamCommit(plan.txn_id, target.stream, current.stream_epoch, timestamp, parts)
+            locks.merge(
+                turn,
+                StreamCommit(plan.txn_id, target.stream, current.stream_epoch, timestamp, parts),
             )
         op = JournalOp("FINALIZE_COMMIT", plan.txn_id, target.reference_epoch, timestamp)
         journal_op(turn, target.stream, op)

@@ -9,7 +9,7 @@ from hmac import compare_digest
 from anabranch.core import limits, vectors
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right
-from anabranch.core.decisions.commits import positions, prepared
+from anabranch.core.decisions.commits import locks, positions, prepared
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
     check_beside,
@@ -83,6 +83,9 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     if earlier is not None:
         _give_way(turn, command, earlier, to)
         return
+    if command.locks and (again := locks.judge(turn, command)) is not None:
+        turn.reply(to, again)
+        return
     supersede(turn, command.scope, command.name, command.txn_id)
     timestamp = _append(turn, command, placed)
     row = born(
@@ -96,7 +99,10 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
         owner=turn.lane,
     )
     turn.put(k.txn_key(command.txn_id), row)
-    turn.reply(to, turn.outcome(row, full=False))
+    outcome = turn.outcome(row, full=False)
+    if command.locks:
+        outcome = outcome._replace(tables=locks.table_times(turn, locks.named(command.locks)))
+    turn.reply(to, outcome)
 
 
 def _give_way(turn: Turn, command: OneShot, earlier: TxnRow, to: ReplyTo | None) -> None:
@@ -207,6 +213,8 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
 def _one_shot_of_tasks(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     """A one-shot that moves positions: the tasks' rows are its outcome, so it leaves none of its own."""
     consumed = command.consumed
+    if command.locks:
+        raise InvalidArgument("a one-shot that moves positions takes no locks")
     if consumed is None or command.name is not None or not is_marked(command.txn_id):
         raise InvalidArgument(
             "a one-shot moves positions if its id is marked so, and then has no name"
@@ -255,7 +263,7 @@ def _append(turn: Turn, command: OneShot, placed: _Placed) -> int:
         epoch = target.stream_epoch
         wide = vectors.FEW + target.partitions // vectors.EVERY  # not each record has the vector
         turn.size += 16 * min(target.partitions, wide)  # in the history's record, about
-        turn.round.history.append(StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
+        locks.merge(turn, StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
     return timestamp
 
 
@@ -292,6 +300,11 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
                 if name.startswith("ab."):
                     raise InvalidArgument(f"header {name!r}: names that begin so are reserved")
         events.append(event)
+    for table in by_stream.keys() & turn.state.tables.keys():
+        for row in by_stream[table]:
+            limits.ROW_KEY.check(len(row.key or b""), f"a key of {table}")
+            if not row.key:
+                raise InvalidArgument(f"{table} is a table: each row has a key, which is not empty")
     for stream in filter(is_state, by_stream):
         rows = by_stream[stream]
         positions.check_state(command.consumed, {stream: {row.segment_id for row in rows}})

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import NO_TXN, TENURE_SIZE, is_state, split_stream, state_stream
+from anabranch.core.ids import HASH_SIZE, NO_TXN, TENURE_SIZE, is_state, split_stream, state_stream
+from anabranch.core.ids import hash_of as hash_of
 from anabranch.errors import InvalidArgument, NotReady, TenureLost, UnknownProcessor
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import (
@@ -26,16 +27,10 @@ from anabranch.schemas.records import (
     TaskRow,
 )
 
-HASH_SIZE = 16
 STATE_IS_MOVED = (
     "only commits that move positions of a processor write its state, that of these tasks"
 )
 _NEVER_TAKEN = TaskRow(0, b"", "", 0, 0, NO_TXN, 0, 0, None, ())
-
-
-def hash_of(processor: str, tenure: bytes) -> bytes:
-    """The hash by which rows and `Begin` name a tenure."""
-    return hashlib.sha256(processor.encode() + b"\0" + tenure).digest()[:HASH_SIZE]
 
 
 def digest_of(consumed: Consumed) -> bytes:

@@ -15,11 +15,21 @@ from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal.index import segment_on
 from anabranch.core.round import ReplyTo
-from anabranch.core.state import OpenTxn
+from anabranch.core.state import OpenTxn, State
 from anabranch.core.tokens import Rights
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import InvalidArgument, ReceiptMismatch, UnknownStream, WritersUnfinished
-from anabranch.schemas.records import Commit, Receipt, Register, Registered, WriterRow
+from anabranch.schemas.records import (
+    Commit,
+    LabelRow,
+    LabelWriter,
+    Receipt,
+    Register,
+    Registered,
+    WriterRow,
+)
+
+_NAMED = 10  # writers, in a message
 
 
 def register(turn: Turn, command: Register, to: ReplyTo | None) -> None:
@@ -39,6 +49,32 @@ def register(turn: Turn, command: Register, to: ReplyTo | None) -> None:
     if counts is not known:
         put_receipt(turn, counts, lane)
     turn.reply(to, Registered(counts.sequence))
+
+
+def label(turn: Turn, command: LabelWriter, to: ReplyTo | None) -> None:
+    """Name a known writer for people; only the lane that registered it may."""
+    row = turn.transaction(command.token, Rights.WRITE)
+    TRANSACTIONS.judge(row.state, "touch", row.reason)
+    check_writes(turn.state, row)
+    limits.LABEL.check(len(command.label), "the label of a writer")
+    if not command.label.isprintable():
+        raise InvalidArgument("the label of a writer has characters that can't be printed")
+    txn = turn.open(row.txn_id)
+    known = txn.writers.get(command.writer)
+    if known is None:
+        raise InvalidArgument(f"no writer {writer_text(command.writer)} is known: touch a stream")
+    if txn.lanes[command.writer] != turn.lane:
+        raise refusal(turn.lane, Right.WRITE, row.scope)
+    turn.hear(row.txn_id)
+    if label_of(turn.state, row.txn_id, command.writer) != command.label:
+        turn.put(k.label_key(row.txn_id, command.writer), LabelRow(command.label))
+    turn.reply(to, Registered(known.sequence))
+
+
+def label_of(state: State, txn_id: bytes, writer: int) -> str:
+    """The label of a writer, or an empty text; its row goes with the transaction's."""
+    row = state.get(k.label_key(txn_id, writer))
+    return "" if row is None else str(row.label)
 
 
 def put_receipt(turn: Turn, receipt: Receipt, lane: str) -> None:
@@ -107,7 +143,7 @@ def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> 
                 )
 
 
-def choose_writers(txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
+def choose_writers(state: State, txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
     """The receipts that a commit takes: its own, and the named ones; without names every finished one."""
     chosen: dict[int, Receipt] = {}
     for receipt in (*command.own, *(command.receipts or ())):
@@ -116,8 +152,10 @@ def choose_writers(txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
     if command.receipts is None:
         unfinished = [w for w, r in txn.writers.items() if w not in chosen and not r.finished]
         if unfinished:
+            labels = {w: label_of(state, txn.row.txn_id, w) for w in sorted(unfinished)[:_NAMED]}
             raise WritersUnfinished(
-                f"not finished: writer {writers_text(unfinished)}; give the receipts to take, or let it finish"
+                f"not finished: writer {writers_text(unfinished, labels)}; "
+                "give the receipts to take, or let it finish"
             )
         chosen = dict(txn.writers) | chosen
     return tuple(chosen[writer] for writer in sorted(chosen))
@@ -133,23 +171,16 @@ def take_exactly(turn: Turn, txn: OpenTxn, receipts: Iterable[Receipt]) -> None:
             put_receipt(turn, receipt, txn.lanes.get(writer, txn.row.owner))
 
 
-def left_behind(wanted: Iterable[Receipt], taken: Mapping[int, Receipt]) -> list[int]:
-    """Writers of ``wanted`` that are not taken with at least these receipts."""
-    return [
-        receipt.writer
-        for receipt in wanted
-        if receipt.extents
-        and (found := taken.get(receipt.writer)) != receipt
-        and (found is None or found.sequence <= receipt.sequence)
-    ]
-
-
 def writer_text(writer: int) -> str:
     """How people see a writer: 16 hexadecimal digits."""
     return f"{writer & (1 << 64) - 1:016x}"
 
 
-def writers_text(writers: Iterable[int]) -> str:
-    """A few writers, for a message."""
-    names = [writer_text(writer) for writer in sorted(writers)]
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+def writers_text(writers: Iterable[int], labels: Mapping[int, str] | None = None) -> str:
+    """A few writers, for a message, with their labels."""
+    names = [
+        writer_text(writer) + (f" ({labels[writer]})" if labels and labels.get(writer) else "")
+        for writer in sorted(writers)
+    ]
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

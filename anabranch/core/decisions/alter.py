@@ -1,0 +1,96 @@
+"""Decisions on a living stream's topics: other settings, and events deleted up to a time.
+
+The row says what is wanted, and that the topics have yet to follow. The shell changes them, whatever transactions
+are open; the result is logged and answered. A successor that finds a change without a result does it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from anabranch.core import limits
+from anabranch.core import rows as k
+from anabranch.core.decisions.questions import make_safe
+from anabranch.core.decisions.scale import asked, asker
+from anabranch.core.decisions.scopes import active_stream, check_served, stream_info
+from anabranch.core.decisions.turn import Turn, refuse
+from anabranch.core.hybrid_time import to_text
+from anabranch.core.ids import is_state, split_stream
+from anabranch.core.round import ReplyTo
+from anabranch.core.stream_settings import FIXED, KNOWN, TOPIC, check_settings
+from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnsupportedSetting
+from anabranch.schemas.records import (
+    AlterStream,
+    StreamChange,
+    StreamList,
+    StreamRow,
+    TruncateStream,
+)
+
+
+def alter_stream(turn: Turn, command: AlterStream, to: ReplyTo | None) -> None:
+    """Log a stream's settings to be; its topics follow. Repeating it is harmless."""
+    row = _idle_row(turn, command.stream, to)
+    if row is None:
+        return
+    named = command.settings.keys() | set(command.unset)
+    if fixed := sorted(named & FIXED):
+        raise UnsupportedSetting(f"{', '.join(fixed)} can't be altered: make a new stream")
+    wrong = set(command.unset) - KNOWN | set(command.unset) & command.settings.keys()
+    if wrong:
+        raise UnsupportedSetting(
+            f"{limits.cut(', '.join(sorted(wrong)))} can't be taken back: no such setting, or given, too"
+        )
+    settings = {n: v for n, v in row.settings.items() if n not in command.unset}
+    settings |= command.settings
+    check_settings(settings)
+    wanted = ", ".join(f"{name}={settings.get(name, '')}" for name in sorted(named))
+    turn.audit(command, f"{command.stream}: {wanted}")
+    changed = replace(row, settings=settings)
+    if named & TOPIC.keys():  # also as they are: somebody may have altered the topic by hand
+        _begin(turn, changed, StreamChange(row.settings, 0), to)
+    else:
+        turn.put(k.stream_key(row.stream), changed)
+        turn.reply(to, StreamList((stream_info(turn, changed),)))
+
+
+def truncate_stream(turn: Turn, command: TruncateStream, to: ReplyTo | None) -> None:
+    """Log that a stream's events up to a commit timestamp shall go. Repeating it is harmless."""
+    row = _idle_row(turn, command.stream, to)
+    if row is None:
+        return
+    if is_state(command.stream):
+        raise InvalidArgument(f"{command.stream} is the state of a processor: reset that instead")
+    if command.stream in turn.state.tables:
+        raise InvalidArgument(f"{command.stream} is a table: delete rows instead")
+    until = make_safe(turn, command.until)
+    turn.audit(command, f"{command.stream} up to {until}, {to_text(until)}")
+    _begin(turn, row, StreamChange(row.settings, until), to)
+
+
+def _idle_row(turn: Turn, stream: str, to: ReplyTo | None) -> StreamRow | None:
+    """The row of a stream that nothing changes now; None: this command does. `NotReady`: another one does."""
+    check_served(turn, split_stream(stream)[0])
+    row = active_stream(turn, stream)
+    if row.change is None:
+        return row
+    waiting = asker(row)
+    if to is not None and waiting is not None and waiting.asker == to.asker:
+        return None  # the answer comes when it is done
+    raise NotReady(f"{stream} is being altered or truncated: ask again")
+
+
+def _begin(turn: Turn, row: StreamRow, change: StreamChange, to: ReplyTo | None) -> None:
+    turn.put(k.stream_key(row.stream), replace(row, change=change, **asked(to)))
+
+
+def stream_changed(turn: Turn, stream: str, error: AnabranchError | None = None) -> None:
+    """The topics have followed, or (``error``) can't: then the settings are those of before. Tell the asker."""
+    row = turn.state.streams[stream]
+    if row.change is None:
+        return
+    settings = row.settings if error is None else row.change.settings
+    done = replace(row, settings=settings, change=None, **asked(None))
+    turn.put(k.stream_key(stream), done)
+    answer = StreamList((stream_info(turn, done),)) if error is None else refuse(error)
+    turn.reply(asker(row), answer)
