@@ -36,6 +36,14 @@ class InvariantViolation(AnabranchError):
     """A rule that the code relies on does not hold: a defect in anabranch, please report it."""
 
 
+class NotInstalled(AnabranchError, ModuleNotFoundError):
+    """A package is missing that only an extra brings: the message has the command that gets it."""
+
+
+class NotSupported(AnabranchError):
+    """This operating system can't do it; the message says which one can."""
+
+
 def check(condition: bool, message: str) -> None:
     """Raise `InvariantViolation` unless ``condition`` holds (never compiled away, unlike assert)."""
     if not condition:
@@ -82,6 +90,26 @@ class TransactionAborted(BeginAgainError):
 
 class TenureLost(BeginAgainError):
     """Another process took these tasks: take them again. Their positions say what is committed, this too."""
+
+
+class LocksBroken(BeginAgainError):
+    """Somebody else changed what the transaction read: begin it again, with what is there now.
+
+    ``table``; ``key``: the row that was written (bytes); ``by``: the transaction that wrote it (16 bytes), and
+    ``commit_timestamp``: when (hybrid time).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        table: str = "",
+        key: bytes = b"",
+        by: bytes = b"",
+        commit_timestamp: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.table, self.key, self.by, self.commit_timestamp = table, key, by, commit_timestamp
 
 
 class Expired(BeginAgainError):
@@ -228,6 +256,22 @@ class TopicMisconfigured(FixCallError):
 
 class TopicNotEmpty(FixCallError):
     """A topic of that name has, or had, records that anabranch did not write: choose another name, or adopt it."""
+
+
+class WouldDelete(FixCallError):
+    """A file of streams would delete events; nothing was changed: allow it, or change the file."""
+
+
+class RowExists(FixCallError):
+    """`insert` found a row of this key; nothing was written: `put` or `replace` it."""
+
+
+class RowMissing(FixCallError):
+    """`replace` found no row of this key; nothing was written: `put` or `insert` it."""
+
+
+class TooManyLocks(FixCallError):
+    """A transaction on tables has all the locks that it may: scan a range instead, or read with ``lock=False``."""
 
 
 class SnapshotExpired(FixCallError):

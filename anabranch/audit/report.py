@@ -45,6 +45,7 @@ CHECKS: dict[str, tuple[str, str]] = {
     "journal-content": ("writers", "the journal's records are the stream's events, each once"),
     "journal-order": ("writers", "the events of a key are in the order of the journal"),
     "plain-content": ("records", "plain writes that are committed are in the stream"),
+    "ledger": ("rows", "what a ledger's rows say is how their transactions ended"),
 }
 
 
@@ -83,8 +84,23 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """Transactions that wait for a word. ``by``: the SHA-256 of the secret that ends them, hexadecimal; empty: any.
+
+    ``since_ms``: Unix milliseconds, when the oldest was prepared.
+    """
+
+    by: str
+    count: int
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class AuditReport:
-    """The report. ``at``: status and history agree up to this hybrid time. ``gone``: events out of reach."""
+    """The report. ``at``: status and history agree up to this hybrid time. ``gone``: events out of reach.
+
+    ``prepared``: of the control partition, whatever streams they wrote to.
+    """
 
     streams: tuple[str, ...]
     at: int
@@ -93,6 +109,7 @@ class AuditReport:
     checks: tuple[Check, ...]
     notes: tuple[str, ...] = field(default=())
     gone: tuple[Gone, ...] = ()
+    prepared: tuple[Prepared, ...] = ()
 
     @property
     def breaches(self) -> int:

@@ -27,10 +27,11 @@ from anabranch.audit.log import Span, open_log, read_records
 from anabranch.audit.report import AuditReport, Gone
 from anabranch.audit.tables import COMMIT, FOREIGN, find_scopes, read_history, read_status
 from anabranch.core.hybrid_time import MAX
-from anabranch.core.ids import is_state, split_stream
+from anabranch.core.ids import control_partition_of, is_state, split_stream
 from anabranch.core.rows import Entry
 from anabranch.errors import DeadlineExceeded, InvalidArgument, UnknownStream
 from anabranch.kafka.log import KafkaLog
+from anabranch.ledger.book import BEGUN, Row
 from anabranch.ports import TopicPartition
 from anabranch.spark.options import Connection
 from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
@@ -48,10 +49,12 @@ def audit(
     connection: Connection,
     names: Sequence[str],
     at: int | None = None,
+    ledger: Sequence[Row] = (),
 ) -> AuditReport:
     """Audit streams; a name without a stream stands for all streams of that scope.
 
-    ``at``: as of this hybrid time; None: up to now, with all events in the streams.
+    ``at``: as of this hybrid time; None: up to now, with all events in the streams. ``ledger``: rows of
+    `anabranch.ledger.Ledger.rows`, read before the call; those of other control partitions are left out.
 
     Raises:
         InvalidArgument: no stream, or scopes of several control partitions.
@@ -63,7 +66,7 @@ def audit(
     findings = Findings()
     log = open_log(connection)
     try:
-        return _Audit(spark, connection, log, findings).run(names, at)
+        return _Audit(spark, connection, log, findings).run(names, at, ledger)
     finally:
         log.close()
 
@@ -97,7 +100,7 @@ class _Audit:
         self._log = log
         self._findings = findings
 
-    def run(self, names: Sequence[str], at: int | None) -> AuditReport:
+    def run(self, names: Sequence[str], at: int | None, ledger: Sequence[Row]) -> AuditReport:
         findings = self._findings
         scopes = sorted({name.partition("/")[0] for name in names})
         there = find_scopes(self._spark, self._connection, self._log, scopes)
@@ -145,6 +148,15 @@ class _Audit:
         )
         known = self._known(status, streams)
         status_of.check_status(matched, known.expired_ms, findings)
+        if rows := [
+            (row.txn_id, row.outcome)
+            for row in ledger
+            if control_partition_of(row.txn_id) == there.control_partition
+            and row.outcome != BEGUN
+            and not row.former
+        ]:
+            told = self._spark.createDataFrame(rows, "txn_id binary, outcome string")
+            status_of.check_ledger(status, told, known.expired_ms, findings)
         named = sound.where("txn_id is not null").select(
             "stream", "txn_id", F.max("timestamp").over(Window.partitionBy("stream")).alias("until")
         )
@@ -162,6 +174,7 @@ class _Audit:
             checks,
             () if at is None else (PLAIN_NOTE,),
             _gone(ranges),
+            status_of.prepared_of(status),
         )
 
     # -- reading --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from anabranch.audit.findings import Findings, text
+from anabranch.audit.report import Prepared
 from anabranch.audit.tables import COMMIT
 from anabranch.core.ids import MARK_MS, NO_TXN
 from anabranch.core.rows import Entry
@@ -156,3 +157,32 @@ def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> Non
         partition=None,
         offset=None,
     )
+
+
+def prepared_of(status: DataFrame) -> tuple[Prepared, ...]:
+    """Count the PREPARED ones, by whose secret ends them."""
+    rows = status.where(F.col("entry") == Entry.PREPARED).select("txn_id", "writer", "timestamp")
+    waiting = status.where((F.col("entry") == Entry.TXN) & (F.col("state") == "PREPARED"))
+    by = F.lower(F.hex("writer")).alias("by")
+    found = rows.join(waiting.select("txn_id"), "txn_id").groupBy(by)
+    counted = found.agg(F.count("*").alias("n"), F.min("timestamp").alias("since"))
+    return tuple(Prepared(*row) for row in counted.orderBy("by").collect())
+
+
+def check_ledger(status: DataFrame, rows: DataFrame, expired_ms: int, findings: Findings) -> None:
+    """Compare a ledger's rows, read before the status log: txn_id, outcome. Older ones may be forgotten."""
+    made_ms = F.conv(F.hex(F.substring("txn_id", 3, 6)), 16, 10).cast("long")
+    states = status.where(F.col("entry") == Entry.TXN).select("txn_id", "state")
+    both = rows.join(states, "txn_id", "left").withColumn(
+        "state", F.coalesce("state", F.lit("unknown"))
+    )
+    commit = F.col("outcome") == "commit"
+    unknown = (F.col("state") == "unknown") & (made_ms <= expired_ms)
+    waits = unknown | F.col("state").isin("PREPARED", "FINALIZE_IN_PROGRESS")
+    findings.count(both, {"ledger": (~waits, waits)})
+    wrong = F.when(commit, F.col("state") != "COMMITTED").otherwise(F.col("state") == "COMMITTED")
+    findings.judge(
+        both,
+        [("ledger", wrong & ~waits, F.col("outcome"), F.col("state"))],
+        stream=F.lit(""), partition=None, offset=None,
+    )  # fmt: skip

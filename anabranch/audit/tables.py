@@ -34,6 +34,7 @@ from anabranch.schemas.records import (
     LowWaterRow,
     ParticipantRow,
     PlainRow,
+    PreparedRow,
     RoundRow,
     ScopeRow,
     StreamRow,
@@ -123,7 +124,7 @@ def _history_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str,
 
 _RAW = columns("partition int32, offset int64, key binary, value binary")
 # A receipt's extents are rows of their own; their ``timestamp`` is what its writer had seen. ``offset``: of low
-# waters and plain writes.
+# waters and plain writes. A PREPARED row's ``writer`` is its secret's hash, its ``timestamp`` Unix milliseconds.
 STATUS = columns(
     "entry int32, txn_id binary, scope string, state string, timestamp int64, committed int64, "
     "expired_ms int64, stream string, reference int32, writer binary, partition int32, "
@@ -138,7 +139,15 @@ def _hex(entry: Entry) -> str:
 _OF_INTEREST = tuple(
     map(
         _hex,
-        (Entry.ROUND, Entry.LOW_WATER, Entry.PLAIN, Entry.TXN, Entry.PARTICIPANT, Entry.WRITER),
+        (
+            Entry.ROUND,
+            Entry.LOW_WATER,
+            Entry.PLAIN,
+            Entry.TXN,
+            Entry.PARTICIPANT,
+            Entry.WRITER,
+            Entry.PREPARED,
+        ),
     )
 )
 
@@ -226,6 +235,8 @@ def _status_rows(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
     elif isinstance(row, LowWaterRow | PlainRow):
         yield common | {"stream": row.stream, "partition": row.partition, "offset": row.offset}
+    elif isinstance(row, PreparedRow):
+        yield common | {"writer": row.prepare.by, "timestamp": row.prepared_ms}
     elif isinstance(row, RoundRow):
         yield common | {"timestamp": row.hybrid_time, "expired_ms": row.expired_ms}
 

@@ -154,7 +154,9 @@ class Client(Endings, Processors, Administration):
         """
         return reserve(self._session, scope, name, keepalive, self._deadline(timeout))
 
-    def join(self, transaction: bytes | Reservation, heartbeat: bool = False) -> Writer:
+    def join(
+        self, transaction: bytes | Reservation, heartbeat: bool = False, *, label: str = ""
+    ) -> Writer:
         """Make a writer for a transaction, given its token or its reservation.
 
         Nothing is sent before the first write, which begins a reservation that has not begun. If the transaction
@@ -162,10 +164,11 @@ class Client(Endings, Processors, Administration):
         of another transaction that took the reservation's name.
 
         ``heartbeat``: keep the transaction alive from here too. A token needs the right write, and heartbeat for
-        that. Raises: InvalidToken, NotAuthorized.
+        that. ``label``: at most 64 characters, by which `WritersUnfinished` and operators' tools call the writer.
+        Raises: InvalidToken, NotAuthorized, InvalidArgument.
         """
         self._shared.check()
-        return Writer(self._shared, transaction, heartbeat=heartbeat)
+        return Writer(self._shared, transaction, heartbeat=heartbeat, label=label)
 
     # -- its end --------------------------------------------------------------------------------------
 

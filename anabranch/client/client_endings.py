@@ -16,6 +16,7 @@ from anabranch.core.ids import check_number, check_scope, check_type
 from anabranch.core.tokens import Rights, check_right, peek
 from anabranch.schemas.records import (
     Consumed,
+    ListOpen,
     ListTransactions,
     Outcome,
     Prepare,
@@ -24,10 +25,12 @@ from anabranch.schemas.records import (
     SetSeries,
 )
 from anabranch.types import (
+    OpenTransaction,
     Receipt,
     Result,
     TransactionInfo,
     info_of,
+    open_of,
     receipt_records,
     result_of,
     warn_left_out,
@@ -193,6 +196,28 @@ class Endings(Streams):
         wanted = ListTransactions(scope, finished, limit, None)
         found = self._session.transactions(wanted, self._shared.deadline(timeout))
         return [info_of(outcome) for outcome in found]
+
+    def open_transactions(
+        self, scope: str | None = None, limit: int = 100, *, timeout: float | None = None
+    ) -> list[OpenTransaction]:
+        """Open transactions, the oldest first, with bytes, ages, what is left of keepalives, and streams.
+
+        Raises: as `transactions`.
+        """
+        self._shared.check()
+        check_type("a limit", limit, int)
+        wanted = ListOpen(scope, None, limit)
+        found = self._session.open_ones(wanted, self._shared.deadline(timeout))
+        return [open_of(info) for info in found]
+
+    def open_transaction(self, txn_id: bytes, *, timeout: float | None = None) -> OpenTransaction:
+        """One transaction by its id, open or not, with its writers and how far its merge is.
+
+        Raises: as `state`.
+        """
+        deadline = self._deadline(timeout)
+        wanted = ListOpen(None, id_of(txn_id), 1)
+        return open_of(self._session.open_ones(wanted, deadline)[0])
 
     def prepared(
         self,

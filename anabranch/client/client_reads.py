@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
 
 from anabranch.client.handle import Shared
 from anabranch.client.ports import ClientPorts
 from anabranch.core.hybrid_time import to_text
+from anabranch.core.stream_settings import VERSIONS_MS, is_table
 from anabranch.errors import InvalidArgument, NotReady, UnsupportedSetting
+from anabranch.extras import need
 from anabranch.reading.committed_log import ReaderPorts, check_group
 from anabranch.reading.history_search import Start
 from anabranch.reading.ordered_reader import Reader
@@ -23,9 +26,37 @@ from anabranch.reading.snapshot import (
     check_since,
     streams_of,
 )
-from anabranch.reading.tasks.reader import TaskReader
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.types import Tenure
+
+if TYPE_CHECKING:
+    from anabranch.reading.tasks.reader import TaskReader
+    from anabranch.reading.tasks.standing import ConsumerGroup
+    from anabranch.tables.replica import Replica
+
+
+class _Controller:
+    """The calls of a client that a replica makes: its `SafeTimes` and `Commits`."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self.deadline = shared.deadline
+        session = shared.session
+        self.new_txn_id, self.random64 = session.new_txn_id, session.random64
+        self.locked_shot, self.resolve = session.locked_shot, session.resolve
+
+    @property
+    def last_timestamp(self) -> int:
+        return self._shared.session.highest_timestamp
+
+    def safe(self, tables: Sequence[str], at: int, deadline: float) -> tuple[int, dict[str, int]]:
+        session = self._shared.session
+        scope = session.check_together(tables, deadline)
+        told = session.safe_tables(scope, None, tables, deadline)
+        if told.timestamp < at:
+            session.instant(scope, at, deadline)
+            told = session.safe_tables(scope, None, tables, deadline)
+        return told.timestamp, {each.table: each.last for each in told.tables}
 
 
 class Reading:
@@ -169,6 +200,72 @@ class Reading:
         session, deadline = self._shared.session, self._shared.deadline(timeout)
         safe = session.instant(session.check_together(names, deadline), None, deadline)
         return readers.progress(names, group, safe)
+
+    def groups(self, stream: str | None = None) -> list[ConsumerGroup]:
+        """The consumer groups with positions in a stream, or in any stream, by name, and how far they are behind.
+
+        Those of plain Kafka consumers of streams' topics, too. A lag counts events, no markers; a stream in trouble
+        says why, and is no error. Raises: NotReady, NotAuthorized, InvalidArgument.
+        """
+        return self._readers().groups(stream)
+
+    def group(self, name: str) -> ConsumerGroup:
+        """A consumer group, its members, and where it stands in streams.
+
+        Raises: InvalidArgument (there is none of the name), NotReady, NotAuthorized (Describe on the group).
+        """
+        return self._readers().group(name)
+
+    def reset_group(self, name: str, stream: str, start: Start) -> ConsumerGroup:
+        """Let a consumer group go on from ``start``, as of `read`, in a stream. Repeating it is harmless.
+
+        Raises: IllegalState (members are in it; nothing was changed), UnknownStream, InvalidArgument, NotReady,
+        NotAuthorized (Read on the group), SnapshotExpired (retention has passed that time).
+        """
+        return self._readers().move_group(name, stream, start)
+
+    def replica(
+        self,
+        *tables: str,
+        folder: str | Path | None = None,
+        timeout: float | None = None,
+        threads: bool = True,
+    ) -> Replica:
+        """A replica of tables of one control partition, in RocksDB; close it, or use it as a context manager.
+
+        ``folder``: kept over restarts, of this replica alone; None: a temporary one. Its transactions and snapshots
+        read all of the tables at one instant. ``threads`` False: who waits moves it, or calls its `step`.
+
+        Raises: NotInstalled, UnknownStream, InvalidArgument (it is no table), CrossScope, IllegalState (the folder
+        is in use, or of another cluster), NotReady, DeadlineExceeded.
+        """
+        need("rocksdict")
+        from anabranch.tables.replica import HISTORY_MS, Replica
+
+        ports, deadline = self._readers().ports, self._shared.deadline(timeout)
+        session = self._shared.session
+        names = streams_of(tables)
+        session.check_together(names, deadline)
+        controller = _Controller(self._shared)
+        kept = []
+        for name in names:
+            settings = session.describe(name, deadline).settings
+            if not is_table(settings):
+                raise InvalidArgument(
+                    f"{name} is a stream, and no table: make one with `create_table`"
+                )
+            kept.append(int(settings.get(VERSIONS_MS, HISTORY_MS)))
+        return Replica(
+            ports,
+            controller,
+            names,
+            session.cluster(deadline),
+            folder=None if folder is None else Path(folder),
+            history_ms=max(kept),
+            timeout=self._shared.timeout,
+            threaded=threads,
+            commits=controller,
+        )
 
     def together(self, streams: Sequence[str]) -> dict[str, int]:
         """Stream -> a number: streams with different ones never share a transaction. Raises: UnknownScope."""

@@ -1,21 +1,28 @@
-"""The calls of a client about its streams: made, described, scaled, forgotten."""
+"""The calls of a client about its streams: made, described, scaled, altered, deleted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from anabranch.client.handle import Shared
+from anabranch.client.ports import ClientPorts
 from anabranch.client.session import Session
 from anabranch.core.ids import check_scope
-from anabranch.errors import InvalidArgument
+from anabranch.core.stream_settings import REPLICATION, TABLE, TOPIC
+from anabranch.errors import InvalidArgument, UnknownStream, UnsupportedSetting
+from anabranch.reading.committed_log import client_errors
+from anabranch.reading.snapshot import check_at
 from anabranch.schemas import records as r
+from anabranch.topics.names import stream_topic
 from anabranch.types import StreamDescription, description_of
 
 
 class Streams:
     """See `Client`, which has these calls."""
 
+    _ports: ClientPorts
     _session: Session
     _shared: Shared
 
@@ -48,6 +55,25 @@ class Streams:
         )
         self._shared.layouts[stream] = info.segments
         return description_of(info)
+
+    def create_table(
+        self,
+        table: str,
+        segments: int = 1,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        near: str | None = None,
+        timeout: float | None = None,
+    ) -> StreamDescription:
+        """Create a table: a stream whose key is a row's key and whose last value is the row; no value deletes it.
+
+        ``settings``: as of `create_stream`, without ``retention.*``; ``table.history.ms``: how long replicas keep
+        versions, milliseconds (an hour). All ways to write to a stream write to it; `replica` reads it.
+
+        Raises: as `create_stream`.
+        """
+        chosen = {TABLE: "true", **(settings or {})}
+        return self.create_stream(table, segments, chosen, near=near, timeout=timeout)
 
     def streams(
         self, scope: str | None = None, *, timeout: float | None = None
@@ -101,7 +127,82 @@ class Streams:
         that), UnknownScope, UnknownStream, InvalidArgument (the brokers don't delete topics), NotReady,
         DeadlineExceeded (repeating is safe).
         """
-        command = r.ForgetStream(stream)
+        self._take_away(stream, r.ForgetStream(stream), timeout)
+
+    def delete_stream(self, stream: str, *, timeout: float | None = None) -> None:
+        """Delete a stream for good: its topics, events and groups' positions. Its name can be used again.
+
+        For operators. Repeating the call is fine. Plain writes that are not committed yet go, too; readers get
+        `UnknownStream`. Positions kept elsewhere: as of `forget_stream`. If the brokers don't delete the topics,
+        the stream is LOST: `recover_stream`, or repeat this.
+
+        Raises: IllegalState (transactions that are not over have a part in it: commit or abort them; a processor
+        reads it), UnknownScope, UnknownStream, InvalidArgument, NotAuthorized (the brokers don't delete topics),
+        NotReady (it is in trouble), DeadlineExceeded (repeating is safe).
+        """
+        self._take_away(stream, r.DeleteStream(stream), timeout)
+
+    def alter_stream(
+        self, stream: str, settings: Mapping[str, Any], *, timeout: float | None = None
+    ) -> StreamDescription:
+        """Change settings of a stream; transactions and readers go on. Repeating the call is fine.
+
+        ``settings``: as of `create_stream`, of which ``replication.factor`` stays as it is, and
+        ``max.message.bytes`` can only be raised. None: as if the setting had not been given.
+
+        For operators. After a refusal the settings are those of before.
+
+        Raises: UnsupportedSetting, InvalidArgument (also: the brokers refuse), TopicMisconfigured, NotAuthorized,
+        UnknownScope, UnknownStream, StreamLost, NotReady (another change is under way, or the brokers are away),
+        DeadlineExceeded (repeating is safe).
+        """
+        texts = {name: _setting(value) for name, value in settings.items() if value is not None}
+        command = r.AlterStream(stream, texts, tuple(n for n, v in settings.items() if v is None))
+        return description_of(self._session.ask_stream(stream, command, self._deadline(timeout)))
+
+    def truncate_stream(
+        self, stream: str, until: int | datetime, *, timeout: float | None = None
+    ) -> StreamDescription:
+        """Delete a stream's events up to a time, for good: all that was committed at or before it, and no more.
+
+        ``until``: a commit timestamp, or a datetime with its time zone. No transaction is torn in the stream; give
+        all streams of a scope the same one, and none is torn over them. Open transactions are not touched.
+        Readers that stand before it go on behind it, or raise `SnapshotExpired`, as after retention. Repeating the
+        call is fine.
+
+        For operators.
+
+        Raises: InvalidArgument (also: the state of a processor), NotAuthorized, UnknownScope, UnknownStream,
+        StreamLost, NotReady (the time is to come; another change is under way; the brokers are away),
+        DeadlineExceeded (repeating is safe).
+        """
+        at = check_at(until, "until")
+        if at is None:
+            raise InvalidArgument(
+                "until None: a commit timestamp, or a datetime with its time zone"
+            )
+        command = r.TruncateStream(stream, at)
+        return description_of(self._session.ask_stream(stream, command, self._deadline(timeout)))
+
+    def effective_settings(self, stream: str, *, timeout: float | None = None) -> dict[str, str]:
+        """The settings that the stream's topic has now, by the brokers' word, and not only those that were given.
+
+        `describe` has the settings that were asked for.
+
+        Raises: UnknownStream, NotAuthorized (``DescribeConfigs`` on the topic is missing), NotReady.
+        """
+        topic = stream_topic(stream)
+        seconds = self._deadline(timeout) - self._session.now()
+        if self._ports.log is None:
+            raise UnsupportedSetting("this client was made without a way to the brokers' settings")
+        with self._ports.log(seconds) as log, client_errors("DescribeConfigs"):
+            found = log.describe_topics([topic]).get(topic)
+        if found is None:
+            raise UnknownStream(f"there is no topic {topic}")
+        named = {name: found.config[name] for name in sorted(TOPIC) if name in found.config}
+        return named | {REPLICATION: str(found.replication_factor)}
+
+    def _take_away(self, stream: str, command: Any, timeout: float | None) -> None:
         self._session.ask_of(stream, command, r.StreamList, self._deadline(timeout))
         self._shared.layouts.pop(stream, None)
 

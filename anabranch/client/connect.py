@@ -19,6 +19,7 @@ from anabranch.kafka.settings import addresses, parse_settings
 from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.command_bus import KafkaBus
 from anabranch.librdkafka.group_member import KafkaGroupMember
+from anabranch.librdkafka.groups import KafkaGroups
 from anabranch.librdkafka.journal_writer import KafkaJournals
 from anabranch.librdkafka.options import Options, named_options
 from anabranch.reading.committed_log import ReaderPorts
@@ -74,7 +75,7 @@ def connect(
     lane = check_lane(given_lane(lane))
     bus = KafkaBus(options, admin, check_prefix(prefix), lane, clock, os.urandom)
     journals = KafkaJournals(options, admin, clock, timeout)
-    reading = reader_ports(bootstrap, given)
+    reading = replace(reader_ports(bootstrap, given), groups=KafkaGroups(admin))
     ports = ClientPorts(
         bus,
         journals,

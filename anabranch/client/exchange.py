@@ -15,6 +15,7 @@ from anabranch.core.ids import (
     CORRELATION_ID_SIZE,
     OPEN_LANE,
     TIME_HEADER,
+    TXN_ID_SIZE,
     WAIT_HEADER,
     command_digest,
 )
@@ -218,5 +219,6 @@ def _belongs(result: Any, command: Any | None) -> bool:
         return False
     if not isinstance(command, r.Commit):
         return result.scope == command.scope and result.name == command.name
-    numbered = command.number is not None
-    return result.scope == peek(command.token).scope and (numbered or result.name == command.name)
+    if len(command.token) != TXN_ID_SIZE and result.scope != peek(command.token).scope:
+        return False  # a bare id names no scope
+    return command.number is not None or result.name == command.name

@@ -21,8 +21,8 @@ from anabranch.client.receipt_account import (
     check_timestamp,
 )
 from anabranch.client.session import Session
-from anabranch.core.decisions.commits.writers import left_behind
 from anabranch.core.ids import check_type, is_state
+from anabranch.core.receipts import left_behind
 from anabranch.core.stream_states import ACTIVE, FORGOTTEN, WAITING
 from anabranch.errors import (
     AlreadyCommitted,
@@ -37,6 +37,7 @@ from anabranch.errors import (
     UnknownStream,
     WriteFailed,
 )
+from anabranch.extras import need
 from anabranch.ports import JournalMissing, RecordHeaders
 from anabranch.schemas.records import Consumed, Event, Outcome, Receipt, SegmentRange
 from anabranch.types import Headers, Tenure
@@ -103,6 +104,7 @@ class Handle:
         self._token: bytes | None = None
         self._over: AnabranchError | None = None
         self._legal: set[str] = set()
+        self._label = ""  # still to be told
         self.keepalive_ms = keepalive_ms
         self.beating = False
         shared.handles.add(self)
@@ -198,6 +200,7 @@ class Handle:
 
         Raises: as `write`; InvalidArgument names a column or type that `write_batch` does not take.
         """
+        need("pyarrow", "numpy")
         from anabranch.client.arrow import columns_of
 
         pieces = columns_of(batch)
@@ -275,6 +278,9 @@ class Handle:
             touched = self._session.touch(self._token, stream, self._account.writer, deadline)
             check_layout(stream, touched.segments)
             self._shared.layouts[stream] = touched.segments
+            if self._label:  # its writer is known by its touch
+                self._session.label(self._token, self._account.writer, self._label, deadline)
+                self._label = ""
             lane = self._account.add(touched, deadline)
         return lane
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Self
 from anabranch.client.handle import Handle, Shared
 from anabranch.client.receipt_account import StreamLane, WriterAccount
 from anabranch.client.reservation import Reservation, token_to_write
-from anabranch.core.ids import txn_text
+from anabranch.core.ids import check_type, txn_text
+from anabranch.core.limits import LABEL
 from anabranch.core.tokens import Rights, Token, check_right, peek
 from anabranch.errors import AlreadyCommitted, Expired, IllegalState, TransactionAborted
 from anabranch.ports import RecordHeaders
@@ -26,8 +27,15 @@ class Writer(Handle):
     """
 
     def __init__(
-        self, shared: Shared, transaction: bytes | Reservation, *, heartbeat: bool
+        self,
+        shared: Shared,
+        transaction: bytes | Reservation,
+        *,
+        heartbeat: bool,
+        label: str = "",
     ) -> None:
+        check_type("a label", label, str)
+        LABEL.check(len(label), "the label of a writer")
         claims: Reservation | Token
         if isinstance(transaction, Reservation):
             claims = transaction
@@ -39,6 +47,7 @@ class Writer(Handle):
             shared.session.observe(claims.seen)
         super().__init__(shared, claims.scope, claims.keepalive_ms)
         self._heartbeat = heartbeat
+        self._label = label
         self._account = WriterAccount(
             claims.txn_id, self._session.random64(), shared.journals.writer()
         )

@@ -6,16 +6,17 @@ for its place and its checksum. `StreamLane.write` is the hot path of bulk write
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
 from anabranch.client.ports import JournalWriter
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
-from anabranch.core.journal.index import CRC_MODULUS
 from anabranch.core.partitioner import mix, record_checksum
+from anabranch.core.receipts import CRC_MODULUS
 from anabranch.errors import EventTooLarge, InvalidArgument
 from anabranch.ports import JournalRecord, RecordHeaders, TopicPartition
 from anabranch.schemas.records import Extent, Receipt, SegmentRange, Touched
@@ -25,12 +26,15 @@ from anabranch.types import Headers
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import EventColumns, Placing
 
+log = logging.getLogger("anabranch.client")
+
 STICKY_BYTES = (
     32 << 10
 )  # events without a key go to one segment for so many bytes, then to the next
 RECORD_OVERHEAD = 128  # more than framing and the ab.txn header take of a batch's size
 _KNOWN_KEYS = 20_000  # the places of the first so many keys are remembered for each stream
 _RESERVED = "ab."
+_SECONDS_MS = 10**11  # March 1973; so many seconds are the year 5138
 
 WriteFunction: TypeAlias = (
     "Callable[[bytes | None, bytes | None, RecordHeaders | None, int | None], None]"
@@ -346,3 +350,13 @@ def check_timestamp(timestamp: object) -> None:
         raise InvalidArgument(
             f"timestamp {timestamp!r}: Unix milliseconds above 0, or None for now"
         )
+    if isinstance(timestamp, int) and timestamp < _SECONDS_MS:
+        _warn_of_seconds(timestamp)
+
+
+@lru_cache(1)  # once a process
+def _warn_of_seconds(timestamp: int) -> None:
+    log.warning(
+        "timestamp %d ms is before 1973: is it in seconds? Retention may delete such events at once",
+        timestamp,
+    )

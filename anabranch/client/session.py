@@ -166,6 +166,16 @@ class Session(StreamCalls):
             raise MalformedRecord(f"the controller answered {type(outcome).__name__} to OneShot")
         return committed(outcome)
 
+    def locked_shot(self, command: r.OneShot, deadline: float) -> r.Outcome | r.LookAgain:
+        """A one-shot with locks, until it is COMMITTED, or they have to be looked at again: then nothing is logged.
+
+        `OutcomeUnknown` at the deadline. A copy that was sent before is judged by its own locks, should it arrive.
+        """
+        try:
+            return self._until_known(command.txn_id, command, None, deadline)
+        except _LooksAgain as told:
+            return told.answer
+
     def prepare_events(self, command: r.PrepareEvents, deadline: float) -> r.Outcome:
         """Prepare a whole transaction in one command, until it is PREPARED, or what it gave way to is COMMITTED."""
         return self._until_known(command.txn_id, command, None, deadline)
@@ -220,6 +230,8 @@ class Session(StreamCalls):
             if command.name is not None and getattr(outcome, "state", "") == "ABORTED":
                 # Perhaps it gave way to an earlier commit: only an answer to the command itself names that one.
                 outcome = self.try_ask(partition, command, deadline) or outcome
+            if isinstance(outcome, r.LookAgain):
+                raise _LooksAgain(outcome)
             if outcome is not None and not isinstance(outcome, r.Outcome):
                 raise MalformedRecord(
                     f"the controller answered {type(outcome).__name__} to a commit"
@@ -279,6 +291,28 @@ class Session(StreamCalls):
             if before is None or len(found) >= wanted.limit:
                 return found
 
+    def open_ones(self, wanted: r.ListOpen, deadline: float) -> list[r.OpenInfo]:
+        """Open transactions, the oldest first, or one by its id. `UnknownScope`, `UnknownTransaction`."""
+        if wanted.txn_id is not None:
+            there = control_partition_of(wanted.txn_id)
+            return list(self.ask(there, wanted, r.OpenList, deadline).transactions)
+        found: list[r.OpenInfo] = []
+        for partition in self._partitions(wanted.scope, deadline):
+            after, most = None, len(found) + wanted.limit
+            while len(found) < most:
+                command = replace(wanted, limit=most - len(found), after=after)
+                part = self.ask(partition, command, r.OpenList, deadline)
+                found += part.transactions
+                after = part.more
+                if after is None:
+                    break
+        found.sort(key=lambda info: made_ms_of(info.outcome.txn_id))
+        return found[: wanted.limit]
+
+    def label(self, token: bytes, writer: int, label: str, deadline: float) -> None:
+        """Name a writer of a transaction for people, after its first touch."""
+        self.ask(_partition(token), r.LabelWriter(token, writer, label), r.Registered, deadline)
+
     def ask_each(self, command: Any, expected: type[T], deadline: float) -> list[tuple[int, T]]:
         """Ask all control partitions the same: (its number, its answer) of each."""
         return [
@@ -317,6 +351,14 @@ class Session(StreamCalls):
 
 
 _TOKENS_A_BEAT = 500
+
+
+class _LooksAgain(Exception):
+    """Carries a `LookAgain` out of the loop that waits for an outcome."""
+
+    def __init__(self, answer: r.LookAgain) -> None:
+        super().__init__("look again")
+        self.answer = answer
 
 
 def unknown(why: str, txn_id: bytes, token: bytes | None) -> OutcomeUnknown:

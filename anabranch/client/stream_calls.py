@@ -135,8 +135,14 @@ class StreamCalls(Exchange):
 
     def safe_time(self, scope: str, at: int | None, deadline: float) -> int:
         """A timestamp (None: now) that all later commits of the scope exceed. `NotReady`: still to come."""
+        return self.safe_tables(scope, at, (), deadline).timestamp
+
+    def safe_tables(
+        self, scope: str, at: int | None, tables: Sequence[str], deadline: float
+    ) -> r.SafeTimeIs:
+        """As `safe_time`, and the newest commits of tables: all up to that time are at or below them."""
         partition = self.find_scope(scope, deadline)
-        return self.ask(partition, r.SafeTime(scope, at), r.SafeTimeIs, deadline).timestamp
+        return self.ask(partition, r.SafeTime(scope, at, tuple(tables)), r.SafeTimeIs, deadline)
 
     def instant(self, scope: str, at: int | None, deadline: float) -> int:
         """A safe timestamp: ``at``; or None: now, at or above all that this client has seen.

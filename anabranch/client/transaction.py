@@ -85,7 +85,7 @@ class Transaction(Buffered):
             log.warning("%r is left without commit: its %d events are dropped", self, written)
         try:
             if error is None:
-                self.abort()
+                self.abort("its with block was left without commit")
             else:
                 self.abort(f"left by {type(error).__name__}", timeout=QUIET_S)
         except AlreadyCommitted:
@@ -163,7 +163,7 @@ class Transaction(Buffered):
                 return self._commit_one_shot(name, deadline, consumed)
             if self._token is None and receipts:
                 raise InvalidArgument(
-                    "nobody can have written: this transaction's token was never asked for"
+                    "no other process can have written, as the token was never asked for: give no receipts"
                 )
             if not self._prepared:
                 self._open(deadline)

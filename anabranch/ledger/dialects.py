@@ -103,12 +103,8 @@ class PostgreSQL(Dialect):
         cursor.execute(f"set local lock_timeout = {int(seconds * 1000)}")
 
 
-_DRIVERS = {
-    "sqlite3": SQLite,
-    "psycopg": PostgreSQL,
-    "psycopg2": PostgreSQL,
-    "pg8000": PostgreSQL,
-}
+# Those that tell a lock that is held by an `OperationalError`, and a missing table by a `ProgrammingError`.
+_DRIVERS = {"sqlite3": SQLite, "psycopg": PostgreSQL, "psycopg2": PostgreSQL}
 _MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 
 

@@ -350,9 +350,9 @@ def plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:
 
 def run_worker(
     app: Program, client: Client, *, folder: str | Path | None = None, standby: bool = False,
-    http: str | None = None,
+    http: str | None = None, until: Callable[[ProcessorInfo], bool] | None = None,
 ) -> None:  # fmt: skip
-    """Work in this process until SIGTERM or SIGINT; see `Processor.run`."""
+    """Work in this process until SIGTERM or SIGINT, or until its tasks are as told; see `Processor.run`."""
     with ExitStack() as stack:
         if folder is None:
             made = tempfile.TemporaryDirectory(prefix="anabranch-processor-")
@@ -377,11 +377,23 @@ def run_worker(
                 stack.callback(showing.join)
                 stack.callback(worker.stop.set)
                 showing.start()
+            if until is not None:
+                looking = threading.Thread(target=_end, args=(worker, until), name="until")
+                stack.callback(looking.join)
+                stack.callback(worker.stop.set)
+                looking.start()
             if threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGTERM, signal.SIGINT):
                     before = signal.signal(number, lambda *_: worker.stop.set())
                     stack.callback(signal.signal, number, before)
             worker.run()
+
+
+def _end(worker: Worker, until: Callable[[ProcessorInfo], bool]) -> None:
+    while not worker.stop.wait(_IDLE_S):
+        with suppress(AnabranchError):
+            if until(worker.described(_IDLE_S)):
+                worker.stop.set()
 
 
 def _show(worker: Worker, mirror: Mirror, lags: Callable[[], None] | None) -> None:

@@ -186,10 +186,10 @@ class CommitHistory:
         found = ~commits.of_txns(columns.txns.data)
         if commits.known is not None:
             found &= commits.known
-            found |= ~commits.known & (columns.offsets >= self._told_from())
+            found |= ~commits.known & (columns.offsets >= self.told_from())
         return found if found.any() else None
 
-    def _told_from(self) -> int:
+    def told_from(self) -> int:
         """Below the end that the first record tells, events were there before the stream, or the history is cut."""
         if self._floor is None:
             oldest = self._search.not_beyond({})

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from anabranch.errors import (
     FixCallError,
@@ -36,6 +36,8 @@ from anabranch.topics.names import stream_topic
 
 log = logging.getLogger("anabranch.client")
 
+_TELL_EVERY_S = 60.0
+
 Failed: TypeAlias = MutableMapping[TopicPartition, LogError]
 T = TypeVar("T")
 
@@ -45,17 +47,34 @@ _BEHIND_S = 0.2  # before a broker that is behind, or has no leader, is asked ag
 _PAUSES_S = (0.02, 0.5)  # between tries of a question: the first and the longest
 
 
+class Groups(Protocol):
+    """Consumer groups as an operator sees them. `NotAuthorized`, `NotReady`; deadlines are monotonic seconds."""
+
+    def names(self, deadline: float) -> list[str]:
+        """All groups that this client may see."""
+
+    def state(self, group: str, deadline: float) -> tuple[str, tuple[str, ...]]:
+        """A group's state in Kafka's words, such as stable, empty or (it is not there) dead; its members."""
+
+    def offsets(self, group: str, deadline: float) -> dict[TopicPartition, int]:
+        """All its offsets."""
+
+    def move(self, group: str, offsets: Mapping[TopicPartition, int], deadline: float) -> None:
+        """Set offsets in one request. `IllegalState` while members are in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReaderPorts:
     """The ports of a reader.
 
     ``open_log``: makes a log of the reader's own, of which one answer takes at most so many seconds. ``member``:
-    makes a member of the group with this name; a session's seconds may be given, too.
+    makes a member of the group with this name; a session's seconds may be given, too. ``groups``: for operators.
     """
 
     open_log: Callable[[float], Log]
     member: Callable[..., GroupMember]
     clock: Clock
+    groups: Groups | None = None
 
     def committed_log(self, timeout: float) -> CommittedLog:
         """A log of the reader's own; the reader closes it. ``timeout``: seconds that a question may take."""
@@ -90,6 +109,8 @@ class CommittedLog:
         self.clock = clock
         self.trouble = ""  # why the last fetch brought nothing, if the brokers said so
         self.closed = False
+        self.is_gone = False
+        self._ids: dict[str, str] = {}  # of topics, as they were read first
 
     def close(self) -> None:
         """Close all connections, perhaps from another thread; a call under way ends soon."""
@@ -122,10 +143,25 @@ class CommittedLog:
                     failed=failed,
                 )
             )
+            self.check_same(topic for topic, _ in found)
             return found.get(place)
         except LogError as error:
             self._unread(error, left)
             return None
+
+    def check_same(self, topics: Iterable[str]) -> None:
+        """`UnknownStream` if a topic that was just read is not the one that was read before, but a new one."""
+        for topic in topics:
+            known = self.raw.id_read(topic)
+            if known and self._ids.setdefault(topic, known) != known:
+                raise self.gone(
+                    f"{topic} was deleted, and is another one now: open a new reader, and begin it anew"
+                )
+
+    def gone(self, why: str) -> UnknownStream:
+        """The error for a topic that was deleted. From now on `is_gone`: positions there mean nothing more."""
+        self.is_gone = True
+        return UnknownStream(why)
 
     def wait_for(self, positions: Mapping[TopicPartition, int], deadline: float) -> None:
         """Wait until one of these partitions has something from its position on, or a bit less."""
@@ -241,3 +277,28 @@ def check_timeout(timeout: float | None) -> float | None:
     if timeout is not None and not 0 <= timeout < 1e9:
         raise InvalidArgument(f"timeout {timeout!r}: seconds, or None for ever")
     return timeout
+
+
+class Foreign:
+    """Counts records in a stream's topic that no controller put there; readers leave them out."""
+
+    def __init__(self, topic: str, clock: Clock) -> None:
+        self._topic = topic
+        self._clock = clock
+        self._next = 0.0
+        self.records = 0
+
+    def passed_over(self, partition: int, offset: int, records: int) -> None:
+        """So many, from this offset on. The log tells of it once a minute."""
+        self.records += records
+        now = self._clock.monotonic()
+        if now >= self._next:
+            self._next = now + _TELL_EVERY_S
+            log.warning(
+                "%s[%d] has records of others at offset %d, %d so far: they are left out; let only controllers "
+                "write there",
+                self._topic,
+                partition,
+                offset,
+                self.records,
+            )

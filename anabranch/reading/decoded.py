@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise, repeat, starmap
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import numpy as np
-
-from anabranch.batches.columns_read import Binary, Columns, Longs
 from anabranch.batches.records import Record, header_name
 from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE
 from anabranch.types import Event
+
+if TYPE_CHECKING:
+    from anabranch.batches.columns_read import Binary, Columns, Longs
 
 _OURS = "ab."
 _Headers = list[tuple[str, bytes | None]]
@@ -153,6 +153,8 @@ class RecordsBlock:
         return [record.key for record in self._records[low:high]]
 
     def sizes(self, low: int, high: int) -> Longs:
+        import numpy as np
+
         some = self._records[low:high]
         return np.array([len(r.key or b"") + len(r.value or b"") for r in some], dtype=np.int64)
 
@@ -183,8 +185,7 @@ class ColumnsBlock:
         return _cut(self.columns.keys, low, high)
 
     def sizes(self, low: int, high: int) -> Longs:
-        keys, values = self.columns.keys.ends, self.columns.values.ends
-        return np.diff(keys[low : high + 1]) + np.diff(values[low : high + 1]).astype(np.int64)
+        return _sizes(self.columns.keys, low, high) + _sizes(self.columns.values, low, high)
 
     def _headers(self, low: int, high: int) -> Iterable[_Headers]:
         columns = self.columns
@@ -195,7 +196,7 @@ class ColumnsBlock:
         # Each list is made with its event, too, from the pairs that are next.
         names = map(header_name, _cut(columns.names, first, last))
         pairs = zip(names, _cut(columns.header_values, first, last), strict=True)
-        counts = np.diff(ends)
+        counts = ends[1:] - ends[:-1]
         number = int(counts[0])
         if bool((counts == number).all()):
             return map(list, zip(*repeat(pairs, number), strict=True))
@@ -227,6 +228,10 @@ def _same(txn_ids: Sequence[bytes | None], low: int, wanted: bytes | None) -> in
     return low + count
 
 
+def _sizes(column: Binary, low: int, high: int) -> Longs:
+    return (column.ends[low + 1 : high + 1] - column.ends[low:high]).astype("int64")
+
+
 def _cut(column: Binary, low: int, high: int) -> list[bytes | None]:
     """Values of a column of bytes as objects; ``low`` < ``high``."""
     ends = column.ends[low : high + 1]
@@ -235,7 +240,7 @@ def _cut(column: Binary, low: int, high: int) -> list[bytes | None]:
     size, rest = divmod(last - first, count)
     data = column.data[first:last]
     found: list[bytes | None]
-    if size and not rest and bool((np.diff(ends) == size).all()):
+    if size and not rest and bool((ends[1:] - ends[:-1] == size).all()):
         # All of one size: a fifth of the time.
         found = data.view(f"V{size}").tolist()
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from anabranch.batches.columns_read import MAX_BYTES, MAX_ROWS, Binary, Columns, Longs
+from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.reading.decoded import ColumnsBlock, Run
 from anabranch.reading.spans import Joined, Spans
 from anabranch.types import Event
@@ -31,6 +32,9 @@ SCHEMA = pa.schema(
         ("commit_timestamp", pa.int64()),
     ]
 )
+
+# Columns that the history tells.
+PLACES = ("stream", "segment", "partition", "offset", "txn_id", "commit_timestamp")
 
 _US_PER_MS = 1000
 _MOST_MS = ((1 << 63) - 1) // _US_PER_MS
@@ -63,14 +67,40 @@ class EventBatches:
         for at in range(0, rows, step):
             yield whole.slice(at, step)
 
-    def whole(self, columns: Columns, commits: Joined) -> pa.RecordBatch:
-        """All rows as one batch."""
-        rows = len(columns)
+    def places(self, spans: Spans, wanted: Collection[str]) -> Iterator[pa.RecordBatch]:
+        """Batches of at most `MAX_ROWS` rows, with these of `PLACES`; ``offset`` is right where no marker lies."""
+        ends = np.cumsum(spans.counts)
+        firsts = spans.firsts - (ends - spans.counts)
+        for low in range(0, int(ends[-1]), MAX_ROWS):
+            rows = np.arange(low, min(low + MAX_ROWS, int(ends[-1])))
+            at = np.searchsorted(ends, rows, side="right")
+            self._constant(len(rows))
+            txns = np.stack((spans.txn_heads[at], spans.txn_tails[at]), axis=1)
+            found = {
+                "stream": self._streams.slice(0, len(rows)),
+                "segment": _longs(spans.segments[at], pa.int64()),
+                "partition": self._partitions.slice(0, len(rows)),
+                "offset": _longs(firsts[at] + rows, pa.int64()),
+                "txn_id": pa.Array.from_buffers(
+                    pa.binary(TXN_ID_SIZE),
+                    len(rows),
+                    [_bits(np.any(txns != 0, axis=1)), pa.py_buffer(txns)],
+                ).cast(pa.binary()),
+                "commit_timestamp": _longs(spans.timestamps[at], pa.int64()),
+            }
+            yield pa.RecordBatch.from_pydict({name: found[name] for name in wanted})
+
+    def _constant(self, rows: int) -> None:
+        """Let constant columns be slices of one that has so many rows."""
         if len(self._streams) < rows:
-            # Constant columns are slices of one.
             most = max(rows, MAX_ROWS)
             self._streams = pa.repeat(pa.scalar(self.stream, pa.string()), most)
             self._partitions = pa.repeat(pa.scalar(self.partition, pa.int32()), most)
+
+    def whole(self, columns: Columns, commits: Joined) -> pa.RecordBatch:
+        """All rows as one batch."""
+        rows = len(columns)
+        self._constant(rows)
         times = np.clip(columns.timestamps, -_MOST_MS, _MOST_MS) * _US_PER_MS
         return pa.RecordBatch.from_arrays(
             [
@@ -96,7 +126,7 @@ def batch_of_run(stream: str, run: Run, places: Longs | None) -> pa.RecordBatch:
     """The events of a run as a batch: all, or those at these places of it."""
     block, (length, txn_id, timestamp, segment) = run.block, run.stretch
     if isinstance(block, ColumnsBlock):
-        span = Spans(*(np.array([n]) for n in (0, 0, timestamp, segment, 0, 0)))
+        span = Spans(*(np.array([n]) for n in (0, 0, timestamp, segment, 0, 0, length)))
         at = np.zeros(len(block.columns), dtype=np.int64)
         found = _batches(stream, run.partition).whole(block.columns, Joined(span, at, None))
         found = found.slice(run.low, length)

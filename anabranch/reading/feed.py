@@ -23,6 +23,7 @@ log = logging.getLogger("anabranch.client")
 
 FETCH_BYTES = 4 << 20
 _WAIT_S = 0.1  # a member's fetch waits no longer for something new: the group may have news, too
+_MISSING_S = 5.0  # a broker may be behind: so long it need not know a topic
 _ASIDE_S = 0.5  # what can't be read now is asked for again after so long
 
 Gone = Callable[[TopicPartition, int], None]
@@ -55,6 +56,7 @@ class Feed:
         self._look = look
         self._positions: dict[TopicPartition, int] = {}
         self._aside: dict[TopicPartition, float] = {}  # until when; they can't be read now
+        self._missing: dict[TopicPartition, float] = {}  # since when a topic is not there
         self._term = 0
 
     def assign(self, places: Mapping[TopicPartition, int]) -> None:
@@ -73,7 +75,7 @@ class Feed:
         ``waiting``: partitions of which something was given already that has to wait; no more is needed of them. A
         partition that can't be read costs the others nothing; it is asked for again soon.
 
-        Raises: FixCallError.
+        Raises: FixCallError; UnknownStream, if a topic is gone, or another one.
         """
         self.serve()
         now = self._clock.monotonic()
@@ -105,8 +107,10 @@ class Feed:
                 return []
             for place, problem in failed.items():
                 self._wait_for(place, problem)
+        self._source.check_same({place.topic for place in found})
         portions = []
         for place, fetched in found.items():
+            self._missing.pop(place, None)
             first = self._positions[place]
             self._positions[place] = fetched.next_offset
             if fetched.batches:
@@ -118,14 +122,32 @@ class Feed:
     def _wait_for(self, place: TopicPartition, error: LogError) -> None:
         """Set a partition aside that can't be read now. Raises what no waiting mends."""
         log.info("reading %s[%d]: %s", place.topic, place.partition, error)
+        now = self._clock.monotonic()
         if isinstance(error, OffsetOutOfRange):
             if self._pass_over(error):
                 return
-        elif not isinstance(error, LogUnavailable) and not (
+        elif isinstance(error, LogUnavailable) or (
             isinstance(error, LogRefused) and error.error == UNKNOWN_TOPIC_OR_PARTITION
         ):
+            self._check_there(place, now)
+        else:
             raise error
-        self._aside[place] = self._clock.monotonic() + _ASIDE_S
+        self._aside[place] = now + _ASIDE_S
+
+    def _check_there(self, place: TopicPartition, now: float) -> None:
+        """`UnknownStream` if a partition can't be read for a while, and brokers don't know its topic."""
+        if now - self._missing.setdefault(place, now) < _MISSING_S:
+            return
+        self._missing[place] = now
+        try:
+            known = self._log.partition_counts([place.topic])
+        except LogUnavailable as error:
+            log.info("reading: %s", error)
+        else:
+            if place.topic not in known:
+                raise self._source.gone(
+                    f"{place.topic} is not there any more: the stream was deleted, or is lost"
+                )
 
     def _pass_over(self, error: OffsetOutOfRange) -> bool:
         """Go on where the log begins now, if that is ahead. Else the broker is behind: there is no way back."""

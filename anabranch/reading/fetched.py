@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from anabranch.batches import columns_read
-from anabranch.batches.columns_read import ColumnsBuilder
 from anabranch.batches.records import Record, decode_records
-from anabranch.errors import MalformedRecord
+from anabranch.errors import MalformedRecord, NotInstalled
+from anabranch.extras import need
 from anabranch.ports import CorruptBatch, RawBatch, TopicPartition
 from anabranch.reading.decoded import Block, ColumnsBlock, RecordsBlock
+
+if TYPE_CHECKING:
+    from anabranch.batches.columns_read import ColumnsBuilder
 
 log = logging.getLogger("anabranch.client")
 
@@ -80,7 +82,9 @@ class _Loading:
         self.records = 0  # decoded without it
         self._lock = threading.Lock()
         self._begun = False
-        # A child that is forked in mid-import could never import it.
+        # A child that is forked in mid-import could never import it; Windows has no forks.
+        if not hasattr(os, "register_at_fork"):
+            return
         os.register_at_fork(
             before=self._lock.acquire,
             after_in_parent=self._lock.release,
@@ -89,7 +93,10 @@ class _Loading:
 
     def worth_it(self, records: int) -> bool:
         """Whether so many records are to be decoded by it."""
-        if columns_read.is_warm():
+        # Looked up, not imported: that would load numpy. Another thread may be in the middle of its import.
+        walks = sys.modules.get("anabranch.batches.columns_read")
+        is_warm = getattr(walks, "is_warm", None)
+        if is_warm is not None and is_warm():
             return records > _FEW
         self.records += records
         if self.records > _FEW_AT_ALL and not self._begun:
@@ -100,7 +107,12 @@ class _Loading:
     def _load(self) -> None:
         with self._lock:
             try:
+                need("numpy", "numba")
+                from anabranch.batches import columns_read
+
                 columns_read.warm()
+            except NotInstalled as error:
+                log.info("reading without compiled code, slower: %s", error)
             except Exception as error:  # noqa: BLE001 - all can be read without it
                 log.warning("reading without compiled code, slower: %r", error)
 
@@ -115,9 +127,13 @@ class _BatchBlocks(Iterator[Block]):
         self._place = place
         self._batches = deque(batches)
         self._first = first
-        self._wanted = np.array([[first], [_NO_END]], dtype=np.int64)
         self._builder: ColumnsBuilder | None = None
         if _loading.worth_it(sum(b.next_offset - b.base_offset for b in self._batches)):
+            import numpy as np
+
+            from anabranch.batches.columns_read import ColumnsBuilder
+
+            self._wanted = np.array([[first], [_NO_END]], dtype=np.int64)
             self._builder = ColumnsBuilder(_BLOCK_ROWS, _BLOCK_BYTES)
 
     def __next__(self) -> Block:

@@ -41,8 +41,10 @@ def history_record(topic: str, record: Record) -> HistoryRecord:
 class HistoryCursor:
     """Reads one history from an offset on, which `seek` sets. For one thread."""
 
-    def __init__(self, source: CommittedLog, stream: str) -> None:
+    def __init__(self, source: CommittedLog, stream: str, *, whole: bool = False) -> None:
+        """``whole``: `next` raises SnapshotExpired where retention has removed records, else it goes on behind."""
         self._source = source
+        self._whole = whole
         self.place = TopicPartition(history_topic(stream), 0)
         self.seek(0)
 
@@ -53,6 +55,11 @@ class HistoryCursor:
         self._batches: deque[RawBatch] = deque()
         self._records: deque[Record] = deque()
         self.ended_at = -1  # where the end was met, all before it given
+
+    @property
+    def behind(self) -> int:
+        """Offsets up to the end that was seen last."""
+        return max(0, (self._high or 0) - self.position)
 
     @property
     def position(self) -> int:
@@ -79,6 +86,8 @@ class HistoryCursor:
             try:
                 found = self._source.fetch(self.place, self._position, deadline, few)
             except SnapshotExpired as error:
+                if self._whole:
+                    raise
                 self._position = self._source.start_offsets([self.place], deadline)[self.place]
                 log.warning("%s; reading goes on at offset %d", error, self._position)
                 continue

@@ -291,7 +291,7 @@ class Reader(Iteration[Event]):
 
     def _commit(self, *, wait: bool) -> None:
         self._next_commit = self._clock.monotonic() + COMMIT_EVERY_S
-        if self._member is not None:
+        if self._member is not None and not self._source.is_gone:
             done = dict(self._processed)
             step = self._step
             offset = step.processed_to

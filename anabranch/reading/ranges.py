@@ -17,9 +17,9 @@ from anabranch.errors import DeadlineExceeded, InvalidArgument, MalformedRecord
 from anabranch.ports import CorruptBatch, Fetched, RawBatch, TopicPartition
 from anabranch.reading import commit_index as commits_module
 from anabranch.reading.commit_index import CommitHistory
-from anabranch.reading.committed_log import ReaderPorts, partitions_of
+from anabranch.reading.committed_log import Foreign, ReaderPorts, partitions_of
 from anabranch.reading.event_columns import EventBatches
-from anabranch.reading.spans import CommitFilter, Foreign
+from anabranch.reading.spans import CommitFilter
 from anabranch.topics.names import stream_topic
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -69,6 +69,7 @@ class RangeReader:
         low: int | None = None,
         high: int | None = None,
         segments: Collection[int] | None = None,
+        places: Collection[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Committed events at the offsets from ``first`` up to ``end`` (not included), in order.
 
@@ -79,13 +80,59 @@ class RangeReader:
         ids. Events that these leave out are not read where they can be skipped. An event whose commit the history
         does not tell any more is in none of them. Records that no controller put there are left out.
 
+        ``places``: some of `anabranch.reading.event_columns.PLACES`: nothing else is wanted. Events of which the
+        history tells as much are not fetched then, and their batches have these columns alone.
+
         Raises: InvalidArgument, UnknownStream, SnapshotExpired (retention has removed some of it), NotReady and
         DeadlineExceeded (nothing new came for the reader's timeout; again is safe), FixCallError.
         """
         if not 0 <= first <= end:
             raise InvalidArgument(f"offsets {first} to {end}: a range, from 0 on")
         choice = CommitFilter(low, high, None if segments is None else frozenset(segments))
-        return self._read(stream, partition, first, end, history, choice)
+        if places is None:
+            return self._read(stream, partition, first, end, history, choice)
+        return self._places(stream, partition, first, end, history, choice, places)
+
+    def _places(
+        self,
+        stream: str,
+        partition: int,
+        first: int,
+        end: int,
+        history: tuple[int, int | None] | None,
+        choice: CommitFilter,
+        wanted: Collection[str],
+    ) -> Iterator[pa.RecordBatch]:
+        commits = self._commits(stream, partition)
+        commits.begin(first, history)
+        at = min(end, max(first, commits.told_from()))
+        yield from self._read(stream, partition, first, at, history, choice)
+        batches = EventBatches(stream, partition)
+        while at < end:
+            commits.cover(at + 1)
+            until = min(end, commits.known_to)
+            near = commits.spans.overlapping(at, until)
+            near = near.those(near.taken(choice)).clipped(first, end)
+            told = (
+                near.counts >= 0
+                if "offset" not in wanted
+                else near.counts == near.ends - near.firsts
+            )
+            borders = np.flatnonzero(told[1:] != told[:-1]) + 1
+            for run in np.split(np.arange(len(near)), borders):
+                if len(run) and told[run[0]]:
+                    yield from batches.places(near.those(run), wanted)
+                elif len(run):
+                    low, high = int(near.firsts[run[0]]), int(near.ends[run[-1]])
+                    yield from self._read(stream, partition, low, high, history, choice)
+            commits.drop(until)
+            at = until
+
+    def _commits(self, stream: str, partition: int) -> CommitHistory:
+        if stream not in self._foreign:
+            partitions_of(self._source, [stream], self._clock.monotonic() + self._timeout)
+            self._foreign[stream] = Foreign(stream_topic(stream), self._clock)
+        return CommitHistory(self._source, stream, partition, self._timeout)
 
     def _read(
         self,
@@ -99,10 +146,7 @@ class RangeReader:
         if first == end:
             return
         place = TopicPartition(stream_topic(stream), partition)
-        if stream not in self._foreign:
-            partitions_of(self._source, [stream], self._clock.monotonic() + self._timeout)
-            self._foreign[stream] = Foreign(place.topic, self._clock)
-        commits = CommitHistory(self._source, stream, partition, self._timeout)
+        commits = self._commits(stream, partition)
         commits.begin(first, history)
         batches = EventBatches(stream, partition)
         # A short range needs little room: arrays made for each have to be cleared, too.

@@ -5,20 +5,25 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from typing import TYPE_CHECKING
 
-from anabranch.errors import InvalidArgument
-from anabranch.reading.committed_log import ReaderPorts
+from anabranch.errors import InvalidArgument, UnsupportedSetting
+from anabranch.extras import need
+from anabranch.reading.committed_log import Groups, ReaderPorts
 from anabranch.reading.history_search import Start
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.snapshot import SnapshotPlan, newest, take
 from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
 from anabranch.reading.tasks.groups import Mirror, first_inputs, group_inputs, group_progress
 from anabranch.reading.tasks.lag import InputLag, input_lags
-from anabranch.reading.tasks.reader import TaskReader
+from anabranch.reading.tasks.standing import ConsumerGroup, group_of, groups_of, move_group
 from anabranch.reading.tasks.stored import stored
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import ProcessorInfo, ProcessorInput
 from anabranch.types import Tenure
+
+if TYPE_CHECKING:
+    from anabranch.reading.tasks.reader import TaskReader
 
 
 class Readers:
@@ -55,6 +60,9 @@ class Readers:
         together: Callable[[Sequence[str], float], Mapping[str, int]],
     ) -> TaskReader:
         """A reader of the events of a tenure's tasks. ``together``: `Client.together` by a deadline."""
+        need("numpy")
+        from anabranch.reading.tasks.reader import TaskReader
+
         names = _names(streams)
         groups = together(names, self.ports.clock.monotonic() + self._timeout)
         reader = TaskReader(self.ports, names, tenure, timeout, self._timeout, groups)
@@ -72,6 +80,23 @@ class Readers:
         """How far a processor is behind each of its inputs."""
         with closing(self.ports.committed_log(self._timeout)) as source:
             return input_lags(source, info, self._timeout)
+
+    def groups(self, stream: str | None) -> list[ConsumerGroup]:
+        """The consumer groups with positions in a stream, or in any."""
+        return groups_of(self.ports, self._groups(), stream, self._timeout)
+
+    def group(self, name: str) -> ConsumerGroup:
+        """A consumer group, and where it stands."""
+        return group_of(self.ports, self._groups(), name, self._timeout)
+
+    def move_group(self, name: str, stream: str, start: Start) -> ConsumerGroup:
+        """Let a group without members go on from elsewhere."""
+        return move_group(self.ports, self._groups(), name, stream, start, self._timeout)
+
+    def _groups(self) -> Groups:
+        if self.ports.groups is None:
+            raise UnsupportedSetting("this client has no view of consumer groups")
+        return self.ports.groups
 
     def mirror(self, processor: str, ask: Callable[[], ProcessorInfo]) -> Mirror:
         """A mirror of a processor's positions for Kafka's tools."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import Struct
 from typing import NamedTuple
 
@@ -13,39 +12,10 @@ from numpy.typing import NDArray
 
 from anabranch.batches.columns_read import Bytes, Longs
 from anabranch.batches.history import HistoryRecord
-from anabranch.ports import Clock
 from anabranch.schemas.records import CommitRecord
 
-log = logging.getLogger("anabranch.client")
-
-_TELL_EVERY_S = 60.0
 _HALVES = Struct("<qq")
 _EMPTY: Longs = np.zeros(0, dtype=np.int64)
-
-
-class Foreign:
-    """Counts records in a stream's topic that no controller put there; readers leave them out."""
-
-    def __init__(self, topic: str, clock: Clock) -> None:
-        self._topic = topic
-        self._clock = clock
-        self._next = 0.0
-        self.records = 0
-
-    def passed_over(self, partition: int, offset: int, records: int) -> None:
-        """So many, from this offset on. The log tells of it once a minute."""
-        self.records += records
-        now = self._clock.monotonic()
-        if now >= self._next:
-            self._next = now + _TELL_EVERY_S
-            log.warning(
-                "%s[%d] has records of others at offset %d, %d so far: they are left out; let only controllers "
-                "write there",
-                self._topic,
-                partition,
-                offset,
-                self.records,
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +61,7 @@ class Joined(NamedTuple):
 class Spans:
     """Commits in order: each put what lies at offsets [first, end) of the partition there, markers apart.
 
-    A transaction id is two numbers, its halves as they lie in memory.
+    A transaction id is two numbers, its halves as they lie in memory. ``counts``: events.
     """
 
     firsts: Longs
@@ -100,6 +70,7 @@ class Spans:
     segments: Longs
     txn_heads: Longs
     txn_tails: Longs
+    counts: Longs
 
     def __len__(self) -> int:
         return len(self.firsts)
@@ -128,6 +99,18 @@ class Spans:
         cut = slice(low, max(low, high))
         return Spans(*(column[cut] for column in self.columns))
 
+    def those(self, which: NDArray[np.bool_] | Longs) -> Spans:
+        """Some of them, by place or by yes and no."""
+        return Spans(*(column[which] for column in self.columns))
+
+    def clipped(self, first: int, end: int) -> Spans:
+        """The parts within [first, end). -1 events: so many are not known, as markers lie among them."""
+        firsts, ends = np.maximum(self.firsts, first), np.minimum(self.ends, end)
+        dense = self.counts == self.ends - self.firsts
+        whole = (firsts == self.firsts) & (ends == self.ends) & (self.counts <= ends - firsts)
+        counts = np.where(dense, ends - firsts, np.where(whole, self.counts, -1))
+        return replace(self, firsts=firsts, ends=ends, counts=counts)
+
     def plus(self, others: list[Spans]) -> Spans:
         """These, and then the others."""
         columns = zip(self.columns, *(o.columns for o in others), strict=True)
@@ -136,19 +119,24 @@ class Spans:
     @property
     def columns(self) -> tuple[Longs, ...]:
         """All that is known of them."""
-        heads, tails = self.txn_heads, self.txn_tails
-        return self.firsts, self.ends, self.timestamps, self.segments, heads, tails
+        txns = self.txn_heads, self.txn_tails
+        return self.firsts, self.ends, self.timestamps, self.segments, *txns, self.counts
+
+    def taken(self, choice: CommitFilter) -> NDArray[np.bool_]:
+        """Which commits a filter takes."""
+        taken = np.ones(len(self), dtype=np.bool_)
+        if choice.low is not None:
+            taken &= self.timestamps >= choice.low
+        if choice.high is not None:
+            taken &= self.timestamps <= choice.high
+        if choice.segments is not None:
+            taken &= np.isin(self.segments, list(choice.segments))
+        return taken
 
     def wanted(self, choice: CommitFilter, first: int, end: int) -> Longs:
         """The offsets within [first, end) of the commits that a filter takes: ranges, firsts above ends."""
         near = self.overlapping(first, end)
-        taken = np.ones(len(near), dtype=np.bool_)
-        if choice.low is not None:
-            taken &= near.timestamps >= choice.low
-        if choice.high is not None:
-            taken &= near.timestamps <= choice.high
-        if choice.segments is not None:
-            taken &= np.isin(near.segments, list(choice.segments))
+        taken = near.taken(choice)
         # A range begins where the commit before is not taken; what lies between two commits is markers.
         before = np.concatenate(([False], taken[:-1]))
         after = np.concatenate((taken[1:], [False]))
@@ -156,17 +144,21 @@ class Spans:
         return np.stack((np.maximum(firsts, first), np.minimum(ends, end)))
 
 
-NO_SPANS = Spans(*[_EMPTY] * 6)
-_NO_COMMIT = Spans(*[np.zeros(1, dtype=np.int64)] * 6)
+NO_SPANS = Spans(*[_EMPTY] * 7)
+_NO_COMMIT = Spans(*[np.zeros(1, dtype=np.int64)] * 7)
 
 
 def spans_of(records: Iterable[HistoryRecord], partition: int) -> Spans:
     """The spans on a partition that history records name."""
     found = [
-        (part.first, part.end, record.timestamp, part.segment_id, *_HALVES.unpack(record.txn_id))
+        (
+            *(part.first, part.end, record.timestamp, part.segment_id),
+            *_HALVES.unpack(record.txn_id),
+            part.count,
+        )
         for record in records
         if isinstance(record, CommitRecord)
         for part in record.segments
         if part.partition == partition
     ]
-    return Spans(*np.array(found, dtype=np.int64).reshape(-1, 6).T)
+    return Spans(*np.array(found, dtype=np.int64).reshape(-1, 7).T)

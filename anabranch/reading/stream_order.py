@@ -11,12 +11,11 @@ from operator import length_hint
 
 from anabranch.errors import AnabranchError, RetryError
 from anabranch.ports import GroupMember, TopicPartition
-from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.committed_log import CommittedLog, Foreign
 from anabranch.reading.decoded import Block, Stretch, events_of
 from anabranch.reading.feed import Feed
 from anabranch.reading.fetched import Portion
 from anabranch.reading.history_index import FOREIGN, NO_SEGMENT, HistoryIndex, Span
-from anabranch.reading.spans import Foreign
 from anabranch.topics.names import stream_topic
 from anabranch.types import Event
 

@@ -20,6 +20,7 @@ from anabranch.errors import (
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import (
     CommittedLog,
+    Foreign,
     ReaderPorts,
     check_group,
     check_timeout,
@@ -31,7 +32,6 @@ from anabranch.reading.fetched import Portion
 from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.history_search import HistorySearch, Start, check_start
 from anabranch.reading.iteration import Iteration
-from anabranch.reading.spans import Foreign
 from anabranch.schemas.records import CommitRecord, SegmentCommit
 from anabranch.topics.names import stream_topic
 from anabranch.types import Committed, Event
@@ -206,7 +206,7 @@ class TransactionReader(Iteration[Committed]):
         self._term += 1
 
     def _commit(self, *, wait: bool) -> None:
-        if self._member is not None and self._done is not None:
+        if self._member is not None and self._done is not None and not self._source.is_gone:
             self._member.commit({self._history.place: self._done}, wait=wait)
 
 

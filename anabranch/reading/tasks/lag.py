@@ -16,7 +16,7 @@ from anabranch.errors import AnabranchError, UnknownStream
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.history_search import HistorySearch
-from anabranch.reading.tasks.reader import check_same_topic
+from anabranch.reading.tasks.inputs import check_same_topic
 from anabranch.schemas.records import CommitRecord, ProcessorInfo, TaskPosition
 from anabranch.topics.names import history_topic
 
@@ -129,13 +129,44 @@ def lags_behind(
     if len(read) > counted:
         return {place: _by_vectors(search, place) for place in wanted}
     commits = [(at, record) for at, record in read if isinstance(record, CommitRecord)]
-    counts = [sum(part.count for part in record.segments) for _, record in commits]
+    counts = [_events(record, {}) for _, record in commits]
     lags = {}
     for place in wanted:
         at = bisect_left(commits, place, key=itemgetter(0))
         oldest = to_ms(commits[at][1].timestamp) if at < len(commits) else 0
         lags[place] = Lag(sum(counts[at:]), oldest)
     return lags
+
+
+def lag_of_offsets(
+    search: HistorySearch, offsets: Mapping[int, int], counted: int = _COUNTED
+) -> Lag:
+    """The lag of one that has read a stream's partitions up to these offsets: of events alone, without markers.
+
+    ``counted``: where more records follow, vectors tell.
+    """
+    near = search.not_beyond(offsets)
+    if near is None:
+        return Lag(0, 0)
+    events = oldest = 0
+    for number, (_, record) in enumerate(search.since(near.offset)):
+        behind = _events(record, offsets) if isinstance(record, CommitRecord) else 0
+        if behind and not oldest:
+            oldest = to_ms(record.timestamp)
+        events += behind
+        if number == counted and (last := search.as_of("end")) is not None:
+            ends = last.vector().items()
+            events = sum(max(0, end - offsets.get(partition, 0)) for partition, end in ends)
+            return Lag(events, oldest, exact=False)
+    return Lag(events, oldest)
+
+
+def _events(record: CommitRecord, offsets: Mapping[int, int]) -> int:
+    """Events of a commit at these offsets of its partitions or above; within one's range offsets are counted."""
+    return sum(
+        min(part.count, max(0, part.end - offsets.get(part.partition, 0)))
+        for part in record.segments
+    )
 
 
 def _by_vectors(search: HistorySearch, place: int) -> Lag:

@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 
 from anabranch.core.history_records import DIRECTLY_BEFORE
-from anabranch.errors import IllegalState, InvalidArgument, RetryError, SnapshotExpired
+from anabranch.errors import InvalidArgument, RetryError, SnapshotExpired
 from anabranch.reading.committed_log import (
     ReaderPorts,
     check_timeout,
@@ -19,6 +19,7 @@ from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.iteration import Iteration
 from anabranch.reading.tasks.dealing import Dealing
+from anabranch.reading.tasks.inputs import check_same_topic
 from anabranch.reading.tasks.places import Input, Place, end_of, place_of
 from anabranch.reading.tasks.shares import Piece, Share, Shares
 from anabranch.reading.transaction_reader import StreamParts
@@ -26,7 +27,6 @@ from anabranch.schemas.records import (
     CommitRecord,
     Consumed,
     EpochRecord,
-    ProcessorInput,
     TaskPosition,
     TaskStep,
 )
@@ -366,13 +366,3 @@ class TaskReader(Iteration[Event]):
         self._touched = set()
         steps = tuple(TaskStep(tuple(some), *step) for step, some in alike.items())
         return Consumed(self._tenure.processor, self._tenure.secret, steps)
-
-
-def check_same_topic(topic: str, wanted: ProcessorInput, ids: Mapping[str, str]) -> None:
-    """`IllegalState` if a topic has another id than the processor was made with, if both are known."""
-    found = ids.get(topic, "")
-    if wanted.topic_id and found and found != wanted.topic_id:
-        raise IllegalState(
-            f"{topic} is another topic than the one that the processor was made for: its stream was forgotten and "
-            "created again. Make another processor"
-        )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from anabranch.batches.columns_read import Longs
+from anabranch.extras import need
 from anabranch.reading.decoded import Run
 from anabranch.types import Event
 
@@ -81,6 +82,7 @@ class Piece(NamedTuple):
 
     def batch(self) -> pa.RecordBatch:
         """The events as an Arrow batch, with the columns of `anabranch.reading.event_columns`."""
+        need("pyarrow")
         import pyarrow as pa
 
         from anabranch.reading.event_columns import batch_of, batch_of_run

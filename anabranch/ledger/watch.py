@@ -1,0 +1,71 @@
+"""The counts of a recovery service, and whether it is ready; docs/operations.md has the same table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+from anabranch.ledger.ledger import Recovered
+from anabranch.processors.monitor import Monitor
+from anabranch.processors.numbers import Number, Numbers, Table
+
+LONGEST_LOOK_S = 60.0
+NUMBERS = {
+    "ledger_recovered": Number("counter", "Transactions committed, as the database had committed"),
+    "ledger_aborted": Number("counter", "Transactions aborted, as the database had not committed"),
+    "ledger_forgotten": Number("counter", "Rows deleted, as they were not needed any more"),
+    "ledger_held": Number("gauge", "Rows that processes held at the last look"),
+    "ledger_alarms": Number("gauge", "Contradictions between database and log at the last look"),
+    "ledger_failures": Number("counter", "Looks that failed, by error", ("error",)),
+}
+TABLE = Table(NUMBERS, "ledger", ("ledger_look_seconds", "Time of a look"))
+
+
+class Watch:
+    """Counts a service's looks. ``pause``: seconds between two."""
+
+    def __init__(self, pause: float) -> None:
+        self.numbers = Numbers(TABLE)
+        self._trouble: str | None = "it has not looked yet"
+        self._most_s = pause + LONGEST_LOOK_S
+        self._ended = time.monotonic()
+
+    def look(self, recover: Callable[[], Recovered]) -> Recovered:
+        """Look once, and count it. Raises as ``recover``."""
+        begun = time.monotonic()
+        try:
+            found = recover()
+        except Exception as error:
+            self.numbers.add("ledger_failures", type(error).__name__)
+            self._trouble = f"the last look failed: {type(error).__name__}"
+            raise
+        else:
+            self._trouble = None
+        finally:
+            self._ended = time.monotonic()
+            self.numbers.took(self._ended - begun)
+        self.numbers.add("ledger_recovered", by=len(found.committed))
+        self.numbers.add("ledger_aborted", by=len(found.aborted))
+        self.numbers.add("ledger_forgotten", by=found.forgotten)
+        self.numbers.set("ledger_held", len(found.held))
+        self.numbers.set("ledger_alarms", len(found.alarms))
+        return found
+
+    def trouble(self) -> str | None:
+        """The reason why the service is not ready; None: it is."""
+        silent_s = time.monotonic() - self._ended
+        return (
+            f"no look has ended for {silent_s:.0f} s" if silent_s > self._most_s else self._trouble
+        )
+
+
+@contextmanager
+def watched(http: str | None, name: str, pause: float) -> Iterator[Watch]:
+    """A watch, shown at ``http`` (HOST:PORT) if that is given. Raises: InvalidArgument, PortTaken."""
+    watch = Watch(pause)
+    if http is None:
+        yield watch
+        return
+    with closing(Monitor(http, TABLE, lambda: {name: watch.numbers}, watch.trouble)):
+        yield watch
