@@ -1,0 +1,5 @@
+"""Tables: versions of rows in RocksDB, laid down by a replica and read at snapshots (docs/tables.md)."""
+
+from anabranch.extras import need
+
+need("rocksdict", extra="tables")

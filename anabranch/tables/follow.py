@@ -1,0 +1,237 @@
+"""Following histories: the rows that COMMIT records name are laid down in a store, in the order of each history."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+from anabranch.errors import SnapshotExpired, UnknownStream
+from anabranch.reading.committed_log import CommittedLog, ReaderPorts
+from anabranch.reading.decoded import Run
+from anabranch.reading.history import Found, HistoryCursor
+from anabranch.reading.transaction_reader import StreamParts
+from anabranch.schemas.records import CommitRecord, EpochRecord
+from anabranch.tables.layout import Mark
+from anabranch.tables.store import Rows, Store
+from anabranch.topics.names import history_topic, stream_topic
+
+BATCH_ROWS = 32_768  # a write has so many rows, or bytes, and a block more
+BATCH_BYTES = 8 << 20
+_AT_ONCE = 2000  # history records
+_NO_PREVIOUS = -1
+
+
+class _Table:
+    """One table while it is followed."""
+
+    def __init__(self, source: CommittedLog, stream: str, mark: Mark, timeout: float) -> None:
+        self.stream = stream
+        self.cursor = HistoryCursor(source, stream, whole=True)
+        self.cursor.seek(mark.position)
+        self.parts = StreamParts(source, stream, timeout)
+        self.found: deque[Found] = deque()
+        self.runs: Iterator[Run] | None = None  # of the first record, as far as it is not laid down
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all is laid down that brokers told of when they were asked last."""
+        return not self.found and self.cursor.ended_at >= 0
+
+
+class Follower:
+    """Lays tables down, step by step. No thread and no clock of its own; `step` by one thread at a time."""
+
+    def __init__(
+        self, store: Store, ports: ReaderPorts, streams: Sequence[str], timeout: float
+    ) -> None:
+        """``timeout``: seconds that a question to brokers may take."""
+        self._store = store
+        self._ports = ports
+        self.streams = tuple(dict.fromkeys(streams))
+        self._timeout = timeout
+        self._source: CommittedLog | None = None
+        self._tables: list[_Table] = []
+        self._lock = threading.Lock()
+        self._told: dict[str, dict[int, int]] = {s: {} for s in self.streams}  # last -> its time
+        # A folder may be of other topics: it counts once their ids are known.
+        self.last: dict[str, int] = dict.fromkeys(self.streams, 0)
+        self.complete: dict[str, int] = dict.fromkeys(self.streams, 0)
+
+    def close(self) -> None:
+        """Close all connections, perhaps from another thread."""
+        if self._source is not None:
+            self._source.close()
+
+    @property
+    def timestamp(self) -> int:
+        """All tables are complete up to here, hybrid time."""
+        return min(self.complete.values())
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all is laid down that brokers told of."""
+        return bool(self._tables) and all(table.at_end for table in self._tables)
+
+    def behind(self) -> dict[str, int]:
+        """Records of each history that are not laid down, as far as brokers told of them; markers count."""
+        return {t.stream: len(t.found) + t.cursor.behind for t in self._tables}
+
+    def told(self, timestamp: int, last: Mapping[str, int]) -> None:
+        """Take the controller's word: ``last`` are the newest commits of these tables up to ``timestamp``."""
+        with self._lock:
+            for stream, newest in last.items():
+                if stream in self._told:
+                    known = self._told[stream]
+                    known[newest] = max(timestamp, known.get(newest, 0))
+                    self._raise(stream)
+
+    def marks(self) -> dict[str, tuple[int, int]]:
+        """Table -> (complete through, its newest commit), of one moment."""
+        with self._lock:
+            return {s: (self.complete[s], self.last[s]) for s in self.streams}
+
+    def is_told(self, timestamp: int) -> bool:
+        """Whether the controller's word is here by which all tables will be complete up to ``timestamp``."""
+        with self._lock:
+            return all(
+                max(self.complete[s], *self._told[s].values(), 0) >= timestamp for s in self.streams
+            )
+
+    def _raise(self, stream: str) -> None:
+        known, last = self._told[stream], self.last[stream]
+        reached = [known.pop(newest) for newest in list(known) if newest <= last] if last else []
+        # Records of a history stand in the order of their timestamps.
+        self.complete[stream] = max(self.complete[stream], last, *reached)
+
+    def save(self) -> None:
+        """Store what the controller's word made complete since the last commits. By the thread of `step`."""
+        rows = Rows()
+        for stream, complete in self.complete.items():
+            mark = self._store.marks.get(stream)
+            if mark is not None and mark.complete < complete:
+                rows.marks[stream] = mark._replace(complete=complete)
+        if rows.marks:
+            self._store.write(rows)
+
+    # -- steps ----------------------------------------------------------------------------------------
+
+    def step(self, deadline: float) -> bool:
+        """Do one piece of work, or wait for some until ``deadline`` (monotonic seconds). Whether something came.
+
+        Raises: UnknownStream, SnapshotExpired (the table's beginning is gone), MalformedRecord, NotAuthorized,
+        RetryError. After any error the next step goes on from what is stored.
+        """
+        try:
+            tables = self._tables or self._begin(deadline)
+            now = self._source.clock.monotonic() if self._source is not None else 0.0
+            for table in tables:
+                if not table.found:
+                    self._look(table, deadline if len(tables) == 1 else now)
+            rows = Rows()
+            for table in tables:
+                if not self._lay(table, rows):
+                    break
+            if rows.rows or rows.marks:
+                self._write(rows)
+                return True
+            if len(tables) > 1 and self._source is not None:
+                places = {table.cursor.place: table.cursor.position for table in tables}
+                self._source.wait_for(places, deadline)
+            return False
+        except BaseException:
+            self._tables = []  # what was read, and is not stored, is read again
+            if self._source is not None:
+                self._source.close()
+                self._source = None
+            raise
+
+    def _begin(self, deadline: float) -> list[_Table]:
+        """Go on where the store stands. A table whose topics are others begins from nothing."""
+        source = self._source = self._ports.committed_log(self._timeout)
+        deadline = max(deadline, source.clock.monotonic() + self._timeout)
+        topics = {s: (history_topic(s), stream_topic(s)) for s in self.streams}
+        ids = source.topic_ids([topic for both in topics.values() for topic in both], deadline)
+        tables = []
+        for stream, both in topics.items():
+            if not all(topic in ids for topic in both):
+                raise UnknownStream(f"there is no stream {stream!r}: create it first")
+            own = "/".join(ids[topic] for topic in both)
+            mark = self._store.marks.get(stream)
+            if mark is None or mark.ids != own:
+                mark = self._anew(stream, own)
+            with self._lock:
+                self.last[stream] = mark.last
+                self.complete[stream] = max(self.complete[stream], mark.complete)
+                self._raise(stream)
+            tables.append(_Table(source, stream, mark, self._timeout))
+        self._tables = tables
+        return tables
+
+    def _anew(self, stream: str, ids: str) -> Mark:
+        with self._lock:
+            self.last[stream] = self.complete[stream] = 0  # the controller's word still counts
+        return self._store.begin(stream, ids)
+
+    def _look(self, table: _Table, deadline: float) -> None:
+        """Read on in a history."""
+        try:
+            found = table.cursor.next(deadline, _AT_ONCE)
+        except SnapshotExpired as error:
+            mark = self._store.marks[table.stream]
+            if not mark.position:
+                raise _incomplete(table.stream) from error
+            self._anew(table.stream, mark.ids)  # what it has is not all that it should have
+            raise
+        if found and not self._store.marks[table.stream].last:
+            first = found[0].record
+            if not isinstance(first, EpochRecord) or first.previous != _NO_PREVIOUS:
+                raise _incomplete(table.stream)
+        table.found.extend(found)
+
+    def _lay(self, table: _Table, rows: Rows) -> bool:
+        """Lay records down until ``rows`` is full: False."""
+        mark = self._store.marks[table.stream]
+        while table.found:
+            offset, record = table.found[0]
+            last = mark.last
+            if isinstance(record, CommitRecord):
+                if not self._commit(table, record, mark.number, rows):
+                    return False
+                last = max(last, record.timestamp)
+            elif not last:
+                last = record.timestamp
+            table.found.popleft()
+            complete = max(self.complete[table.stream], last)
+            mark = mark._replace(position=offset + 1, last=last, complete=complete)
+            rows.marks[table.stream] = mark
+        return True
+
+    def _commit(self, table: _Table, record: CommitRecord, number: int, rows: Rows) -> bool:
+        """Lay a commit down, or as much of it as ``rows`` has room for: False."""
+        if table.runs is None:
+            table.runs = table.parts.runs(record)
+            if table.runs is None:
+                raise _incomplete(table.stream)
+        while rows.rows < BATCH_ROWS and rows.size < BATCH_BYTES:
+            run = next(table.runs, None)
+            if run is None:
+                table.runs = None
+                return True
+            there = run.block.rows(run.low, run.low + run.stretch.length)
+            rows.add(number, record.txn_id, record.timestamp, there.keys, there.values)
+        return False
+
+    def _write(self, rows: Rows) -> None:
+        self._store.write(rows)
+        with self._lock:
+            for stream, mark in rows.marks.items():
+                self.last[stream] = mark.last
+                self._raise(stream)
+
+
+def _incomplete(stream: str) -> SnapshotExpired:
+    return SnapshotExpired(
+        f"events of {stream} are deleted that its rows are made of, so no table can be made of it: "
+        "keep them without end (`retention.ms` and `retention.bytes` of -1), and don't truncate"
+    )

@@ -1,0 +1,108 @@
+"""The locks of one transaction on tables: what it read, and whether that still stands in the replica."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from anabranch.core import limits
+from anabranch.core.hybrid_time import to_text
+from anabranch.core.ids import txn_text
+from anabranch.core.read_locks import fingerprint
+from anabranch.errors import LocksBroken, TooManyLocks
+from anabranch.schemas import records as r
+from anabranch.tables.snapshot import TableSnapshot
+from anabranch.tables.store import Seen
+
+
+class Span:
+    """A range of keys that is being read: it grows with what was seen. ``high`` None: to the end."""
+
+    __slots__ = ("high", "low")
+
+    def __init__(self, low: bytes, high: bytes | None) -> None:
+        self.low, self.high = low, high
+
+
+class Locks:
+    """Points and ranges, by table. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._points: dict[str, set[bytes]] = {}
+        self._spans: dict[str, list[Span]] = {}
+        self._count = 0
+
+    def point(self, table: str, key: bytes) -> None:
+        """Lock a key, whether there is a row or not. `TooManyLocks`."""
+        points = self._points.setdefault(table, set())
+        if key not in points:
+            self._one_more()
+            points.add(key)
+
+    def span(self, table: str, low: bytes, high: bytes | None) -> Span:
+        """Lock a range, which may grow. `TooManyLocks`."""
+        self._one_more()
+        self._spans.setdefault(table, []).append(span := Span(low, high))
+        return span
+
+    def _one_more(self) -> None:
+        if self._count >= limits.LOCKS.value:
+            raise TooManyLocks(
+                f"the transaction has {self._count:,} locks, and may have no more: scan a range instead, or read "
+                "with lock=False"
+            )
+        self._count += 1
+
+    def look(self, view: TableSnapshot) -> LocksBroken | None:
+        """The error if a newer version of something locked is here, above the snapshot."""
+        for table, keys in self._points.items():
+            for key in keys:
+                seen = view.look(table, key)
+                if seen.timestamp > view.timestamp:
+                    return broken(table, seen, view.timestamp)
+        for table, spans in self._spans.items():
+            for span in spans:
+                for seen in view.walk(table, span.low, span.high):
+                    if seen.timestamp > view.timestamp:
+                        return broken(table, seen, view.timestamp)
+        return None
+
+    def records(
+        self, tables: Sequence[str], marks: Mapping[str, tuple[int, int]]
+    ) -> tuple[r.TableLocks, ...]:
+        """The locks of a command. ``marks``: until when the replica vouches for a table, and its newest commit.
+
+        All tables are named: of those without a lock the answer tells the newest commit.
+        """
+        return tuple(
+            r.TableLocks(
+                table,
+                *marks[table],
+                tuple(sorted(set(map(fingerprint, self._points.get(table, ()))))),
+                joined(self._spans.get(table, ())),
+            )
+            for table in sorted(tables)
+        )
+
+
+def broken(table: str, seen: Seen, snapshot: int) -> LocksBroken:
+    """The error for a row that was read at a snapshot, and written above it."""
+    return LocksBroken(
+        f"{table} {seen.key!r:.100} was read as of {to_text(snapshot)}, and written by {txn_text(seen.txn_id)} at "
+        f"{to_text(seen.timestamp)}: begin again",
+        table=table,
+        key=seen.key,
+        by=seen.txn_id,
+        commit_timestamp=seen.timestamp,
+    )
+
+
+def joined(spans: Iterable[Span]) -> tuple[r.LockedRange, ...]:
+    """Ranges as a command names them: rising and apart."""
+    found: list[r.LockedRange] = []
+    for span in sorted(spans, key=lambda span: span.low):
+        before = found[-1] if found else None
+        if before is None or (before.high is not None and span.low > before.high):
+            found.append(r.LockedRange(span.low, span.high))
+        elif before.high is not None and (span.high is None or span.high > before.high):
+            found[-1] = r.LockedRange(before.low, span.high)
+    return tuple(found)

@@ -1,0 +1,373 @@
+"""`Replica`: tables in a folder, followed by a thread, or step by step; and the snapshots of them."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple, Protocol, Self, get_args
+
+from anabranch.core.hybrid_time import from_us, to_text, to_us
+from anabranch.errors import (
+    AnabranchError,
+    IllegalState,
+    InvalidArgument,
+    LocksBroken,
+    NotReady,
+    RetryError,
+    SnapshotExpired,
+    TransactionAborted,
+)
+from anabranch.ports import Clock
+from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.snapshot import check_at
+from anabranch.tables.follow import Follower
+from anabranch.tables.snapshot import TableSnapshot
+from anabranch.tables.store import Store
+from anabranch.tables.transaction import Commits, Isolation, TableTransaction
+from anabranch.types import Result
+
+log = logging.getLogger("anabranch.client")
+
+HISTORY_MS = 3_600_000
+_WAIT_S = 0.5  # a step without news takes so long
+_PAUSE_S = 0.5  # after an error
+_PAUSES_S = (0.002, 0.25)  # before a transaction is begun again: the first and the longest
+_LEAST_S = 0.05
+_LEAST_SWEPT = from_us(1_000_000)  # hybrid time between two sweeps of a table
+
+
+class SafeTimes(Protocol):
+    """The controller's word, as a client brings it."""
+
+    @property
+    def last_timestamp(self) -> int:
+        """The highest hybrid time that this client was told of."""
+
+    def safe(
+        self, tables: Sequence[str], at: int, deadline: float
+    ) -> tuple[int, Mapping[str, int]]:
+        """A hybrid time at or above ``at``, 0 being now, and each table's newest commit up to it (0: none).
+
+        Later commits exceed it. Raises: UnknownStream, NotReady (``at`` is still to come at the deadline).
+        """
+
+
+class Lag(NamedTuple):
+    """How far a table is behind: history records that brokers told of, and the seconds since it was complete."""
+
+    records: int
+    seconds: float
+
+
+class Replica:
+    """Tables in a folder. Close it, or use it as a context manager. Thread-safe, but for `step`."""
+
+    def __init__(
+        self,
+        ports: ReaderPorts,
+        controller: SafeTimes,
+        tables: Sequence[str],
+        cluster_id: str,
+        *,
+        folder: Path | None = None,
+        history_ms: int = HISTORY_MS,
+        timeout: float = 30.0,
+        threaded: bool = True,
+        commits: Commits | None = None,
+    ) -> None:
+        """``folder``: None is a temporary one. ``history_ms``: so long versions are kept. ``timeout``: seconds.
+
+        Not ``threaded``: calls that wait move it, and `step`. Raises: IllegalState (the folder is in use,
+        or of another cluster).
+        """
+        if not tables:
+            raise InvalidArgument("a replica is of at least one table")
+        self._clock: Clock = ports.clock
+        self._controller = controller
+        self._commits = commits
+        self._timeout = timeout
+        self._history = from_us(history_ms * 1000)
+        self._temporary = tempfile.mkdtemp(prefix="anabranch-replica-") if folder is None else None
+        self._store = Store(Path(self._temporary or folder or "", "rows"), cluster_id)
+        self._follower = Follower(self._store, ports, tables, timeout)
+        self.tables = self._follower.streams
+        self._moved = threading.Condition()
+        self._open: set[TableSnapshot] = set()
+        self._sweeping: Iterator[int] | None = None
+        self._swept: dict[str, int] = {}
+        self._failure: Exception | None = None
+        self._trouble = ""
+        self._broken_at = 0
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        if threaded:
+            self._thread = threading.Thread(target=self._run, name="replica", daemon=True)
+            self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop, and close the folder; open snapshots end with it."""
+        with self._moved:
+            if self._closed:
+                return
+            self._closed = True
+            for snapshot in self._open:
+                snapshot.is_open = False
+            self._moved.notify_all()
+        self._follower.close()
+        if self._thread is not None:
+            self._thread.join()
+        self._follower.save()
+        self._store.close()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    # -- how far it is --------------------------------------------------------------------------------
+
+    @property
+    def timestamp(self) -> int:
+        """The highest snapshot that is here whole, hybrid time; 0: none is yet."""
+        return self._follower.timestamp
+
+    @property
+    def last(self) -> dict[str, int]:
+        """Table -> timestamp of its newest commit here."""
+        return dict(self._follower.last)
+
+    @property
+    def complete(self) -> dict[str, int]:
+        """Table -> every commit up to this hybrid time is here."""
+        return dict(self._follower.complete)
+
+    def lag(self) -> dict[str, Lag]:
+        """How far each table is behind, by what brokers told last; nothing is asked."""
+        now, behind = self._clock.wall(), self._follower.behind()
+        return {
+            table: Lag(behind.get(table, 0), max(0.0, now - to_us(complete) / 1e6))
+            for table, complete in self.complete.items()
+        }
+
+    def told(self, timestamp: int, last: Mapping[str, int]) -> None:
+        """The controller's word: at ``timestamp`` these were the newest commits of these tables."""
+        self._follower.told(timestamp, last)
+        with self._moved:
+            self._moved.notify_all()
+
+    def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
+        """Take the controller's word, and wait until all tables are complete up to ``timestamp``.
+
+        Raises: NotReady (at the deadline, monotonic seconds), UnknownStream, SnapshotExpired, MalformedRecord,
+        NotAuthorized.
+        """
+        self.told(timestamp, last)
+        self._wait(timestamp, deadline)
+
+    def _wait(self, timestamp: int, deadline: float) -> None:
+        while not self._is_complete(timestamp):
+            if self._failure is not None:
+                raise self._failure
+            left = deadline - self._clock.monotonic()
+            if left <= 0 or self._closed:
+                raise NotReady(self._why(timestamp))
+            if self._thread is None:
+                self._attempt(self._clock.monotonic() + min(left, _WAIT_S))
+                continue
+            with self._moved:
+                self._moved.wait_for(lambda: self._is_over(timestamp), left)
+
+    def _is_over(self, timestamp: int) -> bool:
+        return self._closed or self._failure is not None or self._is_complete(timestamp)
+
+    def _is_complete(self, timestamp: int) -> bool:
+        return not self._store.loading and self.timestamp >= timestamp
+
+    def _why(self, timestamp: int) -> str:
+        if self._closed:
+            return "the replica is closed: open another one"
+        behind = [f"{t} up to {to_text(at)}" for t, at in self.complete.items() if at < timestamp]
+        trouble = f" ({self._trouble})" if self._trouble else ""
+        state = "is being loaded" if self._store.loading else f"has {', '.join(behind)}"
+        return f"the replica {state}, not yet {to_text(timestamp)}{trouble}: ask again, or give it more time"
+
+    def marks(self) -> dict[str, tuple[int, int]]:
+        """Table -> (complete through, its newest commit), of one moment."""
+        return self._follower.marks()
+
+    # -- steps ----------------------------------------------------------------------------------------
+
+    def step(self, deadline: float) -> bool:
+        """Do one piece of work, or wait for some until ``deadline``. Whether something came. Raises: as `wait`."""
+        came = self._follower.step(deadline)
+        if not self._store.loading:
+            self._sweep()
+        elif self._follower.at_end:
+            self._store.settle()
+        with self._moved:
+            self._moved.notify_all()
+        return came
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._attempt(self._clock.monotonic() + _WAIT_S)
+
+    def _attempt(self, deadline: float) -> None:
+        """A step. Those who wait are told of an error that does not pass by itself; each is tried again."""
+        try:
+            self.step(deadline)
+            self._failure, self._trouble = None, ""
+            return
+        except RetryError as error:
+            self._trouble = str(error)
+        except Exception as error:  # noqa: BLE001 - those who wait get it
+            self._failure = error
+        if self._closed:
+            return
+        kind = (
+            logging.INFO
+            if isinstance(self._failure or NotReady(), AnabranchError)
+            else logging.ERROR
+        )
+        log.log(kind, "replica of %s: %s", ", ".join(self.tables), self._failure or self._trouble)
+        with self._moved:
+            self._moved.notify_all()
+            if self._thread is not None:
+                self._moved.wait(_PAUSE_S)
+                return
+        self._clock.sleep(max(0.0, min(_PAUSE_S, deadline - self._clock.monotonic())))
+
+    def _sweep(self) -> None:
+        """A piece of the sweep under way, or the beginning of one that is worth it."""
+        if self._sweeping is not None:
+            if next(self._sweeping, None) is None:
+                self._sweeping = None
+            return
+        with self._moved:  # no snapshot begins below the floor meanwhile
+            # A table may be ahead of the others: all are read at one time.
+            floor = min([self.timestamp - self._history, *(s.timestamp for s in self._open)])
+            for table in self.tables:
+                if floor - self._swept.get(table, 0) >= max(self._history // 2, _LEAST_SWEPT):
+                    self._swept[table] = floor
+                    self._follower.save()  # else a crash would take the complete time back below the floor
+                    self._sweeping = self._store.sweep(table, floor)
+                    return
+
+    # -- snapshots ------------------------------------------------------------------------------------
+
+    def snapshot(
+        self,
+        at: int | datetime | None = None,
+        *,
+        fresh: bool = True,
+        timeout: float | None = None,
+    ) -> TableSnapshot:
+        """All tables as of ``at``; None: with all that was committed before this call.
+
+        Not ``fresh``: as of the newest moment that is here, without asking anybody. ``timeout``: seconds.
+        Raises: SnapshotExpired (swept), NotReady (to come, or not here in time), and as `wait`.
+        """
+        deadline = self._deadline(timeout)
+        wanted = check_at(at)
+        least = max(1, wanted or 0)
+        if fresh if wanted is None else self.timestamp < wanted:
+            asked = self._controller.last_timestamp if wanted is None else wanted
+            safe, last = self._controller.safe(self.tables, asked, deadline)
+            self.told(safe, last)
+            least = safe if wanted is None else least
+        self._wait(least, deadline)
+        with self._moved:
+            if self._closed:
+                raise IllegalState("the replica is closed: open another one")
+            marks = {table: self._store.marks[table] for table in self.tables}
+            time = self.timestamp if wanted is None else wanted
+            for table, mark in marks.items():
+                if time < mark.floor:
+                    raise SnapshotExpired(
+                        f"{table} keeps its versions from {to_text(mark.floor)} on, not {to_text(time)}: take a "
+                        "later snapshot, or set `table.history.ms` higher"
+                    )
+            numbers = {table: mark.number for table, mark in marks.items()}
+            snapshot = TableSnapshot(self._store, time, numbers, self._ended)
+            self._open.add(snapshot)
+            return snapshot
+
+    # -- transactions ---------------------------------------------------------------------------------
+
+    def begin(
+        self, *, isolation: Isolation = "serializable", timeout: float | None = None
+    ) -> TableTransaction:
+        """Begin a transaction that reads all tables as of the newest moment here, with all that this client saw.
+
+        ``isolation``: 'snapshot' locks what is written instead of what is read (the first committer wins).
+        ``timeout``: seconds, to catch up. Raises: as `snapshot`.
+        """
+        if self._commits is None:
+            raise IllegalState(
+                "this replica has no client to commit by: `Client.replica` makes one that has"
+            )
+        if isolation not in get_args(Isolation):
+            raise InvalidArgument(f"isolation {isolation!r}: {' or '.join(get_args(Isolation))}")
+        seen = max(1, self._controller.last_timestamp, self._broken_at)
+        if self.timestamp < seen:
+            deadline = self._deadline(timeout)
+            if not self._follower.is_told(seen):
+                self.told(*self._controller.safe(self.tables, seen, deadline))
+            self._wait(seen, deadline)
+        view = self.snapshot(fresh=False, timeout=timeout)
+        return TableTransaction(self, self._commits, view, isolation)
+
+    def transact(
+        self,
+        function: Callable[[TableTransaction], object],
+        *,
+        isolation: Isolation = "serializable",
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Result:
+        """Call ``function`` with a transaction, and commit it; again while locks break, for ``timeout`` seconds.
+
+        So the function may be called more than once: it does nothing that can't be done again. Any exception of it
+        drops the transaction, and is raised. An outcome in doubt is settled before the function is called again.
+
+        Raises: as `TableTransaction.commit`; LocksBroken: at the end of the time.
+        """
+        deadline = self._deadline(timeout)
+        pause = _PAUSES_S[0]
+        while True:
+            left = max(_LEAST_S, deadline - self._clock.monotonic())
+            txn = self.begin(isolation=isolation, timeout=left)
+            commits = txn.commits
+            try:
+                with txn:
+                    function(txn)
+                    left = max(_LEAST_S, deadline - self._clock.monotonic())
+                    return txn.commit(name=name, timeout=left)
+            except (LocksBroken, TransactionAborted) as error:
+                if txn.txn_id is None and isinstance(error, TransactionAborted):
+                    raise  # the function's own
+                if self._clock.monotonic() + pause >= deadline:
+                    raise
+            # Those that met part: a pause is between half and all of its length.
+            self._clock.sleep(pause * (1 + commits.random64() % 1024 / 1024) / 2)
+            pause = min(2 * pause, _PAUSES_S[1])
+
+    def broken_at(self, timestamp: int) -> None:
+        """Locks are broken by this commit: the next transaction sees it, though no answer told of it."""
+        self._broken_at = max(self._broken_at, timestamp)
+
+    def _deadline(self, timeout: float | None) -> float:
+        return self._clock.monotonic() + (self._timeout if timeout is None else timeout)
+
+    def _ended(self, snapshot: TableSnapshot) -> None:
+        with self._moved:
+            snapshot.is_open = False
+            self._open.discard(snapshot)

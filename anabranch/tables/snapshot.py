@@ -1,0 +1,143 @@
+"""Tables as of a commit timestamp, read from a replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from types import TracebackType
+from typing import Self
+
+from anabranch.core.hybrid_time import to_text
+from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired
+from anabranch.tables.store import Seen, Store
+
+MAX_KEY_BYTES = 8192
+
+
+class TableSnapshot:
+    """Tables at one instant: each read gives the same rows. Close it, or use it as a context manager. Thread-safe.
+
+    While it is open its versions are kept.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        timestamp: int,
+        numbers: Mapping[str, int],
+        closed: Callable[[TableSnapshot], None],
+    ) -> None:
+        """``numbers``: of the tables in the store. ``closed``: called when it is closed."""
+        self.timestamp = timestamp
+        self.is_open = True
+        self._store = store
+        self._numbers = numbers
+        self._closed = closed
+
+    def __repr__(self) -> str:
+        return f"<TableSnapshot of {', '.join(self._numbers)} at {to_text(self.timestamp)}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let its versions be swept. Closing it twice is fine."""
+        self._closed(self)
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        """The row of a key, None if there is none.
+
+        Raises: InvalidArgument, IllegalState (closed), SnapshotExpired (the table is loaded again).
+        """
+        return self.look(table, key).value
+
+    def scan(
+        self,
+        table: str,
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and rows of [low, high), or with a prefix, in byte order of the keys; at most ``limit``.
+
+        Raises: as `get`, before the first row is given.
+        """
+        if limit is not None and limit < 0:
+            raise InvalidArgument(f"limit {limit!r}: a number of rows, or None")
+        begin, end = bounds(low, high, prefix)
+        if reverse:
+            seen = self.walk(table, begin, end, reverse=True)
+            return islice(((s.key, s.value) for s in seen if s.value is not None), limit)
+        rows = self._store.rows(self._number(table), begin, end, self.timestamp)
+        self._number(table)
+        return islice(rows, limit)
+
+    def look(self, table: str, key: bytes) -> Seen:
+        """A key, and its newest version. Raises: as `get`."""
+        number = self._number(table)
+        seen = self._store.get(number, check_key(key), self.timestamp)
+        self._number(table)  # still the same, so it was when it was read
+        return seen
+
+    def versions(self, table: str, key: bytes) -> Iterator[Seen]:
+        """The versions of a key up to the snapshot that are kept, the newest first. ``value`` None: deleted.
+
+        Each was valid from its ``timestamp`` until that of the one before it. Raises: as `get`.
+        """
+        return self._store.versions(self._number(table), check_key(key), self.timestamp)
+
+    def walk(
+        self, table: str, low: bytes, high: bytes | None, *, reverse: bool = False
+    ) -> Iterator[Seen]:
+        """Keys of [low, high) that are there, or have a newer version. Raises: as `get`."""
+        number = self._number(table)
+        seen = self._store.scan(number, low, high, self.timestamp, reverse=reverse)
+        self._number(table)
+        return seen
+
+    def _number(self, table: str) -> int:
+        if not self.is_open:
+            raise IllegalState("the snapshot is closed: take another one")
+        number = self._numbers.get(table)
+        if number is None:
+            raise InvalidArgument(
+                f"{table!r} is not in this replica of {', '.join(self._numbers)}: open it with that table, too"
+            )
+        if self._store.marks[table].number != number:
+            raise SnapshotExpired(
+                f"{table} is loaded again from its beginning: take a later snapshot"
+            )
+        return number
+
+
+def check_key(key: object) -> bytes:
+    """`InvalidArgument` unless it can be a row's key."""
+    if not isinstance(key, bytes) or not 1 <= len(key) <= MAX_KEY_BYTES:
+        what = f"{len(key)} bytes" if isinstance(key, bytes) else repr(key)
+        raise InvalidArgument(f"a row's key has 1 to {MAX_KEY_BYTES} bytes, not {what}")
+    return key
+
+
+def bounds(
+    low: bytes | None, high: bytes | None, prefix: bytes | None
+) -> tuple[bytes, bytes | None]:
+    """A range of keys [low, high) from what a caller gives; high: None is the end. `InvalidArgument`."""
+    if prefix is not None:
+        if low is not None or high is not None:
+            raise InvalidArgument("give a prefix, or low and high")
+        cut = prefix.rstrip(b"\xff")
+        return prefix, cut[:-1] + bytes([cut[-1] + 1]) if cut else None
+    if high is not None and (low or b"") >= high:
+        raise InvalidArgument(f"low {low!r} is not below high {high!r}")
+    return low or b"", high

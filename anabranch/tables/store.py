@@ -1,0 +1,349 @@
+"""Rows and their versions in RocksDB: the folder of a replica.
+
+Rows and the mark of their table are one write batch in one column family, without RocksDB's own log: after a crash
+the folder is as of some batch, marks and all, and what is lost is fetched again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rocksdict import (
+    DBCompressionType,
+    MemtableFactory,
+    Options,
+    Rdict,
+    RdictIter,
+    WriteBatch,
+    WriteOptions,
+)
+
+from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.errors import IllegalState
+from anabranch.tables.layout import (
+    DELETED,
+    END,
+    IDENTITY,
+    ROW,
+    STAMP,
+    TABLE,
+    THERE,
+    Mark,
+    key_of,
+    mark_key,
+    place,
+    stamp,
+    suffix,
+    table_prefix,
+    timestamp_of,
+    versions,
+)
+
+_VERSION = "1"
+_OPEN_FILES = 256
+_MEMTABLE_BYTES = 64 << 20
+_MEMTABLES = 4
+_BY_STEPS = 8  # so many versions of a key are stepped over, more by a seek
+_FIRST = b"\0" * STAMP
+_LAST = b"\xff" * STAMP
+PIECE = 4096  # versions that are looked at before their sweeping is written
+
+
+class Seen(NamedTuple):
+    """A key as of a time. ``value``: None: not there, or deleted.
+
+    ``timestamp``, ``txn_id``: of its newest version, which may be newer than that time; 0: there is none.
+    """
+
+    key: bytes
+    value: bytes | None
+    timestamp: int
+    txn_id: bytes
+
+
+class Rows:
+    """Rows and marks for one `Store.write`."""
+
+    def __init__(self) -> None:
+        self.batch = WriteBatch(raw_mode=True)
+        self.marks: dict[str, Mark] = {}
+        self.rows = 0
+
+    def add(
+        self,
+        number: int,
+        txn_id: bytes,
+        timestamp: int,
+        keys: Iterable[bytes | None],
+        values: Iterable[bytes | None],
+    ) -> None:
+        """Versions that a commit made. Events without a key are passed over."""
+        put, before, after = self.batch.put, table_prefix(number), suffix(timestamp)
+        there, deleted = txn_id + THERE, txn_id + DELETED
+        for key, value in zip(keys, values, strict=True):
+            if key is not None:
+                if b"\0" in key:
+                    key = key.replace(b"\0", b"\0\xff")
+                put(before + key + after, deleted if value is None else there + value)
+        self.rows = self.batch.len()
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.batch.size_in_bytes()
+
+
+class Store:
+    """The tables of one folder. One process has it open; reads by any thread, writes by one at a time."""
+
+    def __init__(self, folder: Path, cluster_id: str) -> None:
+        """Open it, or make it. `IllegalState`: in use, of another cluster, or not a replica's."""
+        self.folder = folder
+        self.marks: dict[str, Mark] = {}
+        self.loading = not folder.exists()  # no reads until `settle`
+        self._unlogged = WriteOptions()
+        self._unlogged.disable_wal = True  # type: ignore[assignment, method-assign]
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are people's data
+            self._db = self._opened()
+        except Exception as error:
+            raise IllegalState(
+                f"the folder {folder} can't be opened: {error}. Give each replica a folder of its own; what is in "
+                "it is in the log, too, and may be deleted"
+            ) from error
+        try:
+            self._check_identity(cluster_id)
+        except IllegalState:
+            self._db.close()
+            raise
+        stored: Iterator[tuple[Any, Any]] = self._db.items(from_key=mark_key(""))
+        for key, value in stored:
+            if key.startswith(mark_key("")):
+                self.marks[key[len(mark_key("")) :].decode()] = Mark.parse(value)
+
+    def _opened(self) -> Rdict:
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_keep_log_file_num(2)
+        options.set_max_open_files(_OPEN_FILES)
+        options.set_compression_type(DBCompressionType.lz4())
+        options.set_write_buffer_size(_MEMTABLE_BYTES)
+        options.set_max_write_buffer_number(_MEMTABLES)
+        if self.loading:
+            # Rows are sorted when they are flushed, beside the writes: four times as quick.
+            options.set_allow_concurrent_memtable_write(False)
+            options.set_memtable_factory(MemtableFactory.vector())
+            options.set_disable_auto_compactions(True)
+        # Without its own options the column family has those that it was opened with last.
+        return Rdict(str(self.folder), options, {"default": options})
+
+    def _check_identity(self, cluster_id: str) -> None:
+        known, own = self._db.get(IDENTITY), f"{_VERSION}/{cluster_id}".encode()
+        if known is None:
+            self._db.put(IDENTITY, own)
+        elif known != own:
+            raise IllegalState(
+                f"the folder {self.folder} is a replica of version and cluster {known.decode(errors='replace')}, "
+                f"not of {own.decode()}: give another folder, or delete it"
+            )
+
+    def settle(self) -> None:
+        """The first load is over: from now on rows can be read quickly."""
+        if self.loading:
+            self._db.flush()
+            self._db.close()
+            self.loading = False
+            self._db = self._opened()
+
+    def close(self) -> None:
+        """Close the folder."""
+        self._db.flush()
+        self._db.close()
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def write(self, rows: Rows) -> None:
+        """Write rows and marks in one step."""
+        for stream, mark in rows.marks.items():
+            rows.batch.put(mark_key(stream), mark.to_bytes())
+        self._db.write(rows.batch, self._unlogged)
+        self.marks |= rows.marks
+
+    def begin(self, stream: str, ids: str) -> Mark:
+        """Begin a table from nothing: what is here of it is dropped, and its number never used again."""
+        before = self.marks.get(stream)
+        number = 1 + max((mark.number for mark in self.marks.values()), default=0)
+        self.marks[stream] = Mark(number, ids)  # readers of the old rows are refused from now on
+        rows = Rows()
+        rows.marks[stream] = self.marks[stream]
+        if before is not None:
+            rows.batch.delete_range(table_prefix(before.number), table_prefix(before.number + 1))
+        self.write(rows)
+        return self.marks[stream]
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def get(self, number: int, key: bytes, at: int) -> Seen:
+        """A key as of ``at``."""
+        own = versions(table_prefix(number), key)
+        found = self._db.iter()
+        found.seek(own)
+        raw = _raw(found)
+        if raw[:-STAMP] != own:
+            return Seen(key, None, 0, NO_TXN)
+        data: bytes = found.value()
+        newest, txn_id = timestamp_of(raw), data[:TXN_ID_SIZE]
+        if newest > at:
+            found.seek(own + stamp(at))
+            data = found.value() if _raw(found)[:-STAMP] == own else b""
+        return Seen(key, _row(data), newest, txn_id)
+
+    def rows(
+        self, number: int, low: bytes, high: bytes | None, at: int
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and rows of `scan` alone, in less time where keys have few versions."""
+        prefix = table_prefix(number)
+        end = table_prefix(number + 1) if high is None else place(prefix, high)
+        found: Iterator[tuple[Any, Any]] = self._db.items(from_key=place(prefix, low))
+        return _visible(found, end, stamp(at))
+
+    def scan(
+        self, number: int, low: bytes, high: bytes | None, at: int, *, reverse: bool = False
+    ) -> Iterator[Seen]:
+        """Keys of [low, high) as of ``at``, in their order; ``high``: None is the end.
+
+        Given are those that are there, and those with a newer version, which may have no value.
+        """
+        prefix = table_prefix(number)
+        begin = place(prefix, low)
+        end = table_prefix(number + 1) if high is None else place(prefix, high)
+        found = self._db.iter()
+        return (
+            self._backwards(found, begin, end, at) if reverse else _forwards(found, begin, end, at)
+        )
+
+    def _backwards(self, found: RdictIter, begin: bytes, end: bytes, at: int) -> Iterator[Seen]:
+        found.seek_for_prev(end)
+        while begin <= (raw := _raw(found)) < end:
+            own = raw[:-STAMP]
+            found.seek(own)  # versions lie the newest first
+            yield from _forwards(found, own, own + _LAST, at)
+            found.seek_for_prev(own)
+
+    def versions(self, number: int, key: bytes, at: int) -> Iterator[Seen]:
+        """The versions of a key that are kept, at or below ``at``, the newest first; deletions, too."""
+        own = versions(table_prefix(number), key)
+        found = self._db.iter()
+        found.seek(own + stamp(at))
+        while (raw := _raw(found))[:-STAMP] == own:
+            data: bytes = found.value()
+            yield Seen(key, _row(data), timestamp_of(raw), data[:TXN_ID_SIZE])
+            found.next()
+
+    def newer(self, number: int, low: bytes, high: bytes | None, than: int) -> Seen | None:
+        """The first key of [low, high) with a version above ``than``, and its newest one."""
+        return next(
+            (seen for seen in self.scan(number, low, high, than) if seen.timestamp > than), None
+        )
+
+    # -- sweeping -------------------------------------------------------------------------------------
+
+    def sweep(self, stream: str, floor: int) -> Iterator[int]:
+        """Delete what no snapshot at or above ``floor`` needs, a piece at each step; tells how many versions.
+
+        A version goes if a newer one covers it at the floor. A deletion that is the newest there goes after all
+        that it covers.
+        """
+        mark = self.marks[stream]
+        rows = Rows()
+        rows.marks[stream] = mark._replace(floor=max(floor, mark.floor))
+        self.write(rows)
+        return self._sweep(stream, mark, floor)
+
+    def _sweep(self, stream: str, mark: Mark, floor: int) -> Iterator[int]:
+        prefix, end, bound = table_prefix(mark.number), table_prefix(mark.number + 1), stamp(floor)
+        at, own, is_covered = prefix, b"", False
+        last: bytes | None = None  # the deletion that covers what is swept
+        is_over = False
+        while not is_over and self.marks[stream].number == mark.number:
+            batch, found = WriteBatch(raw_mode=True), self._db.iter()
+            found.seek(at)
+            for _ in range(PIECE):
+                raw = _raw(found)
+                if raw[:-STAMP] != own:
+                    if last is not None:
+                        batch.delete(last)
+                    own, is_covered, last = raw[:-STAMP], False, None
+                if not raw or raw >= end:
+                    is_over = True
+                    break
+                if raw[-STAMP:] < bound:
+                    pass  # above the floor
+                elif is_covered:
+                    batch.delete(raw)
+                else:
+                    is_covered = True
+                    if found.value()[ROW - 1 :] == DELETED:
+                        last = raw
+                found.next()
+            at = _raw(found)
+            del found  # it would keep the folder open between the pieces
+            deleted = batch.len()
+            if deleted:
+                self._db.write(batch, self._unlogged)
+            yield deleted
+
+
+def _raw(found: RdictIter) -> bytes:
+    """The key that an iterator stands at; empty: at none. An error of the disk is raised."""
+    if found.valid():
+        key: bytes = found.key()
+        return key
+    found.status()
+    return b""
+
+
+def _row(data: bytes) -> bytes | None:
+    return data[ROW:] if data[TXN_ID_SIZE:ROW] == THERE else None
+
+
+def _visible(
+    found: Iterator[tuple[bytes, bytes]], end: bytes, bound: bytes
+) -> Iterator[tuple[bytes, bytes]]:
+    done = b""
+    for raw, data in found:
+        if raw >= end:
+            return
+        own = raw[:-STAMP]
+        if own != done and raw[-STAMP:] >= bound:
+            done = own
+            if data[ROW - 1]:
+                key = own[TABLE:-END]
+                yield key.replace(b"\0\xff", b"\0") if b"\0" in key else key, data[ROW:]
+
+
+def _forwards(found: RdictIter, begin: bytes, end: bytes, at: int) -> Iterator[Seen]:
+    bound = stamp(at)
+    found.seek(begin)
+    raw = _raw(found)
+    while raw and raw < end:
+        own, data = raw[:-STAMP], found.value()
+        newest, txn_id = timestamp_of(raw), data[:TXN_ID_SIZE]
+        is_newer = raw[-STAMP:] < bound
+        if is_newer:
+            found.seek(own + bound)
+            raw = _raw(found)
+            data = found.value() if raw[:-STAMP] == own else b""
+        value = _row(data)
+        if is_newer or value is not None:
+            yield Seen(key_of(own), value, newest, txn_id)
+        steps = 0
+        while raw[:-STAMP] == own:
+            steps += 1
+            if steps > _BY_STEPS:
+                found.seek(own + _LAST + b"\0")
+            else:
+                found.next()
+            raw = _raw(found)

@@ -1,0 +1,133 @@
+"""A replica from nothing, and its reads against bare rocksdict (``--quick``: a tenth of the rows).
+
+1,000,000 rows of a key of 16 bytes and a value of 100 that does not compress, written by one transaction to four
+segments. Loading is timed from opening the replica to its first snapshot. Reads are of random keys, and of 100 rows
+from a random key on, in one thread at that snapshot; bare: a get, and an iterator's items, of an Rdict with the
+same rows under their keys, flushed like the replica's folder. In turn, in one run, medians.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from rocksdict import Options, Rdict, WriteBatch
+
+import anabranch
+from anabranch.tables.replica import Replica
+from bench.setting import Place, noise_values
+
+ROWS, QUICK_ROWS = 1_000_000, 100_000
+ROUNDS, READS = 20, 500
+GOAL_LOAD, GOAL_READ = 300_000, 2.0
+STREAM = "bench/table"
+
+
+class _Known:
+    """`SafeTimes` of the one transaction that there is."""
+
+    def __init__(self, timestamp: int) -> None:
+        self.last_timestamp = timestamp
+
+    def safe(self, tables: Sequence[str], at: int, _: float) -> tuple[int, Mapping[str, int]]:
+        return max(at, self.last_timestamp), dict.fromkeys(tables, self.last_timestamp)
+
+
+def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
+    """Rates of loading and times of reads."""
+    rows = QUICK_ROWS if quick else ROWS
+    keys = [b"%016d" % i for i in np.random.default_rng(1).permutation(rows)]
+    noise = noise_values(100)
+    values = [noise[i % len(noise)] for i in range(rows)]
+    with anabranch.connect(place.bootstrap) as client, tempfile.TemporaryDirectory() as folder:
+        client.create_stream(STREAM, 4)
+        with client.begin("bench") as txn:
+            for at in range(0, rows, 50_000):
+                columns = {"key": keys[at : at + 50_000], "value": values[at : at + 50_000]}
+                txn.write_batch(STREAM, pa.table(columns))
+            timestamp = txn.commit().commit_timestamp or 0
+        bare = _bare(Path(folder, "bare"), keys, values)
+        began, cpu = time.perf_counter(), time.process_time()
+        ports = client._readers().ports
+        with (
+            Replica(ports, _Known(timestamp), [STREAM], "bench", folder=Path(folder)) as replica,
+            replica.snapshot(timeout=600) as snapshot,
+        ):
+            load_s, load_cpu_s = time.perf_counter() - began, time.process_time() - cpu
+            reads: dict[str, tuple[Callable[[bytes], Any], Callable[[bytes], Any]]] = {
+                "get": (lambda k: snapshot.get(STREAM, k), bare.get),
+                "scan": (
+                    lambda k: list(snapshot.scan(STREAM, k, limit=100)),
+                    lambda k: list(islice(bare.items(from_key=k), 100)),
+                ),
+            }
+            took = {name: _in_turn(keys, *both) for name, both in reads.items()}
+    result: dict[str, Any] = {
+        "rows": rows,
+        "load_s": load_s,
+        "load_cpu_s": load_cpu_s,
+        "load_rows_per_s": round(rows / load_s),
+        "goal_rows_per_s": GOAL_LOAD,
+        "goal_of_bare": GOAL_READ,
+    }
+    for name, (ours, theirs) in took.items():
+        result |= {f"{name}_us": ours, f"{name}_bare_us": theirs, f"{name}_of_bare": ours / theirs}
+    return result
+
+
+def _bare(folder: Path, keys: list[bytes], values: list[bytes]) -> Rdict:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    made = Rdict(str(folder), options)
+    for at in range(0, len(keys), 50_000):
+        batch = WriteBatch(raw_mode=True)
+        for key, value in zip(keys[at : at + 50_000], values[at : at + 50_000], strict=True):
+            batch.put(key, value)
+        made.write(batch)
+    made.flush()
+    return made
+
+
+def _in_turn(
+    keys: list[bytes], ours: Callable[[bytes], Any], theirs: Callable[[bytes], Any]
+) -> tuple[float, float]:
+    """Microseconds a read, medians of rounds."""
+    took: tuple[list[float], list[float]] = ([], [])
+    for _ in range(ROUNDS):
+        asked = random.sample(keys, READS)
+        for read, times in zip((ours, theirs), took, strict=True):
+            began = time.perf_counter()
+            for key in asked:
+                read(key)
+            times.append((time.perf_counter() - began) / READS * 1e6)
+    return statistics.median(took[0]), statistics.median(took[1])
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The figures as a table."""
+    rows = [
+        [
+            f"load {result['rows']:,} rows",
+            f"{result['load_rows_per_s']:,} rows/s",
+            "",
+            f"≥ {result['goal_rows_per_s']:,} rows/s",
+        ]
+    ]
+    for name, title in (("get", "point read"), ("scan", "scan of 100")):
+        rows.append(
+            [
+                title,
+                f"{result[f'{name}_us']:.1f} µs",
+                f"{result[f'{name}_of_bare']:.2f} ×",
+                f"≤ {result['goal_of_bare']} ×",
+            ]
+        )
+    return ["", "replica", "of bare rocksdict", "goal"], rows

@@ -1,0 +1,260 @@
+"""Replicas over a real controller and the log in memory: each step shows a state that was, all of it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.errors import (
+    IllegalState,
+    InvalidArgument,
+    NotReady,
+    RetryError,
+    SnapshotExpired,
+    UnknownStream,
+)
+from anabranch.ports import LogUnavailable, TopicPartition
+from anabranch.tables import follow
+from anabranch.tables import replica as replica_module
+from anabranch.tables.replica import Replica
+from anabranch.tables.snapshot import TableSnapshot, bounds
+from anabranch.tables.store import Rows
+from anabranch.topics.names import history_topic
+from tests.client.world import World
+from tests.tables.worlds import Truth, as_it_lies, reader_ports, replica, visible
+
+TABLES = ("bank/one", "bank/two", "bank/idle")
+KEYS = [b"a", b"a\0", b"b", b"c\xff", b"d", None]
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    for table in TABLES:
+        made.client.create_stream(table, 2)
+    return made
+
+
+def write(world: World, chance: random.Random) -> None:
+    """A transaction, or a plain one-shot, of some of the tables; big ones go through journals."""
+    with world.client.begin("bank") as txn:
+        for _ in range(chance.choice([1, 2, 5, 40])):
+            value = chance.choice([None, b"%d" % chance.randrange(99), b"x" * 200])
+            txn.write(chance.choice(TABLES[:2]), value, chance.choice(KEYS))
+        if chance.random() < 0.1:
+            return  # aborted
+        txn.commit()
+
+
+def check(found: Replica, truth: Truth, at: int) -> None:
+    """All tables as of a time that is here whole."""
+    snapshot = TableSnapshot(
+        found._store, at, {t: m.number for t, m in found._store.marks.items()}, lambda _: None
+    )
+    for table in found.tables:
+        rows = visible(truth.versions(table), at)
+        assert dict(snapshot.scan(table)) == rows, (table, at)
+        assert list(snapshot.scan(table, reverse=True)) == list(rows.items())[::-1]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 10, 11])
+def test_each_step_shows_what_was(
+    world: World, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of few rows, crashes between any two of them, errors of brokers, words that come early and late."""
+    monkeypatch.setattr(follow, "BATCH_ROWS", 3)
+    chance = random.Random(seed)
+    truth = Truth(world, TABLES)
+    how = {"history_ms": 2000}
+    found = replica(world, truth, TABLES, tmp_path / "0", **how)
+    lives = 0
+    for _ in range(120):
+        kind = chance.choices(["write", "step", "told", "crash", "scale"], [6, 40, 4, 2, 1])[0]
+        if kind == "write":
+            write(world, chance)
+        elif kind == "scale":
+            world.client.scale(chance.choice(TABLES), chance.choice([1, 2, 3]))
+        elif kind == "told":
+            found.told(*truth.safe(TABLES, 0, 0.0))
+        elif kind == "crash":
+            lives += 1
+            if chance.random() < 0.7:
+                found._store._db.flush()
+            copy = tmp_path / str(lives)
+            copy.mkdir()
+            as_it_lies(tmp_path / str(lives - 1) / "rows", copy / "rows")
+            found.close()
+            found = replica(world, truth, TABLES, copy, **how)
+        else:
+            odds = chance.choice([0, 0, 0, 0.1, 0.5])
+
+            def fault(_: str, odds: float = odds) -> BaseException | None:
+                return LogUnavailable("gone") if chance.random() < odds else None
+
+            world.fault = fault if odds else None
+            with contextlib.suppress(RetryError) if odds else contextlib.nullcontext():
+                found.step(world.clock.now)
+            world.fault = None
+        if not found._store.loading and found.timestamp:
+            check(found, truth, found.timestamp)
+    now, last = truth.safe(TABLES, 0, 0.0)
+    found.wait(now, last, world.clock.now + 300)
+    assert all(found.last[table] == at for table, at in last.items() if at)
+    floor = max(mark.floor for mark in found._store.marks.values())
+    for at in sorted({c.timestamp for t in TABLES for c in world.commits(t)}):
+        if at >= floor:
+            check(found, truth, at)
+    found.close()
+
+
+def test_a_table_is_complete_by_its_own_last_commit(world: World) -> None:
+    """The word counts once the commit that it names is laid down, for that table alone."""
+    truth = Truth(world, TABLES)
+    found = replica(world, truth, TABLES, None)
+    one, two, idle = TABLES
+    found.wait(1, {}, world.clock.now + 9)
+    with world.client.begin("bank") as txn:
+        txn.write(one, b"1", b"k")
+        txn.write(two, b"1", b"k")
+        commit = txn.commit().commit_timestamp
+    assert commit is not None
+    found.told(commit + 5, {one: commit, idle: 0})
+    assert found.complete[one] < commit
+    assert found.complete[idle] == commit + 5
+    while found.step(world.clock.now):
+        pass
+    assert found.complete == {one: commit + 5, two: commit, idle: commit + 5}
+    assert found.timestamp == commit
+    found.close()
+
+
+def test_snapshots(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "_LEAST_SWEPT", 1)
+    one = TABLES[0]
+    truth = Truth(world, TABLES)
+    with replica(world, truth, [one], tmp_path, history_ms=1000) as found:
+        with world.client.begin("bank") as txn:
+            for key in (b"a", b"b", b"b\xff", b"c"):
+                txn.write(one, b"1", key)
+            first = txn.commit().commit_timestamp
+        assert first is not None
+        with found.snapshot() as then:
+            for value in (b"2", None):
+                world.clock.sleep(5)
+                with world.client.begin("bank") as txn:
+                    txn.write(one, value, b"a")
+                    txn.commit()
+            with found.snapshot() as now:
+                for _ in range(4):
+                    found.step(world.clock.now)
+                assert (then.get(one, b"a"), now.get(one, b"a")) == (b"1", None)
+                assert [k for k, _ in now.scan(one, prefix=b"b")] == [b"b", b"b\xff"]
+                assert [k for k, _ in now.scan(one, b"b", b"c", reverse=True)] == [b"b\xff", b"b"]
+                assert [k for k, _ in then.scan(one, limit=2)] == [b"a", b"b"]
+                assert found.snapshot(at=first).get(one, b"a") == b"1"
+                bad: list[Any] = [b"", b"k" * 8193, "a"]
+                for key in bad:
+                    with pytest.raises(InvalidArgument, match="1 to 8192 bytes"):
+                        now.get(one, key)
+                with pytest.raises(InvalidArgument, match="not in this replica of bank/one"):
+                    now.get(TABLES[1], b"a")
+        with pytest.raises(IllegalState, match="take another one"):
+            then.get(one, b"a")
+        found._open.clear()
+        with world.client.begin("bank") as txn:
+            txn.write(one, b"3", b"d")
+            txn.commit()
+        with found.snapshot():
+            for _ in range(4):
+                found.step(world.clock.now)
+        with pytest.raises(
+            SnapshotExpired, match=r"take a later snapshot, or set `table.history.ms`"
+        ):
+            found.snapshot(at=first)
+        with pytest.raises(NotReady, match="not yet"):
+            found.snapshot(at=found.timestamp + (1 << 40), timeout=1)
+
+
+def test_a_history_that_was_cut_loads_no_table(world: World, tmp_path: Path) -> None:
+    """A folder that is behind the cut is dropped; without its beginning there is no table."""
+    truth = Truth(world, TABLES)
+    one = TABLES[0]
+    found = replica(world, truth, [one], tmp_path)
+    write(world, random.Random(1))
+    found.snapshot().close()
+    number = found._store.marks[one].number
+    found.close()
+    place = TopicPartition(history_topic(one), 0)
+    for _ in range(3):
+        with world.client.begin("bank") as txn:
+            txn.write(one, b"1", b"a")
+            txn.commit()
+    log = world.cluster.log("retention")
+    end = log.end_offsets([place], committed=True)[place]
+    now, last = truth.safe([one], 0, 0.0)
+    log.delete_records({place: end - 1})
+    with replica(world, truth, [one], tmp_path) as found:
+        for match in ("retention has removed", "no table can be made of it"):
+            with pytest.raises(SnapshotExpired, match=match):
+                found.step(world.clock.now)
+        with pytest.raises(SnapshotExpired, match="no table can be made of it"):
+            found.wait(now, last, world.clock.now + 9)
+        assert found._store.marks[one].number > number
+
+
+def test_a_stream_made_again_is_loaded_again(world: World, tmp_path: Path) -> None:
+    truth = Truth(world, TABLES)
+    one = TABLES[0]
+    with world.client.begin("bank") as txn:
+        txn.write(one, b"old", b"a")
+        txn.commit()
+    found = replica(world, truth, [one], tmp_path)
+    found.snapshot().close()
+    mark = found._store.marks[one]
+    rows = Rows()
+    rows.add(mark.number, bytes(16), mark.last, [b"b"], [b"of another stream"])
+    rows.marks[one] = mark._replace(ids="others", position=99)
+    found._store.write(rows)
+    found.close()
+    found = replica(world, truth, [one], tmp_path)
+    with found.snapshot() as now:
+        assert list(now.scan(one)) == [(b"a", b"old")]
+        found._follower._anew(one, "others")
+        with pytest.raises(SnapshotExpired, match="loaded again"):
+            now.get(one, b"a")
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ((None, None, None), (b"", None)),
+        ((b"a", None, None), (b"a", None)),
+        ((None, None, b"a"), (b"a", b"b")),
+        ((None, None, b"a\xff\xff"), (b"a\xff\xff", b"b")),
+        ((None, None, b"\xff"), (b"\xff", None)),
+        ((None, None, b""), (b"", None)),
+        ((b"a", b"a", None), "not below"),
+        ((None, b"", None), "not below"),
+        ((b"a", None, b"a"), "a prefix, or low and high"),
+    ],
+)
+def test_bounds(given: tuple[bytes | None, ...], wanted: object) -> None:
+    if isinstance(wanted, str):
+        with pytest.raises(InvalidArgument, match=wanted):
+            bounds(*given)
+    else:
+        assert bounds(*given) == wanted
+
+
+def test_an_error_reaches_who_waits(world: World) -> None:
+    truth = Truth(world, ["bank/none"])
+    with (
+        Replica(reader_ports(world), truth, ["bank/none"], "test", threaded=False) as found,
+        pytest.raises(UnknownStream, match="create it first"),
+    ):
+        found.wait(5, {}, world.clock.now + 10)

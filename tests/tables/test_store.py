@@ -1,0 +1,147 @@
+"""The store against a naive model: random commits, sweeps, crashes and drops, read at every promised time."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from anabranch.errors import IllegalState
+from anabranch.tables import store as store_module
+from anabranch.tables.store import Rows, Seen, Store
+from tests.tables.worlds import Versions, as_it_lies, visible
+
+KEYS = [b"\0", b"\0\0", b"\0\xff", b"a", b"a\0", b"a\0\0b", b"a\xff", b"b", b"\xff", b"\xff\xff"]
+TABLES = ("s/one", "s/two")
+END = 1 << 62
+
+Commit = tuple[int, bytes, list[tuple[bytes, bytes | None]]]
+
+
+def versions_of(commits: list[Commit]) -> Versions:
+    found: Versions = {}
+    for timestamp, _, rows in commits:
+        for key, value in dict(rows).items():
+            found.setdefault(key, []).append((timestamp, value))
+    return found
+
+
+class Lives:
+    """Two tables in a folder, and the commits that they should have."""
+
+    def __init__(self, tmp: Path, chance: random.Random) -> None:
+        self.tmp, self.chance = tmp, chance
+        self.commits: dict[str, list[Commit]] = {table: [] for table in TABLES}
+        self.lives = 0
+        self.store = Store(tmp / "0", "c")
+        self.store.settle()
+        for table in TABLES:
+            self.store.begin(table, "id")
+
+    def commit(self) -> None:
+        """The next commit of one or both tables, in one or several writes; or those after a crash again."""
+        time = 10 + max((c[0] for commits in self.commits.values() for c in commits), default=0)
+        for table in self.chance.choice([TABLES, TABLES[:1], TABLES[1:]]):
+            mark = self.store.marks[table]
+            known = self.commits[table]
+            if mark.position == len(known):
+                rows = [
+                    (self.chance.choice(KEYS), self.chance.choice([None, b"", b"%d" % time, b"x"]))
+                    for _ in range(self.chance.randint(1, 6))
+                ]
+                known.append((time, time.to_bytes(16, "big"), rows))
+            at, txn, rows = known[mark.position]
+            cut = self.chance.randrange(len(rows))
+            for piece, is_last in ((rows[:cut], False), (rows[cut:], True)):
+                batch = Rows()
+                batch.add(mark.number, txn, at, [k for k, _ in piece], [v for _, v in piece])
+                if is_last:
+                    batch.marks[table] = mark._replace(
+                        position=mark.position + 1, last=at, complete=max(at, mark.complete)
+                    )
+                self.store.write(batch)
+                if self.chance.random() < 0.1:
+                    self.crash()
+                    return
+
+    def sweep(self) -> None:
+        table = self.chance.choice(TABLES)
+        mark = self.store.marks[table]
+        pieces = self.store.sweep(
+            table, self.chance.randint(mark.floor, max(mark.floor, mark.last))
+        )
+        for _ in zip(range(self.chance.choice([1, 2, 99])), pieces, strict=False):
+            pass
+
+    def crash(self) -> None:
+        """Go on with a copy of the folder as it lies on the disk."""
+        self.lives += 1
+        if self.chance.random() < 0.5:
+            self.store._db.flush()
+        copy = as_it_lies(self.store.folder, self.tmp / str(self.lives))
+        self.store.close()
+        self.store = Store(copy, "c")
+        for table in TABLES:
+            if table not in self.store.marks:
+                self.store.begin(table, "id")
+
+    def drop(self) -> None:
+        self.store.begin(self.chance.choice(TABLES), "other")
+
+    def check(self) -> None:
+        table = self.chance.choice(TABLES)
+        mark = self.store.marks[table]
+        laid = self.commits[table][: mark.position]
+        versions = versions_of(laid)
+        txns = {timestamp: txn for timestamp, txn, _ in laid}
+        at = self.chance.randint(mark.floor, max(mark.floor, mark.last))
+        rows = visible(versions, at)
+        low, high = sorted(
+            (self.chance.choice([b"", *KEYS]), self.chance.choice([*KEYS, b"\xff" * 3]))
+        )
+        end = None if high == b"\xff" * 3 else high
+        wanted: dict[bytes, Seen] = {}
+        for key in sorted(versions):
+            newest, _ = versions[key][-1]
+            seen = Seen(key, rows.get(key), newest, txns[newest])
+            found = self.store.get(mark.number, key, at)
+            assert found.value == seen.value
+            if newest > at or key in rows:  # else there may be a deletion, which is swept
+                assert found.timestamp > mark.last or found == seen
+                wanted[key] = seen
+        wanted = {k: seen for k, seen in wanted.items() if low <= k and (end is None or k < end)}
+        given = list(self.store.scan(mark.number, low, end, at))
+        # The first pieces of a commit may be there, above the last whole one.
+        early = {seen.key: seen for seen in given if seen.timestamp > mark.last}
+        assert all(seen.value == rows.get(key) for key, seen in early.items())
+        assert given == [(wanted | early)[key] for key in sorted(wanted | early)]
+        back = self.store.scan(mark.number, low, end, at, reverse=True)
+        assert list(back) == given[::-1]
+        newer = self.store.newer(mark.number, low, end, at)
+        assert newer == next((seen for seen in given if seen.timestamp > at), None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_lives(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "PIECE", 3)
+    monkeypatch.setattr(store_module, "_BY_STEPS", 1)
+    lives = Lives(tmp_path, random.Random(seed))
+    for _ in range(120):
+        kind = lives.chance.choices(
+            [lives.commit, lives.sweep, lives.crash, lives.drop], [60, 20, 3, 1]
+        )[0]
+        kind()
+        lives.check()
+    lives.store.close()
+
+
+def test_one_folder_one_owner(tmp_path: Path) -> None:
+    folder = tmp_path / "rows"
+    held = Store(folder, "c")
+    with pytest.raises(IllegalState, match="a folder of its own"):
+        Store(folder, "c")
+    held.close()
+    with pytest.raises(IllegalState, match="version and cluster 1/c, not of 1/d"):
+        Store(folder, "d")
+    Store(folder, "c").close()

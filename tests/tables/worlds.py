@@ -1,0 +1,98 @@
+"""Replicas over a cluster in memory, and a naive model of versions to hold them against."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from anabranch.core.hybrid_time import from_us
+from anabranch.errors import NotReady
+from anabranch.ports import TopicPartition
+from anabranch.reading.committed_log import ReaderPorts
+from anabranch.tables.replica import Replica
+from anabranch.topics.names import stream_topic
+from tests.client.world import CLIENT, World
+
+Versions = dict[bytes, list[tuple[int, bytes | None]]]  # rising
+
+
+def visible(versions: Versions, at: int) -> dict[bytes, bytes]:
+    """The rows that are there at a time, in the order of keys."""
+    found = {}
+    for key in sorted(versions):
+        rows = [value for timestamp, value in versions[key] if timestamp <= at]
+        if rows and rows[-1] is not None:
+            found[key] = rows[-1]
+    return found
+
+
+def as_it_lies(folder: Path, copy: Path) -> Path:
+    """A copy of an open folder, as a crash would leave it. RocksDB may change its files meanwhile."""
+    while True:
+        files = sorted(folder.iterdir())
+        with contextlib.suppress(shutil.Error):
+            shutil.copytree(folder, copy)
+            if sorted(folder.iterdir()) == files:
+                (copy / "LOCK").unlink()
+                return copy
+        shutil.rmtree(copy)
+
+
+class Truth:
+    """What the log of a `World` says: the controller's word, and all versions."""
+
+    def __init__(self, world: World, tables: Sequence[str]) -> None:
+        self._world = world
+        self._tables = tables
+        self.last_timestamp = 0
+
+    def versions(self, table: str) -> Versions:
+        """All of a table, by its COMMIT records alone."""
+        found: Versions = {}
+        events = {
+            (p, e.offset): e
+            for p in range(self._world.cluster.topics[stream_topic(table)].partitions)
+            for e in self._world._read(TopicPartition(stream_topic(table), p))
+        }
+        for commit in self._world.commits(table):
+            rows: dict[bytes, bytes | None] = {}
+            for part in commit.segments:
+                for offset in range(part.first, part.end):
+                    event = events.get((part.partition, offset))
+                    if event is not None and event.key is not None:
+                        rows[event.key] = event.value
+            for key, value in rows.items():
+                found.setdefault(key, []).append((commit.timestamp, value))
+        return found
+
+    def last(self, table: str, at: int) -> int:
+        times = [c.timestamp for c in self._world.commits(table) if c.timestamp <= at]
+        return max(times, default=0)
+
+    def safe(
+        self, tables: Sequence[str], at: int, _deadline: float
+    ) -> tuple[int, Mapping[str, int]]:
+        """`SafeTimes`: nothing is under way here."""
+        now = max([at, *(self.last(table, 1 << 63) for table in self._tables)])
+        if at > from_us(int(self._world.clock.wall() * 1e6)):
+            raise NotReady("not yet: it is still to come")
+        return now, {table: self.last(table, now) for table in tables}
+
+
+def reader_ports(world: World) -> ReaderPorts:
+    """A reader's ports on a world."""
+
+    def no_member(*_: object) -> Any:
+        raise NotImplementedError
+
+    return ReaderPorts(lambda _: world.cluster.log(CLIENT), no_member, world.clock)
+
+
+def replica(
+    world: World, truth: Truth, tables: Sequence[str], folder: Path | None, **how: Any
+) -> Replica:
+    """A replica that moves when somebody waits."""
+    return Replica(reader_ports(world), truth, tables, "test", folder=folder, threaded=False, **how)
