@@ -1,0 +1,142 @@
+"""Actions of people: what each will do, told before it is done; then the call, and a line in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from anabranch.client.client import Client
+from anabranch.core.ids import parse_txn_text, segment_number
+from anabranch.core.limits import SEGMENTS
+from anabranch.core.segments import even_plan
+from anabranch.errors import IllegalState, InvalidArgument
+from anabranch.shown.words import count_of, segment_name
+from anabranch.types import TransactionInfo
+
+_REASON = "by an operator, in the browser"
+_FINAL = "This can't be taken back."
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An action on one thing. ``title``: of it as a question; ``now``: how the thing stands. ``told``: what will
+    happen, a sentence each; people agree to these words.
+
+    ``act`` does it and returns what was done; it raises what the client raises.
+    """
+
+    title: str
+    now: str
+    told: tuple[str, ...]
+    verb: str
+    act: Callable[[], str]
+
+
+def plan(client: Client, action: str, about: str, given: Mapping[str, str]) -> Plan:
+    """The plan of an action on a transaction (its id) or a stream (its name). ``given``: the form's fields.
+
+    Asks the cluster, changes nothing. Raises: InvalidArgument, IllegalState, and what the client raises.
+    """
+    return PLANS[action](client, about, given)
+
+
+def _abort(client: Client, about: str, _given: Mapping[str, str]) -> Plan:
+    info = client.state(txn_id := parse_txn_text(about))
+    if info.state not in ("OPEN", "COMMIT_IN_PROGRESS", "ABORT_IN_PROGRESS"):
+        raise IllegalState(f"transaction {about} is {info.state}: it can't be aborted")
+
+    def act() -> str:
+        client.abort(txn_id, reason=f"aborted {_REASON}")
+        return f"transaction {about} is aborted"
+
+    told = (
+        "None of its events will ever be read. Programs that write to it get TransactionAborted.",
+        _FINAL,
+    )
+    return Plan(f"Abort transaction {about}?", _stands(info), told, "Abort it", act)
+
+
+def _settle(client: Client, about: str, given: Mapping[str, str]) -> Plan:
+    info = client.state(txn_id := parse_txn_text(about))
+    how = given.get("presume", "")
+    prepared = info.state == "PREPARED"
+    if prepared and how not in ("commit", "abort"):
+        raise InvalidArgument(f"presume {how!r}: commit or abort, for a PREPARED transaction")
+    if not prepared and info.state != "FINALIZE_IN_PROGRESS":
+        raise IllegalState(f"transaction {about} is {info.state}: abort it, or let it go on")
+
+    def act() -> str:
+        presume = how == "commit" if prepared else None
+        client.settle(txn_id, reason=f"settled {_REASON}", presume=presume)
+        return f"transaction {about} is settled"
+
+    told = (
+        "It will be aborted in all its streams. This is allowed only if one of them is LOST.",
+        "Events of it that stand in the topics stay there for consumers that read them plainly.",
+    )
+    if prepared:
+        told = (
+            f"It will end by {how}, whatever its coordinator decided.",
+            "If a database has its row, or lacks it, the two disagree from then on.",
+        )
+    title = f"Settle transaction {about}?"
+    return Plan(title, _stands(info), (*told, _FINAL), "Settle it", act)
+
+
+def _stands(info: TransactionInfo) -> str:
+    name = f", has the name {info.name}," if info.name else ""
+    writers = count_of(len(info.writers), "writer")
+    streams = ", ".join(info.streams) or "no stream so far"
+    return f"It is {info.state}, of lane {info.owner}{name} and has {writers} in {streams}."
+
+
+def _scale(client: Client, about: str, given: Mapping[str, str]) -> Plan:
+    text = given.get("segments", "")
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= SEGMENTS.value):
+        raise InvalidArgument(f"segments {text[:20]!r}: a number from 1 to {SEGMENTS.value:,}")
+    found = client.describe(about)
+    numbers, opened = even_plan(found.segments, int(text))
+    sealed = [s.segment_id for s in found.segments if segment_number(s.segment_id) in numbers]
+    if not sealed:
+        raise InvalidArgument(f"{about} has {text} even segments already")
+
+    def act() -> str:
+        # These segments, by name: if the stream was scaled meanwhile, the call is refused.
+        now = client.scale(about, seal=sealed, ranges=[(one.low, one.high) for one in opened])
+        return f"{about} has {count_of(len(now.segments), 'segment')}, in stream epoch {now.stream_epoch}"
+
+    names = ", ".join(map(segment_name, sealed[:20])) + (" and others" if len(sealed) > 20 else "")
+    told = (
+        f"{count_of(len(sealed), 'segment')} will be sealed ({names}), and {len(opened):,} opened over their keys.",
+        "Open transactions go on. Partitions are added if needed, and never taken away.",
+    )
+    now = f"It has {count_of(len(found.segments), 'segment')}."
+    return Plan(f"Scale {about} to {count_of(int(text), 'segment')}?", now, told, "Scale it", act)
+
+
+def _delete(client: Client, about: str, _given: Mapping[str, str]) -> Plan:
+    found = client.describe(about)
+
+    def act() -> str:
+        client.delete_stream(about)
+        return f"{about} is deleted"
+
+    told = (
+        "Its topics with all its events, and the positions of its groups, are deleted for good.",
+        "Readers get UnknownStream. This is refused while open transactions write to it or a processor reads it.",
+        _FINAL,
+    )
+    segments, partitions = (
+        count_of(n, noun)
+        for n, noun in ((len(found.segments), "segment"), (found.partitions, "partition"))
+    )
+    now = f"It has {segments} on {partitions}."
+    return Plan(f"Delete stream {about}?", now, told, "Delete it", act)
+
+
+PLANS: dict[str, Callable[[Client, str, Mapping[str, str]], Plan]] = {
+    "abort": _abort,
+    "settle": _settle,
+    "scale": _scale,
+    "delete": _delete,
+}

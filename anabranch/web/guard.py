@@ -1,0 +1,97 @@
+"""Guards of the web process: names it answers to, forms of its own pages alone, headers that bind browsers.
+
+``docs/web.md`` says what each is against.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+CONFIRM_S = 600.0  # how long a confirmation may be thought about
+MOST_CONFIRMATIONS = 1000
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # With no-referrer, browsers would send the Origin of our own forms as null.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class Guard:
+    """ASGI middleware: refuses foreign requests, and adds `HEADERS` to each answer."""
+
+    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
+        """``names``: of hosts, without ports, that requests may be addressed to."""
+        self._app = app
+        self._names = frozenset(name.lower() for name in names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        refused = self.refusal(scope["method"], Headers(scope=scope))
+        if refused:
+            await PlainTextResponse(refused + "\n", 403)(scope, receive, guarded)
+        else:
+            await self._app(scope, receive, guarded)
+
+    def refusal(self, method: str, headers: Headers) -> str:
+        """Why a request is refused; empty: it is not."""
+        hosts = headers.getlist("host")
+        host = hosts[0] if len(hosts) == 1 else ""
+        name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
+        if name.lower() not in self._names:
+            return f"host {name[:100]!r} is not one of mine: start me with --host-name for it"
+        site = headers.get("sec-fetch-site")
+        if method in ("GET", "HEAD"):
+            navigates = headers.get("sec-fetch-mode") == "navigate"
+            foreign = site in ("cross-site", "same-site") and not navigates
+            return "other sites may link to my pages, and use them for nothing else" * foreign
+        if method != "POST":
+            return f"method {method[:20]}: I know GET, HEAD and POST"
+        origin = headers.get("origin") or headers.get("referer") or ""
+        if site not in (None, "same-origin") or urlsplit(origin).netloc != host:
+            return "the form is not of my own pages: nothing was done"
+        return ""
+
+
+class Confirmations:
+    """Secrets of confirmation pages: each good for one action, once, for ten minutes, in this process."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, tuple[str, float]] = {}
+
+    def give(self, what: str) -> str:
+        """A new secret for an action, told as a text with all that it will do."""
+        while len(self._given) >= MOST_CONFIRMATIONS:
+            del self._given[next(iter(self._given))]
+        secret = secrets.token_urlsafe(32)
+        self._given[secret] = what, time.monotonic() + CONFIRM_S
+        return secret
+
+    def take(self, secret: str) -> str:
+        """The action that the secret was given for, empty if there is none; from now on it is good for nothing."""
+        given, until = self._given.pop(secret, ("", 0.0))
+        return given if time.monotonic() < until else ""

@@ -1,0 +1,140 @@
+"""One poller, however many look on: each page is asked for once, and all who look at it get the same text."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from anabranch.errors import AnabranchError, NotReady
+
+log = logging.getLogger("anabranch.web")
+
+INTERVAL_S = 1.0  # a page that is asked for again is as old as that, at most
+WATCH_S = 2.0  # between two polls of a page that is looked at
+SHARE = 4  # pauses are so many times as long as the polls between them
+MOST_PAGES = 64
+MOST_LOOKING = 200
+WAIT_S = 5.0  # the longest that a page load waits for a poll
+
+
+class View(NamedTuple):
+    """A page that can be asked for: its kind, and what it is about."""
+
+    kind: str
+    about: tuple[str, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Page:
+    """A page as it was last seen.
+
+    ``html``: its body, None before the first poll that succeeded, at monotonic second ``at``. ``error``: of the
+    newest poll, if that failed. ``changed``: set at the end of the next poll.
+    """
+
+    view: View
+    html: str | None = None
+    at: float = 0.0
+    error: AnabranchError | None = None
+    looking: int = 0
+    polled: float = -INTERVAL_S
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    poll: asyncio.Task[None] | None = None
+
+    @property
+    def trouble(self) -> str:
+        """Why the page is not fresh; empty: it is."""
+        if self.error is None:
+            return ""
+        old = f" This is {time.monotonic() - self.at:,.0f} s old." if self.html is not None else ""
+        return f"{type(self.error).__name__}: {self.error}.{old}"
+
+
+class Hub:
+    """Polls pages while somebody looks at them. All but ``look`` runs in one event loop."""
+
+    def __init__(self, look: Callable[[View], str]) -> None:
+        """``look``: the body of a page; called in a thread, one call at a time."""
+        self._look = look
+        self._pages: dict[View, Page] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="anabranch-web-poll")
+        self._loop: asyncio.Task[None] | None = None
+        self.polls = 0
+
+    @property
+    def looking(self) -> int:
+        """How many browsers look on."""
+        return sum(page.looking for page in self._pages.values())
+
+    async def see(self, view: View) -> Page:
+        """A page that is at most a second old, or says why not. `NotReady`: too many pages are asked for."""
+        page = self._page(view)
+        if time.monotonic() - page.polled >= INTERVAL_S:
+            poll = self._poll(page)
+            await asyncio.wait({poll}, timeout=WAIT_S)
+            if not poll.done() and page.error is None:
+                page.error = NotReady(f"the cluster has not answered for {WAIT_S:g} s")
+        return page
+
+    @contextmanager
+    def watched(self, view: View) -> Iterator[Page]:
+        """A page that is polled during the block. `NotReady`: too many look on."""
+        if self.looking >= MOST_LOOKING:
+            raise NotReady(f"{MOST_LOOKING} browsers look on: close some")
+        page = self._page(view)
+        page.looking += 1
+        if self._loop is None or self._loop.done():
+            self._loop = asyncio.create_task(self._run())
+        try:
+            yield page
+        finally:
+            page.looking -= 1
+
+    def close(self) -> None:
+        """End the polling. A call under way ends by itself."""
+        if self._loop is not None:
+            self._loop.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _page(self, view: View) -> Page:
+        if view not in self._pages and len(self._pages) >= MOST_PAGES:
+            idle = [one for one in self._pages.values() if not one.looking and one.poll is None]
+            if not idle:
+                raise NotReady(f"{MOST_PAGES} pages are looked at: close some")
+            del self._pages[min(idle, key=lambda one: one.polled).view]
+        return self._pages.setdefault(view, Page(view))
+
+    async def _run(self) -> None:
+        while watched := [page for page in self._pages.values() if page.looking]:
+            began = time.monotonic()
+            for page in watched:
+                await asyncio.wait({self._poll(page)})
+            took = time.monotonic() - began
+            await asyncio.sleep(max(WATCH_S - took, SHARE * took))
+
+    def _poll(self, page: Page) -> asyncio.Task[None]:
+        if page.poll is None:
+            page.poll = asyncio.create_task(self._ask(page))
+        return page.poll
+
+    async def _ask(self, page: Page) -> None:
+        self.polls += 1
+        try:
+            page.html = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._look, page.view
+            )
+            page.at, page.error = time.monotonic(), None
+        except AnabranchError as error:
+            page.error = error
+        except Exception as error:
+            log.exception("page %s", page.view)
+            page.error = AnabranchError(f"a defect, please report it: {error!r}")
+        page.polled, page.poll = time.monotonic(), None
+        page.changed.set()
+        page.changed = asyncio.Event()

@@ -1,0 +1,172 @@
+"""The bodies of pages: what a client tells, put into templates. All of it runs in the poller's thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from anabranch.client.client import Client
+from anabranch.core.hybrid_time import to_text
+from anabranch.core.ids import parse_txn_text
+from anabranch.errors import AnabranchError, NotAuthorized
+from anabranch.shown.draw import draw
+from anabranch.shown.history import Follower
+from anabranch.shown.words import segment_name, time_text
+from anabranch.types import CommandsInfo, StreamDescription
+from anabranch.web.hub import View
+
+LIMITS = (100, 1000, 10_000)
+_MOST_RIVERS = 16  # that are followed at a time
+# State -> what a transaction waits for.
+WAITS = {
+    "OPEN": "its programs: they write, and one of them commits. It is aborted if none of them says it is alive",
+    "PREPARED": "the word of its coordinator, which alone knows how it ends",
+    "COMMIT_IN_PROGRESS": "the journals to show all that its writers wrote, and its turn",
+    "FINALIZE_IN_PROGRESS": "its merge: the decision is made, and the events are on their way into the streams",
+    "ABORT_IN_PROGRESS": "its streams to note that it is aborted",
+}
+
+
+def environment() -> Environment:
+    """The templates; all text is escaped."""
+    made = Environment(
+        loader=PackageLoader("anabranch.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "at": time_text, "hybrid": to_text, "segment": segment_name, "span": span_of,
+        "waits": _waits,
+    }  # fmt: skip
+    return made
+
+
+def _waits(state: str) -> str:
+    return WAITS.get(state, "")
+
+
+def span_of(seconds: float) -> str:
+    """Seconds in one unit."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+class Pages:
+    """Makes the bodies of pages. For one thread."""
+
+    def __init__(
+        self, client: Client, templates: Environment, timeout: float, *, acts: bool
+    ) -> None:
+        """``timeout``: seconds that one call may take. ``acts``: pages offer actions."""
+        self._client = client
+        self._templates = templates
+        self._timeout = timeout
+        self._acts = acts
+        self._rivers: dict[str, Follower] = {}
+
+    def body(self, view: View) -> str:
+        """A page's body as HTML. Raises what the client raises."""
+        facts = KINDS[view.kind](self, *view.about)
+        return self._templates.get_template(f"{view.kind}.html").render(acts=self._acts, **facts)
+
+    def close(self) -> None:
+        """Close all readers."""
+        for river in self._rivers.values():
+            river.close()
+
+    def _overview(self) -> dict[str, Any]:
+        streams = self._client.streams(timeout=self._timeout)
+        oldest = self._client.open_transactions(limit=5, timeout=self._timeout)
+        parts, hidden = self._parts()
+        return {
+            "streams": streams,
+            "troubled": [s for s in streams if s.state != "ACTIVE" or s.trouble],
+            "segments": sum(len(s.segments) for s in streams),
+            "staged": sum(s.staged_bytes for s in streams),
+            "oldest": oldest,
+            "open": sum(part.open_transactions for part in parts),
+            "hidden": hidden,
+            "behind": sum(max(0, part.end - part.position) for part in parts),
+            "set_aside": sum(len(part.set_aside) for part in parts),
+        }
+
+    def _streams(self) -> dict[str, Any]:
+        found = self._client.streams(timeout=self._timeout)
+        return {"streams": sorted(found, key=lambda one: one.stream)}
+
+    def _stream(self, name: str) -> dict[str, Any]:
+        stream = self._client.describe(name, timeout=self._timeout)
+        river, trouble = self._river(stream)
+        return {"stream": stream, "river": river, "trouble": trouble}
+
+    def _transactions(self, scope: str, limit: str) -> dict[str, Any]:
+        found = self._client.open_transactions(scope or None, int(limit), timeout=self._timeout)
+        streams = self._client.streams(timeout=self._timeout)
+        return {
+            "found": found,
+            "scope": scope,
+            "limit": int(limit),
+            "limits": LIMITS,
+            "scopes": sorted({one.stream.partition("/")[0] for one in streams} | {scope} - {""}),
+        }
+
+    def _transaction(self, txn: str) -> dict[str, Any]:
+        found = self._client.open_transaction(parse_txn_text(txn), timeout=self._timeout)
+        unfinished = sum(1 for one in found.writers if not one.finished)
+        return {"txn": found.info, "now": found, "unfinished": unfinished}
+
+    def _groups(self) -> dict[str, Any]:
+        scopes = {s.stream.partition("/")[0] for s in self._client.streams(timeout=self._timeout)}
+        found = []
+        for scope in sorted(scopes):
+            for one in self._client.processors(scope, timeout=self._timeout):
+                info = self._client.processor(one.processor, timeout=self._timeout)
+                found.append((info, self._client.lag(info)))
+        return {"processors": found, "groups": self._client.groups(), "now": time.time()}
+
+    def _controllers(self) -> dict[str, Any]:
+        parts, hidden = self._parts()
+        return {"parts": parts, "hidden": hidden}
+
+    def _parts(self) -> tuple[list[CommandsInfo], str]:
+        """Answers of controllers to operators; or why the lane may not see them."""
+        try:
+            return self._client.commands(timeout=self._timeout), ""
+        except NotAuthorized as error:
+            return [], str(error)
+
+    def _river(self, stream: StreamDescription) -> tuple[Markup | None, str]:
+        """The picture of a stream, or why there is none."""
+        name = stream.stream
+        if name not in self._rivers:
+            while len(self._rivers) >= _MOST_RIVERS:
+                self._rivers.pop(next(iter(self._rivers))).close()
+            ports = self._client.reader_ports()
+            self._rivers[name] = Follower(ports, name, self._timeout)
+        try:
+            past = self._rivers[name].read()
+        except AnabranchError as error:
+            self._rivers.pop(name).close()
+            return None, f"{type(error).__name__}: {error}"
+        if not past.epochs:
+            return None, "its history tells nothing so far"
+        return Markup(draw(past.epochs, past.commits, f"Stream {name}")), ""
+
+
+KINDS: dict[str, Callable[..., dict[str, Any]]] = {
+    "overview": Pages._overview,  # noqa: SLF001
+    "streams": Pages._streams,  # noqa: SLF001
+    "stream": Pages._stream,  # noqa: SLF001
+    "transactions": Pages._transactions,  # noqa: SLF001
+    "transaction": Pages._transaction,  # noqa: SLF001
+    "groups": Pages._groups,  # noqa: SLF001
+    "controllers": Pages._controllers,  # noqa: SLF001
+}

@@ -1,0 +1,175 @@
+"""The poller: once for all who look on, and only while somebody does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from anabranch.errors import NotReady, UnknownStream
+from anabranch.web import app, hub
+from anabranch.web.hub import Hub, View
+
+STREAMS = View("streams")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "INTERVAL_S", 0.03)
+    monkeypatch.setattr(hub, "WAIT_S", 0.3)
+
+
+def run(play: Callable[[Hub], Awaitable[None]], look: Callable[[View], str]) -> None:
+    async def main() -> None:
+        polled = Hub(look)
+        try:
+            await play(polled)
+        finally:
+            polled.close()
+
+    asyncio.run(main())
+
+
+async def changes(page: hub.Page, count: int) -> None:
+    for _ in range(count):
+        await asyncio.wait_for(page.changed.wait(), 5)
+
+
+def test_one_poll_for_all_who_look_on_and_none_without() -> None:
+    asked: list[View] = []
+
+    async def play(polled: Hub) -> None:
+        with polled.watched(STREAMS) as one, polled.watched(STREAMS) as other:
+            assert one is other
+            await changes(one, 3)
+            assert polled.looking == 2
+            at_once = await asyncio.gather(*(polled.see(STREAMS) for _ in range(20)))
+            assert {page.html for page in at_once} <= {
+                f"body {len(asked) - 1}",
+                f"body {len(asked)}",
+            }
+        assert len(asked) <= 6
+        await asyncio.sleep(0.1)
+        before = len(asked)
+        await asyncio.sleep(0.2)
+        assert (len(asked), polled.looking) == (before, 0)
+
+    def look(view: View) -> str:
+        asked.append(view)
+        return f"body {len(asked)}"
+
+    run(play, look)
+
+
+def test_slow_answers_are_asked_for_more_seldom() -> None:
+    times: list[float] = []
+
+    async def play(polled: Hub) -> None:
+        with polled.watched(STREAMS) as page:
+            await changes(page, 2)
+
+    def look(_view: View) -> str:
+        times.append(time.monotonic())
+        time.sleep(0.05)
+        return ""
+
+    run(play, look)
+    assert times[1] - times[0] >= 0.05 * hub.SHARE
+
+
+def test_a_poll_that_fails_shows_its_age_and_error_and_the_page_comes_back() -> None:
+    fails: list[Exception] = []
+
+    async def play(polled: Hub) -> None:
+        with polled.watched(STREAMS) as page:
+            await changes(page, 1)
+            assert (page.html, page.trouble) == ("body", "")
+            fails.append(UnknownStream("gone"))
+            await changes(page, 2)
+            assert page.html == "body"
+            assert page.trouble == "UnknownStream: gone. This is 0 s old."
+            fails[:] = [ZeroDivisionError("oh")]
+            await changes(page, 2)
+            assert "defect" in page.trouble
+            fails.clear()
+            await changes(page, 2)
+            assert page.trouble == ""
+
+    def look(_view: View) -> str:
+        if fails:
+            raise fails[0]
+        return "body"
+
+    run(play, look)
+
+
+def test_a_cluster_that_does_not_answer_is_said() -> None:
+    async def play(polled: Hub) -> None:
+        first = replace(await polled.see(STREAMS))
+        assert first.html is None
+        assert "NotReady: the cluster has not answered" in first.trouble
+        page = await polled.see(STREAMS)
+        assert (page.html, page.trouble) == ("late", "")
+
+    def look(_view: View) -> str:
+        time.sleep(0.5)
+        return "late"
+
+    run(play, look)
+
+
+def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "MOST_LOOKING", 2)
+    monkeypatch.setattr(hub, "MOST_PAGES", 3)
+
+    async def play(polled: Hub) -> None:
+        with polled.watched(STREAMS), polled.watched(STREAMS):
+            with pytest.raises(NotReady, match="browsers look on"), polled.watched(STREAMS):
+                pass
+            for number in range(10):  # of those that none looks at, the oldest goes
+                await polled.see(View("stream", (str(number),)))
+            assert len(polled._pages) == 3
+        with (
+            polled.watched(View("a")),
+            polled.watched(View("b")),
+            pytest.raises(NotReady, match="pages are looked at"),
+        ):
+            await asyncio.gather(*(polled.see(View("c", (str(n),))) for n in range(5)))
+
+    run(play, lambda view: str(view))
+
+
+@pytest.mark.parametrize("way", ["stuck", "gone"])
+def test_a_browser_that_is_stuck_or_gone_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(app, "SEND_S", 0.1)
+    sent: list[dict[str, Any]] = []
+    left = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if way == "stuck" and len(sent) > 3:
+            await asyncio.Event().wait()
+
+    async def play(polled: Hub) -> None:
+        live = asyncio.create_task(app._Live(polled, STREAMS)({}, receive, send))
+        await asyncio.sleep(0.2)
+        if way == "gone":
+            left.set()
+        await asyncio.wait_for(live, 5)
+        assert polled.looking == 0
+
+    number = iter(range(1000))
+    run(play, lambda _view: f"body {next(number)}")
+    news = [json.loads(m["body"][6:])["html"] for m in sent[1:] if m["body"].startswith(b"data")]
+    assert news[:2] in ([None, "body 0"], ["body 0", "body 1"])

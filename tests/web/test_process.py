@@ -1,0 +1,90 @@
+"""The web process among others: its port, its end, and that nothing depends on it."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import anabranch
+from tests.cluster import Cluster
+from tests.web.conftest import start_web
+
+pytestmark = pytest.mark.broker
+
+
+def test_a_port_in_use_is_named(cluster: Cluster) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        line = [
+            sys.executable,
+            "-m",
+            "anabranch.cli",
+            "web",
+            "-b",
+            cluster.bootstrap,
+            "--port",
+            port,
+        ]
+        began = time.monotonic()
+        ended = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stdout) == (6, "")
+    assert ended.stderr.startswith(f"PortTaken: port {port} is in use")
+    assert time.monotonic() - began < 10
+
+
+def test_stuck_or_killed_it_changes_nothing_for_others(
+    cluster: Cluster, client: anabranch.Client, tmp_path: Path, unique: str
+) -> None:
+    stream = f"{unique}/s"
+    client.create_stream(stream)
+    web = start_web(cluster.bootstrap, tmp_path)
+    looking = http.client.HTTPConnection(web.host, timeout=10)
+    looking.request("GET", f"/streams/{stream}", headers={"Accept": "text/event-stream"})
+    answer = looking.getresponse()
+    assert answer.readline().startswith(b"data: ")
+
+    def commit() -> float:
+        began = time.monotonic()
+        with client.begin(unique) as txn:
+            txn.write(stream, b"v")
+            txn.commit(timeout=20)
+        return time.monotonic() - began
+
+    commit()
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        web.signal(number)
+        assert sorted(commit() for _ in range(20))[10] < 2
+        client.scale(stream, 1 + len(client.describe(stream).segments))
+    web.process.wait(10)
+    looking.close()
+    with client.read(stream, timeout=2) as events:
+        assert sum(1 for _ in events) == 41
+
+
+def test_it_only_shows_unless_it_may_act_and_ends_though_browsers_look_on(
+    cluster: Cluster, client: anabranch.Client, tmp_path: Path, unique: str
+) -> None:
+    web = start_web(cluster.bootstrap, tmp_path, "--host-name", "Proxy.example")
+    client.create_stream(f"{unique}/s")
+    path = f"/streams/{unique}/s"
+    status, text = web.ask(path, host="proxy.example:80")
+    assert (status, f"{path}/" in text, "read only" in text) == (200, False, True)
+    for form in (None, {"secret": "x"}):
+        status, text = web.ask(f"{path}/delete", form)
+        assert (status, "--allow-actions" in text) == (403, True)
+    looking = http.client.HTTPConnection(web.host, timeout=10)
+    looking.request("GET", path, headers={"Accept": "text/event-stream"})
+    assert looking.getresponse().status == 200
+    web.signal(signal.SIGTERM)
+    assert web.process.wait(10) == 143
+    assert "Traceback" not in web.log.read_text()
+    looking.close()
