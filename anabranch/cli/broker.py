@@ -38,10 +38,12 @@ def command(
 
     The first start fetches it (45 MB). The broker listens on this machine only, without authentication.
     """
+    from anabranch.infra.__main__ import prepare
     from anabranch.infra.broker import EmbeddedBroker
     from anabranch.infra.cluster import EmbeddedCluster
     from anabranch.infra.errors import BrokerDied
 
+    prepare()
     if brokers > 1:
         ports = [port + n for n in range(brokers)] if port else []
         with EmbeddedCluster(brokers, folder, ports=ports, heap_mb=heap) as cluster:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated
 from anabranch.cli.broker import Folder, Heap, Port
 from anabranch.cli.options import Json, Verbose, option
 from anabranch.cli.output import print_json, print_line
+from anabranch.extras import need
 
 _POLL_S = 0.2
 _LEAD_TIMEOUT_S = 60.0
@@ -33,7 +35,9 @@ def command(
     """
     from tempfile import TemporaryDirectory
 
+    need("rocksdict", "mode", "numba", extra="local")
     from anabranch.cli.cluster import ControllerProcess, await_leader
+    from anabranch.infra.__main__ import prepare
     from anabranch.infra.broker import EmbeddedBroker
     from anabranch.infra.errors import BrokerDied
     from anabranch.infra.storage import hold
@@ -43,6 +47,10 @@ def command(
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="anabranch-dev-")))
         folder = folder.absolute()
         stack.enter_context(hold(folder))
+        if prepare():
+            sys.stderr.write(
+                "Starting broker and controllers; these compile their code the first time\n"
+            )
         broker = stack.enter_context(EmbeddedBroker(folder / "broker", port=port, heap_mb=heap))
         running = [
             ControllerProcess.inside(

@@ -17,8 +17,11 @@ from anabranch.errors import (
     BeginAgainError,
     FixCallError,
     InvariantViolation,
+    NotInstalled,
+    NotSupported,
     RetryError,
 )
+from anabranch.extras import named
 
 
 class ExitCode(IntEnum):
@@ -80,17 +83,7 @@ class ChildFailed(AnabranchError):
     """A child process ended unexpectedly."""
 
 
-class NotInstalled(AnabranchError):
-    """A package of an extra is missing."""
-
-
 DRIVERS = ("psycopg", "sqlite3")  # of databases
-# Packages that only an extra brings, by their import names.
-_EXTRAS = {
-    **dict.fromkeys(("pandas", "py4j", "pyspark"), "spark"),
-    "deltalake": "delta",
-    "psycopg": "postgres",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +146,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 
 def _is_environment(error: BaseException) -> bool:
-    if isinstance(error, OSError | ChildFailed | NotInstalled):
+    if isinstance(error, OSError | ChildFailed | NotInstalled | NotSupported):
         return True
     # Looked up, not imported: an unloaded module can't have raised its errors.
     loaded = (sys.modules.get(name) for name in DRIVERS)
@@ -168,11 +161,7 @@ def _is_environment(error: BaseException) -> bool:
 
 def failure_of(error: BaseException) -> Failure:
     """The failure to show for an exception."""
-    package = error.name if isinstance(error, ModuleNotFoundError) else None
-    if package and (extra := _EXTRAS.get(package.partition(".")[0])):
-        error = NotInstalled(
-            f"{package} is not installed; this gets it: pip install 'anabranch[{extra}]'"
-        )
+    error = named(error)
     txn_id = getattr(error, "txn_id", None)
     return Failure(
         name=type(error).__name__,

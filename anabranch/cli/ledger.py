@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from anabranch.ledger import Ledger, Recovered
 
 DATABASE_VARIABLE = "ANABRANCH_LEDGER"
+Table = Annotated[str, option("--table NAME", "The ledger's table.")]
+TABLE = "anabranch_ledger"
 app = App(no_args_is_help=True, help="A row and its events, or neither: a database's ledger.")
 
 
@@ -33,13 +35,18 @@ class LedgerOptions(ClusterOptions):
             envvar=DATABASE_VARIABLE,
         ),
     ] = None
-    table: Annotated[str, option("--table NAME", "The ledger's table.")] = "anabranch_ledger"
+    table: Table = TABLE
 
     def ledger(self) -> Ledger:
         """The ledger. `InvalidArgument` if no database is given."""
-        from anabranch.ledger import Ledger
+        return ledger_of(self.database, self.table)
 
-        return Ledger(_connector(self.database), table=self.table)
+
+def ledger_of(database: str | None, table: str) -> Ledger:
+    """A ledger by its database. `InvalidArgument` if none is given."""
+    from anabranch.ledger import Ledger
+
+    return Ledger(_connector(database), table=table)
 
 
 def _connector(database: str | None) -> Callable[[], Any]:
@@ -78,18 +85,28 @@ def recover(
     once: Annotated[
         bool, option("--once", "Look once, and end: with 1 if there are alarms.")
     ] = False,
+    http: Annotated[
+        str | None,
+        option(
+            "--http HOST:PORT",
+            "Serve /metrics (Prometheus), /live and /ready here (default: not at all).",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """End what dead processes left prepared, as the database says, until Ctrl-C or SIGTERM.
 
     One such service belongs to each ledger; more of them do no harm. Each look is of at most 1,000 rows. A database
     or a cluster that is away is waited for.
     """
+    from anabranch.ledger.watch import watched
+
     age, pause = seconds_of(older_than), seconds_of(every)
     ledger = options.ledger()
-    with options.client() as client:
+    with watched(http, options.table, pause) as watch, options.client() as client:
         while True:
             try:
-                found = ledger.recover(client, scope, age)
+                found = watch.look(lambda: ledger.recover(client, scope, age))
             except Exception as error:
                 if once or not _passes(error):
                     raise

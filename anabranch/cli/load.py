@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from anabranch.cli.options import ClusterOptions, Into, LoadedAs, NewSegments, argument, option
 from anabranch.cli.output import count_of, print_json, print_line, progress_bar
 from anabranch.core.ids import split_stream
+from anabranch.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from anabranch import Result, Transaction
@@ -42,10 +43,11 @@ def command(
         list[Path],
         argument(
             "FILE...",
-            "CSV files with a header row, UTF-8; also .gz, or .zip with one CSV file in it.",
+            "CSV files with a header row; also .gz, or .zip with one CSV file in it; - is standard input.",
             exists=True,
             dir_okay=False,
             readable=True,
+            allow_dash=True,
         ),
     ],
     stream: Into,
@@ -66,6 +68,10 @@ def command(
     form: Annotated[
         Form, option("--format", "The value: the row as a JSON object, or as CSV.")
     ] = Form.JSON,
+    delimiter: Annotated[
+        str, option("--delimiter CHARACTER", "Between two fields; '\\t' is a tab.")
+    ] = ",",
+    encoding: Annotated[str, option("--encoding NAME", "The files' encoding.")] = "utf-8",
     segments: NewSegments = None,
     name: LoadedAs = None,
 ) -> None:
@@ -73,7 +79,12 @@ def command(
     from anabranch.cli.load_csv import Events
 
     started = time.monotonic()
-    events = Events(form is Form.JSON, key, timestamp)
+    delimiter = "\t" if delimiter == "\\t" else delimiter
+    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
+        raise InvalidArgument(
+            f"--delimiter {delimiter!r}: one ASCII character, no quote, no line's end"
+        )
+    events = Events(form is Form.JSON, key, timestamp, delimiter, encoding.lower())
     with options.client() as client:
         if segments is not None:
             client.create_stream(stream, segments=segments)

@@ -7,13 +7,16 @@ Arrow fails, or a quote is misplaced.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
 import json
+import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,8 +34,6 @@ BLOCK_BYTES = 2 << 20  # Arrow reads up to 32 ahead
 MAX_RECORD_BYTES = 64 << 20
 _BOM = b"\xef\xbb\xbf"
 _UNCLOSED = "unexpected end of data"  # the csv module's message
-# A bounding or doubled quote has one of these beside it: a comma, a line's end, or another quote.
-_BESIDE_QUOTE = np.isin(np.arange(256), list(b',\r\n"'))
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -44,6 +45,13 @@ class Events:
     as_json: bool = True
     key: str | None = None
     timestamp: str | None = None
+    delimiter: str = ","
+    encoding: str = "utf-8"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a file is read as it is."""
+        return self.encoding in ("utf-8", "utf8")
 
 
 class CsvFile:
@@ -56,12 +64,16 @@ class CsvFile:
         self._body = body
         self._events = events
         self.size = path.stat().st_size
-        self.columns = _columns(path)
+        # A bounding or doubled quote has one of these beside it: a delimiter, a line's end, or another quote.
+        self._beside = np.isin(np.arange(256), list(events.delimiter.encode() + b'\r\n"'))
+        self.columns = _columns(path, events.delimiter)
         for option, column in (("--key", events.key), ("--timestamp", events.timestamp)):
             if column is not None and column not in self.columns:
-                raise InvalidArgument(
-                    f"{path} has no column {column!r} for {option}: {', '.join(self.columns)}"
-                )
+                told = f"{path} has no column {column!r} for {option}: {', '.join(self.columns)}"
+                other = next((d for d in ";\t|" if d in self.columns[0]), "")
+                if len(self.columns) == 1 and other:
+                    told += f"; is the delimiter {other!r} (--delimiter)?"
+                raise InvalidArgument(told)
 
     @property
     def done(self) -> int:
@@ -77,7 +89,9 @@ class CsvFile:
             with open_csv(
                 _Source(self._blocks(block_bytes)),
                 ReadOptions(block_size=2 * MAX_RECORD_BYTES),
-                ParseOptions(newlines_in_values=False),  # for cutting blocks only
+                ParseOptions(  # for cutting blocks only
+                    delimiter=self._events.delimiter, newlines_in_values=False
+                ),
                 ConvertOptions(default_column_type=pa.string(), strings_can_be_null=False),
             ) as reader:
                 for batch in reader:
@@ -94,7 +108,7 @@ class CsvFile:
             with _unpacking(self._path):
                 more = self._body.read(block_bytes)
             data = rest + more if more else rest + b"\n"
-            end = _record_end(data)
+            end = _record_end(data, self._beside)
             if end is None or (not more and end < len(data)):
                 self.check()
                 yield from self._rewritten(given)
@@ -114,8 +128,9 @@ class CsvFile:
     def _rewritten(self, begin: int) -> Iterator[bytes]:
         """The records from a byte on, with every field in quotes."""
         out = io.StringIO(newline="")
-        writer = csv.writer(out, quoting=csv.QUOTE_ALL)
-        for _, row in _rows(self._path, begin):
+        delimiter = self._events.delimiter
+        writer = csv.writer(out, quoting=csv.QUOTE_ALL, delimiter=delimiter)
+        for _, row in _rows(self._path, delimiter, begin):
             if row:
                 writer.writerow(row)
             if out.tell() > BLOCK_BYTES:
@@ -128,7 +143,7 @@ class CsvFile:
         """Read the whole file by the csv module. `InvalidArgument` names the first wrong line."""
         width = len(self.columns)
         column = self._events.timestamp
-        for line, row in _rows(self._path):
+        for line, row in _rows(self._path, self._events.delimiter):
             if len(row) not in (0, width):
                 raise InvalidArgument(
                     f"{self._path}: line {line} has {len(row)} fields; the header has {width}"
@@ -175,12 +190,12 @@ class _Source:
         return next(self._blocks, b"")
 
 
-def _record_end(data: bytes) -> int | None:
+def _record_end(data: bytes, beside: npt.NDArray[np.bool_]) -> int | None:
     """The end of the last whole record; 0 if there is none; None: a quote neither bounds a field nor is doubled."""
     content = np.frombuffer(b"\n" + data + b"\n", dtype=np.uint8)
     quotes = np.flatnonzero(content == ord('"'))
     closes = np.arange(len(quotes)) % 2
-    if not _BESIDE_QUOTE[content[np.where(closes, quotes + 1, quotes - 1)]].all():
+    if not beside[content[np.where(closes, quotes + 1, quotes - 1)]].all():
         return None
     line_ends = np.flatnonzero(content[:-1] == ord("\n"))
     whole = line_ends[np.searchsorted(quotes, line_ends) % 2 == 0]
@@ -189,9 +204,44 @@ def _record_end(data: bytes) -> int | None:
 
 @contextmanager
 def opened(path: Path, events: Events) -> Iterator[CsvFile]:
-    """A CSV file. `InvalidArgument` if its header or its packing can't be read."""
-    with _unpacked(path) as (raw, body):
-        yield CsvFile(path, raw, body, events)
+    """A CSV file; ``-``: standard input. `InvalidArgument` if its header or its packing can't be read.
+
+    Standard input, and what is not UTF-8, is copied to a temporary file first.
+    """
+    is_input = str(path) == "-"
+    if not is_input and events.is_plain:
+        with _unpacked(path) as (raw, body):
+            yield CsvFile(path, raw, body, events)
+        return
+    with tempfile.TemporaryDirectory(prefix="anabranch-load-") as folder:
+        copy, shown = Path(folder, "rows.csv"), "standard input" if is_input else str(path)
+        with nullcontext((None, sys.stdin.buffer)) if is_input else _unpacked(path) as (_, source):
+            _copy(cast("IO[bytes]", source), copy, events.encoding, shown)
+        try:
+            with _unpacked(copy) as (raw, body):
+                yield CsvFile(copy, raw, body, events)
+        except InvalidArgument as error:
+            raise InvalidArgument(str(error).replace(str(copy), shown)) from error
+
+
+def _copy(source: IO[bytes], copy: Path, encoding: str, shown: str) -> None:
+    try:
+        decoder = codecs.getincrementaldecoder(encoding)()
+    except LookupError as error:
+        raise InvalidArgument(f"--encoding {encoding}: Python knows no such encoding") from error
+    with copy.open("wb") as out:
+        number = 1
+        while True:
+            data = source.read(BLOCK_BYTES)
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                line = number + data[: error.start].count(b"\n")
+                raise InvalidArgument(f"{shown}: line {line} is not {encoding}") from error
+            out.write(text.encode())
+            number += text.count("\n")
+            if not data:
+                return
 
 
 @contextmanager
@@ -232,8 +282,8 @@ def _member(path: Path, archive: zipfile.ZipFile) -> str:
     return names[0]
 
 
-def _columns(path: Path) -> list[str]:
-    _, columns = next(_rows(path), (1, []))
+def _columns(path: Path, delimiter: str) -> list[str]:
+    _, columns = next(_rows(path, delimiter), (1, []))
     if not any(columns):
         raise InvalidArgument(f"{path} is empty: a CSV file with a header row is expected")
     if len(set(columns)) != len(columns):
@@ -242,12 +292,12 @@ def _columns(path: Path) -> list[str]:
     return columns
 
 
-def _rows(path: Path, begin: int = 0) -> Iterator[tuple[int, list[str]]]:
+def _rows(path: Path, delimiter: str, begin: int = 0) -> Iterator[tuple[int, list[str]]]:
     """The csv module's records from a byte on, each with its first line's number, from 1."""
     with _unpacked(path) as (_, body):
         if begin:
             body.seek(begin, io.SEEK_CUR)
-        reader = csv.reader(_lines(path, body), strict=True)
+        reader = csv.reader(_lines(path, body), strict=True, delimiter=delimiter)
         line = 1
         try:
             for row in reader:
@@ -274,7 +324,9 @@ def _lines(path: Path, body: IO[bytes]) -> Iterator[str]:
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise InvalidArgument(f"{path}: line {number} is not UTF-8") from error
+            raise InvalidArgument(
+                f"{path}: line {number} is not UTF-8; give its --encoding, such as latin-1"
+            ) from error
         yield from io.StringIO(text, newline="")
         number += 1
 

@@ -6,6 +6,7 @@ Each command imports its heavy modules itself: `anabranch --help` must be quick.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -40,11 +41,13 @@ from anabranch.cli.errors import (
     failure_of,
     show,
 )
+from anabranch.cli.looking import doctor, groups, web, write
 from anabranch.cli.options import App, option
 from anabranch.cli.processor import bridge
 from anabranch.cli.processor import commands as processor
 from anabranch.cli.spark import pipelines
-from anabranch.cli.stream import commands as stream
+from anabranch.cli.stream import apply, table
+from anabranch.cli.stream import lives as stream
 
 
 class Commands(TyperGroup):
@@ -61,6 +64,8 @@ class Commands(TyperGroup):
     ) -> Any:
         """Run a command and exit."""
         given = list(sys.argv[1:] if args is None else args)
+        if sys.stdout is None:  # closed by the shell: there is no reader
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the process's own
         if {"-v", "--verbose"} & set(given):
             logging.basicConfig(level=logging.INFO)
         try:
@@ -137,7 +142,6 @@ app = App(
     name="anabranch",
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Transactions for Kafka-compatible logs.",
@@ -170,6 +174,7 @@ app.command("broker")(broker.command)
 app.command("controller")(controller.command)
 app.command("warm")(controller.warm)
 app.add_typer(stream.app, name="stream")
+app.add_typer(table.app, name="table")
 app.add_typer(txn.app, name="txn")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(command.app, name="command")
@@ -178,7 +183,12 @@ app.add_typer(processor.app, name="processor")
 app.add_typer(lanes.app, name="lane")
 app.add_typer(grants.app, name="grants")
 app.command("audit-log")(lanes.audit_log)
+app.command("apply")(apply.command)
 app.command("read")(read.command)
+app.command("write")(write.command)
 app.command("load")(load.command)
+app.command("web")(web.command)
+app.add_typer(groups.app, name="group")
+app.command("doctor")(doctor.command)
 app.command("bridge")(bridge.command)
 app.add_typer(pipelines.app, name="spark")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -44,6 +46,22 @@ def argument(metavar: str, told: str, **more: Any) -> Any:
     return typer.Argument(metavar=metavar, help=told, **more)
 
 
+def _streams(incomplete: str) -> list[str]:
+    """Names of streams for a shell's completion: none, unless the address is set and answers in a second."""
+    try:
+        import anabranch
+
+        address, lane = os.environ[BOOTSTRAP_VARIABLE], os.environ.get(LANE_VARIABLE)
+        prefix = os.environ.get(PREFIX_VARIABLE, DEFAULT_PREFIX)
+        logging.getLogger("anabranch").setLevel(logging.CRITICAL)
+        with anabranch.connect(address, prefix=prefix, lane=lane, timeout=1.0) as client:
+            found = [one.stream for one in client.streams()]
+    except Exception:  # noqa: BLE001 - a shell shows nothing of it
+        return []
+    return [name for name in found if name.startswith(incomplete)]
+
+
+StreamName = Annotated[str, argument("SCOPE/STREAM", "The stream.", autocompletion=_streams)]
 Bootstrap = Annotated[
     str | None,
     option(
@@ -82,7 +100,10 @@ Timeout = Annotated[float, option("--timeout SECONDS", "Give up after so many se
 Json = Annotated[bool, option("--json", "One JSON document instead of tables; errors as JSON too.")]
 Yes = Annotated[bool, option("--yes -y", "Don't ask; needed without a terminal.")]
 Verbose = Annotated[bool, option("--verbose -v", "Show the traceback of an error.")]
-Into = Annotated[str, option("--stream -s SCOPE/STREAM", "The stream to write to.")]
+Into = Annotated[
+    str,
+    option("--stream -s SCOPE/STREAM", "The stream to write to.", autocompletion=_streams),
+]
 NewSegments = Annotated[
     int | None, option("--segments", "Create the stream first, with so many segments.", min=1)
 ]

@@ -5,15 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import sys
+import time
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from anabranch.cli.errors import OutputClosed
+from anabranch.shown.words import count_of as count_of
+from anabranch.shown.words import time_text as time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+    from anabranch.reading.tasks.lag import Lag
 
 
 def print_json(document: object) -> None:
@@ -39,12 +43,6 @@ def print_line(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError as error:
         raise OutputClosed from error
-
-
-def count_of(count: int, noun: str) -> str:
-    """``1 file``, ``2 files``."""
-    plural = f"{noun}es" if noun.endswith(("s", "tch", "each")) else f"{noun}s"
-    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def console(*, to_stderr: bool = False) -> Console:
@@ -106,8 +104,9 @@ def put_bytes(document: dict[str, Any], name: str, data: bytes | None) -> None:
         document[f"{name}_base64"] = base64.b64encode(data or b"").decode("ascii")
 
 
-def time_text(unix_ms: int) -> str | None:
-    """Unix milliseconds as ISO 8601 in UTC; None for 0, which means "not yet"."""
-    if not unix_ms:
-        return None
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds")
+def lag_document(lag: Lag | None) -> dict[str, Any]:
+    """A lag as JSON; None: it can't be told."""
+    if lag is None:
+        return {"events_behind": None, "seconds_behind": None, "exact": None}
+    seconds = round(lag.age_s(time.time()), 3)
+    return {"events_behind": lag.events, "seconds_behind": seconds, "exact": lag.exact}

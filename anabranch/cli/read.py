@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +13,12 @@ from anabranch.cli.options import (
     KafkaFile,
     Lane,
     Prefix,
+    StreamName,
     Verbose,
-    argument,
     option,
 )
 from anabranch.cli.output import print_json, print_line, put_bytes
+from anabranch.cli.stream.commands import parse_segment
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import OPEN_LANE
 from anabranch.errors import InvalidArgument
@@ -32,15 +32,8 @@ _CONNECT_TIMEOUT_S = 30.0
 _MOST_DIGITS = 100  # of a number
 
 
-class From(StrEnum):
-    """The start of a group without a position."""
-
-    BEGIN = "begin"
-    END = "end"
-
-
 def command(
-    stream: Annotated[str, argument("SCOPE/STREAM", "The stream.")],
+    stream: StreamName,
     group: Annotated[
         str | None,
         option(
@@ -50,7 +43,21 @@ def command(
     transactions: Annotated[
         bool, option("--transactions -t", "Whole transactions, one line each.")
     ] = False,
-    start: Annotated[From, option("--from", "Where a new group begins.")] = From.BEGIN,
+    start: Annotated[
+        str,
+        option(
+            "--from TIME",
+            "Where to begin: begin, end, or what was committed after such a time, as of --at; a group goes on "
+            "where it stopped.",
+        ),
+    ] = "begin",
+    to: Annotated[
+        str | None,
+        option("--to TIME", "Up to a time, as of --at, or end: what is committed now; then end."),
+    ] = None,
+    segment: Annotated[
+        str | None, option("--segment NUMBER@EPOCH", "Only events of this segment.")
+    ] = None,
     at: Annotated[
         str | None,
         option(
@@ -88,29 +95,44 @@ def command(
     """Read committed events of a stream, in stream order."""
     from anabranch.cli.session import connected, target_of
 
-    as_of = at is not None or since is not None or latest or changes
-    if as_of and (group is not None or transactions or start is From.END):
+    as_of = at is not None or since is not None or latest or changes or to is not None
+    if as_of and (group is not None or transactions):
         raise InvalidArgument(
-            "--at, --since, --latest and --changes read a snapshot: without --group, --transactions or --from"
+            "--at, --to, --since, --latest and --changes read a snapshot: without --group or --transactions"
+        )
+    if (to is not None and at is not None) or (as_of and since is not None and start != "begin"):
+        raise InvalidArgument("--to says the same as --at, and --from as --since: give one of them")
+    if segment is not None and transactions:
+        raise InvalidArgument("--segment is of events: without --transactions")
+    first = start_of(start, "--from")
+    if as_of and first == "end":
+        raise InvalidArgument(
+            "--at, --to, --since, --latest and --changes read a snapshot: without --from end"
         )
     moment = None if at is None else moment_of(at)
+    if to not in (None, "end"):
+        moment = moment_of(to, "--to")
     begin = None if since is None else moment_of(since, "--since")
+    if as_of and not isinstance(first, str):
+        begin = first
+    wanted = None if segment is None else parse_segment(segment, "--segment")
     target = target_of(bootstrap, prefix, _CONNECT_TIMEOUT_S, kafka, kafka_file, lane)
     with connected(target) as client:
         found: Iterable[Any]
+        events: Iterable[Event] = ()
         document: Callable[[Any], dict[str, Any]] = event_document
         line: Callable[[Any], str] = event_line
         if transactions:
-            found = client.read_transactions(
-                stream, group=group, timeout=timeout, start=start.value
-            )
+            found = client.read_transactions(stream, group=group, timeout=timeout, start=first)
             document, line = transaction_document, transaction_line
         elif as_of:
             mode: Mode = "latest" if latest else "snapshot"
             snapshot = client.snapshot(stream, moment, begin, mode, timeout=timeout)
-            found = snapshot.changes(stream) if changes else snapshot.read(stream)
+            found = events = snapshot.changes(stream) if changes else snapshot.read(stream)
         else:
-            found = client.read(stream, group=group, timeout=timeout, start=start.value)
+            found = events = client.read(stream, group=group, timeout=timeout, start=first)
+        if wanted is not None:
+            found = (each for each in events if each.segment_id == wanted)
         for each in islice(found, limit):
             if json:
                 print_json(document(each))
@@ -130,6 +152,14 @@ def moment_of(text: str, option: str = "--at") -> int | datetime | None:
         raise InvalidArgument(
             f"{option} {text!r} is no commit timestamp, no ISO 8601 time, and not `now`"
         ) from error
+
+
+def start_of(text: str, option: str) -> str | int | datetime:
+    """The start of reading, as of `Client.read`: begin, end, or a moment. Else `InvalidArgument`."""
+    if text in ("begin", "end"):
+        return text
+    moment = moment_of(text, f"{option}, which may be begin or end:")
+    return "end" if moment is None else moment
 
 
 def event_document(event: Event) -> dict[str, Any]:

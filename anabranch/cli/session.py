@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.core.ids import OPEN_LANE
-from anabranch.errors import InvalidArgument
+from anabranch.errors import InvalidArgument, NotReady
 
 if TYPE_CHECKING:
     from anabranch import Client
@@ -84,7 +84,10 @@ def _lines_of(path: str) -> list[str]:
 def connected(target: Target) -> Iterator[Client]:
     """A client for one command."""
     import anabranch
+    from anabranch.librdkafka.admin import no_broker
 
+    if trouble := no_broker(target.bootstrap):  # at once: a wrong address stays wrong
+        raise NotReady(f"{trouble}; start a broker there, or mend --bootstrap")
     if not logging.getLogger().handlers:
         # Logs are for -v: an error is one line, without librdkafka's messages.
         logging.getLogger("anabranch").setLevel(logging.CRITICAL)

@@ -17,18 +17,23 @@ from anabranch.cli.options import (
     confirm,
     option,
 )
-from anabranch.cli.output import count_of, print_json, print_table, time_text
+from anabranch.cli.output import count_of, print_json, print_line, print_table, time_text
 from anabranch.core.hybrid_time import to_text
-from anabranch.core.ids import parse_txn_text
+from anabranch.core.ids import TXN_ID_SIZE, parse_txn_text
 from anabranch.errors import AlreadyCommitted, InvalidArgument, OutcomeUnknown
 
 if TYPE_CHECKING:
     from anabranch import Client, TransactionInfo
+    from anabranch.types import OpenTransaction
 
 _MOST = 10_000  # that a list may have
+_WATCH_S = 1.0
 _LATE = (AlreadyCommitted, OutcomeUnknown)
 app = App(no_args_is_help=True, help="List, describe, abort and settle transactions.")
-TxnIdText = Annotated[str, argument("ID", "The transaction's id, 32 hexadecimal digits.")]
+_FINISHED = ("COMMITTED", "ABORTED")
+TxnIdText = Annotated[
+    str, argument("ID", "The transaction's id, 32 hexadecimal digits, or its first or last ones.")
+]
 
 
 @app.command("list")
@@ -45,13 +50,20 @@ def list_transactions(
     with options.client() as client:
         if prepared:
             found = client.prepared(scope, limit=limit)
+        elif finished:
+            found = client.transactions(scope=scope, finished=True, limit=limit)
         else:
-            found = client.transactions(scope=scope, finished=finished, limit=limit)
+            opened = client.open_transactions(scope, limit)
+            if options.json:
+                print_json({"transactions": [open_document(each) for each in opened]})
+            else:
+                _list_open(opened)
+            return
     if options.json:
         print_json({"transactions": [document_of(each) for each in found]})
         return
     if not prepared:
-        _list("Transactions" if finished else "Open transactions", found)
+        _list("Transactions", found)
         return
     print_table(
         "Prepared transactions",
@@ -65,11 +77,29 @@ def list_transactions(
 
 
 def _age(since_ms: int) -> str:
-    seconds = max(0, int(time.time() - since_ms / 1000))
+    return _span(time.time() - since_ms / 1000)
+
+
+def _span(span: float) -> str:
+    seconds = max(0, int(span))
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * size:
             return f"{seconds // size}{unit}"
     return f"{seconds}s"
+
+
+def _list_open(found: Iterable[OpenTransaction]) -> None:
+    print_table(
+        "Open transactions",
+        ("id", "scope", "owner", "name", "state", "age", "heard of", "keepalive left", "bytes",
+         "writers", "streams"),
+        (
+            (t.info.txn_id.hex(), t.info.scope, t.info.owner, t.info.name, t.info.state, _span(t.age),
+             f"{_span(t.silent)} ago", None if t.left is None else _span(t.left), t.staged_bytes, t.writer_count,
+             ", ".join(t.info.streams))
+            for t in found
+        ),
+    )  # fmt: skip
 
 
 def _list(title: str, found: Iterable[TransactionInfo]) -> None:
@@ -85,18 +115,53 @@ def _list(title: str, found: Iterable[TransactionInfo]) -> None:
 
 
 @app.command("describe")
-def describe(options: ClusterOptions, txn: TxnIdText) -> None:
-    """Show a transaction: its state and outcome, its streams and writers."""
-    txn_id = parse_txn_text(txn)
+def describe(
+    options: ClusterOptions,
+    txn: TxnIdText,
+    watch: Annotated[
+        bool, option("--watch -w", "Show it again each second until it has ended.")
+    ] = False,
+) -> None:
+    """Show a transaction: its state and outcome, its streams and writers, and how far its merge is."""
     with options.client() as client:
-        _show(client.state(txn_id), as_json=options.json)
+        txn_id = id_of(client, txn)
+        while True:
+            info = client.state(txn_id)
+            if ended := info.state in _FINISHED:
+                _show(info, as_json=options.json)
+            else:
+                _show(info, client.open_transaction(txn_id), as_json=options.json)
+            if ended or not watch:
+                return
+            time.sleep(_WATCH_S)
+
+
+def id_of(client: Client, text: str) -> bytes:
+    """The id of a transaction given by all its digits, or by the first or last ones: among the newest 10,000.
+
+    `InvalidArgument`: no digits, or not of exactly one.
+    """
+    digits = text.lower()
+    if len(digits) == 2 * TXN_ID_SIZE or not re.fullmatch(r"[0-9a-f]{4,31}", digits):
+        return parse_txn_text(text)
+    found = [
+        t.txn_id
+        for t in client.transactions(finished=True, limit=_MOST)
+        if t.txn_id.hex().startswith(digits) or t.txn_id.hex().endswith(digits)
+    ]
+    if len(found) != 1:
+        raise InvalidArgument(
+            f"{count_of(len(found), 'transaction')} of the newest {_MOST:,} begin or end with {text}: give all 32 "
+            "digits of an id, as `anabranch txn list --finished` shows them"
+        )
+    return found[0]
 
 
 @app.command("abort")
 def abort(
     options: OperatorOptions,
     txns: Annotated[
-        list[str] | None, argument("ID...", "Transactions, by id: 32 hexadecimal digits.")
+        list[str] | None, argument("ID...", "Transactions, by id, or its first or last digits.")
     ] = None,
     owner: Annotated[str | None, option("--owner LANE", "Open ones that this lane began.")] = None,
     older_than: Annotated[
@@ -109,11 +174,11 @@ def abort(
     The command shows those that --owner or --older-than choose of the 10,000 oldest, and asks. Programs that hold a
     transaction's token call client.abort(token) instead.
     """
-    given = [parse_txn_text(txn) for txn in txns or ()]
-    if bool(given) == (owner is not None or older_than is not None):
+    if bool(txns) == (owner is not None or older_than is not None):
         raise InvalidArgument("give ids, or --owner and --older-than")
     before_ms = None if older_than is None else (time.time() - seconds_of(older_than)) * 1000
     with options.client() as client:
+        given = [id_of(client, txn) for txn in txns or ()]
         chosen = given or _choose(client, owner, before_ms, yes=yes, quiet=options.json)
         found = []
         late = _LATE if len(chosen) > 1 else ()  # the commit of one of many came first
@@ -139,16 +204,16 @@ def _choose(
     """The open transactions of a lane, begun before a time, if the user agrees."""
     found = [
         t
-        for t in client.transactions(limit=_MOST)
-        if (owner is None or t.owner == owner)
-        and (before_ms is None or t.begun_ms < before_ms)
-        and t.state != "PREPARED"  # its coordinator may have decided
+        for t in client.open_transactions(limit=_MOST)
+        if (owner is None or t.info.owner == owner)
+        and (before_ms is None or t.info.begun_ms < before_ms)
+        and t.info.state != "PREPARED"  # its coordinator may have decided
     ]
     if found and not quiet:
-        _list("Open transactions", found)
+        _list_open(found)
     if found:
         confirm(f"{count_of(len(found), 'transaction')} will be aborted.", yes=yes)
-    return [t.txn_id for t in found]
+    return [t.info.txn_id for t in found]
 
 
 def seconds_of(text: str) -> float:
@@ -175,10 +240,12 @@ def settle(
     topics of its other streams directly may have seen events of it, and keep seeing them; snapshots, ordered
     readers and Spark never do. Needs a lane that may operate on the scope.
     """
-    txn_id = parse_txn_text(txn)
     if presume not in (None, "commit", "abort"):
         raise InvalidArgument(f"--presume {presume!r}: commit or abort")
     connecting = options.client()  # wrong options are refused before the question
+    if len(txn) != 2 * TXN_ID_SIZE:
+        raise InvalidArgument("settle takes all 32 digits of an id")
+    txn_id = parse_txn_text(txn)
     what = (
         f"Transaction {txn_id.hex()} will be aborted in all its streams for good. Events of it that stand in their "
         "topics stay there for consumers that read them plainly."
@@ -221,7 +288,7 @@ def document_of(info: TransactionInfo) -> dict[str, Any]:
         "prepared_at": time_text(info.prepared_ms),
         "writers": [
             {
-                "writer": f"{w.writer & 0xFFFFFFFFFFFFFFFF:016x}",
+                "writer": _writer_text(w.writer),
                 "events": w.events,
                 "finished": w.finished,
             }
@@ -230,12 +297,63 @@ def document_of(info: TransactionInfo) -> dict[str, Any]:
     }
 
 
-def _show(info: TransactionInfo, *, as_json: bool) -> None:
+def _writer_text(writer: int) -> str:
+    return f"{writer & 0xFFFFFFFFFFFFFFFF:016x}"
+
+
+def open_document(found: OpenTransaction) -> dict[str, Any]:
+    """An open transaction as JSON, with what it holds."""
+    document = document_of(found.info) | {
+        "staged_bytes": found.staged_bytes,
+        "age_s": found.age,
+        "silent_s": found.silent,
+        "keepalive_left_s": found.left,
+        "writer_count": found.writer_count,
+    }
+    if found.writers:
+        document["writers"] = [
+            {
+                "writer": _writer_text(w.writer),
+                "label": w.label,
+                "lane": w.lane,
+                "events": w.events,
+                "finished": w.finished,
+            }
+            for w in found.writers
+        ]
+    if found.carries:
+        document["merge"] = [
+            {
+                "stream": c.stream,
+                "partition": c.partition,
+                "events_done": c.carried,
+                "events": c.events,
+                "chunks_done": c.chunks if c.done else c.chunks * c.carried // max(1, c.events),
+                "chunks": c.chunks,
+            }
+            for c in found.carries
+        ]
+    return document
+
+
+def _show(
+    info: TransactionInfo, opened: OpenTransaction | None = None, *, as_json: bool = False
+) -> None:
     document = document_of(info)
+    if opened is not None and opened.info.state not in _FINISHED:
+        document = open_document(opened)
     if as_json:
         print_json(document)
         return
-    counts, writers = document.pop("counts"), document.pop("writers")
+    counts = document.pop("counts") if info.state in _FINISHED else {}
+    document.pop("counts", None)
+    merge = document.pop("merge", ())
+    for carried in merge:
+        print_line(
+            f"merge of {carried['stream']}, partition {carried['partition']}: {carried['events_done']:,} of "
+            f"{carried['events']:,} events, about {carried['chunks_done']:,} of {carried['chunks']:,} chunks"
+        )
+    writers = document.pop("writers")
     if not document["commit_timestamp"]:
         document["commit_timestamp"] = None
     rows = [*document.items(), *counts.items()]
@@ -244,6 +362,9 @@ def _show(info: TransactionInfo, *, as_json: bool) -> None:
     if writers:
         print_table(
             "Writers",
-            ("writer", "events", "finished"),
-            ((w["writer"], w["events"], "yes" if w["finished"] else "no") for w in writers),
+            ("writer", "label", "events", "finished"),
+            (
+                (w["writer"], w.get("label") or None, w["events"], "yes" if w["finished"] else "no")
+                for w in writers
+            ),
         )

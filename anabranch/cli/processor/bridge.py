@@ -29,6 +29,9 @@ def command(
     tasks: Annotated[
         int, option("", "Most partitions of the topic, ever: a power of two.", min=1, max=1024)
     ] = TASKS,
+    once: Annotated[
+        bool, option("--once", "End when all is copied that the topic has, by then.")
+    ] = False,
 ) -> None:
     """Copy a plain topic into a stream, each record once, until Ctrl-C or SIGTERM.
 
@@ -36,11 +39,15 @@ def command(
     machines: they share the partitions. Keys, values, headers and timestamps stay; records of Kafka's own
     transactions come once they are committed.
     """
+    from contextlib import closing
+
     import pyarrow as pa
 
     from anabranch.processing.app import Processor
     from anabranch.processing.plain import Cluster, import_group
     from anabranch.processing.worker import make_processor, plain_ports, run_worker
+    from anabranch.reading.tasks.lag import input_lags
+    from anabranch.schemas.records import ProcessorInfo
 
     app = Processor(f"{stream}-bridge", tasks=tasks)
     config = parse_kafka(None, file=from_file)
@@ -50,15 +57,20 @@ def command(
     def copy(batch: pa.RecordBatch) -> None:
         output.write_batch(batch.select(["key", "value", "headers", "timestamp"]))
 
+    def copied(info: ProcessorInfo) -> bool:
+        with closing(ports.committed_log(options.timeout)) as log:
+            lags = input_lags(log, info, options.timeout)
+        return not any(lag.trouble or lag.most.events for lag in lags)
+
     with options.client() as client:
         client.describe(stream)
         made = make_processor(client, app)
+        ports = plain_ports(client, Cluster(source, config))
         if group is not None and not any(
             task.sequence for task in client.processor(app.name).tasks
         ):
-            ports = plain_ports(client, Cluster(source, config))
             count = import_group(client, ports, app.name, group, options.timeout)
             print_line(f"{count} partitions go on where group {group} stands")
         if not options.json:
             print_line(f"{topic} to {stream}, by processor {made.processor}; Ctrl-C ends it")
-        run_worker(app, client)
+        run_worker(app, client, until=copied if once else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ from anabranch.cli.errors import NotFound
 from anabranch.cli.options import App, ClusterOptions, Yes, argument, confirm, option
 from anabranch.cli.output import (
     count_of,
+    lag_document,
     print_json,
     print_line,
     print_result,
@@ -264,7 +264,7 @@ def _summary(info: ProcessorInfo, lags: Sequence[InputLag]) -> dict[str, Any]:
         "inputs": [
             {
                 "stream": lag.stream,
-                **_lag(None if lag.trouble else lag.most),
+                **lag_document(None if lag.trouble else lag.most),
                 "trouble": lag.trouble,
             }
             for lag in lags
@@ -286,13 +286,6 @@ def _task(task: TaskInfo) -> dict[str, Any]:
     }
 
 
-def _lag(lag: Lag | None) -> dict[str, Any]:
-    if lag is None:
-        return {"events_behind": None, "seconds_behind": None, "exact": None}
-    seconds = round(lag.age_s(time.time()), 3)
-    return {"events_behind": lag.events, "seconds_behind": seconds, "exact": lag.exact}
-
-
 def _stands(lags: Iterable[InputLag]) -> Iterator[tuple[str, list[int], TaskPosition, Lag]]:
     """Each place where tasks stand, with these tasks."""
     for one in lags:
@@ -304,13 +297,13 @@ def _stands(lags: Iterable[InputLag]) -> Iterator[tuple[str, list[int], TaskPosi
 
 
 def _position(stream: str, tasks: list[int], position: TaskPosition, lag: Lag) -> dict[str, Any]:
-    return {"tasks": tasks, **position._asdict(), "input": stream, **_lag(lag)}
+    return {"tasks": tasks, **position._asdict(), "input": stream, **lag_document(lag)}
 
 
 def _position_row(
     stream: str, tasks: list[int], position: TaskPosition, lag: Lag
 ) -> tuple[object, ...]:
-    told = _lag(lag)
+    told = lag_document(lag)
     inside = (
         f"segment {segment_name(position.segment)} to {position.offset:,}"
         if position.segment >= 0

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from anabranch.cli.errors import CheckFailed
+from anabranch.cli.ledger import TABLE, Table, ledger_of
 from anabranch.cli.options import App, ClusterOptions, option
-from anabranch.cli.output import count_of, print_line, print_table
+from anabranch.cli.output import count_of, print_line, print_table, time_text
 from anabranch.cli.session import parse_kafka
 from anabranch.core import hybrid_time
 from anabranch.errors import NotReady
@@ -48,6 +49,7 @@ JobTimeout = Annotated[
     ),
 ]
 JOB_TIMEOUT_S = 60.0
+MOST_LEDGER_ROWS = 1_000_000  # that an audit compares, the oldest
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class JobOptions(
         """A session of Spark, quiet unless ``verbose``.
 
         Raises:
-            ModuleNotFoundError: PySpark is missing.
+            NotInstalled: PySpark is missing.
                 NoJdk: Spark finds no JDK 17 or later.
         """
         from anabranch.spark import spark_session
@@ -126,6 +128,13 @@ def audit(
     complete: Annotated[
         bool, option("--complete", "Exit with 1 also if something is not checkable.")
     ] = False,
+    database: Annotated[
+        str | None,
+        option(
+            "--database URL", "Compare a ledger's rows, too: of postgresql://…, or an SQLite file."
+        ),
+    ] = None,
+    table: Table = TABLE,
 ) -> None:
     """Prove from the log that streams hold what was committed, once, in order, and nothing else."""
     place = options.connection()
@@ -133,7 +142,8 @@ def audit(
     from anabranch.audit.report import moment_of
     from anabranch.audit.run import audit as run
 
-    found = run(spark, place, stream, moment_of(at))
+    rows = () if database is None else ledger_of(database, table).rows(MOST_LEDGER_ROWS)
+    found = run(spark, place, stream, moment_of(at), rows)
     if report is not None:
         report.write_text(found.to_json() + "\n", encoding="utf-8")
     _show(found, as_json=options.json)
@@ -169,6 +179,11 @@ def _show(report: AuditReport, *, as_json: bool) -> None:
         print_line(
             f"{g.stream}, partition {g.partition}: nothing is left below offset {g.low:,}: some or all of "
             f"{g.events:,} events are gone"
+        )
+    for waiting in report.prepared:
+        print_line(
+            f"{count_of(waiting.count, 'transaction')} PREPARED, the oldest since {time_text(waiting.since_ms)}, "
+            f"to be ended by {f'the secret of SHA-256 {waiting.by}' if waiting.by else 'their tokens'}"
         )
     if report.breaches:
         print_table(

@@ -1,1 +1,1 @@
-"""`anabranch stream`, and the picture of a stream."""
+"""`anabranch stream`."""

@@ -1,8 +1,8 @@
-"""`anabranch stream`: create, list, describe, scale, draw and forget streams."""
+"""`anabranch stream`: create, list, describe, scale and draw streams."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,26 +10,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 from anabranch.cli.options import (
     App,
     ClusterOptions,
-    OperatorOptions,
-    Yes,
+    StreamName,
     argument,
-    confirm,
     option,
 )
-from anabranch.cli.output import count_of, print_json, print_line, print_result, print_table
+from anabranch.cli.output import console, count_of, print_json, print_line, print_table
 from anabranch.cli.session import parse_kafka
 from anabranch.core.hybrid_time import to_text
-from anabranch.core.ids import segment_epoch, segment_id, segment_number
+from anabranch.core.ids import segment_id
 from anabranch.core.partitioner import SPACE
-from anabranch.core.stream_states import FORGOTTEN
-from anabranch.errors import InvalidArgument
+from anabranch.errors import InvalidArgument, NotAuthorized, NotReady, UnknownStream
+from anabranch.shown.words import segment_name as segment_name
 
 if TYPE_CHECKING:
-    from anabranch import StreamDescription
-    from anabranch.cli.stream.history import History
+    from anabranch import Client, StreamDescription
+    from anabranch.shown.history import History
 
-app = App(no_args_is_help=True, help="Create, list, describe, scale, draw and forget streams.")
-StreamName = Annotated[str, argument("SCOPE/STREAM", "The stream.")]
+app = App(
+    no_args_is_help=True, help="Create, list, describe, scale, draw, alter and delete streams."
+)
+Settings = Annotated[
+    list[str] | None,
+    option(
+        "--setting NAME=VALUE", "A setting of the stream, such as retention.ms=-1. May be repeated."
+    ),
+]
 Last = Annotated[int, option("--last", "Draw only so many epochs, the latest.", min=1)]
 
 
@@ -38,13 +43,7 @@ def create(
     options: ClusterOptions,
     stream: StreamName,
     segments: Annotated[int, option("--segments -s", "How many segments.", min=1, max=10_000)] = 1,
-    setting: Annotated[
-        list[str] | None,
-        option(
-            "--setting NAME=VALUE",
-            "A setting of the stream, such as retention.ms=-1. May be repeated.",
-        ),
-    ] = None,
+    setting: Settings = None,
     adopt: Annotated[
         bool, option("--adopt", "Take its topic though it has records, which readers get.")
     ] = False,
@@ -81,14 +80,18 @@ def describe(
     last: Last = 200,
 ) -> None:
     """Show a stream: its segments with their key ranges, and what its journal holds."""
-    from anabranch.cli.stream import history
+    from anabranch.shown import history
 
     with options.client() as client:
         found = client.describe(stream)
-    past = history.read_history(options.target(), stream, last=last) if epochs else None
+        ports = client.reader_ports()
+        effective = effective_of(client, stream)
+    past = (
+        history.read_history(ports, stream, last=last, timeout=options.timeout) if epochs else None
+    )
     if options.json:
         told = {"epochs": _epoch_documents(past)} if past is not None else {}
-        print_json(document_of(found) | told)
+        print_json(document_of(found) | {"effective": effective} | told)
         return
     _show_segments(found)
     if past is not None:
@@ -105,9 +108,7 @@ def describe(
     print_line(
         f"foreign records in the stream: {f'{found.foreign:,}' if found.foreign else 'none'}"
     )
-    if found.settings:
-        settings = ", ".join(f"{name}={value}" for name, value in sorted(found.settings.items()))
-        print_line(f"settings: {settings}")
+    show_settings(found, effective)
 
 
 @app.command("scale")
@@ -176,12 +177,13 @@ def draw_stream(
     last: Last = 200,
 ) -> None:
     """Draw a stream's history as SVG: how its segments split and join, and what was committed in them."""
-    from anabranch.cli.stream import history
-    from anabranch.cli.stream.draw import draw
+    from anabranch.shown import history
+    from anabranch.shown.draw import draw
 
     with options.client() as client:
         client.describe(stream)  # raises if the stream does not exist
-    past = history.read_history(options.target(), stream, last=last)
+        ports = client.reader_ports()
+    past = history.read_history(ports, stream, last=last, timeout=options.timeout)
     picture = draw(past.epochs, past.commits, f"Stream {stream}")
     if output is not None:
         output.write_text(picture, encoding="utf-8")
@@ -201,27 +203,21 @@ def draw_stream(
         print_line(f"{count_of(len(past.epochs), 'epoch')} drawn to {output}")
 
 
-@app.command("recover")
-def recover(options: OperatorOptions, stream: StreamName) -> None:
-    """Take a LOST stream back, if its topics are those that it had."""
-    with options.client() as client:
-        state = client.recover_stream(stream).state
-    print_result({"stream": stream, "state": state}, f"{stream} is {state}", as_json=options.json)
+def effective_of(client: Client, stream: str) -> dict[str, str]:
+    """The settings that brokers tell; none where this client may not ask."""
+    try:
+        return client.effective_settings(stream)
+    except (NotAuthorized, NotReady, UnknownStream) as error:
+        console(to_stderr=True).print(f"the settings in effect are not known: {error}")
+        return {}
 
 
-@app.command("forget")
-def forget(options: OperatorOptions, stream: StreamName, yes: Yes = False) -> None:
-    """Remove a LOST stream for good, so that its name can be used again.
-
-    Deletes the rest of its topics. Refused for a stream that is not LOST, and while a transaction that is not
-    over has a part in it: settle that first.
-    """
-    connecting = options.client()  # wrong options are refused before the question
-    confirm(f"All that is left of {stream} and its topics will be deleted for good.", yes=yes)
-    with connecting as client:
-        client.forget_stream(stream)
-    told = f"{stream} is forgotten: its name can be used again"
-    print_result({"stream": stream, "state": FORGOTTEN}, told, as_json=options.json)
+def show_settings(found: StreamDescription, effective: Mapping[str, str]) -> None:
+    """The settings that were asked for, beside those in effect."""
+    names = sorted({*found.settings, *effective})
+    columns = ("setting", "wanted", "effective")
+    rows = ((name, found.settings.get(name, ""), effective.get(name, "")) for name in names)
+    print_table(f"{found.stream}: settings", columns, rows)
 
 
 _EPOCH_COLUMNS = ("epoch", "copy of", "opened", "segments", "sealed", "commits", "events")
@@ -305,12 +301,7 @@ def _show(
 # -- segments and key ranges as people write them ------------------------------------------------------
 
 
-def segment_name(id_: int) -> str:
-    """A segment as number@epoch."""
-    return f"{segment_number(id_)}@{segment_epoch(id_)}"
-
-
-def parse_segment(text: str) -> int:
+def parse_segment(text: str, option: str = "--seal") -> int:
     """The id of a segment given as number@epoch, or as the id itself. Else `InvalidArgument`."""
     number, at, epoch = text.partition("@")
     try:
@@ -323,7 +314,7 @@ def parse_segment(text: str) -> int:
     except ValueError:
         pass
     raise InvalidArgument(
-        f"--seal {text!r} is no segment: write NUMBER@EPOCH, as `anabranch stream describe` does, or an id"
+        f"{option} {text!r} is no segment: write NUMBER@EPOCH, as `anabranch stream describe` does, or an id"
     )
 
 

@@ -1,0 +1,1 @@
+"""`anabranch group`, `write`, `doctor` and `web`."""

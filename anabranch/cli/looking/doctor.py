@@ -1,0 +1,197 @@
+"""`anabranch doctor`: looks at brokers, rights, topics, clocks, disks and controllers, and says what to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from anabranch.cli.errors import CheckFailed
+from anabranch.cli.options import ClusterOptions
+from anabranch.cli.output import count_of, print_json, print_table
+from anabranch.errors import AnabranchError, FixCallError, NotAuthorized
+from anabranch.ports import LogError
+
+if TYPE_CHECKING:
+    from anabranch import Client
+    from anabranch.cli.session import Target
+    from anabranch.kafka.wire.cluster import Cluster
+    from anabranch.types import StreamDescription
+
+_ANSWER_S = 2.0  # each question
+_WARN_FREE, _BAD_FREE = 0.2, 0.05  # of a disk
+_WARN_CLOCK_S, _BAD_CLOCK_S = 1.0, 10.0
+OK, WARN, BAD = "ok", "warn", "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing that was looked at. ``state``: ok, warn or bad. ``to_do``: empty if it is ok."""
+
+    what: str
+    state: str
+    told: str
+    to_do: str = ""
+
+
+def command(options: ClusterOptions) -> None:
+    """Look at brokers, rights, topics, clocks, disks and controllers: each ok, warn or bad, with what to do.
+
+    Nothing is changed, and no question takes longer than 2 seconds. The exit code is 1 if something is bad.
+    """
+    from anabranch.cli.session import connected
+    from anabranch.kafka.settings import parse_settings
+    from anabranch.kafka.wire.cluster import Cluster
+    from anabranch.librdkafka.options import Options
+
+    target = replace(options.target(), timeout=_ANSWER_S)
+    rows: list[Row] = []
+    given = Options(target.bootstrap, target.kafka)
+    settings = replace(
+        parse_settings(given.bootstrap, given.raw_reader()), request_timeout=_ANSWER_S
+    )
+    with closing(Cluster(settings)) as cluster:
+        rows += _brokers(cluster, target)
+        if rows[0].state != BAD:
+            rows += _topics(cluster, target)
+            with connected(target) as client:
+                rows += _controllers(client)
+    bad = sum(row.state == BAD for row in rows)
+    if options.json:
+        print_json({"rows": [asdict(row) for row in rows], "bad": bad})
+    else:
+        print_table(
+            "Doctor",
+            ("what", "state", "found", "what to do"),
+            ((r.what, r.state, r.told, r.to_do) for r in rows),
+        )
+    if bad:
+        raise CheckFailed(f"{count_of(bad, 'check')} bad, shown above")
+
+
+def _brokers(cluster: Cluster, target: Target) -> Iterator[Row]:
+    """Reachability, versions and disks of all brokers."""
+    from anabranch.kafka.look import look_at
+    from anabranch.librdkafka.admin import no_broker
+
+    if found := no_broker(target.bootstrap):
+        yield Row("brokers", BAD, found, "start a broker, or mend --bootstrap")
+        return
+    try:
+        brokers = look_at(cluster, _ANSWER_S)
+    except (AnabranchError, LogError) as error:
+        yield Row("brokers", BAD, str(error), "look at the broker, and at security.protocol")
+        return
+    silent = [b.address for b in brokers if b.trouble]
+    told = ", ".join(f"{b.address} in {b.seconds * 1000:.0f} ms" for b in brokers if not b.trouble)
+    yield Row("brokers", WARN if silent else OK, told, f"start {', '.join(silent)}" * bool(silent))
+    for broker in brokers:
+        name = f"broker {broker.address}"
+        if broker.trouble:
+            yield Row(name, BAD, broker.trouble, "start it, or look at its log")
+        elif broker.too_old:
+            told = "does not speak " + ", ".join(broker.too_old)
+            seldom = all(name.startswith("Describe") for name in broker.too_old)
+            yield Row(
+                name, WARN if seldom else BAD, told, "use a newer broker: docs/other-brokers.md"
+            )
+        else:
+            yield Row(name, OK, f"speaks all that is needed; {broker.features}".rstrip("; "))
+        for path, usable, total, trouble in broker.disks:
+            what = f"disk {path} of {broker.address}"
+            if trouble:
+                yield Row(what, BAD, trouble, "mend the disk, then start the broker again")
+            elif total > 0:
+                free = usable / total
+                state = BAD if free < _BAD_FREE else WARN if free < _WARN_FREE else OK
+                told = f"{usable / 1e9:,.1f} of {total / 1e9:,.1f} GB free"
+                yield Row(what, state, told, "" if state == OK else "make room, or keep less")
+        if not broker.trouble and broker.disk_trouble:
+            yield Row(f"disk of {broker.address}", WARN, broker.disk_trouble, "look at it there")
+
+
+def _topics(cluster: Cluster, target: Target) -> Iterator[Row]:
+    """The topics that clients and controllers share, and their replicas."""
+    from anabranch.topics.names import commands_topic, replies_topic
+
+    lane = target.lane
+    names = (commands_topic(target.prefix, lane), replies_topic(target.prefix, lane))
+    try:
+        found = cluster.refresh(names, cluster.deadline(_ANSWER_S))
+    except (AnabranchError, LogError) as error:
+        yield Row("topics", BAD, str(error), "look at the rights of this client")
+        return
+    for name in names:
+        topic = found.get(name)
+        if topic is None:
+            told = "it is not there, or may not be seen"
+            do = "start `anabranch controller`; compare --prefix and --lane; grant Describe"
+            yield Row(f"topic {name}", BAD, told, do)
+            continue
+        told = f"{topic.in_sync} of {count_of(topic.replication_factor, 'replica')} in sync"
+        lacks = topic.in_sync < topic.replication_factor
+        do = "start the brokers that are down" if lacks else ""
+        yield Row(f"topic {name}", WARN if lacks else OK, told, do)
+
+
+def _controllers(client: Client) -> Iterator[Row]:
+    """Controllers, rights, clocks and streams, as answers of controllers tell."""
+    begun = time.monotonic()
+    rows: list[Row] = []
+    with _asked(rows, "controllers", "start `anabranch controller`, or look at its log"):
+        opened = client.open_transactions(limit=10_000)
+        told = f"all control partitions answered in {(time.monotonic() - begun) * 1000:.0f} ms"
+        rows.append(Row("controllers", OK, f"{told}; {count_of(len(opened), 'open transaction')}"))
+    yield from rows
+    if rows[0].state == BAD:
+        return
+    rows = []
+    with _asked(rows, "commands set aside", ""):
+        aside = sum(len(one.set_aside) for one in client.commands())
+        do = "look at them: `anabranch command list --lane admin`" if aside else ""
+        rows.append(Row("commands set aside", WARN if aside else OK, f"{aside:,}", do))
+    streams: list[StreamDescription] = []
+    with _asked(rows, "streams", "look at the controllers' logs"):
+        streams = client.streams()
+        ill = [one for one in streams if one.state != "ACTIVE"]
+        told = f"{len(streams) - len(ill):,} of {count_of(len(streams), 'stream')} ACTIVE"
+        rows.append(Row("streams", BAD if ill else OK, told, "see below" if ill else ""))
+        for one in ill:
+            do = 'operations.md, "Streams that are lost"' if one.state == "LOST" else "mend that"
+            rows.append(Row(f"stream {one.stream}", BAD, f"{one.state} {one.trouble}".strip(), do))
+        for one in streams:
+            if one.foreign:
+                told = f"{count_of(one.foreign, 'foreign record')} in its topic"
+                do = "let only controllers write to it: docs/security.md"
+                rows.append(Row(f"stream {one.stream}", WARN, told, do))
+    if streams:
+        with _asked(rows, "clocks", ""):
+            rows.append(_clock(client, streams[0].stream))
+    yield from rows
+
+
+def _clock(client: Client, stream: str) -> Row:
+    """How far the controllers' time is from this machine's clock."""
+    from anabranch.core.hybrid_time import to_us
+
+    before = time.time()
+    at = to_us(client.snapshot(stream).timestamp) / 1e6
+    ahead = at - time.time() if at > time.time() else min(0.0, at - before)
+    state = BAD if abs(ahead) > _BAD_CLOCK_S else WARN if abs(ahead) > _WARN_CLOCK_S else OK
+    told = f"controllers' time is {ahead:+.3f} s from this machine's, at least"
+    return Row("clocks", state, told, "" if state == OK else "set the clocks, by NTP for example")
+
+
+@contextmanager
+def _asked(rows: list[Row], what: str, to_do: str) -> Iterator[None]:
+    """Errors of questions as rows."""
+    try:
+        yield
+    except NotAuthorized as error:
+        rows.append(Row(what, OK, f"not looked at: {error}"))
+    except FixCallError as error:
+        rows.append(Row(what, BAD, f"{type(error).__name__}: {error}", to_do or "mend that"))
+    except AnabranchError as error:
+        rows.append(Row(what, BAD, f"{type(error).__name__}: {error}", to_do or "run it again"))

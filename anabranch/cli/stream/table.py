@@ -1,0 +1,244 @@
+"""`anabranch table`: tables and their rows, by a replica of each command's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from anabranch.cli.options import App, ClusterOptions, argument, option
+from anabranch.cli.output import (
+    count_of,
+    print_json,
+    print_line,
+    print_result,
+    print_table,
+    put_bytes,
+)
+from anabranch.cli.read import moment_of
+from anabranch.cli.session import parse_kafka
+from anabranch.cli.stream.commands import Settings
+from anabranch.core.hybrid_time import to_text
+from anabranch.core.ids import split_stream
+from anabranch.core.stream_settings import VERSIONS_MS, is_table
+from anabranch.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from anabranch.tables.snapshot import TableSnapshot
+
+app = App(no_args_is_help=True, help="Create tables, and read and write their rows.")
+Table = Annotated[str, argument("SCOPE/TABLE", "The table.")]
+Key = Annotated[str, argument("KEY", "The row's key.")]
+At = Annotated[
+    str | None,
+    option(
+        "--at TIME", "As of a commit timestamp, or an ISO 8601 time with its zone (default: now)."
+    ),
+]
+Folder = Annotated[
+    Path | None,
+    option(
+        "--folder DIR", "Keep the replica here: the next call is quick (default: a temporary one)."
+    ),
+]
+
+
+@app.command("create")
+def create(
+    options: ClusterOptions,
+    table: Table,
+    segments: Annotated[int, option("--segments -s", "How many segments.", min=1, max=10_000)] = 1,
+    setting: Settings = None,
+    near: Annotated[
+        str | None, option("--near SCOPE", "A scope that a new one shares transactions with.")
+    ] = None,
+) -> None:
+    """Create a table, and its scope if that is new. One that exists with the same settings stays."""
+    with options.client() as client:
+        made = client.create_table(table, segments, parse_kafka(setting, "--setting"), near=near)
+    document = {
+        "table": made.stream,
+        "segments": len(made.segments),
+        "settings": dict(made.settings),
+    }
+    print_result(
+        document, f"{table}: {count_of(len(made.segments), 'segment')}", as_json=options.json
+    )
+
+
+@app.command("list")
+def list_tables(
+    options: ClusterOptions,
+    scope: Annotated[str | None, argument("SCOPE", "Only this scope.")] = None,
+) -> None:
+    """List tables."""
+    with options.client() as client:
+        found = [each for each in client.streams(scope) if is_table(each.settings)]
+    rows = [
+        {
+            "table": each.stream,
+            "state": each.state,
+            "segments": len(each.segments),
+            "history_ms": int(each.settings.get(VERSIONS_MS, 3_600_000)),
+        }
+        for each in found
+    ]
+    if options.json:
+        print_json({"tables": rows})
+    else:
+        heads = ("table", "state", "segments", "versions kept, ms")
+        print_table("Tables", heads, (tuple(row.values()) for row in rows))
+
+
+@app.command("get")
+def get(
+    options: ClusterOptions, table: Table, key: Key, at: At = None, folder: Folder = None
+) -> None:
+    """Print a row. Without one: nothing, and exit code 1."""
+    with _view(options, table, at, folder) as view:
+        value = view.get(table, key.encode())
+    if options.json:
+        document: dict[str, Any] = {
+            "key": key,
+            "timestamp": view.timestamp,
+            "found": value is not None,
+        }
+        put_bytes(document, "value", value)
+        print_json(document)
+    elif value is not None:
+        print_line(value.decode(errors="replace"))
+    if value is None:
+        raise SystemExit(1)
+
+
+@app.command("scan")
+def scan(
+    options: ClusterOptions,
+    table: Table,
+    starts: Annotated[str | None, option("--starts KEY", "Only keys that begin so.")] = None,
+    low: Annotated[str | None, option("--from KEY", "From this key on.")] = None,
+    high: Annotated[str | None, option("--to KEY", "Up to this key, not included.")] = None,
+    reverse: Annotated[bool, option("--reverse", "The highest keys first.")] = False,
+    limit: Annotated[int | None, option("--limit -n", "So many rows.", min=1)] = None,
+    at: At = None,
+    folder: Folder = None,
+) -> None:
+    """Print rows in the order of their keys, a line each: the key, a tab, the row."""
+    bounds = {n: None if v is None else v.encode() for n, v in (("low", low), ("high", high))}
+    begin = None if starts is None else starts.encode()
+    with _view(options, table, at, folder) as view:
+        for key, value in view.scan(table, **bounds, prefix=begin, reverse=reverse, limit=limit):
+            if options.json:
+                document: dict[str, Any] = {}
+                put_bytes(document, "key", key)
+                put_bytes(document, "value", value)
+                print_json(document)
+            else:
+                print_line(f"{key.decode(errors='replace')}\t{value.decode(errors='replace')}")
+
+
+@app.command("versions")
+def versions(options: ClusterOptions, table: Table, key: Key, folder: Folder = None) -> None:
+    """Show from when to when each value of a key was valid, and which transaction wrote it.
+
+    As far back as versions are kept (`table.history.ms`), the newest first.
+    """
+    with _view(options, table, None, folder) as view:
+        found = list(view.versions(table, key.encode()))
+    rows, until = [], None
+    for each in found:
+        row: dict[str, Any] = {
+            "since": to_text(each.timestamp),
+            "until": until and to_text(until),
+            "timestamp": each.timestamp,
+            "until_timestamp": until,
+            "txn_id": each.txn_id.hex(),
+            "deleted": each.value is None,
+        }
+        put_bytes(row, "value", each.value)
+        rows.append(row)
+        until = each.timestamp
+    if options.json:
+        print_json({"key": key, "versions": rows})
+        return
+    cells = (
+        (
+            row["since"],
+            row["until"] or "now",
+            row["txn_id"],
+            "(deleted)" if each.value is None else each.value.decode(errors="replace"),
+        )
+        for row, each in zip(rows, found, strict=True)
+    )
+    print_table(f"{table} {key}", ("from", "until", "transaction", "row"), cells)
+
+
+@app.command("put")
+def put(
+    options: ClusterOptions,
+    table: Table,
+    key: Key,
+    value: Annotated[str, argument("VALUE", "The row.")],
+    insert: Annotated[bool, option("--insert", "Only if there is no row of this key.")] = False,
+    replace: Annotated[bool, option("--replace", "Only if there is one.")] = False,
+    folder: Folder = None,
+) -> None:
+    """Write a row."""
+    if insert and replace:
+        raise InvalidArgument(
+            "--insert is for a new row, --replace for one that is there: give one"
+        )
+    with options.client() as client:
+        if not insert and not replace:
+            _blind(options, client, table, key, value.encode())
+            return
+        with client.replica(table, folder=folder) as replica:
+            result = replica.transact(
+                lambda txn: (txn.insert if insert else txn.replace)(
+                    table, key.encode(), value.encode()
+                )
+            )
+    _told(options, table, key, result, "written")
+
+
+@app.command("delete")
+def delete(options: ClusterOptions, table: Table, key: Key) -> None:
+    """Delete a row, if it is there."""
+    with options.client() as client:
+        _blind(options, client, table, key, None)
+
+
+def _blind(options: ClusterOptions, client: Any, table: str, key: str, value: bytes | None) -> None:
+    if not is_table(client.describe(table).settings):
+        raise InvalidArgument(f"{table} is a stream, and no table: `anabranch write` writes to it")
+    with client.begin(split_stream(table)[0]) as txn:
+        txn.write(table, value, key=key.encode())
+        result = txn.commit()
+    _told(options, table, key, result, "deleted" if value is None else "written")
+
+
+def _told(options: ClusterOptions, table: str, key: str, result: Any, what: str) -> None:
+    document = {
+        "table": table,
+        "key": key,
+        "txn_id": result.txn_id.hex(),
+        "commit_timestamp": result.commit_timestamp,
+        "committed_at": to_text(result.commit_timestamp),
+    }
+    line = f"{table} {key} is {what}: transaction {document['txn_id']}"
+    print_result(document, line, as_json=options.json)
+
+
+@contextmanager
+def _view(
+    options: ClusterOptions, table: str, at: str | None, folder: Path | None
+) -> Iterator[TableSnapshot]:
+    """The table as of a time, by a replica that is built first."""
+    when = None if at is None else moment_of(at)
+    with (
+        options.client() as client,
+        client.replica(table, folder=folder) as replica,
+        replica.snapshot(at=when) as view,
+    ):
+        yield view
