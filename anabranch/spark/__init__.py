@@ -1,13 +1,30 @@
 """Spark sources and sinks, and the pipelines made of them (`docs/spark.md`).
 
 ``register(spark)`` adds the format "anabranch" to a session. Importing this needs PySpark:
-``pip install anabranch[spark]``.
+``pip install 'anabranch[spark]'``.
 """
 
 from __future__ import annotations
 
-from anabranch.spark.session import register, spark_session
-from anabranch.spark.sink.avro_rows import avro_schema
-from anabranch.spark.source.positions import lag
+from anabranch.extras import need
 
-__all__ = ["avro_schema", "lag", "register", "spark_session"]
+need("pyspark", "pyarrow", "numba", extra="spark")
+
+from anabranch.spark.progress import (  # noqa: E402 - a refusal comes first
+    Progress,
+    ProgressListener,
+    measured,
+)
+from anabranch.spark.session import register, spark_session  # noqa: E402
+from anabranch.spark.sink.avro_rows import avro_schema  # noqa: E402
+from anabranch.spark.source.positions import lag  # noqa: E402
+
+__all__ = [
+    "Progress",
+    "ProgressListener",
+    "avro_schema",
+    "lag",
+    "measured",
+    "register",
+    "spark_session",
+]

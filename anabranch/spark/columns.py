@@ -14,6 +14,7 @@ from pyspark.sql.types import (
 )
 
 from anabranch.errors import InvalidArgument
+from anabranch.spark.options import Options
 
 HEADERS_TYPE = ArrayType(
     StructType([StructField("key", StringType(), False), StructField("value", BinaryType())])
@@ -35,12 +36,24 @@ EVENT_SCHEMA = StructType(
 )
 
 
-def check_schema(schema: StructType) -> None:
+def chosen(options: Options) -> StructType:
+    """The columns of option ``columns``, in its order; all without it. `InvalidArgument`: one is unknown."""
+    names = dict.fromkeys(options.words("columns")) or EVENT_SCHEMA.names
+    unknown = [name for name in names if name not in EVENT_SCHEMA.names]
+    if unknown:
+        raise InvalidArgument(
+            f"option columns: no column {', '.join(unknown)}; there are {', '.join(EVENT_SCHEMA.names)}"
+        )
+    return StructType([EVENT_SCHEMA[name] for name in names])
+
+
+def check_schema(schema: StructType, options: Options) -> None:
     """Raise `InvalidArgument` for other columns: a user may give a schema, but not choose it."""
+    wanted = chosen(options)
     given = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-    ours = [(field.name, field.dataType.simpleString()) for field in EVENT_SCHEMA.fields]
+    ours = [(field.name, field.dataType.simpleString()) for field in wanted.fields]
     if given != ours:
         raise InvalidArgument(
-            f"schema({schema.simpleString()}): the columns are {EVENT_SCHEMA.simpleString()}; "
-            "leave schema() out, and select() what you want"
+            f"schema({schema.simpleString()}): the columns are {wanted.simpleString()}; "
+            "leave schema() out, and give option columns=key,value"
         )

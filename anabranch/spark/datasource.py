@@ -5,12 +5,12 @@ from __future__ import annotations
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
-    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceWriter,
 )
 from pyspark.sql.types import StructType
 
+from anabranch.spark.api import DataSourceStreamArrowWriter
 from anabranch.spark.options import Options
 
 
@@ -23,10 +23,10 @@ class AnabranchDataSource(DataSource):
         return "anabranch"
 
     def schema(self) -> StructType:
-        """The columns of a committed event."""
-        from anabranch.spark.columns import EVENT_SCHEMA
+        """The columns of a committed event, or those of option ``columns``."""
+        from anabranch.spark.columns import chosen
 
-        return EVENT_SCHEMA
+        return chosen(Options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of a snapshot of streams."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,11 +23,13 @@ from anabranch.audit.report import AuditReport
 from anabranch.audit.run import audit
 from anabranch.cli.main import app
 from anabranch.core import rows as k
-from anabranch.core.ids import NO_TXN, pack_txn_header
+from anabranch.core.ids import NO_TXN, make_txn_id, pack_txn_header
 from anabranch.kafka.log import KafkaLog
+from anabranch.ledger import Ledger
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import CommitRecord, EpochRecord, PlainRow, Receipt
 from anabranch.spark.options import Connection
+from anabranch.types import TransactionInfo
 from tests.cluster import Cluster, start_cluster
 from tests.conftest import Broker
 from tests.crash.oracle import read_stream
@@ -40,6 +44,7 @@ SCOPE = "nyc"
 MAIN, OTHER_STREAM = f"{SCOPE}/main", "beside/other"  # of two scopes, which share transactions
 LONG_AGO_MS = int(time.time() * 1000) - 10 * 86_400_000
 SOON_S = 60.0
+BY = b"\7" * 32
 Plant = Callable[[Forge], object]
 
 
@@ -322,7 +327,9 @@ UNCHECKED = {
     "status-state": 1,
     "status-time": 1,
     "status-count": 1,
+    "ledger": 1,  # it waits for its word
 }
+IN_LEDGER = {("commit", "unknown"), ("abort", "COMMITTED")}  # rows that are wrong: expected, found
 
 
 def name_of(number: int) -> str:
@@ -333,10 +340,12 @@ def name_of(number: int) -> str:
 
 
 class Lived(NamedTuple):
-    """How many events two streams of a scope had at a moment of their life."""
+    """How many events two streams of a scope had at a moment of their life. ``ledger``: an SQLite file."""
 
     events: dict[str, int]
     moment: int
+    ledger: Path
+    prepared: TransactionInfo
 
 
 @dataclass
@@ -372,8 +381,12 @@ def log(audited: Cluster) -> Iterator[KafkaLog]:
 
 
 @pytest.fixture(scope="module")
-def lived(audited: Cluster, log: KafkaLog) -> Lived:
-    """A real life, which goes on behind the moment; and an empty stream for each plant."""
+def lived(audited: Cluster, log: KafkaLog, tmp_path_factory: pytest.TempPathFactory) -> Lived:
+    """A real life, which goes on behind the moment; and an empty stream for each plant.
+
+    A ledger has rows that are right, wrong (two), or wait.
+    """
+    path = tmp_path_factory.mktemp("ledger") / "x.db"
     with anabranch.connect(audited.bootstrap, prefix=PREFIX) as client:
         events = live(client, audited.bootstrap, MAIN, OTHER_STREAM)
         wait_for_events(log, MAIN, events[MAIN])
@@ -385,8 +398,23 @@ def lived(audited: Cluster, log: KafkaLog) -> Lived:
             later.write(MAIN, b"later", key=b"k")
             later.write(OTHER_STREAM, b"later", key=b"k")
             later.commit()
+        with client.begin(SCOPE) as waiting:
+            waiting.write(MAIN, b"waits", key=b"k")
+            waits = waiting.prepare(by=BY)
+        ledger = Ledger(lambda: sqlite3.connect(path))
+        ledger.create(client)
+        first, done = last.txn_id or b"", later.txn_id or b""
+        unknown = make_txn_id(0, int(time.time() * 1000), 1)
+        with closing(sqlite3.connect(path)) as database:
+            for outcome, txn_id in (
+                ("commit", first), ("commit", unknown), ("abort", done),
+                ("commit", waits.txn_id), ("begun", done[:-1] + b"x"),
+            ):  # fmt: skip
+                row = (txn_id.hex(), outcome)
+                database.execute("insert into anabranch_ledger values (?, ?, '', 1, null)", row)
+            database.commit()
         create_streams(client)
-    return Lived(events, moment)
+    return Lived(events, moment, path, waits)
 
 
 @pytest.fixture(scope="module")
@@ -411,6 +439,8 @@ def planted(audited: Cluster, log: KafkaLog, lived: Lived, spark: SparkSession) 
         "--json",
         "--prefix",
         PREFIX,
+        "--database",
+        str(lived.ledger),
     ]
     result = CliRunner().invoke(app, [*command, "--bootstrap", audited.bootstrap])
     return Planted(json.loads(result.stdout), result.exit_code, result.stderr)
@@ -450,7 +480,8 @@ def test_nothing_is_found_in_a_real_stream(clean: AuditReport) -> None:
         assert not check.breaches, check
         assert check.unchecked == OF_TASKS.get(check.name, 0), check
         # How far plain writes were committed is known as of now only.
-        assert bool(check.examined) == (check.name != "plain-content"), check
+        assert bool(check.examined) == (check.name not in ("plain-content", "ledger")), check
+    assert [(each.by, each.count) for each in clean.prepared] == [(BY.hex(), 1)]
 
 
 @pytest.mark.soak
@@ -466,7 +497,8 @@ def test_what_is_planted_is_found_under_its_name(planted: Planted, plant: str) -
 
 def test_nothing_else_is_found(planted: Planted) -> None:
     assert planted.found(MAIN) == planted.found(OTHER_STREAM) == {}
-    assert planted.report["breaches"] == sum(sum(found.values()) for _, found in PLANTS.values())
+    planted_ones = sum(sum(found.values()) for _, found in PLANTS.values())
+    assert planted.report["breaches"] == planted_ones + len(IN_LEDGER)
 
 
 def test_what_can_not_be_proved_is_not_passed(planted: Planted) -> None:
@@ -476,6 +508,16 @@ def test_what_can_not_be_proved_is_not_passed(planted: Planted) -> None:
     gone = planted.report["gone"]
     assert min(place["low"] for place in gone) > 0
     assert sum(place["events"] for place in gone) > 0
+
+
+def test_prepared_ones_and_a_ledger(planted: Planted, lived: Lived) -> None:
+    assert lived.prepared.prepared_at is not None
+    since_ms = round(lived.prepared.prepared_at.timestamp() * 1000)
+    assert planted.report["prepared"] == [{"by": BY.hex(), "count": 1, "since_ms": since_ms}]
+    (check,) = (each for each in planted.report["checks"] if each["name"] == "ledger")
+    assert check["examined"] == 3
+    found = {(each["expected"], each["found"]) for each in check["examples"]}
+    assert found == IN_LEDGER
 
 
 def test_a_breach_makes_the_exit_code_1(planted: Planted) -> None:

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from anabranch.errors import InvalidArgument
 from anabranch.reading.event_columns import SCHEMA
 from anabranch.spark.clients import connect
-from anabranch.spark.columns import EVENT_SCHEMA, check_schema
+from anabranch.spark.columns import EVENT_SCHEMA, check_schema, chosen
 from anabranch.spark.options import Options
 from anabranch.spark.pipelines.place import options_of
 from anabranch.spark.source.filters import Interval, Selection
@@ -139,9 +139,11 @@ def test_moments_that_are_none(text: str) -> None:
 
 def test_the_schema_is_that_of_the_columns() -> None:
     assert to_arrow_schema(EVENT_SCHEMA, timezone="UTC").equals(SCHEMA)
-    check_schema(EVENT_SCHEMA)
+    check_schema(EVENT_SCHEMA, Options({}))
+    few = {"columns": "offset,key"}
+    check_schema(chosen(Options(few)), Options(few))
     with pytest.raises(InvalidArgument, match=r"leave schema\(\) out"):
-        check_schema(StructType(EVENT_SCHEMA.fields[:3]))
+        check_schema(StructType(EVENT_SCHEMA.fields[:3]), Options({}))
 
 
 def test_the_page_has_every_option() -> None:

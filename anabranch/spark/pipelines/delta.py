@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from anabranch.errors import FixCallError, InvariantViolation, UnsupportedSetting
+from anabranch.errors import InvariantViolation, UnsupportedSetting
+from anabranch.extras import need
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -26,16 +27,12 @@ _QUERY_ID = "sql.streaming.queryId"
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
-class NoDelta(FixCallError):
-    """The package ``deltalake`` is not installed."""
-
-
 @dataclass(frozen=True)
 class DeltaFolder:
     """A Delta table in a folder, for ``foreachBatch(DeltaFolder(...).add)``.
 
     Raises:
-        NoDelta: the package ``deltalake`` is missing; the message says how to get it.
+        NotInstalled: the package ``deltalake`` is missing.
             UnsupportedSetting: the folder is not in this machine's file system.
     """
 
@@ -43,12 +40,7 @@ class DeltaFolder:
     partition_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        try:
-            import deltalake  # noqa: F401 - asked before anything runs
-        except ModuleNotFoundError as error:
-            raise NoDelta(
-                f"{error.name} is not installed; this gets it: pip install 'anabranch[delta]'"
-            ) from error
+        need("deltalake")  # before anything runs
         if urlsplit(self.to).scheme not in ("", "file"):
             raise UnsupportedSetting(
                 f"{self.to}: Delta tables go to folders of this machine, so far"

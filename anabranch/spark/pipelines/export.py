@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from anabranch.errors import InvalidArgument
+from anabranch.errors import InvalidArgument, UnsupportedSetting
 from anabranch.spark.failures import named_failures
 from anabranch.spark.pipelines.place import options_of
 
@@ -108,7 +108,7 @@ def export(
 
     Raises:
         InvalidArgument: a wrong argument or value; ``to`` holds another checkpoint's output.
-            UnknownStream. SnapshotExpired (`Pace`). NoDelta: the package for Delta is missing.
+            UnknownStream. SnapshotExpired (`Pace`). NotInstalled: the package for Delta is missing.
             JobFailed: repeating is safe.
     """
     shape, pace = shape or Shape(), pace or Pace()
@@ -117,6 +117,11 @@ def export(
     if not streams:
         raise InvalidArgument("no stream given")
     place = checkpoint or f"{to.rstrip('/')}/{_CHECKPOINT}"
+    if not hasattr(spark, "_jsparkSession"):
+        raise UnsupportedSetting(
+            "an export looks into Hadoop's file systems by the driver's JVM, which Spark Connect does not give: "
+            'use a session of the driver, or write spark.readStream.format("anabranch") as a query of your own'
+        )
     with named_failures():
         _check_fresh(spark, to, place)
         frame = _shaped(_committed(spark, connection, streams, pace), shape)

@@ -14,11 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 import anabranch
@@ -36,6 +32,7 @@ from anabranch.errors import (
     UnknownTransaction,
     check,
 )
+from anabranch.spark.api import DataSourceStreamArrowWriter
 from anabranch.spark.clients import client_of
 from anabranch.spark.options import Connection, Options
 from anabranch.spark.sink.encoding import Encoding, encoding_of
@@ -363,7 +360,7 @@ def _query_and_batch() -> tuple[str, str]:
     batch_id = context.getLocalProperty(BATCH_ID) if context else None
     if query_id is None or batch_id is None:
         raise IllegalState(
-            f"Spark tells the task no {QUERY_ID} and {BATCH_ID}: the streaming sink needs PySpark 4.3"
+            f"Spark tells the task no {QUERY_ID} and {BATCH_ID}: this Spark's streaming sinks are others'"
         )
     return query_id, batch_id
 

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-)
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter  # 4.0 has none, and pushes none
 
-_COMPARE: dict[type[Filter], Callable[[Any, Any], bool]] = {
-    EqualTo: lambda value, wanted: value == wanted,
-    EqualNullSafe: lambda value, wanted: value == wanted,
-    GreaterThan: lambda value, wanted: value > wanted,
-    GreaterThanOrEqual: lambda value, wanted: value >= wanted,
-    LessThan: lambda value, wanted: value < wanted,
-    LessThanOrEqual: lambda value, wanted: value <= wanted,
-    In: lambda value, wanted: value in wanted,
+# By the names of Spark's classes.
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "EqualTo": lambda value, wanted: value == wanted,
+    "EqualNullSafe": lambda value, wanted: value == wanted,
+    "GreaterThan": lambda value, wanted: value > wanted,
+    "GreaterThanOrEqual": lambda value, wanted: value >= wanted,
+    "LessThan": lambda value, wanted: value < wanted,
+    "LessThanOrEqual": lambda value, wanted: value <= wanted,
+    "In": lambda value, wanted: value in wanted,
 }
 
 
@@ -59,12 +51,12 @@ class Selection:
         Columns segment and commit_timestamp may be null (where the history is cut). A comparison with null is
         never true, here as in Spark.
         """
-        inner = given.child if isinstance(given, Not) else given
-        if type(inner) not in _COMPARE:
+        inner = _inner(given)
+        kind_of = _name(inner)
+        if kind_of not in _COMPARE:
             return False
-        column = inner.attribute[0] if len(inner.attribute) == 1 else None  # type: ignore[attr-defined]
-        wanted = inner.value  # type: ignore[attr-defined]
-        values = list(wanted) if isinstance(inner, In) else [wanted]
+        column = inner.attribute[0] if len(inner.attribute) == 1 else None
+        values = list(inner.value) if kind_of == "In" else [inner.value]
         kind = str if column == "stream" else int
         if not values or not all(type(value) is kind for value in values):
             return False
@@ -78,11 +70,11 @@ class Selection:
         if column in ("offset", "commit_timestamp"):
             interval = self.offsets if column == "offset" else self.commits
             interval.narrow(*_interval(inner, values))
-            return not isinstance(inner, In)
+            return kind_of != "In"
         return False
 
     def _take_segments(self, given: Filter, values: list[int]) -> bool:
-        if not isinstance(given, EqualTo | EqualNullSafe | In):
+        if _name(given) not in ("EqualTo", "EqualNullSafe", "In"):
             return False
         wanted = frozenset(values)
         self.segments = wanted if self.segments is None else self.segments & wanted
@@ -97,27 +89,37 @@ class Selection:
         """Whether the filters leave events of a stream, or of one partition of it."""
         values: dict[str, Any] = {"stream": stream, "partition": partition}
         return all(
-            values[column] is None or holds != isinstance(given, Not)
+            values[column] is None or holds != (_name(given) == "Not")
             for given in self._discrete
             for column, holds in [_judge(given, values)]
         )
 
 
+def _name(given: Filter) -> str:
+    return type(given).__name__
+
+
+def _inner(given: Any) -> Any:
+    """A filter, or the one that it negates."""
+    return given.child if _name(given) == "Not" else given
+
+
 def _judge(given: Filter, values: dict[str, Any]) -> tuple[str, bool]:
-    inner: Any = given.child if isinstance(given, Not) else given
+    inner = _inner(given)
     column = inner.attribute[0]
     value = values[column]
-    return column, value is not None and _COMPARE[type(inner)](value, inner.value)
+    return column, value is not None and _COMPARE[_name(inner)](value, inner.value)
 
 
 def _interval(given: Filter, values: list[int]) -> tuple[int | None, int | None]:
     """The least interval with all values that a filter leaves."""
-    if isinstance(given, GreaterThan):
+    name = _name(given)
+    if name == "GreaterThan":
         return values[0] + 1, None
-    if isinstance(given, GreaterThanOrEqual):
+    if name == "GreaterThanOrEqual":
         return values[0], None
-    if isinstance(given, LessThan):
+    if name == "LessThan":
         return None, values[0] - 1
-    if isinstance(given, LessThanOrEqual):
+    if name == "LessThanOrEqual":
         return None, values[0]
     return min(values), max(values)

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from anabranch.core.hybrid_time import MAX
 from anabranch.core.ids import split_stream
 from anabranch.errors import InvalidArgument, SnapshotExpired
+from anabranch.spark.api import arrow_schema
 from anabranch.spark.options import Connection, Options
 
 if TYPE_CHECKING:
@@ -111,12 +112,10 @@ def read_range(
     """
     if not isinstance(found, EventRange):  # Spark's own, where no range was planned
         return
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    from anabranch.reading.event_columns import SCHEMA
+    from anabranch.reading.event_columns import PLACES, SCHEMA
     from anabranch.reading.ranges import RangeReader
 
-    wanted = to_arrow_schema(schema, timezone="UTC")
+    wanted = arrow_schema(schema)
     with RangeReader(connection.reader_ports(), connection.timeout) as reader:
         for batch in reader.read(
             found.stream,
@@ -127,10 +126,12 @@ def read_range(
             low=found.low,
             high=found.high,
             segments=found.segments,
+            places=schema.names if set(schema.names) <= set(PLACES) else None,
         ):
-            if strict:
+            if strict and batch.schema.equals(SCHEMA):
                 _check_commits(found, batch)
-            yield batch if wanted.equals(SCHEMA) else batch.cast(wanted)
+            chosen = batch.select(schema.names)
+            yield chosen if chosen.schema.equals(wanted) else chosen.cast(wanted)
 
 
 def _check_commits(found: EventRange, batch: pa.RecordBatch) -> None:

@@ -6,6 +6,7 @@ positions must give equal text.
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -83,10 +84,20 @@ def _object(text: str | Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         found = json.loads(text) if isinstance(text, str) else text
     except ValueError:
+        found = _python(str(text))
+    except RecursionError:
         found = None
     if not isinstance(found, Mapping):
         raise MalformedRecord(f"{str(text)[:200]} is no position of this source")
     return found
+
+
+def _python(text: str) -> Any:
+    """An offset as PySpark 4.0 and 4.1 give it: Python's text of the object."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
 
 
 def _number(given: Any, least: int, bits: int = 63) -> int:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, get_args
 
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from anabranch.core.history_records import NO_PREVIOUS
 from anabranch.core.ids import segment_epoch
+from anabranch.errors import InvalidArgument
 from anabranch.reading.history import Found
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.snapshot import Mode
@@ -33,6 +35,7 @@ from anabranch.spark.source.plan import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.datasource import Filter  # 4.0 has none
 
     from anabranch.reading.snapshot import Snapshot
 
@@ -44,13 +47,12 @@ class SnapshotReader(DataSourceReader):
     """Spark makes it in a planner and asks it for partitions; copies of it read in the tasks."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        check_schema(schema)
+        check_schema(schema, options)
         self._schema = schema
         self._connection = options.connection()
         self._streams = streams_of(options)
-        at, since = options.text("at"), options.text("since")
-        self._at = None if at is None else moment("at", at)
-        self._since = None if since is None else moment("since", since)
+        self._at = _either(options, "at", "end", "now")
+        self._since = _either(options, "since", "start", "begin")
         self._mode = options.choice("mode", get_args(Mode), "snapshot")
         self._strict = strict_of(options)
         self._cutting = Cutting.of(options)
@@ -109,6 +111,14 @@ class SnapshotReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of a range, in order."""
         return read_range(self._connection, self._schema, partition, strict=self._strict)
+
+
+def _either(options: Options, name: str, other: str, word: str) -> int | datetime | None:
+    """A time under one of two names; None: neither is given, or the word that means so."""
+    given = [(key, text) for key in (name, other) if (text := options.text(key)) is not None]
+    if len(given) > 1:
+        raise InvalidArgument(f"options {name} and {other} mean the same: give one of them")
+    return next((moment(key, text) for key, text in given if text != word), None)
 
 
 class _Places:

@@ -11,17 +11,18 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
+from pyspark.sql.types import StructType
+
+from anabranch.core.hybrid_time import from_datetime
+from anabranch.errors import InvalidArgument, RetryError, UnsupportedSetting
+from anabranch.reading.history import Found
+from anabranch.spark.api import (
+    HAS_ADMISSION,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
-
-from anabranch.core.hybrid_time import from_datetime
-from anabranch.errors import InvalidArgument, RetryError
-from anabranch.reading.history import Found
 from anabranch.spark.columns import check_schema
 from anabranch.spark.options import Options
 from anabranch.spark.source.admission import Limits, admit
@@ -51,7 +52,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Spark keeps one in the planner; copies of another read in the tasks."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        check_schema(schema)
+        check_schema(schema, options)
         self._schema = schema
         self._connection = options.connection()
         self._streams = streams_of(options)
@@ -63,6 +64,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._strict = strict_of(options)
         self._cutting = Cutting.of(options)
         options.check_all_used()
+        if not HAS_ADMISSION and (self._most is not None or self._by_epoch):
+            raise UnsupportedSetting(
+                "options maxEventsPerTrigger and order=epoch need PySpark 4.2 or later: before, Spark tells no "
+                "source where a micro-batch begins, so each takes all that is there; leave them out"
+            )
         self._found: Histories | None = None
         self._target: dict[str, Found | None] | None = None  # of trigger availableNow
         self._latest: tuple[dict[str, tuple[int, int]], dict[str, Any]] | None = None
@@ -89,13 +95,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Fix the present end as the query's end."""
         self._target = self._histories.heads()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The next micro-batch's end; ``start`` itself if there is nothing to read."""
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        """The next micro-batch's end; ``start`` itself if there is nothing to read.
+
+        Without them (PySpark before 4.2): the present end.
+        """
+        if start is None or limit is None:
+            return to_json(dict.fromkeys(self._streams, BEGIN) | self._ends())
         before = from_json(start)
-        if before and not before.keys() & set(self._streams):
-            raise InvalidArgument(
-                f"the checkpoint is of {', '.join(before)}, not of {', '.join(self._streams)}: give another one"
-            )
+        self._check_streams(before)
         positions = {stream: before.get(stream, BEGIN) for stream in self._streams}
         end = self._admitted(positions, limit)
         if end == positions and not is_new(start):
@@ -107,11 +117,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             ends = self._histories.ends()
             if self._latest is None or self._latest[0] != ends:
-                heads = self._histories.heads()
-                found = {
-                    s: Position(at.offset, raised(at.vector(), {})) for s, at in heads.items() if at
-                }
-                self._latest = ends, to_json(found)
+                self._latest = ends, to_json(self._ends())
         except RetryError as error:
             log.info("where the streams end is not known: %s", error)
             return None
@@ -120,6 +126,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The offset ranges between two positions, for the tasks."""
         befores, afters = from_json(start), from_json(end)
+        self._check_streams(befores)
+        left_out = sorted(befores.keys() - afters.keys())
+        if left_out:  # `latestOffset` keeps their places, where Spark tells it the start
+            raise UnsupportedSetting(
+                f"the checkpoint is of {', '.join(left_out)}, too: PySpark before 4.2 can't keep the place of "
+                "streams that are left out: name them, or give another checkpoint"
+            )
         ranges = [
             found
             for stream, after in afters.items()
@@ -142,6 +155,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._found is not None:
             self._found.close()
             self._found = None
+
+    def _check_streams(self, before: Mapping[str, Position]) -> None:
+        if before and not before.keys() & set(self._streams):
+            raise InvalidArgument(
+                f"the checkpoint is of {', '.join(before)}, not of {', '.join(self._streams)}: give another one"
+            )
+
+    def _ends(self) -> dict[str, Position]:
+        heads = self._histories.heads()
+        return {s: Position(at.offset, raised(at.vector(), {})) for s, at in heads.items() if at}
 
     # -- inside ---------------------------------------------------------------------------------------
 
