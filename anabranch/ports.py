@@ -30,14 +30,12 @@ class TopicPartition(NamedTuple):
 class RawBatch(NamedTuple):
     """One RecordBatch v2 as it lies in the log, CRC checked.
 
-    ``data`` is the whole batch, header included; ``next_offset`` is its last offset + 1.
+    ``data`` is the whole batch with its header (`anabranch.batches.format`); ``next_offset`` its last offset + 1.
     """
 
     base_offset: int
     next_offset: int
     data: memoryview
-
-    # Header fields are read from ``data`` by `anabranch.batches.format`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,19 +198,19 @@ class Log(Protocol):
         """Create topics; one that exists is left as it is (check it with `describe_topics`)."""
 
     def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
-        """Delete these very topics, and no new ones of the same names, if brokers know ids.
+        """Delete these very topics, and no new ones of the same names, if brokers know ids; a missing one is fine.
 
-        A missing topic is fine. Brokers may know them for a while after this. `LogRefused`: they don't delete
-        them, with the reason.
+        Brokers may know them for a while after this. `LogRefused`: they don't delete them.
         """
 
     def add_partitions(self, topic: str, partitions: int) -> None:
         """Grow a topic to ``partitions``; one that has as many or more is left as it is.
 
-        Returns when all are led and their leaders serve them. Safe to repeat, by several at once too.
-
-        `LogRefused` (3): there is no such topic.
+        Returns when all are led and served. Safe to repeat, by several at once. `LogRefused` (3): no such topic.
         """
+
+    def alter_topics(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
+        """Change settings of topics; None: to the brokers' own value. `LogRefused`: as a rule, none is changed."""
 
     def default_replication_factor(self, topic: str) -> int | None:
         """The replicas of this topic if it is made with a factor of -1. None: the brokers don't tell."""
@@ -226,13 +224,14 @@ class Log(Protocol):
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
         """Likewise their ids; empty if brokers have none."""
 
+    def id_read(self, topic: str) -> str:
+        """The id under which `fetch` read this topic last; empty: none is known. No request is made."""
+
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         """Whether the topic does not exist, or has fewer partitions, by the word of the brokers' quorum.
 
-        Or whether it has another id than ``topic_id`` (if that is known): by the word of every broker.
-
-        Nothing is changed: the topic's creation, or its growth to ``partitions``, is asked for as a dry run.
-        Brokers that don't answer soon are not waited for.
+        Or whether it has another id than ``topic_id`` (if that is known): by the word of every broker. Creation, or
+        growth, is asked for as a dry run. Brokers that don't answer soon are not waited for.
         """
 
     def close(self) -> None:

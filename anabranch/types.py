@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple, Protocol, TypeAlias
 
 from anabranch.core.authorize import Right
-from anabranch.core.decisions.commits.positions import hash_of
 from anabranch.core.hybrid_time import to_datetime
-from anabranch.core.ids import OPEN_LANE, check_type, state_stream, txn_text
+from anabranch.core.ids import OPEN_LANE, check_type, hash_of, state_stream, txn_text
 from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import HeldByPrepared, InvalidArgument, TransactionAborted
 from anabranch.schemas import records as r
@@ -165,6 +164,24 @@ class TransactionInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction with what it holds and waits for, as its controller knows it.
+
+    ``age``, ``silent`` (since something was heard of it) and ``left`` (of its keepalive; None: it does not run) are
+    seconds. ``writers`` and ``carries``, the segments that its merge carries aside, are empty in lists.
+    """
+
+    info: TransactionInfo
+    staged_bytes: int
+    age: float
+    silent: float
+    left: float | None
+    writer_count: int
+    writers: tuple[r.WriterInfo, ...]
+    carries: tuple[r.CarryInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StreamDescription:
     """A stream as it is now.
 
@@ -311,6 +328,20 @@ def info_of(outcome: r.Outcome) -> TransactionInfo:
         owner=outcome.owner,
         prepared_ms=outcome.prepared_ms,
         prepared_by=outcome.prepared_by,
+    )
+
+
+def open_of(info: r.OpenInfo) -> OpenTransaction:
+    """An `OpenInfo` record for callers."""
+    return OpenTransaction(
+        info_of(info.outcome),
+        info.staged_bytes,
+        info.age_ms / 1000,
+        info.silent_ms / 1000,
+        None if info.left_ms < 0 else info.left_ms / 1000,
+        info.writer_count,
+        info.writers,
+        info.carries,
     )
 
 

@@ -19,6 +19,7 @@ from anabranch.batches.compression import NONE, compress
 from anabranch.batches.format import HEADER_SIZE, Packed
 from anabranch.batches.records import put_varint
 from anabranch.core.ids import TXN_HEADER
+from anabranch.extras import has
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -52,7 +53,7 @@ def warm() -> None:
 def worth_it(rows: int) -> bool:
     """Whether compiled code writes ``rows`` rows quicker, loading it included."""
     # The kernel reads numbers as they lie in memory.
-    return sys.byteorder == "little" and (_kernel is not None or rows > _FEW)
+    return sys.byteorder == "little" and (_kernel is not None or (rows > _FEW and has("numba")))
 
 
 class BytesColumn(NamedTuple):

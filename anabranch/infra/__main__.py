@@ -7,40 +7,36 @@ import sys
 from anabranch.infra.archive import archive_path, ensure_archive
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.errors import InfraError
-from anabranch.infra.fetch import Progress, ensure_broker
+from anabranch.infra.fetch import ensure_broker, report
 from anabranch.infra.java import find_java
-from anabranch.infra.lock import broker_lock
 
 
-def _report(progress: Progress) -> None:
-    end = "\n" if progress.done_files == progress.total_files else ""
-    start = "\r" if sys.stderr.isatty() else ""
-    if start or end:
-        sys.stderr.write(
-            f"{start}Kafka {broker_lock().kafka_version}: {progress.done_files}/"
-            f"{progress.total_files} files, {progress.done_bytes / 1e6:.1f}/"
-            f"{progress.total_bytes / 1e6:.1f} MB{end}"
-        )
-        sys.stderr.flush()
+def prepare() -> bool:
+    """Fetch the broker and start it once, unless both are done; tells of it on standard error. Returns if it did.
 
-
-def main() -> int:
-    """Fetch the broker with progress on standard error; returns the exit code."""
+    Raises: as `ensure_broker` and `EmbeddedBroker.start`; NoJava.
+    """
 
     def run_broker(java_options: list[str]) -> None:
         broker = EmbeddedBroker(java_options=java_options)
         broker.start()
         broker.stop(timeout_s=60)  # the broker writes the archive as it ends
 
+    class_path = ensure_broker(report)
+    java = find_java()
+    if archive_path(java, class_path).exists():
+        return False
+    sys.stderr.write(
+        f"Starting the broker once, on Java {java.major} ({java.source}), to make later starts quick\n"
+    )
+    ensure_archive(java, class_path, run_broker)
+    return True
+
+
+def main() -> int:
+    """Fetch the broker with progress on standard error; returns the exit code."""
     try:
-        class_path = ensure_broker(_report)
-        java = find_java()
-        if not archive_path(java, class_path).exists():
-            sys.stderr.write(
-                f"Starting the broker once, on Java {java.major} ({java.source}), to make later "
-                "starts quick\n"
-            )
-            ensure_archive(java, class_path, run_broker)
+        prepare()
     except InfraError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1

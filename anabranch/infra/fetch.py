@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anabranch.extras import need
 from anabranch.infra.errors import CacheBusy, DownloadFailed, HashMismatch
 from anabranch.infra.lock import DOWNLOADS_AT_ONCE, BrokerLock, LockedJar, broker_lock, sha256_of
 
@@ -59,6 +61,19 @@ def cache_root() -> Path:
 def broker_cache() -> Path:
     """The folder of the broker's jars."""
     return cache_root() / f"kafka-{broker_lock().kafka_version}"
+
+
+def report(progress: Progress) -> None:
+    """Tell how far a fetch is, on standard error."""
+    end = "\n" if progress.done_files == progress.total_files else ""
+    start = "\r" if sys.stderr.isatty() else ""
+    if start or end or progress.done_files == 1:
+        sys.stderr.write(
+            f"{start}Kafka {broker_lock().kafka_version}: {progress.done_files}/"
+            f"{progress.total_files} files, {progress.done_bytes / 1e6:.1f}/"
+            f"{progress.total_bytes / 1e6:.1f} MB{end or ('' if start else chr(10))}"
+        )
+        sys.stderr.flush()
 
 
 def ensure_broker(
@@ -143,6 +158,7 @@ def _fetch(
     repository: str | None,
     progress: Callable[[Progress], None] | None,
 ) -> None:
+    need("jgo", extra="local")
     from jgo.maven import MavenContext
 
     for left_over in folder.glob(f"{_STAGING}*"):

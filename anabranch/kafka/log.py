@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from anabranch.kafka import admin as kafka_admin
@@ -364,6 +365,10 @@ class KafkaLog:
             )
         kafka_admin.wait_for_leaders(self._cluster, (topic,), deadline, at_least=partitions)
 
+    def alter_topics(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
+        for alter in (partial(kafka_admin.alter_topics, dry=dry) for dry in (True, False)):
+            self._repeat("alter topics", partial(alter, self._cluster, changes))
+
     def default_replication_factor(self, topic: str) -> int | None:
         """`anabranch.ports.Log.default_replication_factor`, by a dry run."""
         return self._repeat(
@@ -384,6 +389,10 @@ class KafkaLog:
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
         found = self._cluster.refresh(names, self._cluster.deadline())
         return {name: topic.topic_id.hex() * any(topic.topic_id) for name, topic in found.items()}
+
+    def id_read(self, topic: str) -> str:
+        known = self._cluster.topic_ids.get(topic, b"")
+        return known.hex() * any(known)
 
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         deadline = self._cluster.soon(self._cluster.deadline())

@@ -7,6 +7,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -43,7 +44,7 @@ _TRY_S = 5.0
 # librdkafka goes on trying where it is not let in: then there is somebody to tell.
 _FIRST_TRY_S = 1.0
 _LEAST_S = 0.05
-_GRACE_S = 1.0
+GRACE_S = 1.0
 _LOOK_S = 1.0
 _FIRST_PAUSE_S = 0.02
 _LAST_PAUSE_S = 0.5
@@ -71,7 +72,7 @@ class KafkaAdmin:
         ``rights``: topic -> what this client must be allowed to do there. `NotAuthorized` if the brokers say it is
         not: at once, where the first command would be refused, and only its deadline would tell.
         """
-        return self._ask(deadline, self._counts(topics, rights))
+        return self.ask(deadline, self._counts(topics, rights))
 
     def _counts(
         self, topics: Iterable[str], rights: Mapping[str, AclOperation] = {}
@@ -84,7 +85,7 @@ class KafkaAdmin:
             found: dict[str, int] = {}
             for topic, future in futures.items():
                 try:
-                    described = future.result(seconds + _GRACE_S)
+                    described = future.result(seconds + GRACE_S)
                 except KafkaException as error:
                     if error.args[0].code() in _FORBIDDEN:
                         raise NotAuthorized(
@@ -113,7 +114,7 @@ class KafkaAdmin:
             found: dict[str, int] = {}
             for resource, future in futures.items():
                 try:
-                    entry = future.result(seconds + _GRACE_S).get(_LIMIT)
+                    entry = future.result(seconds + GRACE_S).get(_LIMIT)
                 except KafkaException as error:
                     if error.args[0].code() not in _FORBIDDEN:
                         raise
@@ -122,12 +123,12 @@ class KafkaAdmin:
             return found
 
         if unknown:
-            self._limits |= self._ask(deadline, ask)
+            self._limits |= self.ask(deadline, ask)
         return {topic: self._limits[topic] for topic in topics}
 
     def cluster_id(self, topic: str, deadline: float) -> str:
         """The name that the brokers gave their cluster; a topic that may be seen is asked for."""
-        return self._ask(
+        return self.ask(
             deadline,
             lambda client, seconds: str(client.list_topics(topic, timeout=seconds).cluster_id),
         )
@@ -143,7 +144,7 @@ class KafkaAdmin:
             futures = client.list_offsets(request, request_timeout=seconds)
             try:
                 found = {
-                    (place.topic, place.partition): future.result(seconds + _GRACE_S).offset
+                    (place.topic, place.partition): future.result(seconds + GRACE_S).offset
                     for place, future in futures.items()
                 }
             except KafkaException:
@@ -155,7 +156,7 @@ class KafkaAdmin:
                 raise TimeoutError
             return found
 
-        return self._ask(deadline, ask) if request else {}
+        return self.ask(deadline, ask) if request else {}
 
     def allow(self, acls: Iterable[Acl], deadline: float) -> None:
         """Add rules to the brokers' own. `NotAuthorized`, `IllegalState`."""
@@ -164,9 +165,9 @@ class KafkaAdmin:
         def ask(client: AdminClient, seconds: float) -> None:
             with _needs("Alter"):
                 for done in client.create_acls(wanted, request_timeout=seconds).values():
-                    done.result(seconds + _GRACE_S)
+                    done.result(seconds + GRACE_S)
 
-        self._ask(deadline, ask)
+        self.ask(deadline, ask)
 
     def listed(self, deadline: float) -> list[Acl]:
         """The brokers' rules. `NotAuthorized`, `IllegalState`."""
@@ -174,16 +175,16 @@ class KafkaAdmin:
         def ask(client: AdminClient, seconds: float) -> list[Acl]:
             with _needs("Describe"):
                 asked = client.describe_acls(everything(), request_timeout=seconds)
-                found = asked.result(seconds + _GRACE_S)
+                found = asked.result(seconds + GRACE_S)
             if not found:  # all that librdkafka says if they have no authorizer
                 raise IllegalState(
                     "the brokers keep no rules: they have no authorizer, or only super.users may do anything"
                 )
             return [acl for one in found if (acl := acl_of(one))]
 
-        return self._ask(deadline, ask)
+        return self.ask(deadline, ask)
 
-    def _ask(self, deadline: float, ask: Callable[[AdminClient, float], T]) -> T:
+    def ask(self, deadline: float, ask: Callable[[AdminClient, float], T]) -> T:
         """Ask until there is an answer: leaders may be moving, and new topics are known late."""
         pause, trouble = _FIRST_PAUSE_S, ""
         while True:
@@ -215,7 +216,10 @@ class KafkaAdmin:
             self._refresh(client, deadline)
 
     def _not_ready(self, trouble: str) -> NotReady:
-        why = trouble if self._heard else _no_broker(self._options.bootstrap)
+        why = trouble if self._heard else no_broker(self._options.bootstrap)
+        if not why:
+            where = self._options.bootstrap
+            why = f"what listens at {where} does not answer as a broker; see security.protocol"
         return NotReady(f"the brokers can't be asked: {why}")
 
     def _refresh(self, client: AdminClient, deadline: float) -> None:
@@ -245,7 +249,9 @@ class KafkaAdmin:
                     )
                     self._client = AdminClient(config)
                 except (KafkaException, TypeError, ValueError) as error:
-                    raise UnsupportedSetting(f"librdkafka refuses the options: {error}") from error
+                    raise UnsupportedSetting(
+                        f"librdkafka refuses the options: {told(error)}"
+                    ) from error
             return self._client
 
     def _on_error(self, error: KafkaError) -> None:
@@ -278,17 +284,27 @@ def _unheard(_: KafkaError) -> None:
     """The asker is gone."""
 
 
-def _no_broker(bootstrap: str) -> str:
-    """The obstacle to each address."""
-    found = []
-    for host, port in addresses(bootstrap):
-        try:
-            socket.create_connection((host, port), timeout=_LOOK_S).close()
-        except socket.gaierror:
-            why = "the host is not known"
-        except OSError as error:
-            why = error.strerror or str(error)
-        else:
-            why = "what listens there does not answer; see security.protocol"
-        found.append(f"no broker answers at {host}:{port}: {why}")
-    return "; ".join(found)
+def told(error: Exception) -> str:
+    """An error's text, in librdkafka's words if it is one of its own."""
+    first = error.args[0] if error.args else None
+    return first.str() if isinstance(first, KafkaError) else str(error)
+
+
+def no_broker(bootstrap: str) -> str:
+    """The obstacle to each address, within two seconds; empty if something listens at one of them."""
+    given = addresses(bootstrap)
+    with ThreadPoolExecutor(len(given)) as pool:
+        found = list(pool.map(_obstacle, given))
+    return "" if "" in found else "; ".join(found)
+
+
+def _obstacle(address: tuple[str, int]) -> str:
+    try:
+        socket.create_connection(address, timeout=_LOOK_S).close()
+    except socket.gaierror:
+        why = "the host is not known"
+    except OSError as error:
+        why = error.strerror or str(error)
+    else:
+        return ""
+    return f"no broker answers at {address[0]}:{address[1]}: {why}"

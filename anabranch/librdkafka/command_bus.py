@@ -25,7 +25,7 @@ from anabranch.errors import (
     UnknownLane,
     UnsupportedSetting,
 )
-from anabranch.librdkafka.admin import KafkaAdmin
+from anabranch.librdkafka.admin import KafkaAdmin, told
 from anabranch.librdkafka.broker_contact import Contact, with_error_callback
 from anabranch.librdkafka.options import Options
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
@@ -339,7 +339,9 @@ class KafkaBus:
 def missing_topics(lane: str, missing: str) -> AnabranchError:
     """The error for topics of a lane that are not there."""
     if lane in (OPEN_LANE, ADMIN_LANE):
-        return NotReady(f"there is no topic {missing}: start `anabranch controller`")
+        return NotReady(
+            f"there is no topic {missing}: start `anabranch controller`, or mend the prefix"
+        )
     return UnknownLane(
         f"there is no topic {missing}: an operator makes lane {lane!r} with `anabranch lane add {lane}`"
     )
@@ -366,7 +368,7 @@ def _make(kind: Callable[[dict[str, Any]], Any], config: dict[str, Any]) -> Any:
     try:
         return kind(config)
     except (KafkaException, TypeError, ValueError) as error:
-        raise UnsupportedSetting(f"librdkafka refuses the options: {error}") from error
+        raise UnsupportedSetting(f"librdkafka refuses the options: {told(error)}") from error
 
 
 def _rest_before_fork() -> None:

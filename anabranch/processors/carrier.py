@@ -20,10 +20,9 @@ from anabranch.batches.packer import batch_limit
 from anabranch.batches.splice import Piece, Splice
 from anabranch.core import rows as k
 from anabranch.core.decisions.commits.merge import TORN, runs_to_carry
-from anabranch.core.decisions.turn import IN_TROUBLE
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.journal.runs import StoredRun
-from anabranch.core.memory import Merging
+from anabranch.core.memory import IN_TROUBLE, Merging
 from anabranch.core.state import State
 from anabranch.ports import (
     Log,

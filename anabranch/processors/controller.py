@@ -20,9 +20,10 @@ from anabranch.core.decisions.lanes import resume
 from anabranch.core.decisions.plain import give_up
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.transactions import abort_txn
-from anabranch.core.decisions.turn import IN_TROUBLE, Settings, Turn, close_round, is_usable, refuse
+from anabranch.core.decisions.turn import Settings, Turn, close_round, refuse
 from anabranch.core.history_records import Tail
-from anabranch.core.memory import Keepalives, LeaderMemory
+from anabranch.core.memory import IN_TROUBLE, Keepalives, LeaderMemory, is_usable
+from anabranch.core.read_locks import Windows
 from anabranch.core.state import State
 from anabranch.errors import EventTooLarge, InvalidArgument, NotLeading, check
 from anabranch.ports import (
@@ -36,9 +37,9 @@ from anabranch.ports import (
     Producer,
     Table,
     TableError,
-    TopicPartition,
 )
-from anabranch.processors.carrier import Carriers, carriers_of, is_carrying
+from anabranch.processors.beside import Beside
+from anabranch.processors.carrier import is_carrying
 from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.history_tail import tail_for
 from anabranch.processors.intake import Intake
@@ -50,11 +51,8 @@ from anabranch.processors.metrics import Metrics
 from anabranch.processors.offset_guess import OffsetGuess
 from anabranch.processors.poison_commands import Culprit
 from anabranch.processors.streams.autoscaling import Autoscaling
-from anabranch.processors.streams.cleanup import Cutter, move_next
-from anabranch.processors.streams.gaps import Gaps
+from anabranch.processors.streams.cleanup import move_next
 from anabranch.processors.streams.health import refuses_data
-from anabranch.processors.streams.quiet import Quiet
-from anabranch.processors.streams.topics import StreamTopics
 from anabranch.processors.streams.trouble import StreamTrouble, places_of
 from anabranch.schemas.records import TermRow
 from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
@@ -88,15 +86,11 @@ class Controller:
     _intake: Intake = field(init=False)
     _lanes: Lanes = field(init=False)
     _memory: LeaderMemory = field(init=False)
-    _carriers: Carriers | None = None
-    _topics: StreamTopics | None = None
-    _cutter: Cutter | None = None
-    _gaps: Gaps | None = None
+    _beside: Beside | None = None
     _tails: dict[str, Tail] = field(default_factory=dict)
     _offset_guess: OffsetGuess = field(default_factory=OffsetGuess)
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
     _stream_trouble: StreamTrouble = field(init=False)
-    _quiet: Quiet | None = None
     _culprit: Culprit = field(init=False)
     _trying: Sequence[Command] = ()  # the commands of the round that failed
 
@@ -149,26 +143,20 @@ class Controller:
         self._stream_trouble.find_journals(self._intake, self._state)
         self._tails.clear()
         self._autoscaling = Autoscaling()
-        status = TopicPartition(status_topic(self.settings.prefix), self.settings.control_partition)
-        how = self.lease.carriers, self.settings.chunk_bytes, self.threads
-        self._carriers = Carriers(carriers_of(self.log, status, *how), threads=self.threads)
-        every_ms = self.settings.clean_history_ms
-        self._cutter = Cutter(self.log, threads=self.threads, histories_ms=every_ms)
-        self._gaps = Gaps(self.log, threads=self.threads)
-        parts = self.log, self._stream_trouble, self._state
-        self._quiet = Quiet(*parts, self._now_ms(), threads=self.threads)
-        self._topics = StreamTopics(
-            self.log, self.clock, status.topic, self._cutter, threads=self.threads
+        parts = self.lease, self._stream_trouble, self._state
+        beside = self._beside = Beside(
+            self.log, self.clock, self.settings, *parts, threads=self.threads
         )
         self._memory = LeaderMemory(
             keepalives,
             waiting=self._stream_trouble.waiting,
-            carrying=self._carriers.carrying,
-            refused=self._carriers.trouble,
-            foreign=self._gaps.found,
+            carrying=beside.carriers.carrying,
+            refused=beside.carriers.trouble,
+            foreign=beside.gaps.found,
             lanes=self._lanes.on,
+            windows=Windows(self._state.round.hybrid_time),
         )
-        self._cutter.logged(  # a former leader may not have cut them
+        beside.cutter.logged(  # a former leader may not have cut them
             {place: low for place, low in self._state.low_water.items() if self._usable(place[0])}
         )
         self._finish_topics()
@@ -180,8 +168,8 @@ class Controller:
         """
         if self.lease is None and self.terms and self._stream_trouble.suspects:
             self._lead(again=True)
-        term, carriers = self._state.term, self._carriers
-        ready = self.lease and term and carriers and carriers.close()
+        term = self._state.term
+        ready = self.lease and term and self._beside and self._beside.carriers.close()
         while ready and self.lease and term and self.lease.producers:
             turn = self._turn()
             turn.put(k.TERM_KEY, replace(term, resigned=True))
@@ -193,11 +181,10 @@ class Controller:
 
     def resign(self) -> None:
         """Lead no more. No message is needed: a successor fences this leader."""
-        besides = self._carriers, self._topics, self._cutter, self._gaps, self._quiet
-        for part in (*besides, self.lease):
+        for part in (self._beside, self.lease):
             if part is not None:
                 part.close()
-        self._carriers = self._topics = self._cutter = self._gaps = self._quiet = self.lease = None
+        self._beside = self.lease = None
 
     @property
     def state(self) -> State:
@@ -223,7 +210,9 @@ class Controller:
 
     def _step(self, max_wait: float) -> bool:
         self._give_up_streams()
-        self._carry()
+        if self._beside is not None:
+            parts = self._state, self.table, self._memory, self._intake.index
+            self._beside.carry(*parts, self._usable)
         self._shorten_journals()
         found = self._lanes.follow(self._state)
         if found:  # logged before anything of these lanes is read
@@ -368,7 +357,7 @@ class Controller:
         if round_.empty:
             turn.done()
             return False
-        if self.lease is None or self._quiet is None:
+        if self.lease is None or self._beside is None:
             raise NotLeading("a round is for a controller that leads")
         self._stream_trouble.check(self._state, round_.touched)
         for stream in round_.streams:
@@ -376,7 +365,7 @@ class Controller:
                 self.lease.check(places_of(self._state, stream))
                 self._tails[stream] = tail_for(self.log, self.clock, stream, round_)
         moving = [stream for stream, _ in self._memory.cleaning.crowded[:1]]
-        self._quiet.touched([*round_.touched, *moving], turn.now_ms)
+        self._beside.quiet.touched([*round_.touched, *moving], turn.now_ms)
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
         begun = self.metrics.begin()
         producer = producer or self.lease.next_producer()
@@ -385,7 +374,7 @@ class Controller:
         how = self.settings.prefix, self.settings.control_partition, self.threads
         try:
             write_round(
-                Durable(*ports, *how, self._offset_guess, self._gaps),
+                Durable(*ports, *how, self._offset_guess, self._beside.gaps),
                 producer,
                 round_,
                 self._state,
@@ -400,12 +389,10 @@ class Controller:
             raise
         self._autoscaling.add(loads, self._state, self._tails, turn.now_ms)
         turn.done()
-        if self._carriers is not None:
-            self._carriers.forget(turn.ended)
+        self._beside.carriers.forget(turn.ended)
         for stream in turn.forgotten:
             self._forget_stream(stream)
-        if self._cutter is not None:
-            self._cutter.logged(turn.cut)
+        self._beside.cutter.logged(turn.cut)
         for row in round_.audit:
             log.info("by lane %s: %s %s", row.lane, row.command, row.what)
         for what in round_.unread:
@@ -419,9 +406,8 @@ class Controller:
         self._tails.pop(stream, None)
         self._intake.forget_stream(stream)
         self._autoscaling.forget_stream(stream)
-        for part in (self._cutter, self._gaps, self._quiet):
-            if part is not None:
-                part.forget_stream(stream)
+        if self._beside is not None:
+            self._beside.forget_stream(stream)
 
     def _turn(self) -> Turn:
         return Turn(
@@ -451,7 +437,7 @@ class Controller:
             max_wait = min(max_wait, due_ms / 1000)
         if self._state.open:
             max_wait = min(max_wait, CHECK_MS / 1000)
-        if self._topics is not None and self._topics.busy:
+        if self._beside is not None and self._beside.topics.busy:
             max_wait = min(max_wait, GROWTH_LOOK_S)
         return max(0.0, min(max_wait, self._lanes.wait_s))
 
@@ -463,9 +449,9 @@ class Controller:
     def _give_up_streams(self) -> None:
         """Log which streams are lost, and which transactions that ends. One round each: they may be many."""
         after_s = self.settings.lost_after_ms / 1000
-        if self.lease and self._carriers and self._quiet:
-            parts = self._state, self.lease, self._carriers
-            for stream in self._quiet.step(*parts, self._now_ms()):
+        if self.lease and self._beside:
+            parts = self._state, self.lease, self._beside.carriers
+            for stream in self._beside.quiet.step(*parts, self._now_ms()):
                 self._tails.pop(stream, None)
         for stream, why in self._stream_trouble.given_up(self._state, after_s):
             turn = self._turn()
@@ -477,26 +463,10 @@ class Controller:
 
     # -- effects --------------------------------------------------------------------------------------
 
-    def _carry(self) -> None:
-        """Take up the rows that carriers have logged since the last pass; the table follows at once."""
-        if self._carriers is None or not (self._state.committing or not self._carriers.idle):
-            return
-        wall_ms = int(self.clock.wall() * 1000)
-        failed = self._carriers.take_up(self._state, self.table, self._memory.merging, wall_ms)
-        if failed:
-            self._stream_trouble.find(self._state, *failed)
-        self._carriers.sync(self._state, self._intake.index, wall_ms, self._usable)
-
     def _shorten_journals(self) -> None:
         """Delete below the logged low waters; move the next chunk of runs that keep them low."""
-        if self._cutter is not None:
-            own = (journal_topic, history_topic)
-            topics = {topic(s) for s in self._stream_trouble.waiting for topic in own}
-            self._cutter.cut(self._now_ms(), topics)
-            for stream, offset in self._cutter.spare(self._now_ms(), self._kept).items():
-                self._memory.cleaning.spare.put(stream, offset)
-        if self._gaps is not None:
-            self._gaps.look(self._now_ms())
+        if self._beside is not None:
+            self._beside.shorten(self._memory, self._kept)
         if not self._memory.cleaning.crowded or self._culprit.careful or self.lease is None:
             return
         turn = self._turn()
@@ -514,9 +484,10 @@ class Controller:
 
     def _finish_topics(self) -> None:
         """Log the work on topics that is done; also a former leader's."""
-        if self._topics is None:
+        if self._beside is None:
             return
-        for stream, decide_done in self._topics.step(self._state, self._stream_trouble.waiting):
+        topics = self._beside.topics
+        for stream, decide_done in topics.step(self._state, self._stream_trouble.waiting):
             turn = self._turn()
             decide_done(turn)
             try:
@@ -525,7 +496,7 @@ class Controller:
                 contained = self._is_contained(error)
                 refused = None
                 if isinstance(error, LogRefused):
-                    refused = self._topics.refused(self._state, stream, error)
+                    refused = topics.refused(self._state, stream, error)
                 if refused is not None:
                     turn = self._turn()
                     refused(turn)
@@ -533,9 +504,9 @@ class Controller:
                 elif not contained:
                     raise
                 return  # the state is another object now
-        if self._topics.missed:
-            self._stream_trouble.look(self._state, self._topics.missed)
-            self._topics.missed.clear()
+        if topics.missed:
+            self._stream_trouble.look(self._state, topics.missed)
+            topics.missed.clear()
 
     def _written(self, turn: Turn) -> bool:
         """Write the round; False if it can't be now, for a stream that has to wait."""

@@ -26,8 +26,8 @@ from anabranch.ports import (
 )
 from anabranch.reading.committed_log import CommittedLog, Failed, answered
 from anabranch.reading.history_search import HistorySearch
-from anabranch.schemas.records import EpochRecord
-from anabranch.topics.names import history_topic
+from anabranch.schemas.records import EpochRecord, StreamRow
+from anabranch.topics.names import history_topic, stream_topic
 
 DEADLINE_S = 5.0  # everybody waits for it; a history that takes longer is tried again later
 _FETCH_BYTES = 1 << 20
@@ -98,6 +98,20 @@ def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
         len(since) - 1,
         read_to=end,
     )
+
+
+def events_until(log: Log, clock: Clock, row: StreamRow, until: int) -> dict[TopicPartition, int]:
+    """Partition -> the end of what was committed at or before a timestamp, where some of that is there."""
+    search = HistorySearch(_LeadersLog(log, clock), row.stream, DEADLINE_S)
+    try:
+        found = search.as_of(until)
+    except NotReady as error:
+        raise LogUnavailable(str(error), (history_topic(row.stream),)) from error
+    ends = {} if found is None else found.vector()
+    starts = log.start_offsets([TopicPartition(stream_topic(row.stream), p) for p in ends])
+    return {
+        place: ends[place.partition] for place, at in starts.items() if at < ends[place.partition]
+    }
 
 
 def check_unread(log: Log, clock: Clock, partition: TopicPartition, low: int, end: int) -> None:

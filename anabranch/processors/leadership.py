@@ -34,6 +34,9 @@ STATUS_POSITION = k.POSITION + b"status"
 STALL_S = 5.0  # a rival that came later may have died inside a round: its ids have to be initialised once more
 CARRIERS = 2  # the same in every controller: a leader fences the carriers of the one before
 _FETCH_BYTES = 8 << 20
+_TERM_OFFSETS = (
+    20_000  # rows that `last_term` looks at: what a start tells must not cost what the log holds
+)
 
 
 @dataclass(slots=True)
@@ -149,10 +152,10 @@ def take_lead(
 
 
 def last_term(log: Log, status: TopicPartition, clock: Clock, deadline: float) -> TermRow | None:
-    """The last TERM row that can be read until the deadline (monotonic). Changes nothing."""
+    """The last TERM row among the newest rows, as far as the deadline (monotonic) allows. Changes nothing."""
     found: TermRow | None = None
-    position = log.start_offsets([status])[status]
     end = log.end_offsets([status], committed=True)[status]
+    position = max(log.start_offsets([status])[status], end - _TERM_OFFSETS)
     while position < end and clock.monotonic() < deadline:
         fetched = log.fetch(
             {status: position}, max_wait=0.5, max_bytes=_FETCH_BYTES, committed=True

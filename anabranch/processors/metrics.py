@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from anabranch.core.decisions.commits.merge import TORN
 from anabranch.core.decisions.quotas import quotas_of, usages
-from anabranch.core.decisions.turn import trouble_of
 from anabranch.core.hybrid_time import to_us
+from anabranch.core.memory import trouble_of
 from anabranch.core.rows import HISTORY
 from anabranch.processors.numbers import Number, Numbers, Table
 from anabranch.schemas.records import Refusal

