@@ -354,7 +354,7 @@ class Tasks:
         consumed = {"processor": self._processor, "tenure": self._tenure, "steps": steps}
         about = {"txn_id": new_id(self._control, marked=True), "scope": self._scope, "name": None}
         self._commands.ask(
-            self._control, "OneShot", about | {"events": events, "consumed": consumed}
+            self._control, "OneShot", about | {"events": events, "consumed": consumed, "locks": []}
         )
 
 

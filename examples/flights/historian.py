@@ -41,11 +41,12 @@ def scale(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
 
 def tell(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Report the stream's epochs, and the one in which a transaction was committed; draw them."""
-    from anabranch.cli.stream.draw import draw
-    from anabranch.cli.stream.history import read_history
+    from anabranch.shown.draw import draw
+    from anabranch.shown.history import read_history
 
     stream = parameters["stream"]
-    past = read_history(target_from(parameters), stream, last=_MOST_EPOCHS)
+    with connected(target_from(parameters)) as client:
+        past = read_history(client.reader_ports(), stream, last=_MOST_EPOCHS)
     Path(parameters["picture"]).write_text(
         draw(past.epochs, past.commits, f"Stream {stream}"), encoding="utf-8"
     )
