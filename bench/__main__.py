@@ -34,8 +34,10 @@ from bench import (
     setting,
     spark,
     splice,
+    tables,
     tasks,
     trouble,
+    web,
 )
 from bench.epochs import beside, ordered, rolling, scaling
 
@@ -66,6 +68,14 @@ def _growth(commits: int) -> Callable[[bool], tuple[dict[str, Any], Rows]]:
     def run(quick: bool) -> tuple[dict[str, Any], Rows]:
         result = growth.run(commits=commits // 10 if quick else commits)
         return result, growth.table(result)
+
+    return run
+
+
+def _held(minutes: float) -> Callable[[bool], tuple[dict[str, Any], Rows]]:
+    def run(quick: bool) -> tuple[dict[str, Any], Rows]:
+        result = prepared.hold(minutes, quick=quick)
+        return result, prepared.table(result)
 
     return run
 
@@ -130,7 +140,12 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         _on_cluster(processing),
     ),
     "many": ("small commits among many streams, and to many segments", _on_own(many)),
+    "web": ("one-shots beside the web page and ten browsers; page loads", _on_cluster(web)),
     "spark": ("Spark's sink and source against its own Kafka connector", _on_cluster(spark)),
+    "tables": (
+        "a replica from nothing, and its reads against bare rocksdict",
+        _on_cluster(tables),
+    ),
     "growth": ("what is kept of one-shots, with short retentions", _growth(growth.COMMITS)),
     "pipelines": ("audit, export, compact and load of millions of events", _on_cluster(pipelines)),
 }
@@ -149,7 +164,15 @@ def main() -> int:
     parser.add_argument(
         "--commits", type=int, default=growth.COMMITS, metavar="N", help="of growth: so many"
     )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        metavar="M",
+        help="of prepared: hold them for so long, through takeovers",
+    )
     options = parser.parse_args()
+    if options.minutes is not None:
+        BENCHES["prepared"] = "prepared ones, held, against none", _held(options.minutes)
     BENCHES["growth"] = BENCHES["growth"][0], _growth(options.commits)
     names = [one for name in options.names or BY_DEFAULT for one in GROUPS.get(name, (name,))]
     unknown = [name for name in names if name not in BENCHES]

@@ -64,7 +64,9 @@ def place(*arguments: str) -> Iterator[Place]:
 @contextmanager
 def controller(bootstrap: str, folder: Path, arguments: Sequence[str]) -> Iterator[int]:
     """A leading controller process; its process id. Its output goes to ``controller.log``."""
+    folder.mkdir(exist_ok=True)
     status = folder / "status.json"
+    status.unlink(missing_ok=True)  # of one that was killed
     command = [sys.executable, "-m", "anabranch.cli", "controller", "--bootstrap", bootstrap]
     command += ["--data-dir", str(folder / "data")]
     command += ["--status-file", str(status), *arguments]

@@ -182,6 +182,9 @@ class FailingLog:
             lambda: self._log.add_partitions(topic, partitions),
         )
 
+    def alter_topics(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
+        _around(self._hook, "alter_topics", lambda: self._log.alter_topics(changes))
+
     def default_replication_factor(self, topic: str) -> int | None:
         return _around(
             self._hook,
@@ -197,6 +200,9 @@ class FailingLog:
 
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
         return self._log.topic_ids(names)  # readers' own
+
+    def id_read(self, topic: str) -> str:
+        return self._log.id_read(topic)
 
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         return _around(

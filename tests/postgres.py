@@ -15,10 +15,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import psycopg
 
 from tests.owned import start_module
@@ -37,6 +38,7 @@ class Postgres:
     def __init__(self, folder: Path | None = None) -> None:
         """``folder``: of a server that was copied; None: a new one."""
         self.user = _user()
+        self.port = 5432
         self.folder = folder or Path(tempfile.mkdtemp(prefix="anabranch-pg-"))
         self._process: subprocess.Popen[bytes] | None = None
         shutil.chown(self.folder, self.user)
@@ -48,7 +50,7 @@ class Postgres:
         return self.folder / "data"
 
     def dsn(self, database: str = "postgres", user: str = "root") -> str:
-        return f"host={self.folder} port=5432 dbname={database} user={user}"
+        return f"host={self.folder} port={self.port} dbname={database} user={user}"
 
     def run(self, program: str, *arguments: str) -> str:
         """A program of PostgreSQL's, as its user."""
@@ -65,7 +67,7 @@ class Postgres:
 
     def start(self, *settings: str) -> Postgres:
         """Start it, and wait until it lets connections in. ``settings``: as ``fsync=off``."""
-        own = ("listen_addresses=", f"unix_socket_directories={self.folder}")
+        own = ("listen_addresses=", f"port={self.port}", f"unix_socket_directories={self.folder}")
         words = [word for setting in (*own, *settings) for word in ("-c", setting)]
         with (self.folder / "log").open("ab") as log:
             self._process = start_module(
@@ -89,6 +91,18 @@ class Postgres:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait(START_S)
+
+    def freeze(self, seconds: float) -> None:
+        """Let none of its processes run for so long."""
+        assert self._process is not None
+        postmaster = psutil.Process(self._process.pid)
+        postmaster.suspend()
+        frozen = [postmaster, *postmaster.children()]
+        for what in ("suspend", "resume"):
+            for each in frozen:
+                with suppress(psutil.NoSuchProcess):  # a session that has just ended
+                    getattr(each, what)()
+            time.sleep(seconds if what == "suspend" else 0.0)
 
     def remove(self) -> None:
         self.kill()

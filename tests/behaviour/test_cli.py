@@ -37,15 +37,15 @@ class Shell:
     def __init__(self, cluster: Cluster) -> None:
         self._environment = child_environment({"ANABRANCH_BOOTSTRAP": cluster.bootstrap})
 
-    def run(self, *arguments: str, code: int = 0) -> Ended:
-        """A command's end, which has to be with this exit code."""
-        done = CliRunner().invoke(app, arguments, env=self._environment)
+    def run(self, *arguments: str, code: int = 0, given: str | None = None) -> Ended:
+        """A command's end, which has to be with this exit code. ``given``: its standard input."""
+        done = CliRunner().invoke(app, arguments, input=given, env=self._environment)
         assert done.exit_code == code, (arguments, done.stdout[-2000:], done.stderr[-2000:])
         return Ended(done.stdout, done.stderr)
 
-    def json(self, *arguments: str) -> Any:
+    def json(self, *arguments: str, given: str | None = None, code: int = 0) -> Any:
         """A command's JSON document."""
-        return json.loads(self.run(*arguments, "--json").stdout)
+        return json.loads(self.run(*arguments, "--json", given=given, code=code).stdout)
 
     def lines(self, *arguments: str) -> list[Any]:
         """The JSON documents of `read`."""
@@ -56,9 +56,10 @@ class Shell:
 class Processes(Shell):
     """… each in a process of its own."""
 
-    def run(self, *arguments: str, code: int = 0) -> Ended:
+    def run(self, *arguments: str, code: int = 0, given: str | None = None) -> Ended:
         done = subprocess.run(
             [sys.executable, "-m", "anabranch.cli", *arguments],
+            input=given,
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,
@@ -175,6 +176,27 @@ def test_an_operator_aborts_a_transaction(
     assert (aborted["state"], aborted["reason"]) == ("ABORTED", "aborted by an operator")
     with pytest.raises(anabranch.errors.TransactionAborted):
         txn.commit()
+
+
+def test_tables(shell: Shell, scope: str, tmp_path: Path) -> None:
+    name, kept = f"{scope}/accounts", ("--folder", str(tmp_path / "kept"))
+    shell.run("table", "create", name, "--segments", "2", "--setting", "table.history.ms=1000000")
+    first = shell.json("table", "put", name, "ann", "5")["commit_timestamp"]
+    shell.run("table", "put", name, "ann", "7", "--replace", *kept)
+    shell.run("table", "put", name, "bob", "1", "--insert", *kept)
+    again = shell.run("table", "put", name, "bob", "1", "--insert", *kept, code=2)
+    assert again.stderr.startswith("RowExists: ")
+    shell.run("table", "delete", name, "bob")
+    assert shell.run("table", "get", name, "ann", *kept).stdout == "7\n"
+    assert shell.json("table", "get", name, "ann", "--at", str(first))["value"] == "5"
+    assert not shell.json("table", "get", name, "bob", *kept, code=1)["found"]
+    assert shell.json("table", "scan", name, "--starts", "a") == {"key": "ann", "value": "7"}
+    found = shell.json("table", "versions", name, "ann", *kept)["versions"]
+    assert [(row["value"], row["until"] is None) for row in found] == [("7", True), ("5", False)]
+    assert [row["table"] for row in shell.json("table", "list", scope)["tables"]] == [name]
+    shell.run("stream", "create", f"{scope}/plain")
+    other = shell.run("table", "put", f"{scope}/plain", "k", "v", code=2)
+    assert "is a stream, and no table" in other.stderr
 
 
 def test_nobody_answers(scope: str) -> None:

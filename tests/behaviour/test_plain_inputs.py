@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -159,10 +162,6 @@ def test_a_consumer_group_s_place_is_imported_before_the_first_commit(
 
 
 def test_the_bridge_copies_a_topic_into_a_stream(client: anabranch.Client, topic: Topic) -> None:
-    import subprocess
-    import sys
-    import time
-
     stream = f"p{uuid.uuid4().hex[:8]}/orders"
     client.create_stream(stream, segments=3)
     command = [sys.executable, "-m", "anabranch.cli", "bridge", topic.name, "--stream", stream]
@@ -181,3 +180,18 @@ def test_the_bridge_copies_a_topic_into_a_stream(client: anabranch.Client, topic
         timer.cancel()
         assert copied(client, stream) == topic.written
         topic.write(60)
+
+
+def test_a_bridge_ends_once_all_is_copied(client: anabranch.Client, topic: Topic) -> None:
+    stream = f"p{uuid.uuid4().hex[:8]}/orders"
+    client.create_stream(stream, segments=2)
+    producer = Producer({"bootstrap.servers": topic.bootstrap, "queue.buffering.max.kbytes": 65536})
+    for number in range(24_000):  # some commits' worth
+        producer.produce(topic.name, b"%d" % number * 150, b"%d" % (number % 5), number % 2)
+    assert producer.flush(30) == 0
+    topic.write(5, aborted=True)  # its markers are no work left
+    command = ["bridge", topic.name, "--stream", stream, "--tasks", "4", "--once"]
+    command += ["--bootstrap", topic.bootstrap]
+    done = subprocess.run([sys.executable, "-m", "anabranch.cli", *command], timeout=90)
+    assert done.returncode == 0
+    assert copied(client, stream).total() == 24_000

@@ -7,18 +7,14 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import anabranch
-from anabranch.cli.session import Target
-from anabranch.cli.stream.history import read_history
 from anabranch.schemas.records import CommitRecord
-from tests.cluster import Cluster
+from anabranch.shown.history import read_history
 
 pytestmark = pytest.mark.broker
 
 
-def test_a_transaction_rolled_in_is_listed_and_drawn(
-    cluster: Cluster, client: anabranch.Client, unique: str
-) -> None:
-    from anabranch.cli.stream.draw import draw
+def test_a_transaction_rolled_in_is_listed_and_drawn(client: anabranch.Client, unique: str) -> None:
+    from anabranch.shown.draw import draw
 
     stream = f"{unique}/flights"
     client.create_stream(stream, segments=1)
@@ -30,8 +26,7 @@ def test_a_transaction_rolled_in_is_listed_and_drawn(
         young.write(stream, b"young", b"k")
         young.commit()
     old.commit()
-    target = Target(cluster.bootstrap, "anabranch", 30.0)
-    past = read_history(target, stream, last=200)
+    past = read_history(client.reader_ports(), stream, last=200)
     assert [(e.stream_epoch, e.reference_epoch, len(e.segments)) for e in past.epochs] == [
         (0, 0, 1),
         (1, 1, 2),
@@ -40,7 +35,7 @@ def test_a_transaction_rolled_in_is_listed_and_drawn(
     ]
     assert [c.stream_epoch for c in past.commits] == [1, 2]
     assert all(isinstance(c, CommitRecord) for c in past.commits)
-    recent = read_history(target, stream, last=2)
+    recent = read_history(client.reader_ports(), stream, last=2)
     assert (recent.epochs, recent.commits) == (past.epochs[2:], past.commits[1:])
     picture = ET.fromstring(draw(past.epochs, past.commits, stream))
     assert [e.get("class") for e in picture.iter()].count("rolled-in") == 1

@@ -9,6 +9,7 @@ from typing import Any
 from anabranch.cli.session import Target
 from anabranch.reading.tasks.lag import InputLag, Lag, positions_of
 from anabranch.schemas.records import (
+    CarryInfo,
     ProcessorInfo,
     ProcessorInput,
     SegmentRange,
@@ -16,6 +17,7 @@ from anabranch.schemas.records import (
     SetAsideRow,
     TaskInfo,
     TaskPosition,
+    WriterInfo,
 )
 from anabranch.topics.rights import Acl
 from anabranch.types import (
@@ -27,6 +29,7 @@ from anabranch.types import (
     Events,
     Grant,
     Lane,
+    OpenTransaction,
     StreamDescription,
     TransactionInfo,
 )
@@ -87,6 +90,13 @@ def transaction(**changes: Any) -> TransactionInfo:
         "writers": (),
     }
     return TransactionInfo(**{**fields, **changes})
+
+
+def opened(info: TransactionInfo) -> OpenTransaction:
+    """The same with a writer, and half of it merged."""
+    writers = (WriterInfo(5, "open", "loader 7", 10, True),)
+    carries = (CarryInfo("nyc/flights", 1, 5, 10, 4, False),)
+    return OpenTransaction(info, 7, 60.0, 10.0, 20.0, 1, writers, carries)
 
 
 def event(number: int = 0, **changes: Any) -> Event:
@@ -156,6 +166,9 @@ class FakeClient:
         self._call("streams", scope=scope)
         return [stream("nyc/weather"), stream("nyc/flights")]
 
+    def reader_ports(self) -> None:
+        pass
+
     def lanes(self) -> list[Lane]:
         self._call("lanes")
         return [lane("admin"), lane("etl", blocked=True), lane("open", trouble="its topic is gone")]
@@ -224,6 +237,14 @@ class FakeClient:
         self._call("transactions", **arguments)
         return self.several or [self.info]
 
+    def open_transactions(self, *asked: Any, **arguments: Any) -> list[OpenTransaction]:
+        self._call("open_transactions", **arguments)
+        return [opened(info) for info in self.several or [self.info]]
+
+    def open_transaction(self, txn_id: bytes) -> OpenTransaction:
+        self._call("open_transaction", txn_id=txn_id)
+        return opened(self.info)
+
     def commands(self) -> list[CommandsInfo]:
         self._call("commands")
         row = SetAsideRow(17, 1_700_000_000_000, "Commit", "RecursionError()", "open")
@@ -242,6 +263,19 @@ class FakeClient:
 
     def forget_stream(self, name: str) -> None:
         self._call("forget_stream", name=name)
+
+    def alter_stream(self, name: str, settings: Mapping[str, Any]) -> StreamDescription:
+        self._call("alter_stream", name=name, settings=settings)
+        return stream(name)
+
+    def truncate_stream(self, name: str, until: object) -> None:
+        self._call("truncate_stream", name=name, until=until)
+
+    def effective_settings(self, name: str) -> dict[str, str]:
+        return {"retention.ms": "60000"}
+
+    def delete_stream(self, name: str) -> None:
+        self._call("delete_stream", name=name)
 
     def settle(self, transaction: bytes, reason: str, presume: bool | None = None) -> None:
         self._call("settle", transaction=transaction, reason=reason, presume=presume)

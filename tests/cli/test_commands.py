@@ -16,10 +16,9 @@ import typer
 
 from anabranch.cli import options
 from anabranch.cli.errors import ExitCode
-from anabranch.cli.session import Target
-from anabranch.cli.stream import history
-from anabranch.cli.stream.history import History
 from anabranch.errors import AlreadyCommitted, IllegalState, InvalidArgument
+from anabranch.shown import history
+from anabranch.shown.history import History
 from anabranch.types import Counts
 from tests.cli.conftest import Run
 from tests.cli.fakes import TXN_ID, FakeClient, event, transaction
@@ -130,6 +129,7 @@ def test_stream_describe(run: Run, fake: FakeClient) -> None:
         "foreign": 0,
         "state": "ACTIVE",
         "trouble": "",
+        "effective": {"retention.ms": "60000"},
     }
     text = run("stream", "describe", "nyc/flights").stdout
     for part in (
@@ -137,7 +137,7 @@ def test_stream_describe(run: Run, fake: FakeClient) -> None:
         "0x100000000",
         "late: 3",
         "1: 34",
-        "retention.ms=-1",
+        "retention.ms │ -1     │ 60000",
         "up to: 0: 10",
     ):
         assert part in text
@@ -148,7 +148,7 @@ def past(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """A stream that was scaled, and a transaction rolled in; what was asked for."""
     asked: list[tuple[str, int]] = []
 
-    def read(target: Target, stream: str, *, last: int) -> History:
+    def read(_ports: None, stream: str, *, last: int, timeout: float) -> History:
         asked.append((stream, last))
         found = History()
         for record in rolled_history():
@@ -199,6 +199,8 @@ def test_txn_list(run: Run, fake: FakeClient) -> None:
     assert document["committed_at"] == "2023-11-14T22:13:20.000000Z"
     assert document["begun_at"] == "2023-11-14T22:13:20.000+00:00"
     assert ID in run("txn", "list").stdout
+    (opened,) = json.loads(run("txn", "list", "--json").stdout)["transactions"]
+    assert (opened["staged_bytes"], opened["keepalive_left_s"], opened["age_s"]) == (7, 20.0, 60.0)
 
 
 def test_txn_describe(run: Run, fake: FakeClient) -> None:
@@ -209,8 +211,27 @@ def test_txn_describe(run: Run, fake: FakeClient) -> None:
         None,
         None,
     )
-    assert fake.calls[-1] == ("state", {"txn": TXN_ID})
-    assert "OPEN" in run("txn", "describe", ID).stdout
+    assert fake.calls[0] == ("state", {"txn": TXN_ID})
+    assert document["merge"] == [
+        {
+            "stream": "nyc/flights",
+            "partition": 1,
+            "events_done": 5,
+            "events": 10,
+            "chunks_done": 2,
+            "chunks": 4,
+        }
+    ]
+    told = run("txn", "describe", ID).stdout
+    assert "merge of nyc/flights, partition 1: 5 of 10 events, about 2 of 4 chunks" in told
+    assert "OPEN" in told
+    assert "loader 7" in told
+    assert "left out" not in told
+    fake.several = [fake.info, transaction(txn_id=TXN_ID[:8] + bytes(8))]
+    assert json.loads(run("txn", "describe", ID[-8:], "--json").stdout)["txn_id"] == ID
+    ambiguous = run("txn", "describe", ID[:8])
+    assert ambiguous.exit_code == ExitCode.USAGE
+    assert "2 transactions of the newest 10,000 begin or end with" in ambiguous.stderr
     assert run("txn", "describe", "xyz").exit_code == ExitCode.USAGE
 
 
@@ -256,7 +277,7 @@ def test_txn_abort_by_owner_and_age(run: Run, fake: FakeClient) -> None:
     assert "3 transactions will be aborted" in asked.stderr
     assert (b"d" * 16).hex() in asked.stdout
     assert (b"c" * 16).hex() not in asked.stdout
-    assert [call for call, _ in fake.calls] == ["transactions"]
+    assert [call for call, _ in fake.calls] == ["open_transactions"]
 
 
 def test_txn_abort_of_many_goes_on_past_one_that_was_committed(
@@ -337,6 +358,79 @@ def test_series(run: Run, fake: FakeClient) -> None:
     assert json.loads(result.stdout) == {"series": "spark/q/0", "number": 5, "before": 17}
     arguments = {"scope": "nyc", "name": "spark/q/0", "number": 5, "expected": 17}
     assert fake.calls[-1] == ("set_series", arguments)
+
+
+def test_stream_delete(run: Run, fake: FakeClient) -> None:
+    asked = run("stream", "delete", "nyc/flights")
+    assert asked.exit_code == ExitCode.USAGE
+    for what in ("all its events", "nyc.flights.journal", "positions of all groups", "--yes"):
+        assert what in asked.stderr
+    result = run("stream", "delete", "nyc/flights", "--yes", "--json")
+    assert json.loads(result.stdout) == {"stream": "nyc/flights", "state": "FORGOTTEN"}
+    assert [call for call, _ in fake.calls] == ["describe", "describe", "delete_stream"]
+
+
+def test_stream_alter(run: Run, fake: FakeClient) -> None:
+    assert "--unset" in run("stream", "alter", "nyc/flights").stderr
+    result = run("stream", "alter", "nyc/flights", "--setting", "a=1", "--unset", "b", "--json")
+    assert json.loads(result.stdout)["effective"] == {"retention.ms": "60000"}
+    assert fake.calls == [
+        ("alter_stream", {"name": "nyc/flights", "settings": {"a": "1", "b": None}})
+    ]
+    assert "60000" in run("stream", "describe", "nyc/flights").stdout
+
+
+def test_stream_truncate(run: Run, fake: FakeClient) -> None:
+    command = ("stream", "truncate", "nyc/flights", "--until")
+    assert "give a commit timestamp" in run(*command, "now", "--yes").stderr
+    assert "will be deleted for good" in run(*command, "17").stderr
+    assert fake.calls == []
+    assert run(*command, "17", "--yes").exit_code == 0
+    assert fake.calls == [("truncate_stream", {"name": "nyc/flights", "until": 17})]
+
+
+def test_apply(run: Run, fake: FakeClient, tmp_path: Path) -> None:
+    file = tmp_path / "streams.toml"
+
+    def apply(text: str, *more: str) -> Any:
+        file.write_text(text)
+        fake.calls.clear()
+        return run("apply", str(file), "--json", *more)
+
+    def done() -> list[str]:
+        return [call for call, _ in fake.calls if call != "describe"]
+
+    same = '[streams."nyc/flights"]\nsegments = 2\nsettings = {"retention.ms" = %d}\n'
+    longer, shorter = same % 90_000, same % 50_000
+    scaled = same.replace("2", "5") % 90_000
+    result = apply(longer, "--dry-run")
+    (change,) = json.loads(result.stdout)["changes"]
+    assert (change["now"], change["wanted"], change["deletes"]) == ("60000", "90000", False)
+    assert done() == []
+    assert apply(longer).exit_code == 0
+    assert done() == ["alter_stream"]
+    apply(scaled)
+    assert done() == ["alter_stream", "scale"]
+    for text in (shorter, '[streams."nyc/flights"]\nabsent = true\n'):
+        refused = apply(text)
+        assert refused.exit_code == ExitCode.USAGE
+        assert "WouldDelete" in refused.stderr
+        assert done() == []
+        assert json.loads(apply(text, "--dry-run").stdout)["changes"][0]["deletes"]
+        assert apply(text, "--allow-delete").exit_code == 0
+    assert done() == ["delete_stream"]
+    for text, said in (
+        ("no toml", "can't be read"),
+        ("[stream]", "streams."),
+        ('[streams."nyc/flights"]\nsegments = "2"', "segments"),
+        ('[streams."nyc/flights"]\nsettings = {"retention" = 1}', "no setting retention"),
+        ('[streams."flights"]', "flights"),
+        ('[streams."nyc/flights"]\nsegments = 2\nsettings = {"replication.factor" = 3}', "altered"),
+    ):
+        wrong = apply(text)
+        assert wrong.exit_code == ExitCode.USAGE
+        assert said in wrong.stderr
+        assert done() == []
 
 
 def test_stream_forget(run: Run, fake: FakeClient) -> None:

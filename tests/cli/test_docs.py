@@ -1,13 +1,16 @@
-"""docs/cli.md says what `--help` says."""
+"""docs/cli.md says what `--help` says, and no page names a command or an option that there is not."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from anabranch.cli.errors import EXIT_CODES, ExitCode
+from anabranch.ledger.watch import TABLE as OF_LEDGERS
 from anabranch.processing.app import Processor
 from anabranch.processing.metrics import TABLE as OF_WORKERS
 from anabranch.processors.metrics import TABLE as OF_LEADERS
@@ -16,6 +19,13 @@ from tests.cli.conftest import Run
 from tests.cli.reference import PAGE, commands, described, renewed
 
 TEXT = PAGE.read_text(encoding="utf-8")
+ROOT = PAGE.parents[1]
+PAGES = [
+    ROOT / "README.md",
+    *(p for p in PAGE.parent.rglob("*.md") if p.parent.name != "decisions"),
+]
+# In a text as `anabranch …`, or as a line of a block.
+_CALL = re.compile(r"`anabranch ([^`]+)`|^ *(?:\$ )?anabranch ((?:[^\n\\]|\\\n|\\)+)", re.MULTILINE)
 
 
 def test_every_command_has_its_section() -> None:
@@ -28,7 +38,49 @@ def test_its_tables_are_those_of_the_commands() -> None:
     assert renewed(TEXT) == TEXT, "run `python -m tests.cli.reference`"
 
 
-@pytest.mark.parametrize(("where", "table"), [("leaders", OF_LEADERS), ("workers", OF_WORKERS)])
+def strangers(text: str) -> list[str]:
+    """The calls of a text whose command, or one of whose options, there is not."""
+    wrong = []
+    known = commands()
+    groups = {name.rpartition(" ")[0] for name in known} | {""}
+    for call in ("".join(found) for found in _CALL.findall(text)):
+        words = re.split(r"[\s|;]+", call.partition("#")[0])
+        name = ""
+        while name in groups and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
+            name = f"{name} {words.pop(0)}".strip()
+        if name in known:
+            there = {"--help"}.union(*(p.opts + p.secondary_opts for p in known[name].params))
+            options = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)}
+            wrong += [f"{call}: {option}" for option in options - there]
+        elif name not in groups:
+            wrong.append(call)
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_commands_and_options_that_there_are(page: Path) -> None:
+    assert strangers(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_stranger_is_found() -> None:
+    assert strangers("`anabranch audit`, `anabranch txn list --old`, `anabranch txn …`") == [
+        "audit", "txn list --old: --old",
+    ]  # fmt: skip
+    assert strangers("    $ anabranch stream creat a/b\n") == ["stream creat a/b"]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md", "docs/how-to/containers.md"])
+def test_pip_is_asked_for_extras_that_there_are(name: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = re.findall(r"pip install '?anabranch(?:\[([\w,]+)\])?", (ROOT / name).read_text())
+    assert asked
+    wanted = {extra for extras in asked for extra in extras.split(",") if extra}
+    assert wanted <= set(project["optional-dependencies"])
+
+
+@pytest.mark.parametrize(
+    ("where", "table"), [("leaders", OF_LEADERS), ("workers", OF_WORKERS), ("ledgers", OF_LEDGERS)]
+)
 def test_operations_lists_the_metrics(where: str, table: Table) -> None:
     page = (PAGE.parent / "operations.md").read_text(encoding="utf-8")
     mark = f"<!-- metrics of {where} -->\n"

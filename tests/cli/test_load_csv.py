@@ -110,6 +110,38 @@ def test_key_and_timestamp(path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "utf-16"])
+@pytest.mark.parametrize("is_input", [False, True])
+def test_other_delimiters_encodings_and_standard_input(
+    path: Path, monkeypatch: pytest.MonkeyPatch, delimiter: str, encoding: str, is_input: bool
+) -> None:
+    text = f'x{delimiter}y\n1,0{delimiter}é\n"a{delimiter}""b\n"{delimiter}5" by\n'
+    events = Events(delimiter=delimiter, encoding=encoding)
+    path.write_bytes(text.encode(encoding))
+    if is_input:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode(encoding))))
+        path = Path("-")
+    found = [json.loads(event["value"]) for event in events_of(path, events)]
+    assert found == [{"x": "1,0", "y": "é"}, {"x": f'a{delimiter}"b\n', "y": '5" by'}]
+
+
+@pytest.mark.parametrize(
+    ("data", "events", "message"),
+    [
+        (b"x;y\n1;2\n", Events(key="x"), r"is the delimiter ';' \(--delimiter\)"),
+        (b"x,y\n1,\xe9\n", Events(), r"rows.csv: line 2 is not UTF-8; give its --encoding"),
+        (b"x,y\n1,\xe9\n", Events(encoding="ascii"), r"rows.csv: line 2 is not ascii"),
+        (b"x,y\n", Events(encoding="klingon"), "klingon: Python knows no such encoding"),
+        (b"x,y\n1\n", Events(encoding="latin-1"), r"/rows.csv: line 2 has 1 fields"),
+    ],
+)
+def test_what_the_options_are_for(path: Path, data: bytes, events: Events, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message) as told:
+        load(path, data, events)
+    assert str(path) in str(told.value) or "klingon" in message
+
+
 def test_columns_are_checked_before_anything_is_read(path: Path) -> None:
     for events, option in ((Events(key="zz"), "--key"), (Events(timestamp="zz"), "--timestamp")):
         with pytest.raises(InvalidArgument, match=rf"no column 'zz' for {option}: id, k"):

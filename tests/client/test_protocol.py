@@ -372,9 +372,8 @@ OTHER = b"\0" * 15 + b"x"
 
 
 def commit(session: Session, clock: ManualClock, **given: Any) -> r.Outcome:
-    return session.commit(
-        token_of(), (), (), given.get("name"), clock.now + 30, given.get("number")
-    )
+    named, deadline = given.get("by", token_of()), clock.now + 30
+    return session.commit(named, (), (), given.get("name"), deadline, given.get("number"))
 
 
 # (what a commit claims, the outcome that comes under its correlation id and digest, whether it is believed)
@@ -388,6 +387,11 @@ OUTCOMES: list[tuple[dict[str, Any], r.Outcome, bool]] = [
     ({"name": "n"}, outcome(OTHER, name="n", scope="sfo"), False),
     ({"name": "n", "number": 7}, outcome(OTHER), True),
     ({"name": "n", "number": 7}, outcome(OTHER, scope="sfo"), False),
+    # A bare id names no scope.
+    ({"by": TXN}, outcome(OTHER), False),
+    ({"by": TXN, "name": "n"}, outcome(OTHER, name="n"), True),
+    ({"by": TXN, "name": "n"}, outcome(OTHER, name="m"), False),
+    ({"by": TXN, "name": "n", "number": 7}, outcome(OTHER), True),
 ]
 
 

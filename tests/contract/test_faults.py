@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.look import look_at
 from anabranch.kafka.wire import calls, data
 from anabranch.kafka.wire import connection as wire
 from anabranch.kafka.wire.calls import (
@@ -374,7 +375,13 @@ def test_older_brokers_are_spoken_to_in_their_versions(
     assert log.default_replication_factor("new") == 1
     log.add_partitions(one.topic, 3)
     assert log.describe_topics([one.topic])[one.topic].partitions == 3
+    log.alter_topics({one.topic: {"retention.ms": "7"}})
+    assert log.describe_topics([one.topic])[one.topic].config["retention.ms"] == "7"
     log.delete_topics([log.describe_topics([two.topic])[two.topic]])
     known = {api.key for api in vars(calls).values() if isinstance(api, Api)}
     without_sasl = known - {calls.SASL_HANDSHAKE.key, calls.SASL_AUTHENTICATE.key}
-    assert {key for key, _ in asked} == without_sasl - {18}
+    looks = {18, calls.DESCRIBE_LOG_DIRS.key}  # the greeting; and `doctor`, below
+    assert {key for key, _ in asked} == without_sasl - looks
+    assert isinstance(log, KafkaLog)
+    (broker,) = look_at(log._cluster, 10.0)
+    assert (broker.trouble, broker.too_old, broker.disk_trouble) == ("", (), "")

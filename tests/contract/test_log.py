@@ -252,6 +252,26 @@ def test_whether_a_topic_is_gone(maker: Maker, log: Log) -> None:
     assert log.is_gone("contract.no-such-topic", 1, known)
 
 
+def test_topics_settings_are_altered_or_not_at_all(maker: Maker, log: Log) -> None:
+    one, other = maker.topic()[0].topic, maker.topic(max_message_bytes="2000000")[0].topic
+
+    def values(name: str) -> list[str]:
+        infos = log.describe_topics([one, other])
+        return [infos[topic].config[name] for topic in (one, other)]
+
+    default = values("max.message.bytes")[0]
+    for _ in range(2):
+        log.alter_topics({one: {"retention.ms": "7"}, other: {"max.message.bytes": None}})
+        assert values("retention.ms") == ["7", "-1"]
+        assert values("max.message.bytes") == [default, default]
+    with pytest.raises(LogRefused):
+        log.alter_topics(
+            {one: {"retention.ms": "8"}, "contract.no-such-topic": {"segment.ms": "9"}}
+        )
+    assert values("retention.ms") == ["7", "-1"]
+    log.alter_topics({})
+
+
 def test_a_topic_grows(maker: Maker, log: Log) -> None:
     (old,) = maker.topic(1, max_message_bytes="2000000")
     new = [TopicPartition(old.topic, number) for number in (1, 2)]

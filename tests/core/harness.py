@@ -26,6 +26,7 @@ from anabranch.core.decisions.turn import Settings, Turn, close_round
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.memory import Keepalives, Kept, LeaderMemory
+from anabranch.core.read_locks import Windows
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import State
 from anabranch.errors import AnabranchError
@@ -82,7 +83,8 @@ class World(Journals):
         self.state = State(self.table)
         self.index = JournalIndex(self.table)
         self.index.load()
-        self.memory = LeaderMemory(Keepalives(self.now_ms))
+        windows = Windows(self.state.round.hybrid_time)
+        self.memory = LeaderMemory(Keepalives(self.now_ms), windows=windows)
         term = self.state.term.term + 1 if self.state.term else 1
         self.log_rows([(k.TERM_KEY, r.TermRow(term, "me", self.wall_us // 1000, False))])
 
@@ -134,7 +136,12 @@ class World(Journals):
         parts = [memory.keepalives, memory.merging, memory.cleaning, memory.histories]
         fields = [getattr(part, name) for part in parts for name in part.__slots__]
         rows = [each.as_dict() if isinstance(each, Kept) else each for each in fields]
-        return [*rows, list(self.index.plain_ends.items()), dict(self.index.staged.stays)]
+        return [
+            *rows,
+            memory.windows.size,
+            list(self.index.plain_ends.items()),
+            dict(self.index.staged.stays),
+        ]
 
     def asker(self, name: str) -> ReplyTo:
         correlation_id = name.encode()

@@ -90,6 +90,8 @@ class Labels:
             return "not open: " + ", ".join(self.outcome_text(o) for o in result.not_open)
         if isinstance(result, r.TransactionList):
             return ", ".join(self.outcome_text(o) for o in result.transactions) or "none"
+        if isinstance(result, r.OpenList):
+            return ", ".join(self.outcome_text(o.outcome) for o in result.transactions) or "none"
         if isinstance(result, r.ScopeInfo):
             return f"{result.scope} at {result.control_partition}"
         if isinstance(result, r.StreamList):
@@ -110,6 +112,8 @@ class Labels:
             return ", ".join(map(self.processor_text, result.processors))
         if isinstance(result, r.SafeTimeIs):
             return f"safe at {result.timestamp}"
+        if isinstance(result, r.LookAgain):
+            return "look again"
         raise AssertionError(f"no text for {result}")
 
     def processor_text(self, info: r.ProcessorInfo) -> str:

@@ -137,6 +137,29 @@ def test_all_that_did_not_finish_are_named(opened: World) -> None:
     assert f"writer {', '.join(named)};" in opened.message, "in the order of their numbers"
 
 
+def test_a_writer_has_a_label_that_errors_and_lists_tell(opened: World) -> None:
+    opened.write("A", "w1", count=3)
+    number = opened.writer("w1")
+
+    def label(text: str, writer: int = number, lane: str | None = None) -> str:
+        command = r.LabelWriter(opened.token("A"), writer, text)
+        return opened.ask("label", command, lane=lane)
+
+    assert label("loader 7") == "InvalidArgument", "it is not known yet"
+    opened.register("A", opened.receipt("A", "w1", finished=False))
+    assert label("x" * 64) == "registered 1"
+    assert label("loader 7") == "registered 1"
+    for text in ("x" * 65, "two\nlines"):
+        assert label(text) == "InvalidArgument"
+    assert label("other", lane="other") == "NotAuthorized", "only the writer's lane"
+    opened.lead()
+    assert opened.commit("A") == "WritersUnfinished"
+    assert f"{number & (1 << 64) - 1:016x} (loader 7);" in opened.message
+    opened.ask("list", r.ListOpen(None, opened.id("A"), 1))
+    (found,) = opened.result.transactions
+    assert found.writers == (r.WriterInfo(number, "open", "loader 7", 3, False),)
+
+
 def test_it_may_finish_and_then_the_commit_succeeds(opened: World) -> None:
     opened.write("A", "w1")
     opened.register("A", opened.receipt("A", "w1", finished=False))

@@ -15,6 +15,42 @@ from anabranch.core.ids import make_txn_id
 from anabranch.schemas import records as r
 from tests.core.harness import DAY, World, event, nyc
 
+# -- open ones ---------------------------------------------------------------------------------
+
+
+def test_open_ones_tell_what_they_hold_and_how_long_they_may_be_silent(world: World) -> None:
+    world.created("nyc/a", 0)
+    for label, ms in (("A", 400), ("B", 300), ("C", 200)):
+        world.begin(label)
+        world.touch(label)
+        world.write(label, "w")
+        world.wait(ms)
+    world.abort("C")
+
+    def listed(after: bytes | None = None, limit: int = 1) -> r.OpenList:
+        world.ask("list", r.ListOpen("nyc", None, limit, after))
+        (found,) = (x for _, x in world.said if isinstance(x, r.OpenList))
+        return found
+
+    first = listed()
+    second = listed(first.more)
+    assert listed(second.more) == r.OpenList(()) if second.more else True
+    paged = [*first.transactions, *second.transactions]
+    assert [world.label(one.outcome.txn_id) for one in paged] == ["A", "B"]
+    assert [one.left_ms for one in paged] == [59_100, 59_500]
+    world.commit("B", own=[world.receipt("B", "w")])
+    found = listed(limit=9).transactions
+    assert [world.label(one.outcome.txn_id) for one in found] == ["A", "B"]
+    assert [(one.age_ms, one.silent_ms) for one in found] == [(900, 900), (500, 0)]
+    assert [one.left_ms for one in found] == [found[0].outcome.keepalive_ms - 900, -1]
+    assert all(one.staged_bytes > 0 and one.outcome.streams == ("nyc/a",) for one in found)
+    assert all(not one.writers for one in found), "only of one that is asked for by its id"
+    world.ask("one", r.ListOpen(None, world.id("C"), 1))
+    assert world.result.transactions[0].outcome.state == "ABORTED"
+    for limit in (0, MAX_LISTED + 1):
+        assert world.ask("list", r.ListOpen(None, None, limit)) == "InvalidArgument"
+
+
 # -- heartbeat ---------------------------------------------------------------------------------
 
 

@@ -103,6 +103,9 @@ MATRIX: dict[str, Row] = {
     "describe all": (lambda w: r.DescribeStreams(None, None), EVERYBODY),
     "forget": (lambda w: r.ForgetStream("nyc/lost"), OPERATORS),
     "forget nothing": (lambda w: r.ForgetStream("nyc/no"), OPERATORS),
+    "delete a stream": (lambda w: r.DeleteStream("nyc/lost"), OPERATORS),
+    "alter": (lambda w: r.AlterStream("nyc/lost", {}, ()), OPERATORS),
+    "truncate": (lambda w: r.TruncateStream("nyc/lost", 0), OPERATORS),
     "recover": (lambda w: r.RecoverStream("nyc/lost"), OPERATORS),
     "scale": (lambda w: r.Scale("nyc/a", 4, (), ()), "own stream scale-only open admin"),
     "scale nothing": (lambda w: r.Scale("nyc/no", 4, (), ()), "own scale-only open admin"),
@@ -138,6 +141,9 @@ MATRIX: dict[str, Row] = {
     "resolve nothing": (lambda w: r.Resolve(w.id("new"), "nyc"), f"{WRITERS} stream"),
     "resolve of no scope": (lambda w: r.Resolve(w.id("new"), ""), "write-only open admin"),
     "list": (lambda w: r.ListTransactions("nyc", True, 9), DESCRIBERS),
+    "list open": (lambda w: r.ListOpen("nyc", None, 9), DESCRIBERS),
+    "list all open": (lambda w: r.ListOpen(None, None, 9), EVERYBODY),
+    "tell one": (lambda w: r.ListOpen("nyc", w.id("own"), 9), f"own {OPERATORS}"),
     "list all": (lambda w: r.ListTransactions(None, True, 9), EVERYBODY),
     "safe time": (
         lambda w: r.SafeTime("nyc", None),
@@ -193,7 +199,7 @@ MATRIX: dict[str, Row] = {
     "list grants": (lambda w: r.ListGrants(), ADMINS),
     "list audit": (lambda w: r.ListAudit(None), ADMINS),
 }
-BY_TOKEN = {r.Touch, r.Register, r.Heartbeat, r.Commit, r.Abort, r.Settle}
+BY_TOKEN = {r.Touch, r.Register, r.LabelWriter, r.Heartbeat, r.Commit, r.Abort, r.Settle}
 
 
 def verdicts(name: str) -> dict[str, bool]:

@@ -212,7 +212,9 @@ def _history() -> Run:
         if isinstance(record, r.CommitRecord):
             mine = [s for s in record.segments if s.partition == 1]
             halves = np.frombuffer(record.txn_id, np.int64).tolist()
-            rows = [[s.first, s.end, record.timestamp, s.segment_id, *halves] for s in mine]
+            rows = [
+                [s.first, s.end, record.timestamp, s.segment_id, *halves, s.count] for s in mine
+            ]
             assert spans[:, : len(mine)].T.tolist() == rows
 
     return run

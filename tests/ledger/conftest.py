@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psycopg
 import pytest
 
-from tests.ledger.places import Place, PostgresPlace, SQLitePlace
+from tests.ledger.places import Place, PostgresPlace, Psycopg2Place, SQLitePlace
 from tests.postgres import Postgres, server
 
 
@@ -27,12 +27,25 @@ def quick_path(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture
+def new_place(
+    request: pytest.FixtureRequest, quick_path: Path, unique: str
+) -> Callable[[str], Place]:
+    """Makes an empty database with the user's table ``orders``, to be used by a driver."""
+
+    def make(driver: str) -> Place:
+        if driver == "sqlite":
+            return SQLitePlace(quick_path / "shop.db").made()
+        server: Postgres = request.getfixturevalue("postgres")
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute(f"create database d{unique}")
+        kind = Psycopg2Place if driver == "psycopg2" else PostgresPlace
+        return kind(server.dsn(f"d{unique}")).made()
+
+    return make
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def place(request: pytest.FixtureRequest, quick_path: Path, unique: str) -> Place:
-    """An empty database with the user's table ``orders``."""
-    if request.param == "sqlite":
-        return SQLitePlace(quick_path / "shop.db").made()
-    server: Postgres = request.getfixturevalue("postgres")
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute(f"create database d{unique}")
-    return PostgresPlace(server.dsn(f"d{unique}")).made()
+def place(request: pytest.FixtureRequest, new_place: Callable[[str], Place]) -> Place:
+    """A database of each kind."""
+    return new_place(request.param)

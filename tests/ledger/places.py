@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import psycopg
+import psycopg2.extensions  # type: ignore[import-untyped]
 
 # Called with a step's name before the step, and with name + ".after" after it; it may raise.
 Hook = Callable[[str], None]
@@ -41,8 +42,9 @@ class Place:
         cursor.execute(f"insert into orders values ({self.mark}, {self.mark})", (key, amount))
 
     def all(self, sql: str) -> list[Any]:
-        with closing(self.connect()) as connection:
-            return list(connection.cursor().execute(sql).fetchall())
+        with closing(self.connect()) as connection, closing(connection.cursor()) as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall())
 
     def orders(self) -> list[str]:
         return sorted(row[0] for row in self.all("select id from orders"))
@@ -69,40 +71,47 @@ class PostgresPlace(Place):
         self.dsn = dsn
 
     def connect(self, hook: Hook = quiet) -> Any:
-        connection = _Psycopg.connect(self.dsn, options="-c lock_timeout=5000")
+        connection = self._connect(options="-c lock_timeout=5000")
         connection.hook = hook
         return connection
 
+    def _connect(self, **options: Any) -> Any:
+        return _Psycopg.connect(self.dsn, **options)
 
-class _SQLite(sqlite3.Connection):
+
+class Psycopg2Place(PostgresPlace):
+    """The same by the older driver."""
+
+    def _connect(self, **options: Any) -> Any:
+        return psycopg2.connect(self.dsn, connection_factory=_Psycopg2, **options)
+
+
+class _Hooked:
+    """A driver's connection whose steps pass a hook."""
+
     hook: Hook = staticmethod(quiet)
 
     def commit(self) -> None:
         self.hook("commit")
-        super().commit()
+        super().commit()  # type: ignore[misc]
         self.hook("commit.after")
 
     def rollback(self) -> None:
         self.hook("rollback")
-        super().rollback()
+        super().rollback()  # type: ignore[misc]
 
     def cut(self) -> None:
         """The server ends the session's transaction."""
-        super().rollback()
+        super().rollback()  # type: ignore[misc]
 
 
-class _Psycopg(psycopg.Connection[Any]):
-    hook: Hook = staticmethod(quiet)
+class _SQLite(_Hooked, sqlite3.Connection):
+    pass
 
-    def commit(self) -> None:
-        self.hook("commit")
-        super().commit()
-        self.hook("commit.after")
 
-    def rollback(self) -> None:
-        self.hook("rollback")
-        super().rollback()
+class _Psycopg(_Hooked, psycopg.Connection[Any]):
+    pass
 
-    def cut(self) -> None:
-        """The server ends the session's transaction."""
-        super().rollback()
+
+class _Psycopg2(_Hooked, psycopg2.extensions.connection):  # type: ignore[misc]
+    pass

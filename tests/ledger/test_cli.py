@@ -16,10 +16,12 @@ from anabranch.cli import ledger as commands
 from anabranch.cli import session
 from anabranch.cli.main import app
 from anabranch.client.client import Client
+from anabranch.infra.free_ports import free_port
 from tests.client.world import World
 from tests.ledger.places import Place, PostgresPlace, SQLitePlace
 from tests.ledger.races import STREAMS
 from tests.ledger.test_ledger import left, presume_abort
+from tests.processing.test_watched import page
 
 
 class Shell:
@@ -89,7 +91,7 @@ def shell_with_error(shell: Shell) -> tuple[Any, Any]:
 def test_the_service_waits_for_a_database_that_is_away(
     shell: Shell, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its third look meets the database, and ends what is left; then Ctrl-C."""
+    """Its third look meets the database, and ends what is left; its page says so; then Ctrl-C."""
     shell("create")
     txn_id = left(shell.world, place, "a", committed=True)
     looks: list[float] = []
@@ -99,16 +101,31 @@ def test_the_service_waits_for_a_database_that_is_away(
             raise psycopg.OperationalError("the database is away")
         return place.connect()
 
+    ready: list[int] = []
+    pages: list[str] = []
+
     def sleep(seconds: float) -> None:
         looks.append(seconds)
+        ready.append(page(port, "ready")[0])
         if len(looks) == 4:
+            pages.append(page(port, "metrics")[1])
             raise KeyboardInterrupt
 
+    port = free_port()
     monkeypatch.setattr(commands, "_connector", lambda url: connect)
     monkeypatch.setattr(time, "sleep", sleep)
-    (found,) = shell("recover", "--older-than", "0s", "--every", "7s", code=130)
+    words = ("--older-than", "0s", "--every", "7s", "--http", f"127.0.0.1:{port}")
+    (found,) = shell("recover", *words, code=130)
     assert looks == [7.0] * 4
     assert found["committed"] == [txn_id.hex()]
+    assert ready == [503, 503, 200, 200]
+    for line in (
+        'recovered_total{ledger="anabranch_ledger"} 1.0',
+        'failures_total{error="OperationalError",ledger="anabranch_ledger"} 2.0',
+        'look_seconds_count{ledger="anabranch_ledger"} 4.0',
+        'alarms{ledger="anabranch_ledger"} 0.0',
+    ):
+        assert f"anabranch_ledger_{line}" in pages[0]
 
 
 @pytest.mark.parametrize(

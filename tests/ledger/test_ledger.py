@@ -20,13 +20,19 @@ from anabranch.client.transaction import Transaction
 from anabranch.core.ids import ADMIN_LANE
 from anabranch.ledger import Ledger, Recovered
 from anabranch.ledger.book import Book
-from anabranch.ledger.dialects import SQLite
+from anabranch.ledger.dialects import SQLite, driver_of
 from tests.client.memory import memory_client
 from tests.client.world import World
 from tests.ledger.places import Place, SQLitePlace
 from tests.ledger.races import DAY_S, differences, settle, start
 
 LONG_AGO = -DAY_S * 1000.0  # all that is prepared is older
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "psycopg2"])
+def place(request: pytest.FixtureRequest, new_place: Callable[[str], Place]) -> Place:
+    """A database by each driver."""
+    return new_place(request.param)
 
 
 @pytest.fixture
@@ -249,17 +255,7 @@ class Break:
             own = self.connections[0]
             if not self.commits:
                 own.cut()
-            raise (
-                sqlite3.OperationalError("away")
-                if isinstance(own, sqlite3.Connection)
-                else _psycopg_error()
-            )
-
-
-def _psycopg_error() -> Exception:
-    import psycopg
-
-    return psycopg.OperationalError("away")
+            raise driver_of(own).OperationalError("away")
 
 
 @pytest.mark.parametrize("connected", ["a function", "a connection"])

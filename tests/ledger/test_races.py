@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from anabranch.client.client import Client
 from anabranch.errors import TransactionAborted
-from anabranch.ledger import Ledger, Recovered, book, ledger
+from anabranch.ledger import book, ledger
 from anabranch.ledger.book import Book, Row
 from tests.ledger.places import Place, SQLitePlace
 from tests.ledger.races import Race, differences, settle, start
+from tests.mutants import prepared
 
 SEEDS = {"sqlite": 1000, "postgresql": 60}
 EACH = 50  # that share a cluster
@@ -78,33 +80,28 @@ def inserted_last(self: Book, txn_id: bytes, attempt: bytes) -> None:
         raise TransactionAborted("there is a row")
 
 
-def guesses(self: Ledger, open_book: Book, txn_id: bytes, *_: object) -> Row:
-    """A commit without an answer is taken for none."""
-    return Row(txn_id, "abort", b"", 0, False)
+def reading_only() -> AbstractContextManager[object]:
+    return patch.object(Book, "decide", reads_only)
 
 
-def forgets_first(client: Client, secret: bytes, row: Row, found: Recovered) -> str | None:
-    """A row `commit` goes before the log says so."""
-    return row.outcome if row.outcome == "commit" else ENDED(client, secret, row, found)
+@contextmanager
+def row_last() -> Iterator[None]:
+    with patch.multiple(Book, begin=nothing_first, end=inserted_last):
+        yield
 
 
-ENDED = ledger._ended
-BUGS: dict[str, list[tuple[Any, str, Any]]] = {
-    "recovery reads only": [(Book, "decide", reads_only)],
-    "the row comes last": [(Book, "begin", nothing_first), (Book, "end", inserted_last)],
-    "no answer is no commit": [(Ledger, "_last_word", guesses)],
-    "rows go too early": [(ledger, "_ended", forgets_first)],
+BUGS: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "recovery reads only": reading_only,
+    "the row comes last": row_last,
+    "no answer is no commit": prepared.no_answer_is_no_commit,  # found in the simulator, too
+    "rows go too early": prepared.rows_go_too_early,
 }
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_found(
-    bug: str, quick_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planted_bugs_are_found(bug: str, quick_path: Path) -> None:
     place = SQLitePlace(quick_path / "shop.db").made()
-    for target, name, planted in BUGS[bug]:
-        monkeypatch.setattr(target, name, planted)
-    with pytest.raises(AssertionError):
+    with BUGS[bug](), pytest.raises(AssertionError):
         hunt(place)
 
 

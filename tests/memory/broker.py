@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from anabranch.batches.records import Record, encode_batch
@@ -176,6 +176,18 @@ class MemoryBroker:
         if partitions > info.partitions:
             self.topics[topic] = replace(info, partitions=partitions)
             self._add(topic, range(info.partitions, partitions), dict(info.config))
+
+    def alter(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
+        """Change settings of topics; `LogRefused` (3), before anything, if one does not exist."""
+        for topic in changes.keys() - self.topics.keys():
+            raise LogRefused(f"{topic} does not exist", UNKNOWN_TOPIC)
+        for topic, settings in changes.items():
+            info = self.topics[topic]
+            default = {n: DEFAULT_CONFIG[n] for n, v in settings.items() if v is None}
+            config = {**info.config, **{n: v for n, v in settings.items() if v}, **default}
+            self.topics[topic] = replace(info, config=config)
+            for number in range(info.partitions):
+                self.partitions[TopicPartition(topic, number)].config = config
 
     def _add(self, topic: str, numbers: Iterable[int], config: dict[str, str]) -> None:
         for number in numbers:

@@ -260,6 +260,12 @@ class MemoryLog:
             self.cluster.grow(topic, partitions)
         self.called("add_partitions.after")
 
+    def alter_topics(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
+        self.called("alter_topics")
+        with self.cluster.lock:
+            self.cluster.alter(changes)
+        self.called("alter_topics.after")
+
     def default_replication_factor(self, topic: str) -> int | None:
         return 1
 
@@ -276,6 +282,9 @@ class MemoryLog:
 
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
         return {name: info.topic_id for name, info in self.describe_topics(names).items()}
+
+    def id_read(self, topic: str) -> str:
+        return self.cluster.topics[topic].topic_id if topic in self.cluster.topics else ""
 
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         self.called("is_gone")

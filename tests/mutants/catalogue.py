@@ -16,10 +16,12 @@ from tests.mutants import (
     decisions,
     journals,
     lanes,
+    lives,
     merges,
     plays,
     prepared,
     rounds,
+    tables,
     tasks,
     times,
     topics,
@@ -57,6 +59,7 @@ HOPPING = CALM | {
     "hop_s": 0.5, "control_partitions": 2, "skew_s": 3.0, "clients": 1, "machines": 3, "director_s": 2.0,
     "jobs": 4, "retention_s": 7 * 86_400.0,
 }  # fmt: skip
+LIVING = CALM | {"lives_s": 0.1, "clients": 1, "jobs": 1}
 WAITING = HOPPING | {"error_s": 0.5, "skew_s": 0.5, "jump_s": 0}
 PLAINLY = CALM | {"plain_s": 0.5}
 MARKERS = {"marker_delay_s": 0.05, "chunk_bytes": 16 << 20, "cleaning": False, "readers": 0}
@@ -73,6 +76,8 @@ LOST_MARKERS = LEADERLESS | {"lose_markers": 1.0}
 # Workers steal tasks from each other; and what they commit is carried aside.
 STEALING = {"workers": 3, "retain_s": 0, "scale_s": 0.7, "worker_freeze": 0.006}
 MOVING = STEALING | {"chunk_bytes": 250}
+# Processes with replicas of two tables, and little besides.
+TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 PREPARED = {"prepared": 1.0, "linger": 0.8}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
@@ -142,6 +147,10 @@ CATALOGUE: tuple[Mutant, ...] = (
            weather=PREPARED | LOSING),
     Mutant("a refused merge aborts a prepared one", prepared.refused_and_aborted,
            weather=PREPARED | {"small_limit_s": 2.0}),
+    Mutant("a ledger takes no answer for no commit", prepared.no_answer_is_no_commit,
+           weather=PREPARED, by_clients=True),
+    Mutant("a ledger's rows go too early", prepared.rows_go_too_early, weather=PREPARED,
+           by_clients=True),
     # -- what a commit takes
     Mutant("late writes are taken", decisions.late_writes),
     Mutant("a dead attempt's writes are counted", decisions.zombie_writers, broker="steady"),
@@ -277,6 +286,12 @@ CATALOGUE: tuple[Mutant, ...] = (
            weather=LOSING),
     Mutant("a topic made anew is taken for the old one", topics.taken_for_the_old_one,
            weather=LOSING),
+    # -- streams that are altered, truncated and deleted
+    Mutant("a change is told before it is done", lives.told_before_it_is_done, quick=True,
+           weather=LIVING),
+    Mutant("a stream is truncated to its end", lives.deleted_to_the_end, quick=True,
+           weather=LIVING),
+    Mutant("topics of deleted streams stay", lives.topics_stay, quick=True, weather=LIVING),
     # -- topics in trouble for long
     Mutant("all wait for a stream in trouble", topics.all_wait_for_one, weather=LEADERLESS),
     Mutant("trouble is taken for loss", topics.trouble_taken_for_loss, weather=LEADERLESS),
@@ -310,6 +325,23 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True, suite="tests/reading/test_feed.py"),
     Mutant("records of others are read", clients.strangers_read, simulated=False,
            by_clients=True, suite="tests/behaviour/order/test_readers.py"),
+    # -- tables
+    Mutant("locks are not judged", tables.no_validation, weather=TABLED, quick=True),
+    Mutant("a round does not see its own writes", tables.round_not_seen, weather=TABLED),
+    Mutant("journals write nothing, for locks", tables.journals_unknown, weather=TABLED),
+    Mutant("a repeated one-shot is judged again", tables.judged_again, simulated=False,
+           suite="tests/core/test_table_locks.py"),
+    Mutant("own writes break own locks", tables.broken_by_itself, simulated=False,
+           suite="tests/core/test_table_locks.py"),
+    Mutant("a lock is broken by what was read", tables.broken_by_what_it_read, weather=TABLED,
+           by_clients=True),
+    Mutant("completeness by the broker's word", tables.complete_by_the_broker, simulated=False,
+           by_clients=True, suite="tests/tables/test_replica.py"),
+    Mutant("marks are taken after the look", tables.marks_after_the_look, weather=TABLED,
+           by_clients=True),
+    Mutant("versions are swept early", tables.swept_early, weather=TABLED, by_clients=True),
+    Mutant("a replica's position passes rows", tables.position_first, weather=TABLED,
+           by_clients=True),
     # -- bytes
     Mutant("a run begins an offset late", batches.late_first_offset, simulated=False,
            suite="tests/batches/test_framing.py"),

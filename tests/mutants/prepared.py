@@ -1,4 +1,4 @@
-"""Planted bugs in prepared transactions: other words than their coordinator's end them; see `catalogue`."""
+"""Planted bugs in prepared transactions and ledgers: other words than their own end them; see `catalogue`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from unittest.mock import patch
 
+from anabranch.client.client import Client
 from anabranch.core.decisions import expiry, transactions
 from anabranch.core.decisions.commits import prepared
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import Keepalives
 from anabranch.core.state import OpenTxn
 from anabranch.core.transaction_states import TRANSACTIONS, Op
+from anabranch.ledger import Ledger, Recovered, ledger
+from anabranch.ledger.book import ABORT, COMMIT, Row
 from anabranch.schemas.records import TxnRow, TxnState
 
 Planted = AbstractContextManager[object]
@@ -59,3 +62,22 @@ def lost_with_a_stream() -> Planted:
 def refused_and_aborted() -> Planted:
     """A merge that a broker refuses aborts what its coordinator has committed."""
     return _leads("begin_commit", "COMMIT_IN_PROGRESS")
+
+
+def no_answer_is_no_commit() -> Planted:
+    """A ledger takes a commit of the database without an answer for none."""
+
+    def guess(self: Ledger, open_book: object, txn_id: bytes, *_: object) -> Row:
+        return Row(txn_id, ABORT, b"", 0, former=False)
+
+    return patch.object(Ledger, "_last_word", guess)
+
+
+def rows_go_too_early() -> Planted:
+    """A ledger's row `commit` goes before the log says COMMITTED."""
+    usual = ledger._ended
+
+    def ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | None:
+        return row.outcome if row.outcome == COMMIT else usual(client, secret, row, found)
+
+    return patch.object(ledger, "_ended", ended)

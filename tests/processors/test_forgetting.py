@@ -24,11 +24,14 @@ from anabranch.processors.controller import Controller
 from anabranch.processors.streams.topics import GIVE_UP_S
 from anabranch.schemas.codec import TYPES
 from anabranch.schemas.records import (
+    Abort,
     Commit,
     CreateStream,
+    DeleteStream,
     DescribeStreams,
     ForgetStream,
     Outcome,
+    Prepare,
     Refusal,
     Scale,
     StreamList,
@@ -46,8 +49,8 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-def lost(topic: str = stream_topic(GONE), **settings: Any) -> Play:
-    """A stream that was used, with plain writes and cut journals, and was given up."""
+def used(**settings: Any) -> Play:
+    """A stream that was used, with plain writes and cut journals."""
     play = Play(clean_records=1, clean_ms=0, **settings)
     for n in range(3):
         plain(play, n)
@@ -58,6 +61,12 @@ def lost(topic: str = stream_topic(GONE), **settings: Any) -> Play:
     play.play(1)
     unknown(play, 5)
     play.play(3)
+    return play
+
+
+def lost(topic: str = stream_topic(GONE), **settings: Any) -> Play:
+    """The same, given up."""
+    play = used(**settings)
     play.world.cluster.delete_topic(topic)
     plain(play, 3)  # in the index, and never committed
     play.one_shot(GONE)
@@ -77,15 +86,15 @@ def unknown(play: Play, count: int) -> None:
 def in_memory(controller: Controller) -> set[object]:
     """Everything by which the controller keeps something in memory."""
     memory, index = controller._memory, controller._intake.index
-    assert controller._cutter is not None
-    assert controller._topics is not None
+    beside = controller._beside
+    assert beside is not None
     return {
         *controller._tails,
         *controller._autoscaling._scalers,
         *controller._autoscaling._asked,
         *controller._stream_trouble._troubles,
         *controller._stream_trouble.waiting,
-        *controller._topics._deleting,
+        *beside.topics._deleting,
         *memory.merging.may_roll_ms.as_dict(),
         *memory.merging.may_grow_ms.as_dict(),
         *(stream for stream, _ in memory.cleaning.may_move_ms.as_dict()),
@@ -94,7 +103,7 @@ def in_memory(controller: Controller) -> set[object]:
         *(stream for stream, _ in index.plain_ends),
         *(stream for stream, _ in index.read),
         *index.rejected,
-        *(place.topic for place in controller._cutter._due),
+        *(place.topic for place in beside.cutter._due),
     }
 
 
@@ -197,7 +206,8 @@ def test_what_was_to_be_deleted_of_the_old_journal_is_not_deleted_of_the_new_one
 @pytest.mark.parametrize("who", ["_cutter", "_growth"])
 def test_what_names_a_topic_only_is_waited_for(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     play = lost()
-    topics = play.controller._topics
+    assert play.controller._beside is not None
+    topics = play.controller._beside.topics
     assert topics is not None
     command = play.world.send(ForgetStream(GONE))
     with monkeypatch.context() as patched:
@@ -252,6 +262,29 @@ def test_what_is_not_lost_is_not_forgotten(stream: str, code: str) -> None:
     assert play.one_shot(OTHER) == "COMMITTED"
 
 
+def test_a_stream_is_deleted_once_no_transaction_has_a_part_in_it() -> None:
+    play = used()
+    open_id, token, receipt = play.begun(GONE, OTHER)
+    prepared_id, to_prepare, also = play.begun(GONE)
+    by = Prepare(b"", b"me")
+    assert isinstance(
+        play.ask(Commit(to_prepare, (also,), None, None, 60_000, prepare=by)), Outcome
+    )
+    plain(play, 0)
+    for over in (Commit(token, (receipt,), None, None, 60_000), Abort(to_prepare, "")):
+        refused = play.ask(DeleteStream(GONE))
+        assert refused.code == "IllegalState"
+        assert prepared_id.hex() in refused.message
+        assert (open_id.hex() in refused.message) == isinstance(over, Commit)
+        assert play.stream_state(GONE) == ACTIVE
+        assert isinstance(play.ask(over), Outcome)
+    assert play.ask(DeleteStream(GONE), seconds=0.2) == DONE
+    assert not [name for name in play.world.cluster.topics if name.startswith("nyc.gone")]
+    assert play.one_shot(GONE) == "UnknownStream"
+    assert play.ask(DeleteStream(GONE)) == DONE, "repeated by another"
+    check_made_anew(play)
+
+
 def test_what_is_only_missing_is_asked_for_again() -> None:
     play = Play()
     play.world.cluster.delete_topic(stream_topic(GONE))
@@ -259,16 +292,17 @@ def test_what_is_only_missing_is_asked_for_again() -> None:
     assert play.ask(ForgetStream(GONE)).code == "NotReady"
 
 
+@pytest.mark.parametrize("taken", [ForgetStream, DeleteStream])
 @pytest.mark.parametrize("phase", ["", ".after"])
 @pytest.mark.parametrize("call", ["describe_topics", "delete_topics", "append", "commit", "send"])
 def test_a_successor_goes_on_wherever_a_leader_ends(
-    call: str, phase: str, monkeypatch: pytest.MonkeyPatch
+    call: str, phase: str, taken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed at every port call of forgetting, one after the other, it is forgotten once."""
+    """Killed at every port call of forgetting or deleting, one after the other, it is gone once."""
     name = call + phase
     for nth in range(1, 20):
-        play = lost(journal_topic(GONE))
-        command = play.world.send(ForgetStream(GONE))
+        play = lost(journal_topic(GONE)) if taken is ForgetStream else used()
+        command = play.world.send(taken(GONE))
         count = 0
 
         def called(_: MemoryLog, what: str, last: int = nth) -> None:
@@ -289,7 +323,7 @@ def test_a_successor_goes_on_wherever_a_leader_ends(
         play.lead_anew(keeps_table=bool(nth % 2))
         play.play(20, 4.0)
         if play.world.reply(command) is None:  # lost with its leader
-            play.world.send(ForgetStream(GONE), again=command)
+            play.world.send(taken(GONE), again=command)
             play.play(2, 0.2)
         assert play.world.reply(command) == DONE
         check_made_anew(play)

@@ -64,8 +64,8 @@ class Stuck(Play):
 
     def read_anew(self) -> None:
         """The carriers' earlier fetches of the journals are dropped."""
-        assert self.controller._carriers is not None
-        for carrier in self.controller._carriers._each:
+        assert self.controller._beside is not None
+        for carrier in self.controller._beside.carriers._each:
             carrier._renew_readers()
 
     def settle(self) -> Any:
@@ -140,7 +140,8 @@ def test_a_transaction_of_a_former_layout_rolls_round_retired_partitions() -> No
 
 def test_what_was_read_ahead_of_a_journal_is_let_go_when_a_chunk_is_refused() -> None:
     play = Stuck(lost=False)
-    carriers = play.controller._carriers
+    assert play.controller._beside is not None
+    carriers = play.controller._beside.carriers
     assert carriers is not None
     carrier = carriers._each[0]
     readers = carrier._readers
@@ -155,7 +156,7 @@ def test_then_the_lost_stream_can_be_forgotten() -> None:
     play = Stuck()
     refused = play.ask(ForgetStream(GONE), seconds=0.2)
     assert refused.code == "IllegalState"
-    assert f"transaction {play.txn_id.hex()} has a part" in refused.message
+    assert f"(`anabranch txn settle`): {play.txn_id.hex()}" in refused.message
     assert "anabranch txn settle" in refused.message
     play.settle()
     assert play.ask(ForgetStream(GONE), seconds=0.2) == StreamList(())
@@ -242,9 +243,9 @@ def test_a_missing_stream_is_not_lost_yet() -> None:
 
 def test_a_chunk_under_way_is_waited_for() -> None:
     play = Stuck()
-    play.controller._carriers.carrying.add(play.txn_id)  # type: ignore[union-attr]
+    play.controller._beside.carriers.carrying.add(play.txn_id)  # type: ignore[union-attr]
     refused = play.world.send(Settle(play.token, ""))
-    play.controller._carriers.sync = lambda *_: None  # type: ignore[union-attr,method-assign]
+    play.controller._beside.carriers.sync = lambda *_: None  # type: ignore[union-attr,method-assign]
     play.play(2)
     assert play.world.reply(refused).code == "NotReady"
     assert play.state(play.txn_id)[0] == "FINALIZE_IN_PROGRESS"

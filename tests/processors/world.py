@@ -149,7 +149,7 @@ class World:
     def committed(self, partition: TopicPartition) -> list[Record]:
         """The records that a read_committed reader sees."""
         log = self.cluster.log("reader")
-        position = 0
+        position = log.start_offsets([partition])[partition]
         out: list[Record] = []
         while True:
             got = log.fetch({partition: position}, max_wait=0, max_bytes=1 << 24, committed=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Sequence
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -154,6 +156,14 @@ def test_nothing_waits_while_the_compiled_code_is_loaded(monkeypatch: pytest.Mon
     portion = portion_of_batches(PLACE, batches(2, 3000), 0)
     portion.first()
     assert type(portion.next_of_block()[0]) is ColumnsBlock
+
+
+def test_a_module_that_another_thread_imports_right_now_is_not_there_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = columns_read.__name__
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    assert not portions._Loading().worth_it(10)
 
 
 def test_few_records_do_without_compiled_code() -> None:

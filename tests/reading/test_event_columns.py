@@ -55,7 +55,7 @@ def columns(records: list[Record]) -> Columns:
 def joined_of(segments: Longs, times: Longs, at: Longs, known: NDArray[np.bool_] | None) -> Joined:
     """Commits of these segments and timestamps; ``at``: which is each record's."""
     other = np.zeros(len(segments), dtype=np.int64)
-    return Joined(Spans(other, other, times, segments, other, other), at, known)
+    return Joined(Spans(other, other, times, segments, other, other, other), at, known)
 
 
 def batches(records: list[Record]) -> list[pa.RecordBatch]:

@@ -10,7 +10,7 @@ import pytest
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.clock import SystemClock
-from anabranch.errors import NotAuthorized, SnapshotExpired
+from anabranch.errors import NotAuthorized, SnapshotExpired, UnknownStream
 from anabranch.ports import (
     UNKNOWN_TOPIC_OR_PARTITION,
     LogError,
@@ -88,6 +88,26 @@ def test_each_record_comes_once_without_what_aborted(log: MemoryLog) -> None:
     feed.assign({})
     commit(log, 0)
     assert fetch(feed) == {}
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_topic_that_is_gone_ends_reading_and_a_new_one_of_its_name_is_not_read(
+    log: MemoryLog, anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.reading.feed._MISSING_S", 0.2)
+    commit(log, 0)
+    feed = feed_of(log)
+    feed.assign({TopicPartition(TOPIC, 0): 0})
+    assert fetch(feed) == {0: [0, 1]}
+    log.cluster.delete_topic(TOPIC)
+    assert fetch(feed) == {}
+    if anew:
+        log.create_topics([TopicSpec(TOPIC, 3)])
+        commit(log, 0, count=9)
+    deadline = time.monotonic() + SOON_S
+    with pytest.raises(UnknownStream, match="another one" if anew else "not there any more"):
+        any(fetch(feed) for _ in iter(lambda: time.monotonic() > deadline, True))
+    assert feed.positions(TOPIC, [0]) == {0: 3}
 
 
 def test_nothing_more_is_fetched_of_what_waits(log: MemoryLog) -> None:

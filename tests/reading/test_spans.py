@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -124,8 +126,29 @@ def test_arrays_in_blocks_with_their_sizes() -> None:
 
 def spans(*rows: tuple[int, int, int, int]) -> Spans:
     """Of (first, end, timestamp, segment)."""
-    table = np.array([(*row, 0, 0) for row in rows], dtype=np.int64).reshape(-1, 6).T
+    table = np.array([(*row, 0, 0, 0) for row in rows], dtype=np.int64).reshape(-1, 7).T
     return Spans(*(row.copy() for row in table))
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "wanted"),
+    [
+        (0, 99, [(0, 10, 10), (10, 20, 9), (21, 30, -1)]),
+        (5, 15, [(5, 10, 5), (10, 15, -1)]),
+        (10, 30, [(10, 20, 9), (21, 30, -1)]),
+    ],
+)
+def test_events_within_a_range_are_counted_where_it_is_sure(
+    first: int, end: int, wanted: list[tuple[int, int, int]]
+) -> None:
+    """The second has a marker, the third is malformed."""
+    three = spans((0, 10, 1, 0), (10, 20, 1, 0), (21, 30, 1, 0))
+    counted = replace(three, counts=np.array([10, 9, 10], dtype=np.int64))
+    near = counted.overlapping(first, end).clipped(first, end)
+    assert (
+        list(zip(*(c.tolist() for c in (near.firsts, near.ends, near.counts)), strict=True))
+        == wanted
+    )
 
 
 _ROWS = st.lists(

@@ -22,6 +22,8 @@ ROLES: dict[str, tuple[Right, ...]] = {
     "lane-maker": tuple(rights.lane_maker_rights()),
     "writer": tuple(rights.writer_rights("shop/orders")),
     "reader": tuple(rights.reader_rights(["billing"], "shop/orders")),
+    "watcher": tuple(rights.watcher_rights(["billing"], "shop/orders")),
+    "doctor": tuple(rights.doctor_rights()),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -13,9 +14,11 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+from typer.testing import CliRunner
 
 import anabranch
 from anabranch import Client, errors
+from anabranch.cli.main import app
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.infra.free_ports import free_port
 from anabranch.kafka.log import KafkaLog
@@ -43,7 +46,9 @@ pytestmark = pytest.mark.broker
 KEPT, TAKEN = "near/a", "shop/a"  # of control partitions 1 and 0
 GROUP = "billing"
 SOON_S = 30.0
-CONTROLLER, OPERATOR, WRITER, READER = USERS = "controller", "operator", "writer", "reader"
+CONTROLLER, OPERATOR, WRITER, READER = "controller", "operator", "writer", "reader"
+RESETTER, WATCHER, DOCTOR = "resetter", "watcher", "doctor"
+USERS = CONTROLLER, OPERATOR, WRITER, READER, RESETTER, WATCHER, DOCTOR
 FIRST_START = "Create", "DescribeConfigs"
 
 
@@ -56,8 +61,8 @@ class Place:
         self.http = http
         self.secured = secured
         self.controller = controller
-        self.operator, self.writer, self.reader = (
-            open_.enter_context(self.connected(user)) for user in (OPERATOR, WRITER, READER)
+        self.operator, self.writer, self.reader, self.resetter, self.watcher = (
+            open_.enter_context(self.connected(user)) for user in USERS[1:-1]
         )
         self.log = KafkaLog(secured.broker.bootstrap)  # by the plain listener: may do everything
         self.own = KafkaLog(secured.bootstrap, secured.options(CONTROLLER))
@@ -75,11 +80,15 @@ class Place:
 
     @contextmanager
     def without(self, user: str, right: Right) -> Iterator[None]:
-        self.secured.revoke(user, [right])
+        taken = [right]
+        if right.operation == "DescribeConfigs":  # the other one brings it along
+            found = rights.controller_rights("anabranch", "near", "shop")
+            taken += [r for r in found if (r.name, r.operation) == (right.name, "AlterConfigs")]
+        self.secured.revoke(user, taken)
         try:
             yield
         finally:
-            self.secured.grant(user, [right])
+            self.secured.grant(user, taken)
 
     def new_lead(self) -> None:
         """Make the leaders of both control partitions begin anew."""
@@ -129,6 +138,30 @@ def ask_directory(place: Place) -> None:
     """A client that does not know yet where a scope is served has the directory tell that controller."""
     with place.connected(OPERATOR) as fresh:
         fresh.create_stream(KEPT)
+
+
+def reset(place: Place) -> None:
+    place.resetter.reset_group(GROUP, TAKEN, "begin")
+
+
+def watch(place: Place) -> None:
+    """The group stands in the stream; what keeps its lag from being told is told in its place."""
+    listed = [group for group in place.watcher.groups(TAKEN) if group.name == GROUP]
+    standing = place.watcher.group(GROUP).streams
+    if any(one.trouble for one in standing):
+        raise errors.NotAuthorized(standing[0].trouble)
+    if not listed or not standing:
+        raise errors.InvalidArgument("it is not listed")
+    assert listed[0].most.events > 0
+
+
+def see_disks(place: Place) -> None:
+    options = words(place.secured.options(DOCTOR))
+    done = CliRunner().invoke(app, ["doctor", "-b", place.secured.bootstrap, *options, "--json"])
+    rows = [row for row in json.loads(done.stdout)["rows"] if row["what"].startswith("disk")]
+    assert rows
+    if any(row["state"] != "ok" for row in rows):
+        raise errors.NotAuthorized(str(rows))
 
 
 def be_assigned(place: Place) -> None:
@@ -186,6 +219,11 @@ CONTROLLER_SEEN = {
     (of_scope("shop"), "Alter"): Seen(
         lambda p: p.operator.scale(TAKEN, next(p.numbers)), write_kept, logged=False
     ),
+    (of_scope("shop"), "AlterConfigs"): Seen(
+        lambda p: p.operator.alter_stream(TAKEN, {"segment.ms": 10**9 + next(p.numbers)}),
+        write_kept,
+        logged=False,
+    ),
     (of_scope("shop"), "Delete"): Seen(Place.forget_lost, write_kept, logged=False),
 }
 CLIENT_SEEN = {
@@ -206,6 +244,16 @@ CLIENT_SEEN = {
     (READER, GROUP, "Read"): Seen(
         lambda p: read(p.reader, GROUP), lambda p: read(p.reader, None), logged=False
     ),
+    **{
+        (RESETTER, right.name, right.operation): Seen(reset, write_kept, logged=False)
+        for right in rights.reader_rights([GROUP], TAKEN)
+    },
+    (WATCHER, stream_topic(TAKEN), "Describe"): Seen(  # brokers leave its offsets out
+        watch, write_kept, logged=False, unnamed=errors.InvalidArgument
+    ),
+    (WATCHER, history_topic(TAKEN), "Read"): Seen(watch, write_kept, logged=False),
+    (WATCHER, GROUP, "Describe"): Seen(watch, write_kept, logged=False),
+    (DOCTOR, rights.THE_CLUSTER, "Describe"): Seen(see_disks, write_kept, logged=False),
 }
 
 
@@ -217,6 +265,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         secured.grant(OPERATOR, rights.client_rights(lane=ADMIN_LANE))
         secured.grant(WRITER, [*rights.client_rights(), *rights.writer_rights(KEPT, TAKEN)])
         secured.grant(READER, [*rights.client_rights(), *rights.reader_rights([GROUP], TAKEN)])
+        secured.grant(RESETTER, rights.reader_rights([GROUP], TAKEN))
+        secured.grant(WATCHER, rights.watcher_rights([GROUP], TAKEN))
+        secured.grant(DOCTOR, [*rights.client_rights(), *rights.doctor_rights()])
         http = f"127.0.0.1:{free_port()}"
         controller = ControllerProcess(
             secured.bootstrap,
@@ -235,6 +286,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             big = {"max.message.bytes": 2_000_000}
             at_last(partial(made.operator.create_stream, TAKEN, settings=big))
             at_last(lambda: commit(made.writer, TAKEN))
+            at_last(partial(reset, made))
             yield made
             made.close()
 
@@ -307,7 +359,9 @@ def test_a_controller_without(place: Place, right: Right) -> None:
     [
         *((OPERATOR, right) for right in rights.client_rights(lane=ADMIN_LANE)),
         *((WRITER, right) for right in rights.writer_rights(TAKEN)),
-        *((READER, right) for right in rights.reader_rights([GROUP], TAKEN)),
+        *((user, r) for user in (READER, RESETTER) for r in rights.reader_rights([GROUP], TAKEN)),
+        *((WATCHER, right) for right in rights.watcher_rights([GROUP], TAKEN)),
+        *((DOCTOR, right) for right in rights.doctor_rights()),
     ],
     ids=lambda part: names(part) if isinstance(part, Right) else part,
 )

@@ -19,6 +19,7 @@ from anabranch.core.decisions import questions, transactions
 from anabranch.core.decisions.turn import DAY_MS, Settings
 from anabranch.core.journal.index import CRC_MODULUS, REASONS
 from anabranch.core.partitioner import SPACE, even_ranges, position_of, record_checksum
+from anabranch.core.read_locks import fingerprint
 from anabranch.core.rows import Entry
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.tasks.dealing import Dealing
@@ -80,8 +81,27 @@ OUTCOME = r.Outcome(
     writers=(RECEIPT,),
     owner="open",
 )
+OPEN_INFO = r.OpenInfo(
+    outcome=OUTCOME._replace(state="OPEN", commit_timestamp=0, writers=()),
+    staged_bytes=4096,
+    age_ms=60_000,
+    silent_ms=4_000,
+    left_ms=26_000,
+    writer_count=1,
+    writers=(r.WriterInfo(WRITER, "open", "loader 7", 2, True),),
+    carries=(r.CarryInfo("nyc/flights", 0, 1, 2, 1, False),),
+)
 INPUTS = (r.ProcessorInput("nyc/flights", "6ba7b8109dad41d180b400c04fd430c8", 0, 0),)
 AT = (r.TaskPosition(0, 12, STAMP),)
+LOCKS = (
+    r.TableLocks(
+        "bank/accounts",
+        STAMP,
+        STAMP - 4096,
+        tuple(sorted(map(fingerprint, (b"ann", b"bob")))),
+        (r.LockedRange(b"c", b"d"),),
+    ),
+)
 CONSUMED = r.Consumed("nyc/delays", TENURE, (r.TaskStep((0, 1), 3, AT),))
 VECTOR = tuple(
     r.Position(i, 40 + sum(e.count for e in RECEIPT.extents if e.partition == i)) for i in range(2)
@@ -194,9 +214,15 @@ EXAMPLES: dict[str, Any] = {
         "nyc/flights", 0, (1,), (r.KeyRange(1 << 31, 3 << 30), r.KeyRange(3 << 30, 1 << 32))
     ),
     "ForgetStream": r.ForgetStream("nyc/flights"),
+    "DeleteStream": r.DeleteStream("nyc/flights"),
+    "AlterStream": r.AlterStream("nyc/flights", {"retention.ms": "60000"}, ("segment.ms",)),
+    "TruncateStream": r.TruncateStream("nyc/flights", 7_353_714_396_035_592_192),
     "RecoverStream": r.RecoverStream("nyc/flights"),
     "Settle": r.Settle(TOKEN, "its stream nyc/weather is lost"),
     "DescribeStreams": r.DescribeStreams("nyc", None),
+    "ListOpen": r.ListOpen("nyc", None, 100),
+    "Reply: OpenList": _reply(8, r.OpenList((OPEN_INFO,))),
+    "LabelWriter": r.LabelWriter(TOKEN, RECEIPT.writer, "loader 7"),
     "ListTransactions": COMMANDS[8],
     "Reply: TransactionList": _reply(8, r.TransactionList(())),
     "Reply: Alive": _reply(9, r.Alive((OUTCOME._replace(streams=(), writers=()),))),
@@ -257,6 +283,13 @@ EXAMPLES: dict[str, Any] = {
     "OneShot that moves positions": r.OneShot(
         MOVING, "nyc", None, (r.Event("nyc/late", -1, b"UA", b"1545", (), -1),), CONSUMED
     ),
+    "OneShot with locks": r.OneShot(
+        SHOT, "bank", None, (r.Event("bank/accounts", -1, b"ann", b"95", (), -1),), None, LOCKS
+    ),
+    "Reply: LookAgain": _reply(
+        10, r.LookAgain(STAMP, (r.TableTime("bank/accounts", STAMP - 4096),))
+    ),
+    "SafeTime of tables": r.SafeTime("bank", None, ("bank/accounts",)),
     "Release": r.Release("nyc/delays", TENURE, (0, 1)),
     "JournalOp": r.JournalOp("FINALIZE_COMMIT", TXN, 0, STAMP),
 }
@@ -356,8 +389,9 @@ def positions_block() -> str:
     for text, key in keys:
         shown = key.hex() if len(key) <= 32 else "-"
         position = position_of(key)
-        rows.append([text, shown or "-", f"{crc32(key):08x}", position, position * 4 >> 32])
-    return table("key | bytes | CRC-32 | position | segment of 4", rows)
+        numbers = [f"{crc32(key):08x}", position, position * 4 >> 32, fingerprint(key)]
+        rows.append([text, shown or "-", *numbers])
+    return table("key | bytes | CRC-32 | position | segment of 4 | fingerprint", rows)
 
 
 def dealing_block() -> str:
@@ -453,6 +487,7 @@ def rows_block() -> str:
         ),
         Entry.YIELDED: (r.YieldedRow, "empty"),
         Entry.PREPARED: (r.PreparedRow, "empty"),
+        Entry.LABEL: (r.LabelRow, "writer, 8 bytes"),
         Entry.SUSPECT: (r.SuspectRow, "empty"),
         Entry.SET_ASIDE: (r.SetAsideRow, "the offset, 8 bytes, and the lane"),
         Entry.LANE: (r.LaneRow, "lane"),
@@ -461,6 +496,7 @@ def rows_block() -> str:
         Entry.AUDIT: (r.AuditRow, "Unix milliseconds, 8 bytes, and a number, 4 bytes"),
         Entry.PROCESSOR: (r.ProcessorRow, "scope/processor"),
         Entry.TASK: (r.TaskRow, "scope/processor/ and the task, 4 bytes"),
+        Entry.TABLE: (r.TableRow, "scope/stream"),
     }
     rows = []
     for entry in Entry:

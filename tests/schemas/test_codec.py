@@ -205,7 +205,7 @@ def test_a_megabyte_of_the_smallest_events_is_read_in_bounded_time_and_memory() 
     count = 160_000
     head = bytes((FORMAT_VERSION, 8)) + bytes(16) + zigzag(1) + b"a" + zigzag(0)
     began = time.perf_counter()
-    record = decode(head + zigzag(count) + bytes(6) * count + zigzag(0) + b"\0")
+    record = decode(head + zigzag(count) + bytes(6) * count + zigzag(0) + b"\0\0")
     assert len(record.events) == count
     assert time.perf_counter() - began < 20
 

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 from zlib import crc32
 
 import pytest
+from crc32c import crc32c
 
 from anabranch import errors
 from anabranch.core import ids, tokens
@@ -128,15 +129,16 @@ def test_key_positions() -> None:
     function = page_function()
     long_ones = {"1000 times `x`": b"x" * 1000, "the bytes 00 to ff": bytes(range(256))}
     assert len(rows) >= 12
-    for text, shown, crc, position, segment in rows:
+    for text, shown, crc, position, segment, fingerprint in rows:
         key = long_ones.get(text, bytes.fromhex(shown.replace("-", "")))
         if text.startswith("UTF-8, `"):
             assert key.decode() in text
         assert (f"{crc32(key):08x}", str(position_of(key))) == (crc, position)
         assert function(key) == int(position)
+        assert int(fingerprint) % (1 << 64) == int(position) << 32 | crc32c(key)
         low, high = even_ranges(4)[int(segment)]
         assert low <= int(position) < high
-    assert {segment for *_, segment in rows} == {"0", "1", "2", "3"}
+    assert {segment for *_, segment, _ in rows} == {"0", "1", "2", "3"}
 
 
 def test_dealing() -> None:

@@ -17,6 +17,7 @@ from anabranch.core.ids import CORRELATION_HEADER, OPEN_LANE
 from anabranch.core.stream_states import LOST
 from anabranch.core.tokens import peek
 from anabranch.errors import AnabranchError
+from anabranch.ledger.book import Row
 from anabranch.ports import TopicPartition
 from anabranch.reading.snapshot_reader import StreamCut
 from anabranch.schemas import records as r
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 Places = list[tuple[int, int]]  # partition, offset
 Native = tuple[int, int]  # producer id and epoch
+LIFE = "s/life"  # a stream that is deleted over and over (`tests.sim.lives`)
 NOISE = b"noise"  # values that must never be seen in a stream
 
 
@@ -240,7 +242,9 @@ class Ledger:
         self.asked: dict[bytes, str] = {}  # correlation id -> the lane that it came by
         self._born: dict[bytes, str] = {}  # transaction -> the lane of its first command
         self.prepared: set[str] = set()  # deals that a database decides
-        self.words: dict[bytes, bool] = {}  # … and its word: whether to commit
+        self.words: dict[bytes, bool] = {}  # … and its first word: whether to commit
+        self.rows: dict[bytes, Row] = {}  # of its table; `tests.sim.prepared.Session`
+        self.held: dict[bytes, object] = {}  # rows of sessions that have not committed
         self.lost: dict[str, list[float]] = defaultdict(list)  # stream -> rounds that gave it up
         self.late: dict[str, list[float]] = defaultdict(list)  # … and that wrote to it after that
 
@@ -276,18 +280,17 @@ class Ledger:
         for record in records:
             self.asked[dict(record.headers).get(CORRELATION_HEADER) or b""] = lane
             try:
-                command = decode(record.value or b"")
-            except AnabranchError:
+                match command := decode(record.value or b""):
+                    case r.Begin():
+                        named = [command.txn_id]
+                    case r.Touch() | r.Register() | r.Commit():
+                        named = [peek(command.token).txn_id]
+                    case r.Heartbeat():
+                        named = [peek(token).txn_id for token in command.tokens]
+                    case _:
+                        named = []
+            except AnabranchError:  # garbage, with a token or as a whole
                 continue
-            match command:
-                case r.Begin():
-                    named = [command.txn_id]
-                case r.Touch() | r.Register() | r.Commit():
-                    named = [peek(command.token).txn_id]
-                case r.Heartbeat():
-                    named = [peek(token).txn_id for token in command.tokens]
-                case _:
-                    named = []
             for txn_id in named:
                 if self._born.setdefault(txn_id, lane) == lane:
                     self.heard[txn_id].append(now)

@@ -198,8 +198,7 @@ class SimLog(MemoryLog):
         )
         if len(positions) > 1:
             found = self._hide(found)
-        is_worker = self.owner.kind == "worker" and self.detail == "replies"
-        if self.owner.kind == "client" or is_worker:
+        if self.owner.kind in ("client", "worker") and self.detail == "replies":
             return {place: self._lose_replies(fetched) for place, fetched in found.items()}
         return found
 

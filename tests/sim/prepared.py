@@ -1,20 +1,23 @@
-"""Prepared transactions in a run: a database that decides, its slow processes, and recovery that races with them.
+"""Prepared transactions in a run: the product's ledger, its slow processes, and recovery that races with them.
 
-The database is outside of the cluster and never fails: one word for each transaction, by an insert that the key
-decides (`Ledger.words`). Draws come from random numbers of their own.
+The database is outside of the cluster and never fails; it is `Session`s in place of the product's `Book`. A session
+may be ended, and the answer to its commit lost. Draws come from random numbers of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from hashlib import sha256
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from anabranch import ledger as product
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
-from anabranch.errors import AnabranchError, OutcomeUnknown, TransactionAborted
+from anabranch.core.decisions.turn import FORGOTTEN
+from anabranch.errors import AlreadyCommitted, AnabranchError, OutcomeUnknown, TransactionAborted
+from anabranch.ledger.book import ABORT, BEGUN, COMMIT, Meta, Row
 from anabranch.ports import LogError
 from anabranch.types import Receipt, Result
 from tests.sim.ledger import Deal, Ledger
@@ -26,7 +29,103 @@ if TYPE_CHECKING:
     from tests.sim.picture import Picture
 
 SECRET = b"the secret in the database's row"
-BY = sha256(SECRET).digest()
+
+
+class _Cursor:
+    def close(self) -> None:
+        """The session goes on."""
+
+
+class Session:
+    """One session with the table, as `Book`; ``chance``: of a process that commits. What it commits is a word."""
+
+    driver = sqlite3  # its errors
+
+    def __init__(self, world: World, ledger: Ledger, cluster: str, chance: Random | None) -> None:
+        self._world, self._ledger, self._cluster, self._chance = world, ledger, cluster, chance
+        self._mine: Row | None = None
+        self.connection = self
+
+    def open(self, *, moved: bool = False) -> Meta:
+        return Meta(SECRET, "", self._cluster)
+
+    def cursor(self) -> _Cursor:
+        return _Cursor()
+
+    def close(self) -> None:
+        self.rollback()
+
+    def _holds(self) -> bool:
+        return self._mine is not None and self._ledger.held.get(self._mine.txn_id) is self
+
+    def begin(self, txn_id: bytes, attempt: bytes) -> None:
+        if txn_id in self._ledger.rows or txn_id in self._ledger.held:
+            raise self._refusal(txn_id)
+        self._mine = Row(txn_id, BEGUN, attempt, 0, former=False)
+        self._ledger.held[txn_id] = self
+
+    def _refusal(self, txn_id: bytes) -> AnabranchError:
+        row = self._ledger.rows.get(txn_id)
+        done = row is not None and row.outcome == COMMIT
+        return (
+            AlreadyCommitted("a row") if done else TransactionAborted("the database has ended it")
+        )
+
+    def end(self, txn_id: bytes, attempt: bytes) -> None:
+        """The process is slow here; its session may be ended meanwhile."""
+        assert self._chance is not None
+        if self._chance.random() < 0.3:
+            self.rollback()
+        self._world.sleep(self._chance.choice((0.0, 0.0, self._chance.expovariate(0.5))))
+        if not self._holds() or self._mine is None:
+            raise self._refusal(txn_id)
+        self._mine = self._mine._replace(outcome=COMMIT)
+
+    def commit(self) -> None:
+        if not self._holds() or self._mine is None:
+            raise sqlite3.OperationalError("the session was ended")
+        self._ledger.rows[self._mine.txn_id] = self._mine
+        self._ledger.words.setdefault(self._mine.txn_id, True)
+        self.rollback()
+        end = self._chance.random() if self._chance else 1.0
+        if end < 0.2:
+            raise OutcomeUnknown("the process dies, or forgets it; left to recovery")
+        if end < 0.4:
+            raise sqlite3.OperationalError("no answer")
+
+    def rollback(self) -> bool:
+        if self._holds() and self._mine is not None:
+            del self._ledger.held[self._mine.txn_id]
+        return True
+
+    def decide(self, txn_id: bytes) -> Row | None:
+        if txn_id in self._ledger.held:
+            return None
+        row = self._ledger.rows.setdefault(txn_id, Row(txn_id, ABORT, b"", 0, former=False))
+        self._ledger.words.setdefault(txn_id, row.outcome == COMMIT)
+        return row
+
+    def rows(self, before_ms: int, limit: int) -> list[Row]:
+        return list(self._ledger.rows.values())[:limit]
+
+    def forget(self, rows: Iterable[Row]) -> int:
+        mine = [row for row in rows if self._ledger.rows.get(row.txn_id) == row]
+        for row in mine:
+            del self._ledger.rows[row.txn_id]
+        return len(mine)
+
+
+class _Ledger(product.Ledger):
+    """The product's, over sessions."""
+
+    def __init__(self, *of_session: Any) -> None:
+        super().__init__(lambda: None)
+        self._of_session = of_session
+
+    @contextlib.contextmanager
+    def _open(self, connection: Any = None) -> Iterator[Any]:
+        with contextlib.closing(Session(*self._of_session)) as session:
+            yield session
 
 
 def preparing(
@@ -39,34 +138,54 @@ def preparing(
     receipts: list[Receipt] | None,
     claim: tuple[str | None, int | None],
 ) -> Callable[[float], Result]:
-    """The call that ends a transaction: ``commit``, or prepare, the database's word, and then the commit."""
+    """The call that ends a transaction: ``commit``, or that of a ledger."""
     chance = Random(f"{world.seed}/{deal.label}/prepared")
     if chance.random() >= faults.weather.prepared:
         return commit
     ledger.prepared.add(deal.label)
     deal.opened = True  # a refusal need not be the last word
     name, number = claim
+    called: list[bool] = []
 
     def call(seconds: float) -> Result:
-        attempt = deal.label.encode()
+        if called:
+            raise OutcomeUnknown("a ledger takes a transaction once", txn_id=txn.txn_id)
+        called.append(True)
         try:
-            info = txn.prepare(
-                receipts, name=name, number=number, by=BY, attempt=attempt, timeout=seconds
-            )
+            of_session = (world, ledger, txn.cluster, chance)
+            with _Ledger(*of_session).commit(
+                txn, receipts=receipts, name=name, number=number, timeout=seconds
+            ):
+                deal.txn_id = txn.txn_id or deal.txn_id
+        except sqlite3.OperationalError as error:
+            raise TransactionAborted("the driver's word") from error
         finally:
             deal.txn_id = txn.txn_id or deal.txn_id
-        if txn.result is not None:
-            return txn.result
-        world.sleep(chance.choice((0.0, 0.0, chance.expovariate(0.5))))
-        if not ledger.words.setdefault(info.txn_id, True):
-            raise TransactionAborted(
-                "recovery was first: the database's transaction is rolled back"
-            )
-        if chance.random() < 0.2:  # this process dies, or forgets it
-            raise OutcomeUnknown("left to recovery", txn_id=info.txn_id)
-        return txn.commit(secret=SECRET, timeout=seconds)
+        if txn.result is None:
+            raise OutcomeUnknown("left to recovery", txn_id=txn.txn_id)
+        return txn.result
 
     return call
+
+
+class _Recovering:
+    """A client whose aborts are recorded."""
+
+    def __init__(self, client: Client, ledger: Ledger) -> None:
+        self._client, self._ledger = client, ledger
+        self.commit, self.cluster = client.commit, client.cluster
+
+    def prepared(self, scope: str | None, *, secret: bytes) -> Any:
+        return self._client.prepared(scope, secret=secret, timeout=5.0)
+
+    def abort(self, txn_id: bytes, reason: str, *, secret: bytes) -> None:
+        deals = self._ledger.deals.values()
+        label = next((d.label for d in deals if d.txn_id == txn_id), None)
+        recorded: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if label is not None:
+            recorded = self._ledger.history.here.asking("abort", txn=label)
+        with recorded:
+            self._client.abort(txn_id, reason, secret=secret, timeout=10.0)
 
 
 def recover(world: World, faults: Faults, ledger: Ledger, client: Client, name: str) -> None:
@@ -74,25 +193,16 @@ def recover(world: World, faults: Faults, ledger: Ledger, client: Client, name: 
     chance = Random(f"{world.seed}/{name}/recovery")
     while True:
         world.sleep(chance.expovariate(1.0 if faults.calm else 0.3))
-        with contextlib.suppress(AnabranchError, LogError):
-            for info in client.prepared(secret=SECRET, timeout=5.0):
-                if chance.random() < 0.5 or faults.calm:
-                    _end(world, ledger, client, info.txn_id)
-
-
-def _end(world: World, ledger: Ledger, client: Client, txn_id: bytes) -> None:
-    label = next((d.label for d in ledger.deals.values() if d.txn_id == txn_id), None)
-    try:
-        if ledger.words.setdefault(txn_id, False):
-            client.commit(txn_id, secret=SECRET, timeout=10.0)
-            return
-        recorded: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if label is not None:
-            recorded = ledger.history.here.asking("abort", txn=label)
-        with recorded:
-            client.abort(txn_id, "the database has no row of it", secret=SECRET, timeout=10.0)
-    except AnabranchError as error:
-        world.note(label or txn_id.hex(), f"recovery: {type(error).__name__}: {error}")
+        try:
+            service: Any = _Recovering(client, ledger)
+            found = _Ledger(world, ledger, client.cluster, None).recover(service, older_than=-1e12)
+        except (AnabranchError, LogError) as error:
+            world.note(name, f"recovery: {type(error).__name__}: {error}")
+        else:
+            # A clock that jumps lets outcomes expire before a recovery asks; `check_prepared` looks at the rest.
+            false = {t: why for t, why in found.alarms.items() if FORGOTTEN not in why}
+            if false:
+                raise Violation(f"alarms: {false}")
 
 
 def check_prepared(picture: Picture, ledger: Ledger) -> None:

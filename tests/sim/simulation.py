@@ -19,6 +19,7 @@ from anabranch.core.ids import split_stream
 from anabranch.core.journal.runs import place_of, txn_of
 from anabranch.errors import AnabranchError, InvariantViolation
 from anabranch.ports import TopicPartition
+from anabranch.processors import beside as beside_rounds
 from anabranch.processors import controller, durability, intake
 from anabranch.processors import poison_commands as culprit
 from anabranch.processors.controller import Controller
@@ -34,6 +35,7 @@ from tests.sim.check_clients import check_clients
 from tests.sim.check_epochs import Epochs, check_epochs, epochs_of
 from tests.sim.check_log import check_log, check_lost, hold
 from tests.sim.check_readers import check_readers, check_snapshots
+from tests.sim.check_tables import check_tables, take_out
 from tests.sim.check_tasks import check_tasks
 from tests.sim.clients import TIGHT_BYTES, Worker
 from tests.sim.controllers import Fleet
@@ -41,6 +43,7 @@ from tests.sim.faults import Faults
 from tests.sim.hops import Hopper
 from tests.sim.instants import check_instants
 from tests.sim.ledger import Ledger
+from tests.sim.lives import Lives
 from tests.sim.operators import Operator
 from tests.sim.picture import (
     Picture,
@@ -57,6 +60,7 @@ from tests.sim.readers import ReaderMachine
 from tests.sim.recording import FINAL, History, Part
 from tests.sim.retention import Retention
 from tests.sim.safe_times import check_safe_times
+from tests.sim.tables import Noted, TableMachine
 from tests.sim.tasks import TaskMachine
 from tests.sim.trouble import Outages
 from tests.sim.weather import Weather
@@ -175,10 +179,11 @@ def _simulate(
     _collect(world)
     commits, epochs = 0, Epochs()
     judged: dict[str, int] = {}
+    closing: list[TableMachine] = []
     try:
         beside: AbstractContextManager[object] = nullcontext()
         if drawn.carriers_beside:
-            beside = patch.object(controller, "Carriers", carriers_beside(world))
+            beside = patch.object(beside_rounds, "Carriers", carriers_beside(world))
         with (
             _strict(faults),
             _limits(small=drawn.small),
@@ -187,12 +192,15 @@ def _simulate(
             bug or nullcontext(),
         ):
             run = _Run(world, faults)
+            closing.extend(run.tables)
             commits, epochs = run.play()
             judged = run.judged
             if history is not None:
                 run.history.write(history)
     finally:
         world.close()
+        for machine in closing:
+            machine.close()
         gc.unfreeze()
         if was_collecting:
             gc.enable()
@@ -253,6 +261,7 @@ class _Run:
         for worker in self.workers:
             worker.peers = [peer for peer in self.workers if peer is not worker]
         self.hopper = Hopper(world, self.cluster, faults, self.ledger)
+        self.lives = Lives(world, self.cluster, faults, self.ledger)
         self.readers = [
             ReaderMachine(world, self.cluster, faults, self.ledger, number)
             for number in range(weather.readers)
@@ -264,6 +273,11 @@ class _Run:
         ]
         for machine in self.tasks:
             machine.peers = self.tasks
+        self.noted = Noted()
+        self.tables = [
+            TableMachine(world, self.cluster, faults, self.ledger, self.noted, number)
+            for number in range(weather.tables)
+        ]
 
     def play(self) -> tuple[int, Epochs]:
         """Faults first, then calm, then the checks; returns the number of COMMIT records, and epochs."""
@@ -276,10 +290,13 @@ class _Run:
         for worker in self.workers:
             worker.start()
         self.hopper.start()
+        self.lives.start()
         for reader in self.readers:
             reader.start()
         for machine in self.tasks:
             machine.start()
+        for replica in self.tables:
+            replica.start()
         world = self.world
         world.run(self._worked, self.faults.weather.work_s)
         world.note("world", "calm")
@@ -340,7 +357,10 @@ class _Run:
     def _worked(self) -> bool:
         # The operator goes on as long as there is time.
         lawful = self.operator.done or not self.faults.calm
-        return lawful and self.hopper.done and all(worker.done for worker in self.workers)
+        lawful = lawful and self.hopper.done and self.lives.done
+        if self.faults.calm:
+            lawful = lawful and all(machine.done for machine in self.tables)
+        return lawful and all(worker.done for worker in self.workers)
 
     def _ended(self) -> bool:
         if not self._worked() or self._lost_markers():
@@ -375,6 +395,7 @@ class _Run:
         doubts = [deal.label for worker in self.workers for deal in worker.in_doubt]
         leaders = [p for p in range(self.partitions) if self.fleet.leading(p)]
         lost = self._lost_markers()
+        jobs += [f"{machine.name} goes on" for machine in self.tables if not machine.done]
         return f"led: {leaders}; {', '.join(rows + jobs)}; in doubt: {doubts}; no markers: {lost}"
 
     def _check(self) -> tuple[int, Epochs]:
@@ -399,12 +420,15 @@ class _Run:
         check_safe_times(picture, self.ledger.safe_answers, self.partitions)
         check_log(picture)
         check_epochs(picture)
+        judged = check_tables(picture, self.noted)
+        take_out(picture)
         check_readers(picture, self.world.random)
         check_snapshots(picture, self.ledger)
         check_instants(picture, self.ledger.instants, self.ledger.deleted)
         check_clients(picture, self.ledger)
         check_tasks(picture, self.ledger)
         self._judge(picture)
+        self.judged["reads of tables"] = judged
         return len(picture.commits()), epochs_of(picture)
 
     def _may_stay(self, key: bytes, kept: KeysView[bytes]) -> bool:

@@ -51,6 +51,7 @@ class Weather:
         0.0  # the error that controllers think their clocks have; 0: no commit wait. Never drawn
     )
     hop_s: float = 0.0  # mean time between commits that follow others in another scope; 0: none
+    lives_s: float = 0.0  # mean time between steps in the lives of a stream that is deleted over and over; 0: none
     jump_by_s: float = 3.0  # then it stands anywhere within so much of the true time
     slow_disk: float = 0.0  # per write of a table
     slow_disk_s: float = 0.5  # mean
@@ -118,6 +119,7 @@ class Weather:
     workers: int = 0
     worker_crash: float = 0.0
     worker_freeze: float = 0.0
+    tables: int = 0  # processes with replicas of tables
     work_s: float = 40.0  # faults and new work end then, at the latest
 
     @classmethod
@@ -190,7 +192,9 @@ class Weather:
         drawn = drawn.changed(_draw_workers(Random(f"{own}/workers")))
         drawn = drawn.changed({"prepared": Random(f"{own}/prepared").choice((0.0, 0.0, 0.3, 0.8))})
         hops = Random(f"{own}/time").choice((0.0, 1.0)) if drawn.control_partitions > 1 else 0.0
-        return drawn.changed({"hop_s": hops})
+        lives = Random(f"{own}/lives").choice((0.0, 0.0, 0.3, 1.0))
+        tables = Random(f"{own}/tables").choice((0, 0, 0, 1, 2))
+        return drawn.changed({"hop_s": hops, "lives_s": lives, "tables": tables})
 
     def changed(self, values: Mapping[str, float]) -> Weather:
         """With these instead."""
@@ -228,7 +232,9 @@ _KINDS: dict[str, tuple[float, ...]] = {
 }
 _NO_LANES: dict[str, float] = {"lanes": 0, "rights_s": 0.0, "lane_s": 0.0}
 CLEAR: dict[str, float] = (
-    dict.fromkeys(_KINDS, 0.0) | _NO_LANES | {"workers": 0, "prepared": 0, "hop_s": 0.0}
+    dict.fromkeys(_KINDS, 0.0)
+    | _NO_LANES
+    | {"workers": 0, "prepared": 0, "hop_s": 0.0, "lives_s": 0.0, "tables": 0}
 )  # none of it
 
 

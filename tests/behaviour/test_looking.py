@@ -1,0 +1,155 @@
+"""What operators see from a shell: groups and their lag, open transactions, ranges of events; on a real cluster."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from anabranch import Client
+from anabranch.core.tokens import peek
+from anabranch.errors import IllegalState, InvalidArgument, WritersUnfinished
+from anabranch.reading.tasks.standing import HISTORY
+from tests.behaviour.test_cli import Shell
+from tests.cluster import Cluster
+
+pytestmark = pytest.mark.broker
+
+
+def _commit(client: Client, stream: str, *values: bytes) -> int:
+    with client.begin(stream.partition("/")[0]) as txn:
+        for value in values:
+            txn.write(stream, value, value)
+        return txn.commit().commit_timestamp
+
+
+def test_groups_of_all_kinds_and_their_true_lag(
+    cluster: Cluster, client: Client, unique: str
+) -> None:
+    scope = f"s-{unique}"
+    stream, topic = f"{scope}/seen", f"{scope}.seen"
+    client.create_stream(stream, segments=2)
+    values = [str(n).encode() for n in range(10)]
+    first = _commit(client, stream, *values)
+    ordered, whole, plain = (f"{scope}-{kind}" for kind in ("ordered", "whole", "plain"))
+    with closing(client.read(stream, group=ordered, timeout=5)) as reader:
+        for _, _event in zip(range(10), reader, strict=False):
+            pass
+        reader.commit()
+        assert client.group(ordered).state != "empty"
+        with pytest.raises(IllegalState, match="members are in the group"):
+            client.reset_group(ordered, stream, "begin")
+    with closing(client.read_transactions(stream, group=whole, timeout=1)) as transactions:
+        assert len(list(transactions)) == 1
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": plain})
+    consumer.commit(offsets=[TopicPartition(topic, 0, 1)], asynchronous=False)
+    consumer.close()
+    after = time.time()
+    second = _commit(client, stream, *values, b"more")
+    _commit(client, stream, *values)
+
+    found = {group.name: group for group in client.groups(stream)}
+    assert set(found) == {ordered, whole, plain}
+    counts = {name: group.most.events for name, group in found.items()}
+    # The plain one has read the first event of partition 0.
+    assert counts[whole] == 21
+    assert counts[plain] == 30
+    assert 21 <= counts[ordered] <= 22  # an event counts as processed when the next is asked for
+    assert all(group.most.exact and group.state == "empty" for group in found.values())
+    assert found[whole].streams[0].offsets.keys() == {HISTORY}
+    assert 0 < found[whole].most.age_s(time.time()) <= time.time() - after + 1
+
+    for start, left in (("end", 0), (second, 10), (first, 21), ("begin", 31)):
+        for name in found:
+            moved = client.reset_group(name, stream, start)
+            assert (name, start, moved.most.events) == (name, start, left)
+    with closing(client.read(stream, group=ordered, timeout=2)) as reader:
+        assert sum(1 for _ in reader) == 31
+    with pytest.raises(InvalidArgument, match="there is no group"):
+        client.group("nobody-reads")
+
+
+def test_open_transactions_from_a_shell(cluster: Cluster, client: Client, unique: str) -> None:
+    shell, scope = Shell(cluster), f"s-{unique}"
+    stream = f"{scope}/seen"
+    client.create_stream(stream)
+    with client.begin(scope, keepalive=60) as txn:
+        token = txn.token()
+        writer = client.join(token, label="loader 7")
+        writer.write(stream, b"x" * 10_000)
+        writer.flush()
+        text = peek(token).txn_id.hex()
+        (shown,) = shell.json("txn", "list", scope)["transactions"]
+        assert shown["txn_id"] == text
+        assert shown["staged_bytes"] >= 0
+        assert shown["writer_count"] == 1
+        assert 50 < shown["keepalive_left_s"] <= 60
+        assert shown["streams"] == [stream]
+        table = shell.run("txn", "list", scope).stdout
+        assert "keepalive left" in table
+        assert "committed" not in table
+        for digits in (text, text[-8:], text[:20]):
+            described = shell.json("txn", "describe", digits)
+            assert [(w["label"], w["events"]) for w in described["writers"]] == [("loader 7", 1)]
+        with pytest.raises(WritersUnfinished, match=r"\(loader 7\)"):
+            txn.commit()
+        refused = shell.run("txn", "describe", "beefbeefbeef", code=2).stderr
+        assert "0 transactions of the newest 10,000 begin or end with" in refused
+        writer.finish()
+        txn.commit()
+    assert shell.json("txn", "describe", text, "--watch")["state"] == "COMMITTED"
+    assert shell.json("txn", "list", scope)["transactions"] == []
+    with client.begin(scope) as txn, pytest.raises(InvalidArgument, match="64 are allowed"):
+        client.join(txn.token(), label="x" * 65)
+
+
+def test_a_line_an_event_and_ranges_of_them(cluster: Cluster, client: Client, unique: str) -> None:
+    shell, stream = Shell(cluster), f"s-{unique}/seen"
+    client.create_stream(stream, segments=2)
+    times = []
+    for lines in ("a=1\nb=2\n", "a=3\n\n", "c=4"):
+        separator = () if "\n\n" in lines else ("--key-separator", "=")
+        done = shell.json("write", stream, *separator, given=lines)
+        assert done["events"] == len(lines.splitlines())
+        times.append(str(done["commit_timestamp"]))
+    bad = shell.run("write", stream, "--key-separator", "=", given="a=1\nb\n", code=2).stderr
+    assert "line 2 has no '=' between key and value; nothing is committed" in bad
+
+    def values(*options: str) -> list[str]:
+        return sorted(each["value"] for each in shell.lines(stream, *options))
+
+    assert values("--to", "end") == ["", "1", "2", "4", "a=3"]
+    assert values("--from", times[0], "--to", times[1]) == ["", "a=3"]
+    assert values("--from", times[1], "--timeout", "1") == ["4"]
+    parts = [values("--to", "end", "--segment", f"{number}@0") for number in (0, 1)]
+    assert sorted(parts[0] + parts[1]) == ["", "1", "2", "4", "a=3"]
+    assert all(parts)
+    for wrong in (("--from", "soon"), ("--to", "end", "--at", "now"), ("--to", "end", "-t")):
+        shell.run("read", stream, *wrong, code=2)
+
+
+def test_the_doctor(cluster: Cluster, client: Client, unique: str) -> None:
+    shell = Shell(cluster)
+    client.create_stream(f"s-{unique}/seen")
+    rows = {row["what"]: row for row in shell.json("doctor")["rows"]}
+    kinds = {what.partition(" ")[0] for what in rows}
+    assert kinds >= {"brokers", "broker", "disk", "topic", "controllers", "streams", "clocks"}
+    assert rows["controllers"]["state"] == rows["clocks"]["state"] == "ok"
+    assert all(row["to_do"] for row in rows.values() if row["state"] != "ok")
+    alone = shell.json("doctor", "--prefix", "nothing-here", code=1)["rows"]
+    assert {row["state"] for row in alone if "nothing-here" in row["what"]} == {"bad"}
+
+
+def test_no_broker_there_is_told_in_two_seconds(cluster: Cluster) -> None:
+    shell = Shell(cluster)
+    for command in (("doctor",), ("txn", "list"), ("read", "s/x"), ("group", "list")):
+        begun = time.monotonic()
+        done = shell.run(
+            *command, "-b", "localhost:1,no.such.host:9", code=1 if command == ("doctor",) else 3
+        )
+        assert time.monotonic() - begun < 15  # the timeout is twice that
+        assert "no broker answers at localhost:1: Connection refused" in " ".join(
+            (done.stdout + done.stderr).split()
+        )

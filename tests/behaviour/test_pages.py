@@ -1,0 +1,61 @@
+"""The pages that people learn from, run block by block against a real broker and controller."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.pages import DOCS, ROOT, blocks, run_page
+
+pytestmark = pytest.mark.broker
+
+# What has to be printed, besides what the page itself shows.
+CALLS = {
+    "README.md": ["N14228", "N24211"],
+    "docs/client.md": ["done before:", "b'ann' b'3 apples'"],
+}
+COMMANDS = ["docs/tutorial.md", "docs/concepts.md"]
+COMMANDS += [f"docs/how-to/{path.name}" for path in sorted((DOCS / "how-to").glob("*.md"))]
+# Blocks that are no code, and what else a page may show.
+KINDS = {"python", "console", "", "text", "mermaid", "properties", "dockerfile", "toml", "sql"}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_run(
+    name: str,
+    cluster: Cluster,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where an example makes a database
+    run_page(ROOT / name, cluster.bootstrap, tmp_path, {"bootstrap": cluster.bootstrap})
+    printed = capsys.readouterr().out
+    assert [text for text in CALLS[name] if text not in printed] == []
+
+
+@pytest.mark.unsecured
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_run(name: str, cluster: Cluster, tmp_path: Path) -> None:
+    run_page(ROOT / name, cluster.bootstrap, tmp_path, {"bootstrap": cluster.bootstrap})
+
+
+@pytest.mark.parametrize("name", [*CALLS, *COMMANDS])
+def test_no_block_is_left_out_by_its_name(name: str) -> None:
+    assert {block.kind for block in blocks(ROOT / name)} <= KINDS
+
+
+def test_a_block_that_fails_is_told(cluster: Cluster, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    for text in ("$ false", "$ echo one\ntwo", "$ echo one; exit 3", "$ cat no-file"):
+        page.write_text(f"```console\n{text}\n```\n")
+        with pytest.raises(AssertionError, match=r"\$ "):
+            run_page(page, cluster.bootstrap, tmp_path, {})
+    name = uuid.uuid4().hex
+    page.write_text(
+        f'```python title="a.py"\nprint("{name}")\n```\n```console\n$ python a.py\n{name[:9]}…\n```\n'
+    )
+    run_page(page, cluster.bootstrap, tmp_path, {})

@@ -1,0 +1,256 @@
+"""Locks on tables, judged with one-shots: what holds, what has to be looked at again, what is refused."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from anabranch.core.decisions.streams import stream_forgotten
+from anabranch.core.read_locks import FEW_KEYS, Windows, fingerprint
+from anabranch.errors import InvalidArgument, NotAuthorized
+from anabranch.schemas import records as r
+from tests.core.harness import World
+
+A, B, PLAIN = "nyc/a", "nyc/b", "nyc/plain"
+
+
+class Bank(World):
+    """Two tables and a stream; a replica that is never behind unless a test says so."""
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__(**changes)
+        self.find_scope()
+        for name in (A, B):
+            self.make(name, table="true")
+        self.make(PLAIN)
+        self.numbers = 0
+
+    def make(self, stream: str, **settings: str) -> None:
+        self.create(stream, 2, **settings)
+        self.created(stream, 0, 0)
+
+    def delete(self, stream: str) -> None:
+        self.ask("delete", r.DeleteStream(stream), lane="admin")
+        turn = self.new_turn()
+        stream_forgotten(turn, stream)
+        self.close(turn)
+
+    def put(self, *rows: tuple[str, bytes], locks: tuple[r.TableLocks, ...] = ()) -> str:
+        """A one-shot of these rows: COMMITTED, LookAgain or what it is refused with."""
+        self.numbers += 1
+        events = tuple(r.Event(table, -1, key, b"v", (), -1) for table, key in rows)
+        shot = r.OneShot(self.id(f"shot {self.numbers}"), "nyc", None, events, None, locks)
+        self.ask(f"shot {self.numbers}", shot)
+        return told(self.result)
+
+    def told(self) -> tuple[int, dict[str, int]]:
+        """A time, and the newest commits of the tables at it."""
+        self.ask("now", r.SafeTime("nyc", None, (A, B)))
+        return self.result.timestamp, {at.table: at.last for at in self.result.tables}
+
+    def lock(self, table: str, *keys: bytes, span: Any = None) -> r.TableLocks:
+        """A lock since now."""
+        since, last = self.told()
+        ranges = () if span is None else (r.LockedRange(*span),)
+        points = tuple(sorted(map(fingerprint, keys)))
+        return r.TableLocks(table, since, last[table], points, ranges)
+
+
+def told(result: Any) -> str:
+    if isinstance(result, r.Refusal):
+        return result.code
+    return result.state if isinstance(result, r.Outcome) else type(result).__name__
+
+
+@pytest.mark.parametrize(
+    ("points", "span", "written", "found"),
+    [
+        ((b"k",), None, b"k", "LookAgain"),
+        ((b"k",), None, b"l", "COMMITTED"),
+        ((b"absent",), None, b"absent", "LookAgain"),
+        ((), (b"a", b"m"), b"k", "LookAgain"),
+        ((), (b"a", b"k"), b"k", "COMMITTED"),
+        ((), (b"k", None), b"k", "LookAgain"),
+        ((), (b"l", None), b"k", "COMMITTED"),
+        ((), (b"", None), b"k", "LookAgain"),
+    ],
+)
+def test_a_lock_is_looked_at_again_when_it_may_be_broken(
+    points: tuple[bytes, ...], span: Any, written: bytes, found: str
+) -> None:
+    bank = Bank()
+    assert bank.put((A, b"k")) == "COMMITTED"
+    lock = bank.lock(A, *points, span=span)
+    assert bank.put((A, b"0"), locks=(lock,)) == "COMMITTED", "own writes break nothing"
+    assert bank.put((A, written)) == "COMMITTED"
+    before = len(bank.log)
+    assert bank.put((B, b"x"), locks=(lock,)) == found
+    if found == "LookAgain":
+        assert bank.result.tables[0].last == bank.state.tables[A].last
+        assert {key[16] for key, _ in bank.log[-1]} == {2}, "only that the round was led is logged"
+        assert len(bank.log) == before + 1
+
+
+def test_the_second_of_one_round_sees_what_the_first_writes() -> None:
+    bank = Bank()
+    lock = bank.lock(A, b"k")
+    shots = [
+        r.OneShot(
+            bank.id(str(i)), "nyc", None, (r.Event(A, -1, b"k", b"v", (), -1),), None, (lock,)
+        )
+        for i in range(2)
+    ]
+    bank.turn(*((f"shot {i}", shot) for i, shot in enumerate(shots)))
+    assert [told(result) for _, result in bank.said] == ["COMMITTED", "LookAgain"]
+    bank.ask("again", shots[0])
+    assert told(bank.result) == "COMMITTED", "a repeated one is answered, not judged"
+
+
+def test_a_new_leader_is_not_sure_of_what_it_did_not_see() -> None:
+    bank = Bank()
+    idle, lock = bank.lock(B, b"k"), bank.lock(A, b"k")
+    assert bank.put((A, b"l")) == "COMMITTED"
+    bank.lead()
+    assert bank.put((PLAIN, b"x"), locks=(idle,)) == "COMMITTED", "`last` is in a row"
+    assert bank.put((PLAIN, b"x"), locks=(lock,)) == "LookAgain"
+    assert bank.put((PLAIN, b"x"), locks=(bank.lock(A, b"k"),)) == "COMMITTED"
+    bank.lead(keep_table=False)
+    assert bank.put((PLAIN, b"x"), locks=(bank.lock(B, b"k"),)) == "COMMITTED"
+
+
+def test_last_proves_that_the_replica_saw_it() -> None:
+    """A broker that was cut off told the replica an old end: it is complete by its own word alone."""
+    bank = Bank()
+    stale = bank.lock(A, b"k")
+    assert bank.put((A, b"k")) == "COMMITTED"
+    since = bank.told()[0]
+    assert bank.put((B, b"x"), locks=(replace(stale, since=since),)) == "LookAgain"
+    assert bank.put((A, b"other")) == "COMMITTED"
+    assert bank.put((B, b"x"), locks=(replace(stale, since=since),)) == "LookAgain"
+
+
+def test_a_commit_whose_keys_are_not_known_may_have_written_any() -> None:
+    bank = Bank()
+    lock = bank.lock(A, b"k")
+    bank.begin("T")
+    bank.touch("T", A)
+    bank.write("T", "w", A)
+    bank.finish("T", "w")
+    bank.commit("T")
+    bank.wait(1_000)
+    assert bank.row("T").state == "COMMITTED"
+    assert bank.put((PLAIN, b"x"), locks=(lock,)) == "LookAgain"
+    assert bank.put((PLAIN, b"x"), locks=(bank.lock(A, b"k"),)) == "COMMITTED"
+
+
+def test_the_window_forgets_the_oldest_and_says_so() -> None:
+    bank = Bank()
+    bank.memory.windows.limit = 20_000
+    first = bank.lock(A, b"k")
+    for i in range(100):
+        assert bank.put((A, b"%d" % i)) == "COMMITTED"
+    assert bank.memory.windows.size <= 20_000
+    recent = bank.lock(A, b"k")
+    assert bank.put((A, b"100")) == "COMMITTED"
+    assert bank.put((PLAIN, b"x"), locks=(first,)) == "LookAgain"
+    assert bank.put((PLAIN, b"x"), locks=(recent,)) == "COMMITTED"
+
+
+def test_of_a_big_commit_the_bounds_are_known() -> None:
+    bank = Bank()
+    low, high = bank.lock(A, span=(b"", b"b")), bank.lock(A, span=(b"k", b"l"))
+    bank.put(*((A, b"k%03d" % i) for i in range(FEW_KEYS + 1)))
+    assert bank.put((PLAIN, b"x"), locks=(low,)) == "COMMITTED"
+    assert bank.put((PLAIN, b"x"), locks=(high,)) == "LookAgain"
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"table": PLAIN}, InvalidArgument),
+        ({"table": "nyc/none"}, InvalidArgument),
+        ({"since": (1 << 63) - 1}, InvalidArgument),
+        ({"last": (1 << 63) - 1}, InvalidArgument),
+        ({"points": (2, 1)}, InvalidArgument),
+        ({"points": (1, 1)}, InvalidArgument),
+        ({"points": tuple(range(10_001))}, InvalidArgument),
+        ({"ranges": (r.LockedRange(b"b", b"b"),)}, InvalidArgument),
+        ({"ranges": (r.LockedRange(b"a", b"c"), r.LockedRange(b"b", None))}, InvalidArgument),
+        ({"ranges": (r.LockedRange(b"a", None), r.LockedRange(b"b", None))}, InvalidArgument),
+    ],
+)
+def test_locks_that_mean_nothing_are_refused(change: dict[str, Any], error: type) -> None:
+    bank = Bank()
+    assert bank.put((A, b"k"), locks=(replace(bank.lock(A, b"k"), **change),)) == error.__name__
+
+
+def test_refused_rows_and_rights() -> None:
+    bank = Bank()
+    assert bank.ask("cut", r.TruncateStream(A, 1), lane="admin") == "InvalidArgument"
+    assert (
+        bank.ask("alter", r.AlterStream(A, {"table": "true"}, ()), lane="admin")
+        == "UnsupportedSetting"
+    )
+    change = r.AlterStream(A, {"retention.ms": "1"}, ())
+    assert bank.ask("alter", change, lane="admin") == "UnsupportedSetting"
+    lock = bank.lock(A, b"k")
+    assert bank.put((A, b"")) == "InvalidArgument"
+    assert bank.put((A, b"k" * 8193)) == "InvalidArgument"
+    assert bank.put((B, b"x"), locks=(lock, lock)) == "InvalidArgument"
+    bank.grant("writer", "nyc/*", 4)
+    with bank.by("writer"):
+        assert bank.put((A, b"k"), locks=(lock,)) == NotAuthorized.__name__
+
+
+def test_a_table_that_is_made_again_is_another_one() -> None:
+    bank = Bank()
+    lock = bank.lock(A, b"k")
+    bank.delete(A)
+    assert A not in bank.state.tables
+    bank.make(A, table="true")
+    assert bank.put((PLAIN, b"x"), locks=(lock,)) == "LookAgain"
+
+
+def test_random_histories_in_the_order_of_timestamps() -> None:
+    """Two lagging replicas, one-shots that read and write, takeovers: each read is what stood just below."""
+    seed = random.randrange(1 << 32)
+    draw = random.Random(seed)
+    bank = Bank()
+    keys = [b"%d" % i for i in range(6)]
+    versions: dict[bytes, list[int]] = {key: [0] for key in keys}  # timestamps, of table A
+    commits = looked = 0
+    seen: list[tuple[int, int]] = []  # what replicas were told: (complete through, last)
+    for _ in range(400):
+        since, last = bank.told()[0], bank.state.tables[A].last
+        seen = [*seen[-4:], (since, last)]
+        if draw.random() < 0.03:
+            bank.lead(keep_table=draw.random() < 0.5)
+        complete, its_last = draw.choice(seen)
+        read, written = draw.choice(keys), draw.choice(keys)
+        snapshot = draw.choice([at for at, _ in seen if at <= complete])
+        newest = max(at for at in versions[read] if at <= complete)
+        if newest > snapshot:
+            continue  # its own replica says that it is broken
+        lock = r.TableLocks(A, complete, its_last, (fingerprint(read),), ())
+        if draw.random() < 0.3:
+            lock = replace(lock, points=(), ranges=(r.LockedRange(read, read + b"\0"),))
+        answer = bank.put((A, written), locks=(lock,))
+        if answer == "COMMITTED":
+            at = bank.result.commit_timestamp
+            assert max(versions[read]) <= snapshot, f"seed {seed}: lost update of {read!r}"
+            versions[written].append(at)
+            commits += 1
+        else:
+            assert answer == "LookAgain"
+            looked += 1
+    assert min(commits / 50, looked / 20) > 1, (commits, looked)
+
+
+def test_a_window_of_nothing_stays_small() -> None:
+    windows = Windows()
+    draft = windows.draft()
+    windows.follow(draft)
+    assert (windows.size, windows.reach) == (0, 0)

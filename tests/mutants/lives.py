@@ -1,0 +1,51 @@
+"""Planted bugs where streams are altered, truncated and deleted; see `catalogue`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from unittest.mock import patch
+
+from anabranch.core.decisions.alter import stream_changed
+from anabranch.core.decisions.streams import stream_forgotten
+from anabranch.core.hybrid_time import MAX
+from anabranch.ports import Clock, Log, TopicPartition
+from anabranch.processors import history_tail
+from anabranch.processors.streams import topics
+from anabranch.processors.streams.topics import Done, StreamTopics
+from anabranch.schemas.records import StreamRow
+
+
+@contextmanager
+def told_before_it_is_done() -> Iterator[None]:
+    """A change of a stream's topics is told as soon as it is logged, and nothing is done."""
+
+    def change(_: StreamTopics, row: StreamRow) -> Done:
+        return partial(stream_changed, stream=row.stream)
+
+    with patch.object(StreamTopics, "_change", change):
+        yield
+
+
+@contextmanager
+def deleted_to_the_end() -> Iterator[None]:
+    """A stream is truncated up to its newest commit, whatever time was said."""
+    real = history_tail.events_until
+
+    def until(log: Log, clock: Clock, row: StreamRow, _: int) -> dict[TopicPartition, int]:
+        return real(log, clock, row, MAX)
+
+    with patch.object(topics, "events_until", until):
+        yield
+
+
+@contextmanager
+def topics_stay() -> Iterator[None]:
+    """A deleted stream's row goes, and its topics stay."""
+
+    def delete(_: StreamTopics, row: StreamRow) -> Done:
+        return partial(stream_forgotten, stream=row.stream)
+
+    with patch.object(StreamTopics, "_delete", delete):
+        yield
