@@ -21,6 +21,7 @@ STREAMS = View("streams")
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "INTERVAL_S", 0.03)
+    monkeypatch.setattr(hub, "WATCH_S", 0.03)
     monkeypatch.setattr(hub, "WAIT_S", 0.3)
 
 
