@@ -368,7 +368,7 @@ def test_a_group_without_the_right_is_named_at_once(
                     assert not list(reader)
 
             refused(read, said)
-        # Read includes Describe: a member that knows its coordinator is refused the offsets, another one the search,
+        # A member that knows its coordinator is refused the offsets, another one the search for it,
         # and librdkafka tells of that only where it is polled.
         monkeypatch.setattr(group_member, "_ASK_S", 2.0)
         place = TopicPartition(stream_topic(stream), 0)
