@@ -17,7 +17,9 @@ from tests.conftest import Broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.unsecured]
 
-SCOPES = ("bank", "shop", "till")  # near each other; "far" is not
+# The broker is shared: these names are of this file alone. The first three are near each other.
+SCOPES = ("scopes-bank", "scopes-shop", "scopes-till")
+BANK, FAR = SCOPES[0], "scopes-far"
 START, ACCOUNTS, TRANSFERS = 100, 4, 40
 
 
@@ -27,10 +29,10 @@ def client(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     cluster = start_cluster(broker.bootstrap, folder, "scopes", ("--control-partitions", "2"))
     try:
         with anabranch.connect(broker.bootstrap, prefix="scopes") as client:
-            client.create_stream("bank/accounts", 2)
-            client.create_stream("far/accounts", 2)
+            client.create_stream(f"{BANK}/accounts", 2)
+            client.create_stream(f"{FAR}/accounts", 2)
             for scope in SCOPES[1:]:
-                client.create_stream(f"{scope}/accounts", 2, near="bank")
+                client.create_stream(f"{scope}/accounts", 2, near=BANK)
             yield client
     finally:
         cluster.controller.kill()
@@ -47,7 +49,7 @@ def test_money_over_three_scopes_is_right_at_every_instant(client: anabranch.Cli
     streams = [f"{scope}/accounts" for scope in SCOPES]
     accounts = [(s, b"a%d" % n) for s in streams for n in range(ACCOUNTS)]
     held = dict.fromkeys(accounts, START)
-    with client.begin("shop") as txn:  # one command
+    with client.begin(SCOPES[1]) as txn:  # one command
         for stream, key in accounts:
             txn.write(stream, b"%d" % START, key=key)
         first = txn.commit()
@@ -83,9 +85,9 @@ def test_money_over_three_scopes_is_right_at_every_instant(client: anabranch.Cli
         events = {s: list(snapshot.read(s)) for s in streams}
         assert _balances(events) == START * len(accounts), (seed, at)
     # A processor's cut has each transaction whole, whichever scopes it is of.
-    client.create_processor("till/audit", streams, 1)
+    client.create_processor(f"{SCOPES[2]}/audit", streams, 1)
     total: dict[tuple[str, bytes | None], int] = {}
-    with client.read(streams, timeout=2.0, tenure=client.take("till/audit")) as reader:
+    with client.read(streams, timeout=2.0, tenure=client.take(f"{SCOPES[2]}/audit")) as reader:
         while pieces := reader.cut(time.monotonic() + 2.0, 1, 1 << 20):
             for piece in pieces:
                 total |= {(e.stream, e.key): int(e.value or 0) for e in piece.events}
@@ -93,18 +95,18 @@ def test_money_over_three_scopes_is_right_at_every_instant(client: anabranch.Cli
 
 
 def test_what_is_on_another_control_partition_is_refused(client: anabranch.Client) -> None:
-    with client.begin("bank") as txn:
-        txn.write("bank/accounts", b"1", key=b"k")
-        with pytest.raises(CrossScope, match="'bank' is on control partition 0 and 'far' on 1"):
-            txn.write("far/accounts", b"1", key=b"k")
+    with client.begin(BANK) as txn:
+        txn.write(f"{BANK}/accounts", b"1", key=b"k")
+        with pytest.raises(CrossScope, match=f"'{BANK}' is on control partition 0 and '{FAR}' on 1"):
+            txn.write(f"{FAR}/accounts", b"1", key=b"k")
         assert txn.commit().counts.committed == 1, "nothing else happened to it"
     with pytest.raises(CrossScope):
-        client.snapshot(["bank/accounts", "far/accounts"])
+        client.snapshot([f"{BANK}/accounts", f"{FAR}/accounts"])
     for stream, near, error in (
-        ("far/new", "bank", InvalidArgument),
-        ("new/a", "none", UnknownScope),
-        ("new/a", "a.b", InvalidArgument),
+        (f"{FAR}/new", BANK, InvalidArgument),
+        ("scopes-new/a", "scopes-none", UnknownScope),
+        ("scopes-new/a", "a.b", InvalidArgument),
     ):
         with pytest.raises(error):
             client.create_stream(stream, near=near)
-    assert {s.stream for s in client.streams()} == {f"{s}/accounts" for s in (*SCOPES, "far")}
+    assert {s.stream for s in client.streams()} == {f"{s}/accounts" for s in (*SCOPES, FAR)}
