@@ -43,8 +43,7 @@ class Fetched:
     """One fetch of one partition.
 
     ``batches`` hold data (no control batches, none below the asked offset, none of an aborted native
-    transaction if the fetch was read_committed). ``next_offset`` is where to fetch next: it also passes
-    filtered batches.
+    transaction if the fetch was read_committed). ``next_offset``: where to fetch next.
     """
 
     batches: Sequence[RawBatch]
@@ -146,9 +145,8 @@ class Log(Protocol):
         ``failed`` takes the error of each partition that can't be read now; the others are read without waiting
         for it. Without ``failed`` the first such error is raised, and leaders are waited for. ``max_wait`` in
         seconds (0: don't wait). ``max_bytes``: of an answer, about; a bigger single batch comes all the same.
-        ``committed``: the isolation level. Partitions with nothing new may be missing in the answer. A position
-        below the log's start raises `OffsetOutOfRange`, and so does one beyond its end. A batch that spans the
-        position comes whole.
+        ``committed``: the isolation level. Partitions with nothing new may be missing. A batch that spans the position
+        comes whole. A position below the log's start raises `OffsetOutOfRange`, and so does one beyond its end.
         """
 
     def end_offsets(
@@ -223,6 +221,9 @@ class Log(Protocol):
 
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
         """Likewise their ids; empty if brokers have none."""
+
+    def is_known(self, topic: str) -> bool:
+        """Whether any broker knows the topic: that takes Describe alone. `LogUnavailable`: one can't be asked."""
 
     def id_read(self, topic: str) -> str:
         """The id under which `fetch` read this topic last; empty: none is known. No request is made."""

@@ -118,6 +118,11 @@ def _delete(history: History, op: Operation) -> None:
         history.deleted[stream, topic] = op
 
 
+def _truncate(history: History, op: Operation) -> None:
+    if op.outcome != FAILED:
+        history.truncations.setdefault(op.asked["stream"], []).append(op)
+
+
 def _open(history: History, op: Operation) -> None:
     name, mode, starts = op.asked["reader"], op.asked["mode"], op.asked["starts"]
     if name in history.readers:
@@ -214,6 +219,7 @@ _TAKE: dict[str, Callable[[History, Operation], None]] = {
     "state": _state,
     "scale": _nothing,
     "delete": _delete,
+    "truncate": _truncate,
     "open": _open,
     "poll": _of_reader,
     "position": _of_reader,

@@ -204,6 +204,7 @@ class History:
     drained: list[Operation] = field(default_factory=list)
     near: dict[str, str] = field(default_factory=dict)  # scope -> the least of those beside it
     deleted: dict[tuple[str, str], Operation] = field(default_factory=dict)  # (stream, topic)
+    truncations: dict[str, list[Operation]] = field(default_factory=dict)  # by stream
 
     _logged: set[str] | None = None
     _starts: dict[str, bool] | None = None

@@ -50,6 +50,7 @@ _FIELDS: dict[str, tuple[dict[str, _Types], dict[str, _Types]]] = {
     "plain": ({"stream": _TEXT, "events": _LIST}, {}),
     "scale": ({"stream": _TEXT}, {}),
     "delete": ({"stream": _TEXT, "topic": _TEXT}, {}),
+    "truncate": ({"stream": _TEXT, "until": _NUMBER}, {}),
     "open": (
         {
             "reader": _TEXT,

@@ -17,6 +17,7 @@ KINDS = (
     "dirty-read",
     "duplicate",
     "torn-transaction",
+    "undeleted",
     "int-send-order",
     "ext-send-order",
     "int-poll-order",

@@ -16,10 +16,11 @@ from checker.sending import judge_sending
 from checker.snapshots import judge_snapshots
 from checker.tasks import judge_tasks
 from checker.times import judge_times
-from checker.writes import judge_writes
+from checker.writes import judge_truncations, judge_writes
 
 _JUDGES = (
     judge_writes,
+    judge_truncations,
     judge_sending,
     judge_times,
     judge_answers,

@@ -40,6 +40,27 @@ def judge_writes(history: History, report: Report) -> None:
                 report.add("lost-write", text, [told[0].op.told_where])
 
 
+def judge_truncations(history: History, report: Report) -> None:
+    """``lost-write`` above what was truncated, ``undeleted`` below it: commit by commit."""
+    for stream, ops in history.truncations.items():
+        report.counts["truncations"] += len(ops)
+        asked = max(op.asked["until"] for op in ops)
+        told = max((op.asked["until"] for op in ops if op.ok), default=-1)
+        line = history.chronicles.get(stream)
+        for record in line.items if line is not None else ():
+            for partition, first, end in record.ranges:
+                part = history.parts.get((stream, partition))
+                if part is None:
+                    continue
+                evidence = [*(op.where for op in ops), part.op.told_where]
+                if record.timestamp > asked and first < min(end, part.start):
+                    text = f"{record} is above {asked}, and {part} begins in it, at {part.start}"
+                    report.add("lost-write", text, evidence)
+                if record.timestamp <= told and end > max(first, part.start):
+                    text = f"{record} was truncated up to {told}, and is left at {part}"
+                    report.add("undeleted", text, evidence)
+
+
 def choices(txn: Txn) -> list[Choice]:
     """The events of each possible commit; commits that take the same writers are one."""
     found: dict[tuple[str, ...], Choice] = {}

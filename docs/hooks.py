@@ -1,4 +1,7 @@
-"""The site's own steps (`mkdocs.yml`): README.md is its first page, links that leave docs/ become text."""
+"""The site's own steps (`mkdocs.yml`): README.md is its first page, links that leave docs/ become text.
+
+Diagrams are drawn if `scripts/docs` has fetched what draws them.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,29 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from pymdownx.superfences import fence_code_format
 
 ROOT = Path(__file__).parents[1]
+_DRAWS = ROOT / ".venv" / "share" / "mermaid.min.js"
 _OUTSIDE = re.compile(r"(?<!!)\[([^\]]+)\]\((?:\.\./)+(?!docs/)[^)#]*(?:#[^)]*)?\)")
 _NO_PAGE = re.compile(r"(?<!!)\[([^\]]+)\]\((?!docs/|https?:|#)[^)]+\)")
+
+
+def on_config(config: Any) -> Any:
+    """Blocks of mermaid for the library, which the site brings along: pages load nothing from elsewhere."""
+    if _DRAWS.exists():
+        config.extra_javascript.append(_DRAWS.name)
+        fence = {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
+        config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [fence]}
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
     """README.md as the page that the site begins with."""
     text = _NO_PAGE.sub(r"\1", (ROOT / "README.md").read_text(encoding="utf-8"))
     text = text.replace("](docs/decisions)", "](decisions/0001-ids-by-clients.md)")
+    if _DRAWS.exists():
+        files.append(File.generated(config, _DRAWS.name, abs_src_path=str(_DRAWS)))
     files.append(File.generated(config, "index.md", content=text.replace("](docs/", "](")))
     return files
 

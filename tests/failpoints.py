@@ -201,6 +201,9 @@ class FailingLog:
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
         return self._log.topic_ids(names)  # readers' own
 
+    def is_known(self, topic: str) -> bool:
+        return self._log.is_known(topic)  # readers' own
+
     def id_read(self, topic: str) -> str:
         return self._log.id_read(topic)
 

@@ -13,6 +13,7 @@ from anabranch.core.stream_settings import VERSIONS_MS, is_table
 from anabranch.errors import InvalidArgument, NotReady, UnsupportedSetting
 from anabranch.extras import need
 from anabranch.reading.committed_log import ReaderPorts, check_group
+from anabranch.reading.tasks.lag import Lag
 from anabranch.reading.history_search import Start
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.reader_factory import Readers
@@ -200,6 +201,15 @@ class Reading:
         session, deadline = self._shared.session, self._shared.deadline(timeout)
         safe = session.instant(session.check_together(names, deadline), None, deadline)
         return readers.progress(names, group, safe)
+
+    def count_events(self, stream: str) -> Lag:
+        """The committed events that a stream has now, and the Unix ms of the oldest of their commits (0: none).
+
+        Not ``exact``: of a long history offsets are counted, so the markers between events, too.
+
+        Raises: UnknownStream, NotReady, NotAuthorized.
+        """
+        return self._readers().count_events(stream)
 
     def groups(self, stream: str | None = None) -> list[ConsumerGroup]:
         """The consumer groups with positions in a stream, or in any stream, by name, and how far they are behind.

@@ -266,13 +266,40 @@ def count_partitions(cluster: Cluster, topic: str, deadline: float) -> int:
 def is_gone(cluster: Cluster, topic: str, partitions: int, topic_id: str, deadline: float) -> bool:
     """`anabranch.ports.Log.is_gone`: the quorum's controller answers both dry runs."""
     if topic_id:
-        ids = cluster.ids(topic, deadline)
-        if ids and all(found not in ("", topic_id) for found in ids):
+        ids = _ids(cluster, topic, deadline)
+        if ids and all(found not in (None, "", topic_id) for found in ids):
             return True
     answers = _create(cluster, [TopicSpec(topic, partitions)], deadline, dry=True)
     if int(answers[0].error_code) == NONE:
         return True
     return add_partitions(cluster, topic, partitions, deadline, dry=True)
+
+
+def is_known(cluster: Cluster, topic: str, deadline: float) -> bool:
+    """`anabranch.ports.Log.is_known`: one broker's word is enough, if it knows the topic."""
+    if topic in cluster.refresh([topic], deadline):
+        return True
+    ids = _ids(cluster, topic, deadline)
+    return not ids or any(found is not None for found in ids)
+
+
+def _ids(cluster: Cluster, topic: str, deadline: float) -> list[str | None]:
+    """The topic's id from each broker; empty from one that tells none, None from one that knows no such topic.
+
+    `ConnectionBroken` if one can't be asked, or has not read the cluster's metadata since it started.
+    """
+    found: list[str | None] = []
+    for node in cluster.nodes:
+        answer = cluster.metadata([topic], node, deadline)
+        if not answer.brokers:
+            raise ConnectionBroken(f"broker {node} knows no brokers so far")
+        told = answer.topics[0]
+        if int(told.error_code) == UNKNOWN_TOPIC_OR_PARTITION:
+            found.append(None)
+            continue
+        topic_id = getattr(told, "topic_id", None) if int(told.error_code) == NONE else None
+        found.append(str(topic_id.hex) if topic_id is not None else "")
+    return found
 
 
 def add_partitions(

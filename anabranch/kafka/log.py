@@ -390,6 +390,14 @@ class KafkaLog:
         found = self._cluster.refresh(names, self._cluster.deadline())
         return {name: topic.topic_id.hex() * any(topic.topic_id) for name, topic in found.items()}
 
+    def is_known(self, topic: str) -> bool:
+        deadline = self._cluster.soon(self._cluster.deadline())
+        return self._cluster.repeat(
+            "ask who knows a topic",
+            deadline,
+            lambda: kafka_admin.is_known(self._cluster, topic, deadline),
+        )
+
     def id_read(self, topic: str) -> str:
         known = self._cluster.topic_ids.get(topic, b"")
         return known.hex() * any(known)

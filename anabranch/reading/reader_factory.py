@@ -16,7 +16,14 @@ from anabranch.reading.snapshot import SnapshotPlan, newest, take
 from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
 from anabranch.reading.tasks.groups import Mirror, first_inputs, group_inputs, group_progress
 from anabranch.reading.tasks.lag import InputLag, input_lags
-from anabranch.reading.tasks.standing import ConsumerGroup, group_of, groups_of, move_group
+from anabranch.reading.tasks.lag import Lag
+from anabranch.reading.tasks.standing import (
+    ConsumerGroup,
+    count_events,
+    group_of,
+    groups_of,
+    move_group,
+)
 from anabranch.reading.tasks.stored import stored
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import ProcessorInfo, ProcessorInput
@@ -88,6 +95,10 @@ class Readers:
     def group(self, name: str) -> ConsumerGroup:
         """A consumer group, and where it stands."""
         return group_of(self.ports, self._groups(), name, self._timeout)
+
+    def count_events(self, stream: str) -> Lag:
+        """A stream's committed events, as `anabranch.Client.count_events` tells them."""
+        return count_events(self.ports, stream, self._timeout)
 
     def move_group(self, name: str, stream: str, start: Start) -> ConsumerGroup:
         """Let a group without members go on from elsewhere."""

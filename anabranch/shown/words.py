@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from anabranch.core.ids import segment_epoch, segment_number
+from anabranch.errors import AnabranchError
 
 
 def count_of(count: int, noun: str) -> str:
     """``1 file``, ``2 files``."""
     plural = f"{noun}es" if noun.endswith(("s", "tch", "each")) else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"
+
+
+def events_of(count: Callable[[], tuple[int, int, bool]]) -> str:
+    """How many events ``count`` tells (a `Lag`), as far as that can be told."""
+    try:
+        events, _, is_exact = count()
+    except AnabranchError:  # the stream may be LOST
+        return "an unknown number of events"
+    return f"{'' if is_exact else 'about '}{count_of(events, 'event')}"
 
 
 def segment_name(id_: int) -> str:

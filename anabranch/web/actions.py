@@ -10,7 +10,7 @@ from anabranch.core.ids import parse_txn_text, segment_number
 from anabranch.core.limits import SEGMENTS
 from anabranch.core.segments import even_plan
 from anabranch.errors import IllegalState, InvalidArgument
-from anabranch.shown.words import count_of, segment_name
+from anabranch.shown.words import count_of, events_of, segment_name
 from anabranch.types import TransactionInfo
 
 _REASON = "by an operator, in the browser"
@@ -130,7 +130,8 @@ def _delete(client: Client, about: str, _given: Mapping[str, str]) -> Plan:
         count_of(n, noun)
         for n, noun in ((len(found.segments), "segment"), (found.partitions, "partition"))
     )
-    now = f"It has {segments} on {partitions}."
+    events = events_of(lambda: client.count_events(about))
+    now = f"It has {segments} on {partitions}, and {events}."
     return Plan(f"Delete stream {about}?", now, told, "Delete it", act)
 
 

@@ -239,3 +239,31 @@ def test_the_flights(cluster: Cluster, tmp_path: Path) -> None:
     assert "rolled-in" in (tmp_path / "flights.svg").read_text(encoding="utf-8")
     mine = set(admin.list_topics(timeout=20).topics) - before
     assert not [name for name in mine if name.startswith(("nyc-", "flights-"))]
+
+
+def test_streams_become_what_a_file_says(shell: Shell, scope: str, tmp_path: Path) -> None:
+    file = tmp_path / "streams.toml"
+    kept, going = f"{scope}/kept", f"{scope}/going"
+
+    def apply(segments: int, retention: int, absent: bool, *more: str, code: int = 0) -> list[str]:
+        file.write_text(
+            f'[streams."{kept}"]\nsegments = {segments}\n'
+            f'settings = {{"retention.ms" = {retention}}}\n[streams."{going}"]\n'
+            f"absent = {str(absent).lower()}\n"
+        )
+        done = shell.run("apply", str(file), "--json", *more, code=code)
+        changes = json.loads(done.stdout)["changes"] if done.stdout else [done.stderr]
+        return [f"{c['stream']} {c['change']}" if isinstance(c, dict) else c for c in changes]
+
+    both = [f"{kept} create", f"{going} create"]
+    assert apply(2, 90_000_000, False, "--dry-run") == both
+    assert apply(2, 90_000_000, False) == both
+    assert apply(2, 90_000_000, False) == []
+    assert apply(3, 95_000_000, False) == [f"{kept} segments", f"{kept} retention.ms"]
+    assert apply(3, 95_000_000, False) == []
+    for retention, absent in ((1000, False), (95_000_000, True)):
+        assert "WouldDelete" in apply(3, retention, absent, code=2)[0]
+    found = shell.json("stream", "describe", kept)
+    assert (len(found["segments"]), found["effective"]["retention.ms"]) == (3, "95000000")
+    assert apply(3, 95_000_000, True, "--allow-delete") == [f"{going} delete"]
+    assert apply(3, 95_000_000, True) == []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -68,7 +69,10 @@ def operator(cluster: Cluster) -> Iterator[anabranch.Client]:
 
 
 def test_a_stream_s_life_under_load(
-    operator: anabranch.Client, cluster: Cluster, unique: str
+    operator: anabranch.Client,
+    cluster: Cluster,
+    unique: str,
+    measured: Callable[[str], None],
 ) -> None:
     client = operator
     scope = f"v{unique}"
@@ -118,8 +122,10 @@ def test_a_stream_s_life_under_load(
         for ask in (client.describe, client.effective_settings):
             with pytest.raises(UnknownStream):
                 ask(one)
+        began = time.monotonic()
         with pytest.raises(UnknownStream, match="the stream was deleted"):
             list(reader)
+        measured(f"told a reader of its stream's deletion after {time.monotonic() - began:.2f} s")
         client.create_stream(one, segments=3)
         with pytest.raises(StreamExists):
             client.create_stream(one, segments=2)

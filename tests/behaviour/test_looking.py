@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+import anabranch
 from anabranch import Client
 from anabranch.core.tokens import peek
 from anabranch.errors import IllegalState, InvalidArgument, WritersUnfinished
 from anabranch.reading.tasks.standing import HISTORY
 from tests.behaviour.test_cli import Shell
-from tests.cluster import Cluster
+from tests.cluster import Cluster, start_cluster
+from tests.conftest import Broker
 
 pytestmark = pytest.mark.broker
+_MANY = 3000  # events of a big merge
 
 
 def _commit(client: Client, stream: str, *values: bytes) -> int:
@@ -103,6 +109,47 @@ def test_open_transactions_from_a_shell(cluster: Cluster, client: Client, unique
     assert shell.json("txn", "list", scope)["transactions"] == []
     with client.begin(scope) as txn, pytest.raises(InvalidArgument, match="64 are allowed"):
         client.join(txn.token(), label="x" * 65)
+
+
+def test_a_merge_is_watched(
+    broker: Broker,
+    tmp_path_factory: pytest.TempPathFactory,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By chunks of 4 KB: 3 MB take a while."""
+    monkeypatch.setattr("anabranch.cli.txn._WATCH_S", 0.02)
+    prefix, scope = f"w{unique}", f"v{unique}"
+    stream = f"{scope}/big"
+    small = start_cluster(
+        broker.bootstrap, tmp_path_factory.mktemp("watch"), prefix, ("--chunk-bytes", "4096")
+    )
+    try:
+        with (
+            anabranch.connect(broker.bootstrap, prefix=prefix) as client,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            client.create_stream(stream, segments=2)
+            with client.begin(scope, keepalive=60) as txn:
+                token = txn.token()
+                txn.write_many(stream, [(os.urandom(1000), b"%d" % n) for n in range(_MANY)])
+                txn.flush()
+                committed = pool.submit(txn.commit, timeout=60)
+                where = ("--prefix", prefix, "--json")
+                text = peek(token).txn_id.hex()
+                said = Shell(small).run("txn", "describe", text, "--watch", *where).stdout
+                assert committed.result().counts.committed == _MANY
+    finally:
+        small.controller.kill()
+    shown, decoder = [], json.JSONDecoder()
+    while said := said.lstrip():
+        one, end = decoder.raw_decode(said)
+        shown.append(one)
+        said = said[end:]
+    assert shown[-1]["state"] == "COMMITTED"
+    done = [sum(part["events_done"] for part in one.get("merge", ())) for one in shown[:-1]]
+    assert done == sorted(done)
+    assert any(0 < count < _MANY for count in done), done
 
 
 def test_a_line_an_event_and_ranges_of_them(cluster: Cluster, client: Client, unique: str) -> None:

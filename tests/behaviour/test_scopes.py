@@ -97,7 +97,9 @@ def test_money_over_three_scopes_is_right_at_every_instant(client: anabranch.Cli
 def test_what_is_on_another_control_partition_is_refused(client: anabranch.Client) -> None:
     with client.begin(BANK) as txn:
         txn.write(f"{BANK}/accounts", b"1", key=b"k")
-        with pytest.raises(CrossScope, match=f"'{BANK}' is on control partition 0 and '{FAR}' on 1"):
+        with pytest.raises(
+            CrossScope, match=f"'{BANK}' is on control partition 0 and '{FAR}' on 1"
+        ):
             txn.write(f"{FAR}/accounts", b"1", key=b"k")
         assert txn.commit().counts.committed == 1, "nothing else happened to it"
     with pytest.raises(CrossScope):

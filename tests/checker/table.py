@@ -9,7 +9,7 @@ import pytest
 from tests.checker.tape import Tape, row
 
 Case = Callable[[Tape], None]
-ONE, TWO = "1" * 32, "2" * 32
+ONE, TWO, THREE, FOUR = (digit * 32 for digit in "1234")
 
 
 class Table:

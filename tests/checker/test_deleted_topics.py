@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from checker import BrokenHistory
-from tests.checker.table import ONE, TWO, Table, commit_one
+from tests.checker.table import ONE, THREE, TWO, Table, commit_one
 from tests.checker.tape import Tape, row
 
 TABLE = Table()
@@ -228,6 +228,63 @@ def what_was_seen_went_with_its_topic(tape: Tape) -> None:
     delete(tape)
     tape.log(0)
     tape.commits([1, 10, [ONE], [[0, 0, 1]]])
+
+
+def truncate(tape: Tape, until: int) -> int:
+    """Asked, and not told."""
+    return tape.ask("o", "truncate", stream="s/a", until=until)
+
+
+def commit_three(tape: Tape) -> None:
+    """At 10, 20 and 30, at offsets 0, 2 and 4 of partition 0."""
+    for name, txn_id, at in (("t", ONE, 10), ("u", TWO, 20), ("v", THREE, 30)):
+        commit_one(tape, name, txn_id, at, f"{name}1")
+
+
+def left(tape: Tape, start: int) -> None:
+    """What of them is left from an offset on."""
+    rows = [[0, "k", "t1", ONE], [2, "k", "u1", TWO], [4, "k", "v1", THREE]]
+    tape.log(0, *(one for one in rows if one[0] >= start), start=start)
+    ids = enumerate((ONE, TWO, THREE))
+    tape.commits(*([n + 1, 10 * n + 10, [one], [[0, 2 * n, 2 * n + 1]]] for n, one in ids))
+
+
+@right
+def it_was_truncated_between_two_commits(tape: Tape) -> None:
+    commit_three(tape)
+    tape.told("o", truncate(tape, 10))
+    tape.told("o", truncate(tape, 20))
+    left(tape, 3)
+
+
+@right
+def a_truncation_that_was_not_told_may_be_done_or_not(tape: Tape) -> None:
+    commit_three(tape)
+    tape.told("o", truncate(tape, 10))
+    tape.told("o", truncate(tape, 20), "unknown")
+    truncate(tape, 15)
+    left(tape, 1)
+
+
+@right
+def a_truncation_that_failed_is_none(tape: Tape) -> None:
+    commit_three(tape)
+    tape.told("o", truncate(tape, 20), "failed")
+    left(tape, 0)
+
+
+@wrong("undeleted")
+def a_truncation_was_told_and_left_a_commit(tape: Tape) -> None:
+    commit_three(tape)
+    tape.told("o", truncate(tape, 20))
+    left(tape, 1)
+
+
+@wrong("lost-write")
+def a_truncation_took_more_than_was_asked(tape: Tape) -> None:
+    commit_three(tape)
+    tape.told("o", truncate(tape, 20))
+    left(tape, 5)
 
 
 test_an_anomaly, test_no_anomaly = TABLE.tests()

@@ -5,12 +5,23 @@ A change of the condition behind each of these was seen by no other test.
 
 from __future__ import annotations
 
-from tests.checker.table import ONE, TWO, A, B, C, Table, commit_one, commit_two, log_two
+from tests.checker.table import (
+    A,
+    B,
+    C,
+    FOUR,
+    ONE,
+    THREE,
+    TWO,
+    Table,
+    commit_one,
+    commit_two,
+    log_two,
+)
 from tests.checker.tape import Tape, row
 
 TABLE = Table()
 wrong, right = TABLE.wrong, TABLE.right
-THREE, FOUR = "3" * 32, "4" * 32
 
 # The end, which is fixed when the first poll is told.
 

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from checker.report import KINDS
-from tests.checker import test_answer_cases, test_group_cases, test_log_cases, test_task_cases
+from tests.checker import (
+    test_answer_cases,
+    test_deleted_topics,
+    test_group_cases,
+    test_log_cases,
+    test_task_cases,
+)
 from tests.checker.table import (
     MOVED,
     ONE,
@@ -301,7 +307,13 @@ test_an_anomaly, test_no_anomaly = TABLE.tests()
 
 def test_every_kind_has_a_case() -> None:
     """No kind is in the list for show."""
-    others = (test_answer_cases, test_group_cases, test_log_cases, test_task_cases)
+    others = (
+        test_answer_cases,
+        test_deleted_topics,
+        test_group_cases,
+        test_log_cases,
+        test_task_cases,
+    )
     tables = (TABLE, *(module.TABLE for module in others))
     shown = {kind for table in tables for kinds, _ in table.wrongs for kind in kinds}
     assert shown == set(KINDS)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.checker.table import ONE, TWO, Table, commit_two
+from tests.checker.table import FOUR, ONE, THREE, TWO, Table, commit_two
 from tests.checker.tape import Tape
 
 TABLE = Table()
 wrong, right = TABLE.wrong, TABLE.right
-THREE, FOUR = "3" * 32, "4" * 32
 
 
 def take(tape: Tape, tenure: str, *tasks: int, file: str = "w") -> None:

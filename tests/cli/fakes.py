@@ -274,6 +274,9 @@ class FakeClient:
     def effective_settings(self, name: str) -> dict[str, str]:
         return {"retention.ms": "60000"}
 
+    def count_events(self, name: str) -> Lag:
+        return Lag(1234, 0, exact=False)
+
     def delete_stream(self, name: str) -> None:
         self._call("delete_stream", name=name)
 

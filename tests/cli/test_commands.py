@@ -363,7 +363,12 @@ def test_series(run: Run, fake: FakeClient) -> None:
 def test_stream_delete(run: Run, fake: FakeClient) -> None:
     asked = run("stream", "delete", "nyc/flights")
     assert asked.exit_code == ExitCode.USAGE
-    for what in ("all its events", "nyc.flights.journal", "positions of all groups", "--yes"):
+    for what in (
+        "about 1,234 events) will be",
+        "nyc.flights.journal",
+        "positions of all groups",
+        "--yes",
+    ):
         assert what in asked.stderr
     result = run("stream", "delete", "nyc/flights", "--yes", "--json")
     assert json.loads(result.stdout) == {"stream": "nyc/flights", "state": "FORGOTTEN"}

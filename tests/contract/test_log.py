@@ -250,6 +250,8 @@ def test_whether_a_topic_is_gone(maker: Maker, log: Log) -> None:
     assert log.is_gone(topic, 2, "f" * 32)
     assert log.is_gone(topic, 3, known)
     assert log.is_gone("contract.no-such-topic", 1, known)
+    assert log.is_known(topic)
+    assert not log.is_known("contract.no-such-topic")
 
 
 def test_topics_settings_are_altered_or_not_at_all(maker: Maker, log: Log) -> None:

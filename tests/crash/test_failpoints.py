@@ -23,6 +23,7 @@ from tests.conftest import Broker
 from tests.crash.cases import AFTER_DECISION as FIRST_DECISION
 from tests.crash.cases import LAST_DECISION, Case, Place
 from tests.crash.leader import Lead
+from tests.crash.living import Living
 from tests.crash.moving import Moving
 from tests.crash.points import Point
 from tests.crash.reshaping import CHUNK_BYTES, Reshaping
@@ -65,6 +66,9 @@ RESHAPING_KNOWN = {
 }
 
 
+LIVING_KNOWN = {"alter_topics", "delete_records", "delete_topics", AFTER_DECISION}
+
+
 class Play(NamedTuple):
     """A scenario, and where the first of two leaders dies so that both of them are recorded."""
 
@@ -77,6 +81,7 @@ class Play(NamedTuple):
 PLAYS = (
     Play(Scenario, Lead.chunk_bytes, LAST_DECISION, KNOWN),
     Play(Moving, Lead.chunk_bytes, FIRST_DECISION, {AFTER_DECISION}),
+    Play(Living, Lead.chunk_bytes, FIRST_DECISION, LIVING_KNOWN),
     Play(Reshaping, CHUNK_BYTES, Point("end:commit", "*>chunk:*", 3, "after"), RESHAPING_KNOWN),
 )
 

@@ -68,10 +68,11 @@ def test_another_id_is_every_brokers_word(
 ) -> None:
     def metadata(names: list[str], node: int, _: float) -> Any:
         code = 3 if told[node] is None else 0
-        return SimpleNamespace(topics=[SimpleNamespace(topic_id=told[node], error_code=code)])
+        topics = [SimpleNamespace(topic_id=told[node], error_code=code)]
+        return SimpleNamespace(topics=topics, brokers=[*told])
 
     cluster._brokers = {node: BROKERS[node] for node in told}
-    monkeypatch.setattr(cluster, "_metadata", metadata)
+    monkeypatch.setattr(cluster, "metadata", metadata)
     exists = [SimpleNamespace(error_code=36)]
     monkeypatch.setattr(kafka_admin, "_create", lambda *_, **__: exists)
     monkeypatch.setattr(kafka_admin, "add_partitions", lambda *_, **__: False)

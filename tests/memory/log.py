@@ -283,6 +283,9 @@ class MemoryLog:
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
         return {name: info.topic_id for name, info in self.describe_topics(names).items()}
 
+    def is_known(self, topic: str) -> bool:
+        return topic in self.describe_topics([topic])
+
     def id_read(self, topic: str) -> str:
         return self.cluster.topics[topic].topic_id if topic in self.cluster.topics else ""
 

@@ -110,6 +110,40 @@ def test_a_topic_that_is_gone_ends_reading_and_a_new_one_of_its_name_is_not_read
     assert feed.positions(TOPIC, [0]) == {0: 3}
 
 
+def test_a_topic_that_some_broker_knows_is_waited_for(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.reading.feed._MISSING_S", 0.2)
+    monkeypatch.setattr("anabranch.reading.feed._ASIDE_S", 0.05)
+    answers = iter([False, LogUnavailable("away"), False, True, False, False])
+    asked = []
+
+    class Behind:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(log, name)
+
+        def fetch(self, positions: Any, *, failed: Any, **_: Any) -> Any:
+            failed |= dict.fromkeys(positions, LogRefused("?", UNKNOWN_TOPIC_OR_PARTITION))
+            return {}
+
+        def is_known(self, topic: str) -> bool:
+            asked.append(time.monotonic())
+            answer = next(answers, False)
+            if isinstance(answer, LogError):
+                raise answer
+            return answer
+
+    feed = feed_of(Behind())
+    feed.assign(dict.fromkeys(places(0, 1, 2), 0))
+    with pytest.raises(UnknownStream, match="not there any more"):
+        while True:
+            fetch(feed)
+    assert len(asked) >= 6, "it was known once: from then on a while counts"
+    assert min(b - a for a, b in zip(asked, asked[1:], strict=False)) > 0.04, (
+        "once for all partitions"
+    )
+
+
 def test_nothing_more_is_fetched_of_what_waits(log: MemoryLog) -> None:
     commit(log, 0, 1)
     feed = feed_of(log)
@@ -184,6 +218,9 @@ class Failing:
             raise self.error
         failed |= dict.fromkeys(positions, self.error)
         return {}
+
+    def is_known(self, topic: str) -> bool:
+        return True
 
     def close(self) -> None:
         pass

@@ -1,7 +1,8 @@
 """The lives of a stream: made, written to, altered, truncated and deleted, over and over, under one name.
 
 An answer holds from then on: topics have their settings, deleted events are gone and no others,
-and a stream of the same name shows nothing of the one before.
+and a stream of the same name shows nothing of the one before. The checker of histories knows each life as a stream
+of its own.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from random import Random
 from anabranch.client.client import Client
 from anabranch.core.ids import ADMIN_LANE
 from anabranch.errors import AnabranchError
-from anabranch.ports import LogError
-from anabranch.topics.names import stream_topic, topics_of
+from anabranch.ports import LogError, TopicPartition
+from anabranch.topics.names import history_topic, stream_topic, topics_of
 from tests.sim.check_log import hold
 from tests.sim.faults import Faults
 from tests.sim.ledger import LIFE, Ledger
+from tests.sim.picture import histories_of, placed, visible
 from tests.sim.ports import SimCluster, client_ports
 from tests.sim.readers import reading_client
 from tests.sim.world import Process, World
@@ -24,6 +26,7 @@ _RESTART_S = 1.0
 _TIMEOUT_S = 10.0
 _LIVES = 4
 _TRIES = 3
+_SEGMENTS = 2
 
 
 class Lives:
@@ -36,6 +39,8 @@ class Lives:
         self._left = _LIVES if faults.weather.lives_s else 0
         self._told: dict[bytes, int] = {}  # event -> its commit timestamp, as answered
         self._until = 0
+        self._written = 0
+        self._is_judged = False  # this life: its log is in the history
 
     @property
     def done(self) -> bool:
@@ -75,15 +80,32 @@ class Lives:
                 self._left -= not self._step and self._faults.calm
 
     def _create(self, client: Client, operator: Client) -> None:
-        client.create_stream(LIFE, 2)
+        client.create_stream(LIFE, _SEGMENTS)
 
     def _write(self, client: Client, operator: Client) -> None:
+        recorder = self._ledger.history.here
         for number in range(3):
-            value = b"life %d %d" % (self._life, number)
-            with operator.begin("s") as txn:
-                txn.write(LIFE, value, key=b"%d" % number)
-                told = txn.commit().commit_timestamp
-            self._told.setdefault(value, told)
+            self._written += 1
+            event, label = f"life-{self._life}-{self._written}", f"life.{self._written}"
+            events = [[str(number), event]]
+            with recorder.asking("begin", txn=label, scope="s") as told:
+                txn = operator.begin("s")
+                told["txn_id"] = None
+            with txn:
+                named = {"txn": label, "writer": "own", "stream": self._name}
+                with recorder.asking("write", **named, events=events):
+                    txn.write(LIFE, event.encode(), key=b"%d" % number)
+                recorder.note("finish", txn=label, writer="own")
+                with recorder.asking("commit", txn=label, writers=["own"], own=["own"]) as told:
+                    result = txn.commit()
+                    told |= {"txn_id": result.txn_id.hex(), "timestamp": result.commit_timestamp}
+                    told["committed"] = result.counts.committed
+            self._told[event.encode()] = result.commit_timestamp
+
+    @property
+    def _name(self) -> str:
+        """This life's, in the history."""
+        return f"{LIFE}-{self._life}"
 
     def _alter(self, client: Client, operator: Client) -> None:
         wanted = str(self._random.randrange(1 << 40, 1 << 41))
@@ -93,20 +115,39 @@ class Lives:
 
     def _truncate(self, client: Client, operator: Client) -> None:
         self._until = self._random.choice(sorted(self._told.values()))
-        operator.truncate_stream(LIFE, self._until)
+        recorder = self._ledger.history.here
+        with recorder.asking("truncate", stream=self._name, until=self._until):
+            operator.truncate_stream(LIFE, self._until)
 
     def _look(self, client: Client, operator: Client) -> None:
         snapshot = client.snapshot(LIFE, timeout=_TIMEOUT_S)
         found = {event.value for event in snapshot.read(LIFE)}
-        former = [v for v in found if v is None or not v.startswith(b"life %d " % self._life)]
+        former = [v for v in found if v is None or not v.startswith(b"life-%d-" % self._life)]
         hold(not former, f"life {self._life} shows {former}")
         lost = {v for v, at in self._told.items() if at > self._until} - found
         hold(not lost, f"{lost} were committed after what was deleted")
+        self._record_log()
+
+    def _record_log(self) -> None:
+        """Nothing of this life is written after it."""
+        if self._is_judged:
+            return
+        self._is_judged = True
+        parts = []
+        for number in range(_SEGMENTS):
+            kept = self._cluster.partition(TopicPartition(stream_topic(LIFE), number))
+            there = placed(self._cluster, LIFE, number, graves=False)
+            parts.append((self._name, number, kept.start_offset, kept.stable_offset, there))
+        place = TopicPartition(history_topic(LIFE), 0)
+        found = histories_of(visible(self._cluster, place, graves=False))
+        first = self._cluster.partition(place).start_offset
+        self._ledger.history.read_log(parts, {self._name: (first, found)})
 
     def _delete(self, client: Client, operator: Client) -> None:
         operator.delete_stream(LIFE)
         left = self._cluster.topics.keys() & set(topics_of(LIFE))
         hold(not left, f"{left} of a deleted stream are there")
         self._told.clear()
+        self._is_judged = False
         self._life += 1
         self._left -= 1

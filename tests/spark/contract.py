@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,20 +59,30 @@ def contract(spark: SparkSession, bootstrap: str, stream: str, folder: Path) -> 
     assert read(columns="partition").count() == ROWS
     assert read(start=at).count() == 0 == read(end=at - 1).count()
 
+    told: list[anabranch.spark.Progress] = []
+
     def copy(**options: object) -> Any:
         """All that is there, into another stream, through a query."""
         more = {name: str(value) for name, value in options.items()}
         source = spark.readStream.format("anabranch").options(**given, **more).load()
         place = {"checkpointLocation": str(folder / "checkpoint"), "stream": f"{stream}-copy"}
-        writer = source.select("key", "value").writeStream.format("anabranch")
+        counted = anabranch.spark.measured(source)
+        writer = counted.select("key", "value").writeStream.format("anabranch")
         query = writer.options(**(given | place)).trigger(availableNow=True).start()
         with suppress(StreamingQueryException):
             query.awaitTermination(120)
         return query
 
+    spark.streams.addListener(anabranch.spark.ProgressListener(told.append))
     query = copy()
     assert query.exception() is None, query.exception()
     assert read(stream=f"{stream}-copy").count() == ROWS
+    until = time.monotonic() + 30
+    while not any(one.rows for one in told) and time.monotonic() < until:
+        time.sleep(0.05)
+    (one,) = (one for one in told if one.rows)
+    counted = (one.rows, one.transactions, one.bytes)
+    assert counted == (ROWS, 1, 2 * sum(len(str(n)) for n in range(ROWS))), one
     rows.write.format("anabranch").mode("append").options(**given).save()
     query = copy()  # from the checkpoint: what is new alone
     assert query.exception() is None, query.exception()

@@ -17,6 +17,7 @@ from anabranch.cli.stream.commands import (
 )
 from anabranch.core.stream_states import FORGOTTEN
 from anabranch.errors import InvalidArgument
+from anabranch.shown.words import events_of
 from anabranch.topics.names import topics_of
 
 __all__ = ["app"]
@@ -55,8 +56,9 @@ def delete(options: OperatorOptions, stream: StreamName, yes: Yes = False) -> No
         found = client.describe(stream)
         topics = ", ".join(topics_of(stream))
         segments = count_of(len(found.segments), "segment")
+        events = events_of(lambda: client.count_events(stream))
         confirm(
-            f"{stream} ({found.state}, {segments}) will be deleted for good: all its events, the topics "
+            f"{stream} ({found.state}, {segments}, {events}) will be deleted for good: all its events, the topics "
             f"{topics}, and the positions of all groups there.",
             yes=yes,
         )

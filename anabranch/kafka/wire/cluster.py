@@ -174,19 +174,13 @@ class Cluster:
         wanted = sorted(set(names))
         return self.repeat("metadata", deadline, lambda: self._refresh(wanted, deadline))
 
-    def ids(self, name: str, deadline: float) -> list[str]:
-        """The topic's id from each broker; empty from one that does not know the topic, or ids.
+    @property
+    def nodes(self) -> list[int]:
+        """The brokers that are known."""
+        return list(self._brokers)
 
-        `ConnectionBroken` if one can't be asked.
-        """
-        found = []
-        for node in list(self._brokers):
-            topic = self._metadata([name], node, deadline).topics[0]
-            topic_id = getattr(topic, "topic_id", None) if int(topic.error_code) == NONE else None
-            found.append(str(topic_id.hex) if topic_id is not None else "")
-        return found
-
-    def _metadata(self, names: list[str], node: int | None, deadline: float) -> Any:
+    def metadata(self, names: list[str], node: int | None, deadline: float) -> Any:
+        """The answer of a broker, or of any, about these topics."""
         with self.connection(node, deadline) as connection:
             return connection.ask(
                 METADATA,
@@ -198,7 +192,7 @@ class Cluster:
             )
 
     def _refresh(self, names: list[str], deadline: float) -> dict[str, Topic]:
-        found = self._metadata(names, None, deadline)
+        found = self.metadata(names, None, deadline)
         topics_found = {}
         refused: dict[str, int] = {}
         for topic in found.topics:

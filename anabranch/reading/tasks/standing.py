@@ -73,6 +73,14 @@ def groups_of(
     return found
 
 
+def count_events(ports: ReaderPorts, stream: str, timeout: float) -> Lag:
+    """The committed events that a stream has now, as a lag behind its beginning."""
+    split_stream(stream)
+    with closing(ports.committed_log(timeout)) as source:
+        search = HistorySearch(source, stream, timeout)
+        return lag_of_offsets(search, _firsts(source, stream, timeout))
+
+
 def group_of(ports: ReaderPorts, groups: Groups, name: str, timeout: float) -> ConsumerGroup:
     """A group and its places in all streams. `InvalidArgument`: there is no such group."""
     with closing(ports.committed_log(timeout)) as source:
