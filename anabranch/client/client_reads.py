@@ -13,7 +13,6 @@ from anabranch.core.stream_settings import VERSIONS_MS, is_table
 from anabranch.errors import InvalidArgument, NotReady, UnsupportedSetting
 from anabranch.extras import need
 from anabranch.reading.committed_log import ReaderPorts, check_group
-from anabranch.reading.tasks.lag import Lag
 from anabranch.reading.history_search import Start
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.reader_factory import Readers
@@ -27,6 +26,7 @@ from anabranch.reading.snapshot import (
     check_since,
     streams_of,
 )
+from anabranch.reading.tasks.lag import Lag
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.types import Tenure
 

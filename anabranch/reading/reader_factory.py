@@ -15,8 +15,7 @@ from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.snapshot import SnapshotPlan, newest, take
 from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
 from anabranch.reading.tasks.groups import Mirror, first_inputs, group_inputs, group_progress
-from anabranch.reading.tasks.lag import InputLag, input_lags
-from anabranch.reading.tasks.lag import Lag
+from anabranch.reading.tasks.lag import InputLag, Lag, input_lags
 from anabranch.reading.tasks.standing import (
     ConsumerGroup,
     count_events,

@@ -6,13 +6,13 @@ A change of the condition behind each of these was seen by no other test.
 from __future__ import annotations
 
 from tests.checker.table import (
-    A,
-    B,
-    C,
     FOUR,
     ONE,
     THREE,
     TWO,
+    A,
+    B,
+    C,
     Table,
     commit_one,
     commit_two,
