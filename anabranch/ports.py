@@ -145,7 +145,7 @@ class Log(Protocol):
         ``failed`` takes the error of each partition that can't be read now; the others are read without waiting
         for it. Without ``failed`` the first such error is raised, and leaders are waited for. ``max_wait`` in
         seconds (0: don't wait). ``max_bytes``: of an answer, about; a bigger single batch comes all the same.
-        ``committed``: the isolation level. Partitions with nothing new may be missing. A batch that spans the position
+        ``committed``: the isolation level. Partitions with nothing new may be missing. A batch around the position
         comes whole. A position below the log's start raises `OffsetOutOfRange`, and so does one beyond its end.
         """
 

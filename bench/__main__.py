@@ -36,6 +36,7 @@ from bench import (
     splice,
     tables,
     tasks,
+    transfers,
     trouble,
     web,
 )
@@ -145,6 +146,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     "tables": (
         "a replica from nothing, and its reads against bare rocksdict",
         _on_cluster(tables),
+    ),
+    "transfers": (
+        "transfers in a table beside blind one-shots and PostgreSQL",
+        _on_cluster(transfers),
     ),
     "growth": ("what is kept of one-shots, with short retentions", _growth(growth.COMMITS)),
     "pipelines": ("audit, export, compact and load of millions of events", _on_cluster(pipelines)),
