@@ -1,10 +1,10 @@
 """Transfers between rows of a table beside blind one-shots of the same writes, and PostgreSQL's `SERIALIZABLE`.
 
-10,000 accounts. A transfer reads two of them and writes both: `Replica.transact` over one replica, in 64 threads of
-one process. Blind: the same two events by `Client.begin`, and no look. PostgreSQL of Debian: 64 connections,
-serializable, commits synced, conflicts tried again; a broker alone acknowledges from its page cache, PostgreSQL after
-an fsync: told, not levelled. Then one at a time, and 16 clients that all change one row. In turn, in one run, medians
-of rounds (``--quick``: fewer and shorter).
+10,000 accounts. A transfer reads two of them and writes both: `Replica.transact` over one replica, in 64
+threads of one process. Blind: the same two events by `Client.begin`, and no look. PostgreSQL of Debian: 64
+connections, serializable, commits synced, conflicts tried again; a broker alone acknowledges from its page
+cache, PostgreSQL after an fsync: told, not levelled. Then one at a time, and 16 clients that all change one
+row. In turn, in one run, medians of rounds (``--quick``: fewer and shorter).
 """
 
 from __future__ import annotations
