@@ -244,7 +244,7 @@ def commit_three(tape: Tape) -> None:
 def left(tape: Tape, start: int) -> None:
     """What of them is left from an offset on."""
     rows = [[0, "k", "t1", ONE], [2, "k", "u1", TWO], [4, "k", "v1", THREE]]
-    tape.log(0, *(one for one in rows if one[0] >= start), start=start)
+    tape.log(0, *(one for n, one in enumerate(rows) if 2 * n >= start), start=start)
     ids = enumerate((ONE, TWO, THREE))
     tape.commits(*([n + 1, 10 * n + 10, [one], [[0, 2 * n, 2 * n + 1]]] for n, one in ids))
 

@@ -1,4 +1,4 @@
-"""A scenario of a stream's life: altered, truncated, deleted under transactions, by a client that never gives up."""
+"""A scenario of a stream's life: altered, truncated, deleted under transactions by a client that never gives up."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -116,7 +116,7 @@ def test_a_topic_that_some_broker_knows_is_waited_for(
 ) -> None:
     monkeypatch.setattr("anabranch.reading.feed._MISSING_S", 0.2)
     monkeypatch.setattr("anabranch.reading.feed._ASIDE_S", 0.05)
-    answers = iter([False, LogUnavailable("away"), False, True, False, False])
+    answers: Iterator[Any] = iter([False, LogUnavailable("away"), False, True, False, False])
     asked = []
 
     class Behind:
@@ -132,7 +132,7 @@ def test_a_topic_that_some_broker_knows_is_waited_for(
             answer = next(answers, False)
             if isinstance(answer, LogError):
                 raise answer
-            return answer
+            return bool(answer)
 
     feed = feed_of(Behind())
     feed.assign(dict.fromkeys(places(0, 1, 2), 0))
