@@ -32,13 +32,19 @@ def visible(versions: Versions, at: int) -> dict[bytes, bytes]:
 def as_it_lies(folder: Path, copy: Path) -> Path:
     """A copy of an open folder, as a crash would leave it. RocksDB may change its files meanwhile."""
     while True:
-        files = sorted(folder.iterdir())
-        with contextlib.suppress(shutil.Error):
+        with contextlib.suppress(shutil.Error, FileNotFoundError):
+            before = _state(folder)
             shutil.copytree(folder, copy)
-            if sorted(folder.iterdir()) == files:
+            if _state(folder) == before:
                 (copy / "LOCK").unlink()
                 return copy
-        shutil.rmtree(copy)
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def _state(folder: Path) -> list[tuple[str, int, int]]:
+    """Names, sizes and times: a file that is made is empty at first."""
+    found = ((file.name, file.stat()) for file in folder.iterdir())
+    return sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
 
 class Truth:
