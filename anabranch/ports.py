@@ -43,7 +43,7 @@ class Fetched:
     """One fetch of one partition.
 
     ``batches`` hold data (no control batches, none below the asked offset, none of an aborted native
-    transaction if the fetch was read_committed). ``next_offset``: where to fetch next.
+    transaction if the fetch was read_committed). ``next_offset``: where to fetch next, behind what was left out.
     """
 
     batches: Sequence[RawBatch]

@@ -52,13 +52,17 @@ def judge_truncations(history: History, report: Report) -> None:
                 part = history.parts.get((stream, partition))
                 if part is None:
                     continue
-                evidence = [*(op.where for op in ops), part.op.told_where]
                 if record.timestamp > asked and first < min(end, part.start):
-                    text = f"{record} is above {asked}, and {part} begins in it, at {part.start}"
-                    report.add("lost-write", text, evidence)
-                if record.timestamp <= told and end > max(first, part.start):
-                    text = f"{record} was truncated up to {told}, and is left at {part}"
-                    report.add("undeleted", text, evidence)
+                    kind, text = "lost-write", f"{record} is above {asked}, and begins below {part}"
+                elif record.timestamp <= told and end > max(first, part.start):
+                    kind, text = (
+                        "undeleted",
+                        f"{record} was truncated up to {told}, and is at {part}",
+                    )
+                else:
+                    continue
+                evidence = [*(op.where for op in ops), part.op.told_where]
+                report.add(kind, f"{text}, which starts at {part.start}", evidence)
 
 
 def choices(txn: Txn) -> list[Choice]:

@@ -14,8 +14,8 @@ from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from anabranch.topics.names import journal_topic, stream_topic, topics_of
 from tests.crash.oracle import read_status, read_stream
-from tests.crash.raw import Raw, Refused
-from tests.crash.scenario import LONG_MS, WAIT_MS, WIDE, Scenario
+from tests.crash.raw import Raw
+from tests.crash.scenario import LONG_MS, WIDE, Scenario
 
 MORTAL = "mortal"
 RETENTION = {"retention.ms": "86400000"}
@@ -98,10 +98,6 @@ class Living(Scenario):
         pen.write(mortal.stream, mortal.segments, self.live(which, 6))
         self.client.ask(r.Register(token, pen.receipt()))
 
-    def commit(self, which: str) -> None:
-        commit = r.Commit(self.tokens[which], (), None, None, WAIT_MS)
-        self._acknowledge(which, self.client.ask(commit))
-
     def alter(self) -> None:
         found = self.operator.ask(r.AlterStream(self.mortal, RETENTION, ())).streams[0]
         assert found.settings == RETENTION
@@ -119,12 +115,7 @@ class Living(Scenario):
 
     def delete_early(self) -> None:
         """A transaction has written to it."""
-        try:
-            self.operator.ask(r.DeleteStream(self.mortal))
-        except Refused as refused:
-            assert refused.code == "IllegalState", refused  # noqa: PT017 - as `_refused`, by the other lane
-        else:
-            raise AssertionError("it was deleted under an open transaction")
+        self._refused("IllegalState", r.DeleteStream(self.mortal), by=self.operator)
         self.shows("journal")
 
     def delete(self) -> None:

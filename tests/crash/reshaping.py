@@ -79,10 +79,6 @@ class Reshaping(Scenario):
         # The client's producer, too, has to know the new partitions.
         self.client.producer.list_topics(journal_topic(self.stream), timeout=10)
 
-    def commit(self, which: str) -> None:
-        commit = r.Commit(self.tokens[which], (), None, None, WAIT_MS)
-        self._acknowledge(which, self.client.ask(commit))
-
     def commit_two(self) -> None:
         """At once, of two reference epochs; none of them is the active one."""
         both = ("second", "third")

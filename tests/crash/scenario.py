@@ -218,9 +218,14 @@ class Scenario:
     def _one_shot(self, which: str, count: int) -> None:
         self._acknowledge(which, self.client.ask(self._one_shot_command(which, count)))
 
-    def _refused(self, code: str, command: Any) -> None:
+    def commit(self, which: str) -> None:
+        """With the receipts that are registered."""
+        commit = r.Commit(self.tokens[which], (), None, None, WAIT_MS)
+        self._acknowledge(which, self.client.ask(commit))
+
+    def _refused(self, code: str, command: Any, by: Raw | None = None) -> None:
         with pytest.raises(Refused) as refused:
-            self.client.ask(command)
+            (by or self.client).ask(command)
         assert refused.value.code == code
 
     def _acknowledge(self, which: str, outcome: r.Outcome) -> None:

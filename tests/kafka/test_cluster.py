@@ -21,6 +21,7 @@ from anabranch.ports import LogUnavailable, TopicPartition
 
 BROKERS = {n: (f"broker-{n}", 9092) for n in (1, 2, 3)}
 OURS, OTHER = UUID(int=1), UUID(int=2)
+BLIND = UUID(int=0)
 
 
 @pytest.fixture
@@ -54,6 +55,43 @@ def test_brokers_that_were_away_once_are_asked_in_turn_again(cluster: Cluster) -
     assert _asked(cluster, 6) == dict.fromkeys(BROKERS.values(), 2)
 
 
+def _tell(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, told: dict[int, UUID | None]) -> None:
+    """What each broker says of a topic: its id; None: there is none; `BLIND`: it knows no brokers so far."""
+
+    def metadata(names: list[str], node: int, _: float) -> Any:
+        code = 3 if told[node] is None else 0
+        topics = [SimpleNamespace(topic_id=told[node], error_code=code)]
+        return SimpleNamespace(topics=topics, brokers=[] if told[node] == BLIND else [*told])
+
+    cluster._brokers = {node: BROKERS[node] for node in told}
+    monkeypatch.setattr(cluster, "metadata", metadata)
+
+
+@pytest.mark.parametrize(
+    ("told", "known"),
+    [
+        ({1: None, 2: None, 3: None}, False),
+        ({1: None, 2: OURS, 3: None}, True),
+        ({1: None, 2: None, 3: BLIND}, None),
+        ({}, True),
+    ],
+    ids=["by none", "by one", "one is blind", "no brokers"],
+)
+def test_a_topic_is_unknown_by_every_brokers_word(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    told: dict[int, UUID | None],
+    known: bool | None,
+) -> None:
+    _tell(cluster, monkeypatch, told)
+    monkeypatch.setattr(cluster, "refresh", lambda *_: {})
+    if known is None:
+        with pytest.raises(ConnectionBroken, match="no brokers so far"):
+            kafka_admin.is_known(cluster, "t", 0.0)
+    else:
+        assert kafka_admin.is_known(cluster, "t", 0.0) is known
+
+
 @pytest.mark.parametrize(
     ("told", "gone"),
     [
@@ -66,13 +104,7 @@ def test_brokers_that_were_away_once_are_asked_in_turn_again(cluster: Cluster) -
 def test_another_id_is_every_brokers_word(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, told: dict[int, UUID | None], gone: bool
 ) -> None:
-    def metadata(names: list[str], node: int, _: float) -> Any:
-        code = 3 if told[node] is None else 0
-        topics = [SimpleNamespace(topic_id=told[node], error_code=code)]
-        return SimpleNamespace(topics=topics, brokers=[*told])
-
-    cluster._brokers = {node: BROKERS[node] for node in told}
-    monkeypatch.setattr(cluster, "metadata", metadata)
+    _tell(cluster, monkeypatch, told)
     exists = [SimpleNamespace(error_code=36)]
     monkeypatch.setattr(kafka_admin, "_create", lambda *_, **__: exists)
     monkeypatch.setattr(kafka_admin, "add_partitions", lambda *_, **__: False)

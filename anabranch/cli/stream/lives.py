@@ -56,9 +56,10 @@ def delete(options: OperatorOptions, stream: StreamName, yes: Yes = False) -> No
         found = client.describe(stream)
         topics = ", ".join(topics_of(stream))
         segments = count_of(len(found.segments), "segment")
-        events = events_of(lambda: client.count_events(stream))
+        # A lost stream may take its time: counted for the question alone.
+        events = "" if yes else f", {events_of(lambda: client.count_events(stream))}"
         confirm(
-            f"{stream} ({found.state}, {segments}, {events}) will be deleted for good: all its events, the topics "
+            f"{stream} ({found.state}, {segments}{events}) will be deleted for good: all its events, the topics "
             f"{topics}, and the positions of all groups there.",
             yes=yes,
         )
