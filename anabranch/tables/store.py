@@ -107,7 +107,7 @@ class Store:
         self._unlogged.disable_wal = True  # type: ignore[assignment, method-assign]
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are people's data
-            self._db = self._opened()
+            self._db = self._opened(loading=self.loading)
         except Exception as error:
             raise IllegalState(
                 f"the folder {folder} can't be opened: {error}. Give each replica a folder of its own; what is in "
@@ -123,7 +123,7 @@ class Store:
             if key.startswith(mark_key("")):
                 self.marks[key[len(mark_key("")) :].decode()] = Mark.parse(value)
 
-    def _opened(self) -> Rdict:
+    def _opened(self, *, loading: bool) -> Rdict:
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_keep_log_file_num(2)
@@ -131,7 +131,7 @@ class Store:
         options.set_compression_type(DBCompressionType.lz4())
         options.set_write_buffer_size(_MEMTABLE_BYTES)
         options.set_max_write_buffer_number(_MEMTABLES)
-        if self.loading:
+        if loading:
             # Rows are sorted when they are flushed, beside the writes: four times as quick.
             options.set_allow_concurrent_memtable_write(False)
             options.set_memtable_factory(MemtableFactory.vector())
@@ -154,8 +154,8 @@ class Store:
         if self.loading:
             self._db.flush()
             self._db.close()
-            self.loading = False
-            self._db = self._opened()
+            self._db = self._opened(loading=False)
+            self.loading = False  # readers begin as soon as they see this
 
     def close(self) -> None:
         """Close the folder."""

@@ -145,3 +145,18 @@ def test_one_folder_one_owner(tmp_path: Path) -> None:
     with pytest.raises(IllegalState, match="version and cluster 1/c, not of 1/d"):
         Store(folder, "d")
     Store(folder, "c").close()
+
+
+def test_no_reader_finds_the_folder_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first load the folder is opened in another way. Reads begin once `loading` is over."""
+    store = Store(tmp_path / "rows", "c")
+    seen, opened = [], store._opened
+
+    def noted(*, loading: bool) -> object:
+        seen.append(store.loading)
+        return opened(loading=loading)
+
+    monkeypatch.setattr(store, "_opened", noted)
+    store.settle()
+    assert (seen, store.loading) == ([True], False)
+    store.close()
