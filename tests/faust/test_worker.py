@@ -81,6 +81,7 @@ def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path)
     assert holders == {""}
 
 
+@pytest.mark.soak
 def test_two_workers_while_the_input_is_scaled(
     place: Place, cluster: Cluster, tmp_path: Path
 ) -> None:

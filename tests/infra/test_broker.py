@@ -212,6 +212,7 @@ def test_a_port_that_is_taken(listener: int) -> None:
     assert not broker.running
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("no_temporary_folder_left")
 def test_a_port_lost_between_the_choice_and_the_start(
     listener: int, monkeypatch: pytest.MonkeyPatch
@@ -312,6 +313,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.soak
 def test_a_folder_is_of_one_process_as_long_as_its_broker_runs(tmp_path: Path) -> None:
     folder = tmp_path / "broker"
     owner = subprocess.Popen(

@@ -262,7 +262,7 @@ def placed(found: list[anabranch.Event], at: int) -> set[Place]:
 @pytest.mark.parametrize(
     "seconds",
     [
-        pytest.param(10.0, marks=pytest.mark.slow(30)),
+        pytest.param(10.0, marks=pytest.mark.soak),
         pytest.param(
             SECONDS, marks=[pytest.mark.soak, pytest.mark.timeout(SECONDS * 3 + 120)], id="soak"
         ),

@@ -130,7 +130,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("B is fenced late", rounds.late_b, broker="zombies"),
     Mutant("carriers are fenced late", rounds.late_carriers, weather=CARRYING,
            play=plays.a_carrier_outlives_its_leader),
-    Mutant("folded before the fences only", rounds.fold_once, quick=True, seed=24, broker="rivals"),
+    Mutant("folded before the fences only", rounds.fold_once, seed=24, broker="rivals"),
     Mutant("acts before TERM", rounds.act_before_term, broker="rivals"),
     Mutant("silence judged too early", rounds.hasty_staleness, weather=BEHIND,
            play=plays.heartbeats_wait_unread),
@@ -265,7 +265,7 @@ CATALOGUE: tuple[Mutant, ...] = (
         ("state goes by key", tasks.state_by_key, False, 0),
         ("a state's sequence is not told", tasks.state_untold, True, 1))),
     *(Mutant(name, plant, weather=MOVING, quick=quick, seed=seed) for name, plant, quick, seed in (
-        ("two commits of a task are in flight", tasks.two_in_flight, True, 7),
+        ("two commits of a task are in flight", tasks.two_in_flight, False, 7),
         ("a decided commit does not show", tasks.decided_unmarked, False, 0),
         ("positions move with the decision", tasks.moved_when_decided, False, 0))),
     *(Mutant(name, plant, weather=MOVING, suite="tests/core/test_tenures.py") for name, plant in (

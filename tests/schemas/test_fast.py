@@ -149,7 +149,7 @@ def test_every_truncation_is_declined(record: Any) -> None:
             codec.decode(data[:size])
 
 
-@patient(700)
+@patient(300)
 @given(st.one_of(one_shots, replies), st.data())
 def test_of_mutated_bytes_nothing_is_accepted_that_fastavro_refuses(
     record: Any, data: st.DataObject

@@ -47,7 +47,7 @@ def test_what_a_zombie_read_of_the_journals_is_read_again() -> None:
 
 def test_merges_fit_into_the_batches_that_their_streams_take() -> None:
     """A decided transaction was aborted, because what its merge put together was refused as too large."""
-    for seed in range(15):
+    for seed in range(5):
         report = simulate(seed, tight=True, readers=0)
         assert not report.violation, str(report)
 

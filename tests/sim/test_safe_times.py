@@ -13,7 +13,7 @@ from tests.mutants.rounds import safe_ahead, safe_unlogged
 from tests.sim.simulation import simulate
 from tests.sim.weather import CLEAR
 
-SEEDS = 12
+SEEDS = 6
 MOST_SEEDS = 60
 OFTEN_S = 0.3
 

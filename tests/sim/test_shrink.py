@@ -15,6 +15,7 @@ from tests.sim.weather import Weather, parse
 DROPPED = next(mutant for mutant in MUTANTS if mutant.name == "a merge is dropped")
 
 
+@pytest.mark.soak
 def test_a_planted_bug_that_needs_no_fault_is_shown_without_any() -> None:
     found = shrink(Case(24), DROPPED.plant)
     assert found.before.violation

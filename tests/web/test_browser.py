@@ -64,7 +64,7 @@ def txn(client: anabranch.Client, scope: str) -> Iterator[bytes]:
             begun.abort()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.soak)])
 def test_every_page_is_fit_for_all(
     browser: Browser, web: WebProcess, scope: str, txn: bytes, scheme: str
 ) -> None:
