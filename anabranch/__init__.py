@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from anabranch.reading.snapshot import Snapshot, SnapshotPlan
     from anabranch.types import (
         AuditEntry,
+        Change,
         CommandsInfo,
         Committed,
         Counts,
@@ -55,6 +56,7 @@ _HOMES = {
 
 __all__ = [
     "AuditEntry",
+    "Change",
     "Client",
     "CommandsInfo",
     "Committed",

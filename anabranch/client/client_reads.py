@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from anabranch.client.handle import Shared
 from anabranch.client.ports import ClientPorts
@@ -13,7 +13,7 @@ from anabranch.core.stream_settings import VERSIONS_MS, is_table
 from anabranch.errors import InvalidArgument, NotReady, UnsupportedSetting
 from anabranch.extras import need
 from anabranch.reading.committed_log import ReaderPorts, check_group
-from anabranch.reading.history_search import Start
+from anabranch.reading.history_search import Start, check_start
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.snapshot import (
@@ -33,6 +33,7 @@ from anabranch.types import Tenure
 if TYPE_CHECKING:
     from anabranch.reading.tasks.reader import TaskReader
     from anabranch.reading.tasks.standing import ConsumerGroup
+    from anabranch.tables.changes import Changes
     from anabranch.tables.replica import Replica
 
 
@@ -249,6 +250,71 @@ class Reading:
         Raises: NotInstalled, UnknownStream, InvalidArgument (it is no table), CrossScope, IllegalState (the folder
         is in use, or of another cluster), NotReady, DeadlineExceeded.
         """
+        return self._replica(tables, folder, timeout, threads=threads)
+
+    def changes(
+        self,
+        table: str,
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+        *,
+        until: At | Literal["end"] = None,
+        before: bool = False,
+        folder: str | Path | None = None,
+    ) -> Changes:
+        """Changes of a table's rows in commit order, whatever wrote them; iterate over what is returned, close it.
+
+        ``group``, ``timeout`` and ``start`` are those of `read_transactions`. ``until``: end with what was committed
+        up to this time, 'end' being now; with ``start`` it is the difference between two times, without ``group``.
+        ``before``: with the row that was there, which takes a replica of the table in ``folder``, as of `replica`;
+        a folder is for one such reader.
+
+        Raises: as `read_transactions` and `replica`; InvalidArgument: ``until`` with a group, or below ``start``.
+        While iterating: NotReady and DeadlineExceeded (going on is safe), SnapshotExpired, FixCallError.
+        """
+        from anabranch.tables.changes import Changes, End
+
+        shared, deadline = self._shared, self._shared.deadline(timeout)
+        begin = check_start(start)
+        end = None
+        self._check_tables([table], deadline)
+        if until is not None:
+            if group is not None or begin == "end":
+                raise InvalidArgument(
+                    "`until` is for a difference between two times: give no group, and a start that is a time"
+                )
+            asked = None if until == "end" else check_at(until, "until")
+            check_since(begin if isinstance(begin, int) else None, asked)
+            controller = _Controller(shared)
+            safe, last = controller.safe([table], asked or controller.last_timestamp, deadline)
+            end = End(asked or safe, last[table])
+            timeout = shared.timeout if timeout is None else timeout
+        rows = None
+        if before:
+            rows = self._replica([table], folder, timeout, held=0)
+        elif folder is not None:
+            raise InvalidArgument(
+                "`folder` is for the rows before: ask for them with `before=True`"
+            )
+        try:
+            reader = self._readers().read_transactions(table, group, timeout, begin)
+        except BaseException:
+            if rows is not None:
+                rows.close()
+            raise
+        first = begin if isinstance(begin, int) else 0
+        return Changes(table, reader, rows=rows, begin=first, end=end, timeout=shared.timeout)
+
+    def _replica(
+        self,
+        tables: Sequence[str],
+        folder: str | Path | None,
+        timeout: float | None,
+        *,
+        threads: bool = True,
+        held: int | None = None,
+    ) -> Replica:
         need("rocksdict")
         from anabranch.tables.replica import HISTORY_MS, Replica
 
@@ -257,14 +323,8 @@ class Reading:
         names = streams_of(tables)
         session.check_together(names, deadline)
         controller = _Controller(self._shared)
-        kept = []
-        for name in names:
-            settings = session.describe(name, deadline).settings
-            if not is_table(settings):
-                raise InvalidArgument(
-                    f"{name} is a stream, and no table: make one with `create_table`"
-                )
-            kept.append(int(settings.get(VERSIONS_MS, HISTORY_MS)))
+        found = self._check_tables(names, deadline)
+        kept = [int(settings.get(VERSIONS_MS, HISTORY_MS)) for settings in found]
         return Replica(
             ports,
             controller,
@@ -275,7 +335,20 @@ class Reading:
             timeout=self._shared.timeout,
             threaded=threads,
             commits=controller,
+            held=held,
         )
+
+    def _check_tables(self, names: Sequence[str], deadline: float) -> list[Mapping[str, str]]:
+        """The settings of these tables. `InvalidArgument`: one is none."""
+        found = []
+        for name in names:
+            settings = self._shared.session.describe(name, deadline).settings
+            if not is_table(settings):
+                raise InvalidArgument(
+                    f"{name} is a stream, and no table: make one with `create_table`"
+                )
+            found.append(settings)
+        return found
 
     def together(self, streams: Sequence[str]) -> dict[str, int]:
         """Stream -> a number: streams with different ones never share a transaction. Raises: UnknownScope."""

@@ -81,11 +81,12 @@ class Replica:
         timeout: float = 30.0,
         threaded: bool = True,
         commits: Commits | None = None,
+        held: int | None = None,
     ) -> None:
         """``folder``: None is a temporary one. ``history_ms``: so long versions are kept. ``timeout``: seconds.
 
-        Not ``threaded``: calls that wait move it, and `step`. Raises: IllegalState (the folder is in use,
-        or of another cluster).
+        Not ``threaded``: calls that wait move it, and `step`. ``held``: as `hold`; None: nothing is.
+        Raises: IllegalState (the folder is in use, or of another cluster).
         """
         if not tables:
             raise InvalidArgument("a replica is of at least one table")
@@ -105,6 +106,7 @@ class Replica:
         self._failure: Exception | None = None
         self._trouble = ""
         self._broken_at = 0
+        self._held = held
         self._closed = False
         self._thread: threading.Thread | None = None
         if threaded:
@@ -255,13 +257,20 @@ class Replica:
             return
         with self._moved:  # no snapshot begins below the floor meanwhile
             # A table may be ahead of the others: all are read at one time.
-            floor = min([self.timestamp - self._history, *(s.timestamp for s in self._open)])
+            kept = [self._held] if self._held is not None else []
+            kept += [snapshot.timestamp for snapshot in self._open]
+            floor = min([self.timestamp - self._history, *kept])
             for table in self.tables:
                 if floor - self._swept.get(table, 0) >= max(self._history // 2, _LEAST_SWEPT):
                     self._swept[table] = floor
                     self._follower.save()  # else a crash would take the complete time back below the floor
                     self._sweeping = self._store.sweep(table, floor)
                     return
+
+    def hold(self, timestamp: int) -> None:
+        """Keep the versions of this time and later ones from being swept; earlier ones may go."""
+        with self._moved:
+            self._held = timestamp
 
     # -- snapshots ------------------------------------------------------------------------------------
 
@@ -277,7 +286,7 @@ class Replica:
         Not ``fresh``: as of the newest moment that is here, without asking anybody. ``timeout``: seconds.
         Raises: SnapshotExpired (swept), NotReady (to come, or not here in time), and as `wait`.
         """
-        deadline = self._deadline(timeout)
+        deadline = self.deadline(timeout)
         wanted = check_at(at)
         least = max(1, wanted or 0)
         if fresh if wanted is None else self.timestamp < wanted:
@@ -320,7 +329,7 @@ class Replica:
             raise InvalidArgument(f"isolation {isolation!r}: {' or '.join(get_args(Isolation))}")
         seen = max(1, self._controller.last_timestamp, self._broken_at)
         if self.timestamp < seen:
-            deadline = self._deadline(timeout)
+            deadline = self.deadline(timeout)
             if not self._follower.is_told(seen):
                 self.told(*self._controller.safe(self.tables, seen, deadline))
             self._wait(seen, deadline)
@@ -342,7 +351,7 @@ class Replica:
 
         Raises: as `TableTransaction.commit`; LocksBroken: at the end of the time.
         """
-        deadline = self._deadline(timeout)
+        deadline = self.deadline(timeout)
         pause = _PAUSES_S[0]
         while True:
             left = max(_LEAST_S, deadline - self._clock.monotonic())
@@ -366,7 +375,8 @@ class Replica:
         """Locks are broken by this commit: the next transaction sees it, though no answer told of it."""
         self._broken_at = max(self._broken_at, timestamp)
 
-    def _deadline(self, timeout: float | None) -> float:
+    def deadline(self, timeout: float | None) -> float:
+        """The end of a call that may take so many seconds, monotonic; None: as long as calls usually may."""
         return self._clock.monotonic() + (self._timeout if timeout is None else timeout)
 
     def _ended(self, snapshot: TableSnapshot) -> None:

@@ -195,6 +195,11 @@ def test_tables(shell: Shell, scope: str, tmp_path: Path) -> None:
     assert [(row["value"], row["until"] is None) for row in found] == [("7", True), ("5", False)]
     assert [row["table"] for row in shell.json("table", "list", scope)["tables"]] == [name]
     shell.run("stream", "create", f"{scope}/plain")
+    lines = shell.run("table", "changes", name, "--before", "--to", "end", "--limit", "9").stdout
+    rows = [line.split("\t")[1:] for line in lines.splitlines()]
+    assert rows == [["ann", "-", "5"], ["ann", "5", "7"], ["bob", "-", "1"], ["bob", "1", "-"]]
+    change = shell.json("table", "changes", name, "--from", str(first), "--limit", "1")
+    assert (change["key"], change["before"], change["after"]) == ("ann", None, "7")
     other = shell.run("table", "put", f"{scope}/plain", "k", "v", code=2)
     assert "is a stream, and no table" in other.stderr
 

@@ -502,3 +502,100 @@ def test_a_takeover_costs_no_transaction(
     with bank.snapshot() as now:
         total = sum(int(value) for _, value in now.scan(accounts))
     assert total == len(calls), "a function was called again, though nobody wrote its row"
+
+
+# -- changes ----------------------------------------------------------------------------------------------
+
+Row = tuple[int, bytes, bytes | None, bytes | None]
+
+
+def rows_of(changes: Any) -> list[Row]:
+    return [(c.commit_timestamp, c.key, c.before, c.after) for c in changes]
+
+
+def folded(client: anabranch.Client, table: str, timeout: float = 1.0) -> list[Row]:
+    """The same by a program of ten lines, from the stream."""
+    rows: dict[bytes, bytes | None] = {}
+    found: list[Row] = []
+    with client.read_transactions(table, timeout=timeout) as reader:
+        for committed in reader:
+            last = {event.key or b"": event.value for event in committed.events}
+            for key in sorted(last):
+                found.append((committed.commit_timestamp, key, rows.get(key), last[key]))
+            rows |= last
+    return found
+
+
+def test_changes_are_what_a_fold_of_the_stream_says(
+    client: anabranch.Client, tables: tuple[str, str], tmp_path: Path
+) -> None:
+    table, scope = tables[0], tables[0].partition("/")[0]
+    chance = random.Random("changes")
+    times = []
+    for number in range(40):
+        with client.begin(scope) as txn:
+            for each in range(chance.randint(1, 6)):
+                value = None if chance.random() < 0.2 else b"%d.%d" % (number, each)
+                txn.write(table, value, key=b"k%d" % chance.randrange(8))
+            if number % 10 == 3:
+                txn.token()  # by the journal
+            times.append(txn.commit().commit_timestamp)
+        if number == 20:
+            client.scale(table, 3)
+    expected = folded(client, table)
+    assert len({row[0] for row in expected}) == 40
+    with client.changes(table, timeout=1.0, before=True) as whole:
+        assert rows_of(whole) == expected
+    with client.changes(table, until="end") as plain:
+        assert rows_of(plain) == [(at, key, None, after) for at, key, _, after in expected]
+    since, until = times[10], times[30]
+    for between, wanted in (
+        ((since, until), [row for row in expected if since < row[0] <= until]),
+        ((since, until - 1), [row for row in expected if since < row[0] < until]),
+        ((since, since), []),
+    ):
+        with client.changes(table, start=between[0], until=between[1], before=True) as some:
+            assert rows_of(some) == wanted, between
+    # A group goes on with the transaction in hand; the folder is kept.
+    given: list[Row] = []
+    options: dict[str, Any] = {"group": f"{scope}-audit", "before": True, "folder": tmp_path / "f"}
+    for _ in range(3):
+        with client.changes(table, timeout=8.0, **options) as part:
+            for change in part:
+                given += rows_of([change])
+                if len({row[0] for row in given}) % 15 == 0:
+                    break
+    with client.changes(table, timeout=2.0, **options) as rest:
+        given += rows_of(rest)
+    assert sorted(set(given)) == expected
+    assert len(given) <= len(expected) + 3 * 6
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"group": "g", "until": "end"}, "no group"),
+        ({"start": "end", "until": "end"}, "a start that is a time"),
+        ({"start": until, "until": since}, "later than"),
+        ({"folder": tmp_path / "f"}, "before=True"),
+    ]
+    for arguments, why in bad:
+        with pytest.raises(InvalidArgument, match=why):
+            client.changes(table, **arguments)
+    client.create_stream(f"{scope}/stream")
+    with pytest.raises(InvalidArgument, match="no table"):
+        client.changes(f"{scope}/stream")
+
+
+def test_rows_before_outlive_the_sweep(client: anabranch.Client, unique: str) -> None:
+    """A reader that is slower than `table.history.ms` finds what it needs."""
+    table = f"{unique}/swept"
+    client.create_table(table, 1, {"table.history.ms": "1"})
+    for number in range(6):
+        put(client, table, k=number)
+        time.sleep(0.3)
+    with client.changes(table, timeout=3.0, before=True) as changes:
+        found = []
+        for change in changes:
+            found.append((change.before, change.after))
+            time.sleep(0.3)
+            put(client, table, other=len(found)) if len(found) < 4 else None
+    assert [row for row in found if row[1] is not None][:6] == [
+        (None if n == 0 else b"%d" % (n - 1), b"%d" % n) for n in range(6)
+    ]

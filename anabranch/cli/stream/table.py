@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +18,7 @@ from anabranch.cli.output import (
     print_table,
     put_bytes,
 )
-from anabranch.cli.read import moment_of
+from anabranch.cli.read import moment_of, start_of
 from anabranch.cli.session import parse_kafka
 from anabranch.cli.stream.commands import Settings
 from anabranch.core.hybrid_time import to_text
@@ -139,12 +141,14 @@ def scan(
 
 
 @app.command("versions")
-def versions(options: ClusterOptions, table: Table, key: Key, folder: Folder = None) -> None:
+def versions(
+    options: ClusterOptions, table: Table, key: Key, at: At = None, folder: Folder = None
+) -> None:
     """Show from when to when each value of a key was valid, and which transaction wrote it.
 
     As far back as versions are kept (`table.history.ms`), the newest first.
     """
-    with _view(options, table, None, folder) as view:
+    with _view(options, table, at, folder) as view:
         found = list(view.versions(table, key.encode()))
     rows, until = [], None
     for each in found:
@@ -179,7 +183,7 @@ def put(
     options: ClusterOptions,
     table: Table,
     key: Key,
-    value: Annotated[str, argument("VALUE", "The row.")],
+    value: Annotated[str, argument("VALUE", "The row; - takes it from the standard input.")],
     insert: Annotated[bool, option("--insert", "Only if there is no row of this key.")] = False,
     replace: Annotated[bool, option("--replace", "Only if there is one.")] = False,
     folder: Folder = None,
@@ -189,15 +193,14 @@ def put(
         raise InvalidArgument(
             "--insert is for a new row, --replace for one that is there: give one"
         )
+    row = sys.stdin.buffer.read() if value == "-" else value.encode()
     with options.client() as client:
         if not insert and not replace:
-            _blind(options, client, table, key, value.encode())
+            _blind(options, client, table, key, row)
             return
         with client.replica(table, folder=folder) as replica:
             result = replica.transact(
-                lambda txn: (txn.insert if insert else txn.replace)(
-                    table, key.encode(), value.encode()
-                )
+                lambda txn: (txn.insert if insert else txn.replace)(table, key.encode(), row)
             )
     _told(options, table, key, result, "written")
 
@@ -207,6 +210,59 @@ def delete(options: ClusterOptions, table: Table, key: Key) -> None:
     """Delete a row, if it is there."""
     with options.client() as client:
         _blind(options, client, table, key, None)
+
+
+@app.command("changes")
+def changes(
+    options: ClusterOptions,
+    table: Table,
+    group: Annotated[
+        str | None, option("--group -g", "Consumer group, which goes on where it stopped.")
+    ] = None,
+    start: Annotated[
+        str,
+        option(
+            "--from TIME",
+            "Where to begin: begin, end, or what was committed after a commit timestamp or an ISO 8601 time with "
+            "its zone; a group goes on where it stopped.",
+        ),
+    ] = "begin",
+    to: Annotated[
+        str | None,
+        option("--to TIME", "Up to a time, as of --from, or end: what is committed now; then end."),
+    ] = None,
+    before: Annotated[
+        bool, option("--before", "With the row that was there, by a replica that is built first.")
+    ] = False,
+    limit: Annotated[int | None, option("--limit -n", "End after so many changes.", min=1)] = None,
+    idle: Annotated[
+        float | None,
+        option("--idle SECONDS", "End after so long without a change (default: never).", min=0.1),
+    ] = None,
+    folder: Folder = None,
+) -> None:
+    """Print changes of rows in commit order, a line each: time, key, row before (or `-`), row after."""
+    end: Any = "end" if to in ("end", "now") else None if to is None else moment_of(to, "--to")
+    first = start_of(start, "--from")
+    with (
+        options.client() as client,
+        client.changes(table, group, idle, first, until=end, before=before, folder=folder) as found,
+    ):
+        for each in islice(found, limit):
+            if not options.json:
+                cells = [to_text(each.commit_timestamp), each.key.decode(errors="replace")]
+                for row in (each.before, each.after):
+                    cells.append("-" if row is None else row.decode(errors="replace"))
+                print_line("\t".join(cells))
+                continue
+            document: dict[str, Any] = {
+                "commit_timestamp": each.commit_timestamp,
+                "committed_at": to_text(each.commit_timestamp),
+                "txn_id": each.txn_id and each.txn_id.hex(),
+            }
+            for name, data in (("key", each.key), ("before", each.before), ("after", each.after)):
+                put_bytes(document, name, data)
+            print_json(document)
 
 
 def _blind(options: ClusterOptions, client: Any, table: str, key: str, value: bytes | None) -> None:

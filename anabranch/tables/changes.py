@@ -1,0 +1,110 @@
+"""The changes of a table's rows, in commit order: `Client.changes`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator
+from typing import NamedTuple
+
+from anabranch.core.hybrid_time import to_text
+from anabranch.errors import NotReady, SnapshotExpired
+from anabranch.reading.iteration import Iteration
+from anabranch.reading.transaction_reader import TransactionReader
+from anabranch.tables.replica import Replica
+from anabranch.types import Change, Committed
+
+
+class End(NamedTuple):
+    """The end of a difference. ``newest``: the table's newest commit at ``until``, or a later one."""
+
+    until: int
+    newest: int
+
+
+class Changes(Iteration[Change]):
+    """Changes of a table's rows in commit order. An iterator; close it, or use it as a context manager.
+
+    A transaction changes a key once, to the last value that it wrote; its keys come in byte order. Its changes
+    count as processed when the first one of the next transaction is asked for: a group's position moves then, so
+    each comes at least once. The changes of one transaction are in memory. One thread at a time.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        reader: TransactionReader,
+        *,
+        rows: Replica | None,
+        begin: int,
+        end: End | None,
+        timeout: float,
+    ) -> None:
+        """``rows``: has the rows before; None: they are not asked for. ``begin``: changes are above it.
+
+        ``timeout``: seconds that ``rows`` may take to catch up.
+        """
+        super().__init__()
+        self._table = table
+        self._reader = reader
+        self._rows = rows
+        self._at, self._end = begin, end
+        self._timeout = timeout
+        self._transactions: Iterator[Committed] | None = None
+        self._next: Committed | None = None  # read, and not taken apart yet
+        self._left: deque[Change] = deque()
+        self._closed = False
+
+    def _free(self) -> None:
+        self._reader.close()
+        if self._rows is not None:
+            self._rows.close()
+
+    def _run(self) -> Generator[Change, None, None]:
+        while not self._closed:
+            while self._left:
+                yield self._left.popleft()
+            if self._end is not None and self._at >= min(self._end):
+                return
+            if self._next is None:
+                self._transactions = self._transactions or iter(self._reader)
+                self._next = next(self._transactions, None)
+            if self._next is None:
+                self._transactions = None
+                if self._end is not None and not self._closed:
+                    raise NotReady(
+                        f"{self._table} is read up to {to_text(self._at)}, not yet to {to_text(self._end.until)}: "
+                        "go on reading, or give it more time"
+                    )
+                return
+            self._left.extend(
+                self._taken_apart(self._next)
+            )  # after an error it is still the next one
+            self._at, self._next = self._next.commit_timestamp, None
+
+    def _taken_apart(self, committed: Committed) -> list[Change]:
+        at = committed.commit_timestamp
+        if self._end is not None and at > self._end.until:
+            return []
+        after = {event.key: event.value for event in committed.events if event.key is not None}
+        before = self._before(at, after) if self._rows is not None else {}
+        return [
+            Change(self._table, key, before.get(key), after[key], at, committed.txn_id)
+            for key in sorted(after)
+        ]
+
+    def _before(self, at: int, keys: dict[bytes, bytes | None]) -> dict[bytes, bytes | None]:
+        """The rows of these keys just below a commit, which a COMMIT record tells of."""
+        rows, table = self._rows, self._table
+        if rows is None:
+            return {}
+        rows.wait(at, {table: at}, rows.deadline(self._timeout))
+        try:
+            with rows.snapshot(at=at - 1) as then:
+                found = {key: then.get(table, key) for key in keys}
+        except SnapshotExpired as error:
+            raise SnapshotExpired(
+                f"the folder of these changes has no rows of {table} from before {to_text(at)} any more: "
+                "give another folder, which is loaded from the beginning"
+            ) from error
+        rows.hold(at)
+        return found
