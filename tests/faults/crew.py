@@ -84,18 +84,7 @@ class Crew:
 
     def start(self) -> None:
         """All of them, until they work."""
-        self.history.mkdir(parents=True)
-        # On a fresh tree they are compiled first, for up to a minute: not in the middle of a fault.
-        columns_write.warm()
-        framing.warm()
-        for n in range(2):
-            controller = ControllerProcess(
-                self.cluster.bootstrap,
-                self.folder / f"controller-{n}",
-                self.prefix,
-                CONTROLLER,
-            )
-            self.controllers.append(controller.start())
+        self._start_controllers()
         with self.connect() as client:
             for name in STREAMS:
                 client.create_stream(f"{self.scope}/{name}", 2, timeout=READY_S)
@@ -123,6 +112,21 @@ class Crew:
         for child in self.clients:
             child.wait_said("works", READY_S)
         self.note("all work")
+
+    def _start_controllers(self) -> None:
+        """Two, and the folder of histories."""
+        self.history.mkdir(parents=True)
+        # On a fresh tree they are compiled first, for up to a minute: not in the middle of a fault.
+        columns_write.warm()
+        framing.warm()
+        for n in range(2):
+            controller = ControllerProcess(
+                self.cluster.bootstrap,
+                self.folder / f"controller-{n}",
+                self.prefix,
+                CONTROLLER,
+            )
+            self.controllers.append(controller.start())
 
     def connect(self) -> anabranch.Client:
         return anabranch.connect(

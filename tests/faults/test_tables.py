@@ -22,10 +22,9 @@ import pytest
 import anabranch
 from anabranch.core.ids import NO_TXN
 from anabranch.infra.cluster import EmbeddedCluster
-from tests.cluster import ControllerProcess
 from tests.crash.load import read_diaries
 from tests.crash.zygote import Child, Zygote
-from tests.faults.crew import CONTROLLER, READY_S
+from tests.faults.crew import READY_S
 from tests.faults.faults import Fault, schedule
 from tests.faults.judging import SEED
 from tests.faults.moving_money import PAIR, TOTAL, Move, ranges, tables_of
@@ -44,11 +43,7 @@ class Movers(Team):
         return list(tables_of(self.scope))
 
     def start(self) -> None:
-        self.history.mkdir(parents=True)
-        for n in range(2):
-            folder = self.folder / f"controller-{n}"
-            process = ControllerProcess(self.cluster.bootstrap, folder, self.prefix, CONTROLLER)
-            self.controllers.append(process.start())
+        self._start_controllers()
         with self.connect() as client:
             for table in self.streams:
                 client.create_table(table, 2, timeout=READY_S)
