@@ -263,9 +263,9 @@ class Reading:
         before: bool = False,
         folder: str | Path | None = None,
     ) -> Changes:
-        """Changes of a table's rows in commit order, whatever wrote them; iterate over what is returned, close it.
+        """Changes of a table's rows in commit order, whatever wrote them; iterate over what is returned.
 
-        ``group``, ``timeout`` and ``start`` are those of `read_transactions`. ``until``: end with what was committed
+        ``group``, ``timeout`` and ``start`` are those of `read_transactions`. ``until``: end with what is committed
         up to this time, 'end' being now; with ``start`` it is the difference between two times, without ``group``.
         ``before``: with the row that was there, which takes a replica of the table in ``folder``, as of `replica`;
         a folder is for one such reader.

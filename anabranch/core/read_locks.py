@@ -6,9 +6,10 @@ Nothing here says that a lock is broken: a controller that is not sure asks the 
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from anabranch.core.round import StreamCommit
 from anabranch.schemas.records import LockedRange, TableLocks
 
 FEW_KEYS = 64  # of so many keys of a commit each one is held against ranges; of more, their bounds
+MOST_POINTS = 100_000  # of a commit with more keys none is known
 WINDOW_BYTES = 64 << 20  # of a control partition, about
 _WRITE_BYTES, _POINT_BYTES = 200, 120
 
@@ -54,15 +56,56 @@ class Write(NamedTuple):
         return _WRITE_BYTES + sum(map(len, self.keys)) + _POINT_BYTES * len(self.points or ())
 
 
-def write_of(commit: StreamCommit) -> Write:
-    """The writes of a merge. Keys from journals are not known: a merge does not read records."""
-    if commit.plain or any(part.runs or part.carried for part in commit.parts):
+class Keys(NamedTuple):
+    """Keys that were written. ``points``: fingerprints, rising; ``keys``: as in a `Write`."""
+
+    points: tuple[int, ...]
+    keys: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, keys: Iterable[bytes | None]) -> Keys:
+        """Of these, each once; null is no key."""
+        found = sorted({key for key in keys if key is not None})
+        points = tuple(sorted(set(map(fingerprint, found))))
+        return cls(points, _few(found))
+
+    def to_bytes(self) -> bytes:
+        """A digest: the number of points, each of 8 bytes, then each key behind its length of 2 bytes."""
+        keys = b"".join(len(key).to_bytes(2, "big") + key for key in self.keys)
+        return struct.pack(f">I{len(self.points)}q", len(self.points), *self.points) + keys
+
+    @classmethod
+    def parse(cls, digest: bytes) -> Keys:
+        """The keys of a digest."""
+        (count,) = struct.unpack_from(">I", digest)
+        points = struct.unpack_from(f">{count}q", digest, 4)
+        keys, at = [], 4 + 8 * count
+        while at < len(digest):
+            end = at + 2 + int.from_bytes(digest[at : at + 2], "big")
+            keys.append(digest[at + 2 : end])
+            at = end
+        return cls(points, tuple(keys))
+
+
+def _few(rising: list[bytes]) -> tuple[bytes, ...]:
+    return tuple(rising if len(rising) <= FEW_KEYS else (rising[0], rising[-1]))
+
+
+def write_of(commit: StreamCommit, digests: Sequence[bytes] = ()) -> Write:
+    """The writes of a merge: its events, and what digests of journals' runs say. An empty one is not known."""
+    if not all(digests):
         return Write(commit.timestamp, None, ())
-    keys = sorted({event.key for part in commit.parts for event in part.events if event.key})
-    points = tuple(map(fingerprint, keys))
-    if len(keys) > FEW_KEYS:
-        keys = [keys[0], keys[-1]]
-    return Write(commit.timestamp, points, tuple(keys))
+    found = [Keys.of(event.key for part in commit.parts for event in part.events)]
+    found += map(Keys.parse, digests)
+    points: set[int] = set()
+    for its in found:
+        points.update(its.points)
+        if len(points) > MOST_POINTS:
+            return Write(commit.timestamp, None, ())
+    keys = sorted({key for its in found for key in its.keys})
+    if any(len(its.keys) < len(its.points) for its in found):
+        keys = [keys[0], keys[-1]]  # bounds are among them
+    return Write(commit.timestamp, tuple(sorted(points)), _few(keys))
 
 
 @dataclass(slots=True)

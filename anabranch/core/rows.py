@@ -97,6 +97,7 @@ STATUS = b"s"  # + status key -> row
 OPEN = b"o"  # + txn id -> b"": transactions that are not finished
 FINISHED = b"f"  # + finished ms (8) + txn id -> b"": in the order of their forgetting
 INDEX = b"i"  # runs of journal records (journal_runs)
+DIGEST = b"d"  # keys that runs of tables write (journal_runs, read_locks)
 REJECTED = b"x"  # rejected journal records of open ones (journal_runs) -> count (8)
 META = b"m"  # + name: about the table itself
 OUTCOMES = META + b"outcomes"  # -> how many transactions are finished (8)

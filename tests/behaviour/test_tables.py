@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import anabranch
@@ -323,9 +324,16 @@ def test_all_ways_to_write_reach_a_table(
         assert dict(now.scan(table)) == {b"journal": b"1", b"prepared": b"2"}
 
 
-def test_a_journal_commit_is_looked_at_again_and_breaks_what_it_wrote(
-    client: anabranch.Client, tables: tuple[str, str], bank: Replica
+@pytest.mark.parametrize(("others", "sent"), [(0, 1), (1100, 2)])
+def test_a_journal_commit_breaks_what_it_wrote(
+    client: anabranch.Client,
+    tables: tuple[str, str],
+    bank: Replica,
+    monkeypatch: pytest.MonkeyPatch,
+    others: int,
+    sent: int,
 ) -> None:
+    """``sent``: how often a transaction is sent that it does not break: batches of many keys are not known."""
     table = tables[0]
     put(client, table, x=1, y=1)
     bank.snapshot().close()
@@ -334,9 +342,21 @@ def test_a_journal_commit_is_looked_at_again_and_breaks_what_it_wrote(
     with client.begin(table.partition("/")[0]) as txn:
         txn.token()
         txn.write(table, b"2", key=b"y")
+        if others:
+            keys = [b"o%d" % n for n in range(others)]
+            txn.write_batch(table, pa.table({"key": keys, "value": keys}))
         txn.commit()
     holds.put(table, b"x", b"2")
+    shots: list[object] = []
+    locked_shot = holds.commits.locked_shot
+
+    def noted(*given: Any) -> Any:
+        shots.append(given)
+        return locked_shot(*given)
+
+    monkeypatch.setattr(holds.commits, "locked_shot", noted)
     assert holds.commit().counts.committed == 1
+    assert len(shots) == sent
     breaks.put(tables[1], b"z", b"2")
     with pytest.raises(LocksBroken, match="was read as of"):
         breaks.commit()

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from anabranch.core.decisions.streams import stream_forgotten
-from anabranch.core.read_locks import FEW_KEYS, Windows, fingerprint
+from anabranch.core.ids import NO_TXN
+from anabranch.core.read_locks import FEW_KEYS, Keys, Windows, fingerprint, write_of
+from anabranch.core.round import Part, StreamCommit
 from anabranch.errors import InvalidArgument, NotAuthorized
 from anabranch.schemas import records as r
 from tests.core.harness import World
@@ -144,6 +146,28 @@ def test_a_commit_whose_keys_are_not_known_may_have_written_any() -> None:
     assert bank.row("T").state == "COMMITTED"
     assert bank.put((PLAIN, b"x"), locks=(lock,)) == "LookAgain"
     assert bank.put((PLAIN, b"x"), locks=(bank.lock(A, b"k"),)) == "COMMITTED"
+
+
+def test_digests_say_what_a_naive_set_says() -> None:
+    """Points are those of all keys; a range is touched if a key is in it, or lies between known bounds."""
+    seed = random.randrange(1 << 32)
+    draw = random.Random(seed)
+    alphabet = [b"%03d" % i for i in range(200)]
+    for _ in range(200):
+        runs = [draw.sample(alphabet, draw.choice((0, 1, 5, 40, 90))) for _ in range(3)]
+        digests = [Keys.of([*run, None, *run[:1]]).to_bytes() for run in runs]
+        events = tuple(r.Event(A, -1, key, b"v", (), -1) for key in draw.sample(alphabet, 2))
+        commit = StreamCommit(NO_TXN, A, 0, 7, (Part(0, 0, events=events),))
+        keys = sorted({key for run in runs for key in run} | {event.key or b"" for event in events})
+        write = write_of(commit, digests)
+        assert write.points == tuple(sorted(map(fingerprint, keys))), f"seed {seed}"
+        exact = len(keys) <= FEW_KEYS
+        low, high = sorted(draw.sample(alphabet, 2))
+        inside = any(low <= key < high for key in keys)
+        if not exact:
+            inside = keys[0] < high and keys[-1] >= low
+        assert write.touches(r.LockedRange(low, high)) == inside, f"seed {seed}"
+        assert write_of(commit, [*digests, b""]).points is None
 
 
 def test_the_window_forgets_the_oldest_and_says_so() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.core.journal.index import CRC_MODULUS, layout, segment_on, taken_runs
+from anabranch.core.journal.index import CRC_MODULUS, segment_on, taken_runs
 from anabranch.core.journal.runs import Run, StoredRun, extents_of
 from anabranch.schemas import records as r
 from tests.core.harness import World
@@ -153,9 +153,9 @@ def test_extents_by_writer_stream_and_partition() -> None:
 
 def test_layouts(world: World) -> None:
     segments = world.state.streams["nyc/a"].segments
-    assert layout(world.state, "nyc/a", 0) == segments
-    assert layout(world.state, "nyc/a", 1) == ()
-    assert layout(world.state, "nyc/none", 0) == ()
+    assert world.state.layout("nyc/a", 0) == segments
+    assert world.state.layout("nyc/a", 1) == ()
+    assert world.state.layout("nyc/none", 0) == ()
     assert segment_on(world.state, "nyc/a", 0, 1) == segments[1]
     assert segment_on(world.state, "nyc/a", 0, 2) is None
     assert segment_on(world.state, "nyc/a", 1, 1) is None

@@ -70,7 +70,7 @@ class Place:
                     f"{key.hex()}: {_told(there.get(key))} for {_told(folded.get(key))}"
                     for key in differ[:3]
                 )
-            for kind in (k.INDEX, k.REJECTED):
+            for kind in (k.INDEX, k.DIGEST, k.REJECTED):
                 left = len(list(table.scan(kind)))
                 assert not left, f"{left} rows under {kind!r} of transactions that are over"
         finally:

@@ -329,6 +329,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("locks are not judged", tables.no_validation, weather=TABLED, quick=True),
     Mutant("a round does not see its own writes", tables.round_not_seen, weather=TABLED),
     Mutant("journals write nothing, for locks", tables.journals_unknown, weather=TABLED),
+    Mutant("a digest lacks a key", tables.digests_lack, weather=TABLED, seed=1),
     Mutant("a repeated one-shot is judged again", tables.judged_again, simulated=False,
            suite="tests/core/test_table_locks.py"),
     Mutant("own writes break own locks", tables.broken_by_itself, simulated=False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +12,11 @@ from unittest.mock import patch
 from anabranch.core.decisions import decide
 from anabranch.core.decisions.commits import locks as judging
 from anabranch.core.decisions.commits import one_shot as shots
-from anabranch.core.read_locks import WindowDraft, Write, fingerprint, write_of
+from anabranch.core.read_locks import Keys, WindowDraft, Write, fingerprint, write_of
 from anabranch.core.round import StreamCommit
 from anabranch.errors import AnabranchError
 from anabranch.ports import LogError
+from anabranch.processors import index_journals
 from anabranch.schemas.records import LookAgain, OneShot
 from anabranch.tables.follow import Follower
 from anabranch.tables.locks import Locks
@@ -33,11 +34,20 @@ def no_validation() -> Planted:
 def journals_unknown() -> Planted:
     """Commits from journals are taken to have written nothing."""
 
-    def written(commit: StreamCommit) -> Write:
-        found = write_of(commit)
-        return found if found.points is not None else found._replace(points=())
+    def written(commit: StreamCommit, _: Sequence[bytes]) -> Write:
+        return write_of(commit)
 
     return patch.object(judging, "write_of", written)
+
+
+def digests_lack() -> Planted:
+    """A digest of a journal's run lacks its lowest key."""
+    real = Keys.of
+
+    def of(keys: Iterable[bytes | None]) -> Keys:
+        return real(sorted({key for key in keys if key is not None})[1:])
+
+    return patch.object(index_journals, "Keys", SimpleNamespace(of=of))
 
 
 def judged_again() -> Planted:

@@ -407,7 +407,12 @@ class _Run:
             kept = leader.state.open.keys()
             left = [
                 *(key for key, _ in leader.table.scan(k.REJECTED) if key[1:17] not in kept),
-                *(key for key, _ in leader.table.scan(k.INDEX) if not self._may_stay(key, kept)),
+                *(
+                    key
+                    for kind in (k.INDEX, k.DIGEST)
+                    for key, _ in leader.table.scan(kind)
+                    if not self._may_stay(key, kept)
+                ),
             ]
             hold(not left, f"all is ended, and the journal index still has {left[:3]}")
         deleted = self.ledger.deleted

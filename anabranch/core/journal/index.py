@@ -13,12 +13,14 @@ import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE, is_state
 from anabranch.core.journal.runs import (
     Run,
     StoredRun,
+    digest_key,
     extents_of,
     moved_run,
     pack_run,
@@ -26,6 +28,7 @@ from anabranch.core.journal.runs import (
     rejected_key,
     run_key,
     runs_prefix,
+    stored_run_key,
     txn_of,
     unpack_run,
 )
@@ -132,14 +135,14 @@ class JournalIndex:
                     moved[run.txn_id] = _moved_runs(state.open[run.txn_id], place)
                 if (run.writer, run.first) in moved[run.txn_id]:
                     continue  # read again: the table says where it was moved
-            changes[run_key(prefix, run)] = pack_run(run)
+            _put(changes, prefix, run)
             staged.add(run.txn_id, place, run.batch_base, run.batch_size)
         plain_done = state.plain.get((stream, partition), 0)
         for run in plain:
             if is_state(stream):  # only commits that move positions write there
                 self.rejected[stream]["plain_write"] += run.records if counting else 0
             elif run.first >= plain_done:
-                changes[run_key(prefix, run)] = pack_run(run)
+                _put(changes, prefix, run)
                 self.plain_ends[stream, partition] = run.end
         read = self.read.get(place)
         if read is None:
@@ -238,10 +241,20 @@ class JournalIndex:
         """The table keys of a finished transaction's runs, to be dropped with the round."""
         keys = [key for key, _ in self._rejections(txn_id)]
         for stream, epoch in state.participants(txn_id).items():
-            for segment in layout(state, stream, epoch):
+            for segment in state.layout(stream, epoch):
                 prefix = runs_prefix(stream, segment.partition) + txn_id
                 keys += [key for key, _ in self.rows.scan(prefix)]
+                if stream in state.tables:
+                    keys += [key for key, _ in self.rows.scan(digest_key(prefix))]
         return keys
+
+    def digests(
+        self, stream: str, partition: int, txn_id: bytes, runs: Iterable[StoredRun]
+    ) -> Iterator[bytes]:
+        """The digests of runs of a table, empty where there is none."""
+        for run in runs:
+            key = digest_key(stored_run_key(stream, partition, txn_id, run))
+            yield self.rows.get(key) or b""
 
     def drop_former(self, stream: str, times: int) -> dict[bytes, bytes | None]:
         """Table changes that drop rows of a former stream of this name; none if that was done.
@@ -253,7 +266,8 @@ class JournalIndex:
         if self.rows.get(mark) == noted:
             return {}
         positions = position_key(stream, 0)
-        keys = [key for key, _ in self.rows.scan(k.INDEX + stream.encode() + b"\0")]
+        name = stream.encode() + b"\0"
+        keys = [key for kind in (k.INDEX, k.DIGEST) for key, _ in self.rows.scan(kind + name)]
         found = [key for key, _ in self.rows.scan(positions[:-4])]
         keys += [key for key in found if len(key) == len(positions)]  # else of a longer name
         return {mark: noted, **dict.fromkeys(keys)}
@@ -293,7 +307,8 @@ class JournalIndex:
     def sweep(self, state: State) -> dict[bytes, bytes | None]:
         """Table changes for transactions that ended, and runs that moved, while this table was not kept up."""
         gone: dict[bytes, bytes | None] = {}
-        for key, _ in self.rows.scan(k.INDEX):
+        both = chain(self.rows.scan(k.INDEX), self.rows.scan(k.DIGEST))
+        for key, _ in both:
             txn_id = txn_of(key)
             if txn_id == NO_TXN:
                 if int.from_bytes(key[-8:], "big") < state.plain.get(place_of(key), 0):
@@ -319,7 +334,7 @@ class JournalIndex:
         total = 0
         seen: dict[tuple[int, str, int], list[int]] = {key: [0, 0] for key in due}
         for stream, epoch in state.participants(txn_id).items():
-            for segment in layout(state, stream, epoch):
+            for segment in state.layout(stream, epoch):
                 for run in self.runs(txn_id, stream, segment.partition):
                     total += run.records
                     key = (run.writer, stream, segment.partition)
@@ -351,11 +366,6 @@ def extents_by_place(receipts: Sequence[Receipt]) -> dict[tuple[str, int], dict[
     return found
 
 
-def layout(state: State, stream: str, epoch: int) -> Sequence[SegmentRange]:
-    """The segments of a reference epoch, empty if it is not known."""
-    return state.layout(stream, epoch)
-
-
 def segment_on(state: State, stream: str, epoch: int, partition: int) -> SegmentRange | None:
     """The segment of a stream epoch that lies on a partition."""
     return state.places.get((stream, epoch), {}).get(partition)
@@ -376,6 +386,13 @@ def taken_runs(runs: Iterable[StoredRun], extents: Mapping[int, Extent]) -> list
         and run.end <= extents[run.writer].end
     ]
     return sorted(inside, key=lambda run: run.first)
+
+
+def _put(changes: dict[bytes, bytes | None], prefix: bytes, run: Run) -> None:
+    key = run_key(prefix, run)
+    changes[key] = pack_run(run)
+    if run.digest:
+        changes[digest_key(key)] = run.digest
 
 
 def _takes(txn: OpenTxn, stream: str, partition: int, run: Run) -> bool:

@@ -4,6 +4,8 @@ Table keys: ``i | stream | 00 | partition (4) | txn id (16) | writer (8) | first
 the transaction id of zeros and the writer 0. A run that was moved forward keeps its key, with the offset that
 its writer saw; its value has the offset where it lies now.
 
+Digests of what runs of tables write: ``d``, then the run's key without its ``i`` (`core.read_locks`).
+
 Rejected records of open transactions: ``x | txn id (16) | stream | 00 | partition (4) | first offset (8)``. Those
 below the journal's low water are counted in the transaction's row instead.
 """
@@ -46,6 +48,7 @@ class Run(NamedTuple):
     pure: bool
     batch_crc: int = 0
     keyless: int = 0  # records without a key
+    digest: bytes = b""  # of a table's: its keys (`core.read_locks.Keys`); empty: not known
 
 
 class StoredRun(NamedTuple):
@@ -108,13 +111,23 @@ def run_key(prefix: bytes, run: Run) -> bytes:
     return prefix + run.txn_id + _run_id(run)
 
 
+def digest_key(key: bytes) -> bytes:
+    """Table key of the digest of the run with this key."""
+    return k.DIGEST + key[len(k.INDEX) :]
+
+
+def stored_run_key(stream: str, partition: int, txn_id: bytes, run: StoredRun) -> bytes:
+    """Table key of a run that the index gave."""
+    return runs_prefix(stream, partition) + txn_id + _run_id(run)
+
+
 def _run_id(run: Run | StoredRun | MovedRun) -> bytes:
     return struct.pack(">Qq", run.writer + (1 << 63), run.first)
 
 
 def plain_run_key(stream: str, partition: int, run: StoredRun) -> bytes:
     """Table key of a plain run."""
-    return runs_prefix(stream, partition) + NO_TXN + _run_id(run)
+    return stored_run_key(stream, partition, NO_TXN, run)
 
 
 def pack_run(run: Run) -> bytes:

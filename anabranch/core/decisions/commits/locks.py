@@ -27,8 +27,19 @@ def merge(turn: Turn, step: StreamCommit) -> None:
     turn.round.history.append(step)
     before = turn.state.tables.get(step.stream)
     if before is not None:
-        turn.windows.add(step.stream, write_of(step), before.last)
+        turn.windows.add(step.stream, write_of(step, _digests(turn, step)), before.last)
         turn.put(k.table_key(step.stream), TableRow(step.timestamp))
+
+
+def _digests(turn: Turn, step: StreamCommit) -> list[bytes]:
+    """Of the journals' runs that a merge takes; an empty one is not known."""
+    found: list[bytes] = []
+    taken = [(part.source, part.runs) for part in step.parts if part.runs]
+    for source, runs in [*taken, *step.plain]:
+        found += turn.index.digests(step.stream, source, step.txn_id, runs)
+    if any(part.carried for part in step.parts):
+        found.append(b"")
+    return found
 
 
 def judge(turn: Turn, command: OneShot) -> LookAgain | None:
