@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from anabranch.client.transaction import Transaction
     from anabranch.processing.app import Processor
     from anabranch.reading.snapshot import Snapshot, SnapshotPlan
+    from anabranch.tables.changes import Change
     from anabranch.types import (
         AuditEntry,
-        Change,
         CommandsInfo,
         Committed,
         Counts,
@@ -43,6 +43,7 @@ __version__ = "0.1.0"
 
 # The homes of names that are not types of results.
 _HOMES = {
+    "Change": "anabranch.tables.changes",
     "Client": "anabranch.client.client",
     "Processor": "anabranch.processing.app",
     "Reservation": "anabranch.client.reservation",

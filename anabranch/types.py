@@ -41,21 +41,6 @@ class Event(NamedTuple):
     offset: int
 
 
-class Change(NamedTuple):
-    """A commit's change of a table's row.
-
-    ``before``: None: there was no row, or it was not asked for. ``after``: None: the row is deleted. ``txn_id``:
-    None for a plain write. ``commit_timestamp``: hybrid time.
-    """
-
-    table: str
-    key: bytes
-    before: bytes | None
-    after: bytes | None
-    commit_timestamp: int
-    txn_id: bytes | None
-
-
 class Events(Protocol):
     """The events of a transaction: iterate, as often as you like; ``len`` is their number."""
 

@@ -64,7 +64,7 @@ class Keys(NamedTuple):
 
     @classmethod
     def of(cls, keys: Iterable[bytes | None]) -> Keys:
-        """Of these, each once; null is no key."""
+        """Take these keys, each once; null is none."""
         found = sorted({key for key in keys if key is not None})
         points = tuple(sorted(set(map(fingerprint, found))))
         return cls(points, _few(found))

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.core.hybrid_time import to_text
 from anabranch.errors import NotReady, SnapshotExpired
 from anabranch.reading.iteration import Iteration
 from anabranch.reading.transaction_reader import TransactionReader
-from anabranch.tables.replica import Replica
-from anabranch.types import Change, Committed
+from anabranch.types import Committed
+
+if TYPE_CHECKING:
+    from anabranch.tables.replica import Replica
+
+
+class Change(NamedTuple):
+    """A commit's change of a table's row.
+
+    ``before``: None: there was no row, or it was not asked for. ``after``: None: the row is deleted. ``txn_id``:
+    None for a plain write. ``commit_timestamp``: hybrid time.
+    """
+
+    table: str
+    key: bytes
+    before: bytes | None
+    after: bytes | None
+    commit_timestamp: int
+    txn_id: bytes | None
 
 
 class End(NamedTuple):

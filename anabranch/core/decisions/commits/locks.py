@@ -32,7 +32,7 @@ def merge(turn: Turn, step: StreamCommit) -> None:
 
 
 def _digests(turn: Turn, step: StreamCommit) -> list[bytes]:
-    """Of the journals' runs that a merge takes; an empty one is not known."""
+    """The digests of the runs that a merge takes; an empty one is not known."""
     found: list[bytes] = []
     taken = [(part.source, part.runs) for part in step.parts if part.runs]
     for source, runs in [*taken, *step.plain]:
