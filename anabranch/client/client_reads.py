@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from anabranch.reading.tasks.reader import TaskReader
     from anabranch.reading.tasks.standing import ConsumerGroup
     from anabranch.tables.changes import Changes
+    from anabranch.tables.indexes import Index
     from anabranch.tables.replica import Replica
 
 
@@ -241,16 +242,20 @@ class Reading:
         folder: str | Path | None = None,
         timeout: float | None = None,
         threads: bool = True,
+        index: Mapping[str, Index] | None = None,
     ) -> Replica:
         """A replica of tables of one control partition, in RocksDB; close it, or use it as a context manager.
 
         ``folder``: kept over restarts, of this replica alone; None: a temporary one. Its transactions and snapshots
         read all of the tables at one instant. ``threads`` False: who waits moves it, or calls its `step`.
+        ``index``: names, each with a function of key and row that gives the values to look rows up by
+        (`TableSnapshot.lookup`): bytes, several, or None; with several tables (table, function). A folder with
+        other names is loaded again; another function needs another name.
 
         Raises: NotInstalled, UnknownStream, InvalidArgument (it is no table), CrossScope, IllegalState (the folder
         is in use, or of another cluster), NotReady, DeadlineExceeded.
         """
-        return self._replica(tables, folder, timeout, threads=threads)
+        return self._replica(tables, folder, timeout, threads=threads, index=index)
 
     def changes(
         self,
@@ -314,6 +319,7 @@ class Reading:
         *,
         threads: bool = True,
         held: int | None = None,
+        index: Mapping[str, Index] | None = None,
     ) -> Replica:
         need("rocksdict")
         from anabranch.tables.replica import HISTORY_MS, Replica
@@ -336,6 +342,7 @@ class Reading:
             threaded=threads,
             commits=controller,
             held=held,
+            index=index,
         )
 
     def _check_tables(self, names: Sequence[str], deadline: float) -> list[Mapping[str, str]]:

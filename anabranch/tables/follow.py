@@ -158,7 +158,7 @@ class Follower:
                 raise UnknownStream(f"there is no stream {stream!r}: create it first")
             own = "/".join(ids[topic] for topic in both)
             mark = self._store.marks.get(stream)
-            if mark is None or mark.ids != own:
+            if mark is None or mark.ids != own or not self._store.is_indexed(stream):
                 mark = self._anew(stream, own)
             with self._lock:
                 self.last[stream] = mark.last
@@ -213,13 +213,14 @@ class Follower:
             table.runs = table.parts.runs(record)
             if table.runs is None:
                 raise _incomplete(table.stream)
+        indexes = self._store.indexes(table.stream)
         while rows.rows < BATCH_ROWS and rows.size < BATCH_BYTES:
             run = next(table.runs, None)
             if run is None:
                 table.runs = None
                 return True
             there = run.block.rows(run.low, run.low + run.stretch.length)
-            rows.add(number, record.txn_id, record.timestamp, there.keys, there.values)
+            rows.add(number, record.txn_id, record.timestamp, there.keys, there.values, indexes)
         return False
 
     def _write(self, rows: Rows) -> None:

@@ -2,11 +2,15 @@
 
 A row's key: table number, escaped key, 00 00, inverted timestamp. So a key's versions lie together, the newest
 first, and keys lie in their own order. Its value: transaction id, then 1 and the row, or 0: deleted.
+
+An entry of an index: its number, an escaped value, 00 00, the escaped key of a row; no value.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from anabranch.core.ids import TXN_ID_SIZE
@@ -27,7 +31,8 @@ class Mark(NamedTuple):
     """How far a table is laid down. ``position``: offset in the history to read on from.
 
     ``last``: timestamp of the newest COMMIT here, or of the first EPOCH. ``complete``: with every commit up to
-    it. ``floor``: below it versions are swept. All hybrid times. ``ids``: of its topics.
+    it. ``floor``: below it versions are swept. All hybrid times. ``ids``: of its topics. ``indexes``: the numbers
+    of its indexes, by name.
     """
 
     number: int
@@ -36,10 +41,11 @@ class Mark(NamedTuple):
     last: int = 0
     complete: int = 0
     floor: int = 0
+    indexes: Mapping[str, int] = MappingProxyType({})
 
     def to_bytes(self) -> bytes:
         """As it is stored."""
-        return json.dumps(self).encode()
+        return json.dumps([*self[:-1], dict(self.indexes)]).encode()
 
     @classmethod
     def parse(cls, data: bytes) -> Mark:
@@ -82,7 +88,21 @@ def timestamp_of(raw: bytes) -> int:
     return _ALL - int.from_bytes(raw[-STAMP:], "big")
 
 
+def entries(prefix: bytes, value: bytes) -> bytes:
+    """The bytes that all entries of an index for one value begin with."""
+    return versions(prefix, value)
+
+
+def entry(prefix: bytes, value: bytes, key: bytes) -> bytes:
+    """The entry of an index for a value of a row."""
+    return place(entries(prefix, value), key)
+
+
+def unescaped(key: bytes) -> bytes:
+    """A key of an escaped one."""
+    return key.replace(b"\0\xff", b"\0") if b"\0" in key else key
+
+
 def key_of(versions: bytes) -> bytes:
     """The key that `versions` was given."""
-    key = versions[TABLE:-END]
-    return key.replace(b"\0\xff", b"\0") if b"\0" in key else key
+    return unescaped(versions[TABLE:-END])

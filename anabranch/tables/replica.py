@@ -26,6 +26,7 @@ from anabranch.ports import Clock
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.snapshot import check_at
 from anabranch.tables.follow import Follower
+from anabranch.tables.indexes import Index, indexed
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.store import Store
 from anabranch.tables.transaction import Commits, Isolation, TableTransaction
@@ -82,10 +83,12 @@ class Replica:
         threaded: bool = True,
         commits: Commits | None = None,
         held: int | None = None,
+        index: Mapping[str, Index] | None = None,
     ) -> None:
         """``folder``: None is a temporary one. ``history_ms``: so long versions are kept. ``timeout``: seconds.
 
         Not ``threaded``: calls that wait move it, and `step`. ``held``: as `hold`; None: nothing is.
+        ``index``: name -> function, or (table, function).
         Raises: IllegalState (the folder is in use, or of another cluster).
         """
         if not tables:
@@ -96,7 +99,8 @@ class Replica:
         self._timeout = timeout
         self._history = from_us(history_ms * 1000)
         self._temporary = tempfile.mkdtemp(prefix="anabranch-replica-") if folder is None else None
-        self._store = Store(Path(self._temporary or folder or "", "rows"), cluster_id)
+        place = Path(self._temporary or folder or "", "rows")
+        self._store = Store(place, cluster_id, indexed(index, tuple(tables)))
         self._follower = Follower(self._store, ports, tables, timeout)
         self.tables = self._follower.streams
         self._moved = threading.Condition()

@@ -9,6 +9,7 @@ from typing import Self
 
 from anabranch.core.hybrid_time import to_text
 from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired
+from anabranch.tables.indexes import Indexed
 from anabranch.tables.store import Seen, Store
 
 MAX_KEY_BYTES = 8192
@@ -82,6 +83,33 @@ class TableSnapshot:
         rows = self._store.rows(self._number(table), begin, end, self.timestamp)
         self._number(table)
         return islice(rows, limit)
+
+    def lookup(
+        self, index: str, value: bytes, *, limit: int | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and rows that an index has under a value, in byte order of the keys; at most ``limit``.
+
+        Raises: as `get`; InvalidArgument: the replica has no such index.
+        """
+        if limit is not None and limit < 0:
+            raise InvalidArgument(f"limit {limit!r}: a number of rows, or None")
+        for table in self._numbers:
+            number = self._number(table)
+            for prefix, its in self._store.indexes(table):
+                if its.name == index:
+                    return islice(self._found(table, number, prefix, its, value), limit)
+        raise InvalidArgument(
+            f"this replica has no index {index!r}: give it to `replica` as index={{name: function}}"
+        )
+
+    def _found(
+        self, table: str, number: int, prefix: bytes, index: Indexed, value: bytes
+    ) -> Iterator[tuple[bytes, bytes]]:
+        for key in self._store.lookup(prefix, value):
+            row = self._store.get(number, key, self.timestamp).value
+            if row is not None and value in index.of(key, row):
+                yield key, row
+        self._number(table)  # still the same, so it was when it was read
 
     def look(self, table: str, key: bytes) -> Seen:
         """A key, and its newest version. Raises: as `get`."""

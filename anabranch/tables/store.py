@@ -6,7 +6,7 @@ the folder is as of some batch, marks and all, and what is lost is fetched again
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from rocksdict import (
 
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.errors import IllegalState
+from anabranch.tables.indexes import Entry, Indexed, Indexes, entries_of
 from anabranch.tables.layout import (
     DELETED,
     END,
@@ -31,6 +32,8 @@ from anabranch.tables.layout import (
     TABLE,
     THERE,
     Mark,
+    entries,
+    entry,
     key_of,
     mark_key,
     place,
@@ -38,6 +41,7 @@ from anabranch.tables.layout import (
     suffix,
     table_prefix,
     timestamp_of,
+    unescaped,
     versions,
 )
 
@@ -78,12 +82,17 @@ class Rows:
         timestamp: int,
         keys: Iterable[bytes | None],
         values: Iterable[bytes | None],
+        indexes: Indexes = (),
     ) -> None:
-        """Versions that a commit made. Events without a key are passed over."""
+        """Versions that a commit made. Events without a key are passed over. ``indexes``: with their prefixes."""
         put, before, after = self.batch.put, table_prefix(number), suffix(timestamp)
         there, deleted = txn_id + THERE, txn_id + DELETED
         for key, value in zip(keys, values, strict=True):
             if key is not None:
+                if indexes and value is not None:
+                    for prefix, index in indexes:
+                        for found in index.of(key, value):
+                            put(entry(prefix, found, key), b"")
                 if b"\0" in key:
                     key = key.replace(b"\0", b"\0\xff")
                 put(before + key + after, deleted if value is None else there + value)
@@ -98,9 +107,15 @@ class Rows:
 class Store:
     """The tables of one folder. One process has it open; reads by any thread, writes by one at a time."""
 
-    def __init__(self, folder: Path, cluster_id: str) -> None:
-        """Open it, or make it. `IllegalState`: in use, of another cluster, or not a replica's."""
+    def __init__(
+        self, folder: Path, cluster_id: str, indexes: Mapping[str, Sequence[Indexed]] | None = None
+    ) -> None:
+        """Open it, or make it. ``indexes``: by table.
+
+        Raises: IllegalState: in use, of another cluster, or no replica's.
+        """
         self.folder = folder
+        self._indexes = indexes or {}
         self.marks: dict[str, Mark] = {}
         self.loading = not folder.exists()  # no reads until `settle`
         self._unlogged = WriteOptions()
@@ -174,14 +189,29 @@ class Store:
     def begin(self, stream: str, ids: str) -> Mark:
         """Begin a table from nothing: what is here of it is dropped, and its number never used again."""
         before = self.marks.get(stream)
-        number = 1 + max((mark.number for mark in self.marks.values()), default=0)
-        self.marks[stream] = Mark(number, ids)  # readers of the old rows are refused from now on
+        used = [n for mark in self.marks.values() for n in (mark.number, *mark.indexes.values())]
+        number = 1 + max(used, default=0)
+        names = [index.name for index in self._indexes.get(stream, ())]
+        numbers = {name: number + 1 + at for at, name in enumerate(names)}
+        # Readers of the old rows are refused from now on.
+        self.marks[stream] = Mark(number, ids, indexes=numbers)
         rows = Rows()
         rows.marks[stream] = self.marks[stream]
         if before is not None:
-            rows.batch.delete_range(table_prefix(before.number), table_prefix(before.number + 1))
+            for old in (before.number, *before.indexes.values()):
+                rows.batch.delete_range(table_prefix(old), table_prefix(old + 1))
         self.write(rows)
         return self.marks[stream]
+
+    def is_indexed(self, stream: str) -> bool:
+        """Whether the folder has the indexes of a table that were asked for, and no others."""
+        names = {index.name for index in self._indexes.get(stream, ())}
+        return set(self.marks[stream].indexes) == names
+
+    def indexes(self, stream: str) -> Indexes:
+        """The prefixes and functions of a table's indexes."""
+        numbers = self.marks[stream].indexes
+        return [(table_prefix(numbers[i.name]), i) for i in self._indexes.get(stream, ())]
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -242,6 +272,15 @@ class Store:
             yield Seen(key, _row(data), timestamp_of(raw), data[:TXN_ID_SIZE])
             found.next()
 
+    def lookup(self, prefix: bytes, value: bytes) -> Iterator[bytes]:
+        """The keys of rows with a version that has a value, in their order. ``prefix``: of the index."""
+        own = entries(prefix, value)
+        found = self._db.iter()
+        found.seek(own)
+        while (raw := _raw(found)).startswith(own):
+            yield unescaped(raw[len(own) :])
+            found.next()
+
     def newer(self, number: int, low: bytes, high: bytes | None, than: int) -> Seen | None:
         """The first key of [low, high) with a version above ``than``, and its newest one."""
         return next(
@@ -251,7 +290,8 @@ class Store:
     # -- sweeping -------------------------------------------------------------------------------------
 
     def sweep(self, stream: str, floor: int) -> Iterator[int]:
-        """Delete what no snapshot at or above ``floor`` needs, a piece at each step; tells how many versions.
+        """Delete what no snapshot at or above ``floor`` needs, a piece at each step; tells how many
+        versions, with their entries.
 
         A version goes if a newer one covers it at the floor. A deletion that is the newest there goes after all
         that it covers.
@@ -266,6 +306,8 @@ class Store:
         prefix, end, bound = table_prefix(mark.number), table_prefix(mark.number + 1), stamp(floor)
         at, own, is_covered = prefix, b"", False
         last: bytes | None = None  # the deletion that covers what is swept
+        gone: set[Entry] = set()  # of this key
+        indexes = self.indexes(stream)
         is_over = False
         while not is_over and self.marks[stream].number == mark.number:
             batch, found = WriteBatch(raw_mode=True), self._db.iter()
@@ -275,7 +317,8 @@ class Store:
                 if raw[:-STAMP] != own:
                     if last is not None:
                         batch.delete(last)
-                    own, is_covered, last = raw[:-STAMP], False, None
+                    self._sweep_entries(batch, own, gone, bound, indexes)
+                    own, is_covered, last, gone = raw[:-STAMP], False, None, set()
                 if not raw or raw >= end:
                     is_over = True
                     break
@@ -283,6 +326,8 @@ class Store:
                     pass  # above the floor
                 elif is_covered:
                     batch.delete(raw)
+                    if indexes:
+                        gone |= entries_of(indexes, key_of(own), _row(found.value()))
                 else:
                     is_covered = True
                     if found.value()[ROW - 1 :] == DELETED:
@@ -294,6 +339,22 @@ class Store:
             if deleted:
                 self._db.write(batch, self._unlogged)
             yield deleted
+
+    def _sweep_entries(
+        self, batch: WriteBatch, own: bytes, gone: set[Entry], bound: bytes, indexes: Indexes
+    ) -> None:
+        """Delete entries of swept versions, but for those that a version has that stays; it may be of meanwhile."""
+        if not gone:
+            return
+        key, found = key_of(own), self._db.iter()
+        found.seek(own)
+        while (raw := _raw(found))[:-STAMP] == own:
+            gone -= entries_of(indexes, key, _row(found.value()))
+            if raw[-STAMP:] >= bound:
+                break  # the newest at the floor: what it covers goes
+            found.next()
+        for prefix, value in gone:
+            batch.delete(entry(prefix, value, key))
 
 
 def _raw(found: RdictIter) -> bytes:

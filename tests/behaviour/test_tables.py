@@ -619,3 +619,47 @@ def test_rows_before_outlive_the_sweep(client: anabranch.Client, unique: str) ->
     assert [row for row in found if row[1] is not None][:6] == [
         (None if n == 0 else b"%d" % (n - 1), b"%d" % n) for n in range(6)
     ]
+
+
+def test_indexes(client: anabranch.Client, tables: tuple[str, str], tmp_path: Path) -> None:
+    one, two = tables
+    first = put(client, one, ann=1, bob=2, cat=1)
+    last = put(client, one, ann=2, bob=None)
+    index: dict[str, Any] = {"number": (one, lambda _, row: row), "none": (two, lambda *_: None)}
+    folder = tmp_path / "rows"
+    with (
+        client.replica(*tables, folder=folder, index=index) as bank,
+        bank.snapshot(at=first) as then,
+        bank.snapshot(at=last) as now,
+    ):
+        assert list(then.lookup("number", b"1")) == [(b"ann", b"1"), (b"cat", b"1")]
+        assert list(now.lookup("number", b"1")) == [(b"cat", b"1")]
+        assert list(now.lookup("number", b"2", limit=9)) == [(b"ann", b"2")]
+        assert list(now.lookup("none", b"2")) == []
+        with pytest.raises(InvalidArgument, match="no index 'other'"):
+            now.lookup("other", b"")
+    # Other names: the folder is loaded again.
+    index = {"key": (one, lambda key, _: [key])}
+    with (
+        client.replica(*tables, folder=folder, index=index) as bank,
+        bank.snapshot(at=first) as then,
+    ):
+        assert list(then.lookup("key", b"bob")) == [(b"bob", b"2")]
+    bad: list[tuple[Any, str]] = [
+        ({"n": lambda *_: None}, "several tables"),
+        ({"n": ("s/x", lambda *_: None)}, "not in this replica"),
+        ({"n": (one, 7)}, "no function"),
+    ]
+    for wrong, why in bad:
+        with pytest.raises(InvalidArgument, match=why):
+            client.replica(*tables, index=wrong)
+    broken: list[tuple[Any, str]] = [
+        (lambda *_: 7, "failed for row"),
+        (lambda *_: "text", "give bytes"),
+    ]
+    for function, why in broken:
+        with (
+            client.replica(one, index={"n": function}) as bank,
+            pytest.raises(InvalidArgument, match=why),
+        ):
+            bank.snapshot(timeout=20.0)

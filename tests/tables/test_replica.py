@@ -59,6 +59,10 @@ def check(found: Replica, truth: Truth, at: int) -> None:
         rows = visible(truth.versions(table), at)
         assert dict(snapshot.scan(table)) == rows, (table, at)
         assert list(snapshot.scan(table, reverse=True)) == list(rows.items())[::-1]
+        if found._store.indexes(table):
+            for end in {row[-1:] for row in rows.values()} | {b"?"}:
+                wanted = [(key, row) for key, row in rows.items() if row[-1:] == end]
+                assert list(snapshot.lookup("end", end)) == wanted, (table, at, end)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 10, 11])
@@ -69,7 +73,10 @@ def test_each_step_shows_what_was(
     monkeypatch.setattr(follow, "BATCH_ROWS", 3)
     chance = random.Random(seed)
     truth = Truth(world, TABLES)
-    how = {"history_ms": 2000}
+    how: dict[str, Any] = {
+        "history_ms": 2000,
+        "index": {"end": (TABLES[0], lambda _, row: row[-1:])},
+    }
     found = replica(world, truth, TABLES, tmp_path / "0", **how)
     lives = 0
     for _ in range(120):

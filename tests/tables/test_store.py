@@ -9,12 +9,15 @@ import pytest
 
 from anabranch.errors import IllegalState
 from anabranch.tables import store as store_module
+from anabranch.tables.indexes import Indexed
 from anabranch.tables.store import Rows, Seen, Store
 from tests.tables.worlds import Versions, as_it_lies, visible
 
 KEYS = [b"\0", b"\0\0", b"\0\xff", b"a", b"a\0", b"a\0\0b", b"a\xff", b"b", b"\xff", b"\xff\xff"]
 TABLES = ("s/one", "s/two")
 END = 1 << 62
+
+INDEXES = {TABLES[0]: [Indexed(TABLES[0], "ends", lambda key, row: {row[-1:], key[:1], b"\0"})]}
 
 Commit = tuple[int, bytes, list[tuple[bytes, bytes | None]]]
 
@@ -34,7 +37,7 @@ class Lives:
         self.tmp, self.chance = tmp, chance
         self.commits: dict[str, list[Commit]] = {table: [] for table in TABLES}
         self.lives = 0
-        self.store = Store(tmp / "0", "c")
+        self.store = Store(tmp / "0", "c", INDEXES)
         self.store.settle()
         for table in TABLES:
             self.store.begin(table, "id")
@@ -55,7 +58,10 @@ class Lives:
             cut = self.chance.randrange(len(rows))
             for piece, is_last in ((rows[:cut], False), (rows[cut:], True)):
                 batch = Rows()
-                batch.add(mark.number, txn, at, [k for k, _ in piece], [v for _, v in piece])
+                indexes = self.store.indexes(table)
+                batch.add(
+                    mark.number, txn, at, [k for k, _ in piece], [v for _, v in piece], indexes
+                )
                 if is_last:
                     batch.marks[table] = mark._replace(
                         position=mark.position + 1, last=at, complete=max(at, mark.complete)
@@ -81,7 +87,7 @@ class Lives:
             self.store._db.flush()
         copy = as_it_lies(self.store.folder, self.tmp / str(self.lives))
         self.store.close()
-        self.store = Store(copy, "c")
+        self.store = Store(copy, "c", INDEXES)
         for table in TABLES:
             if table not in self.store.marks:
                 self.store.begin(table, "id")
@@ -118,6 +124,15 @@ class Lives:
         assert given == [(wanted | early)[key] for key in sorted(wanted | early)]
         back = self.store.scan(mark.number, low, end, at, reverse=True)
         assert list(back) == given[::-1]
+        for prefix, index in self.store.indexes(table):
+            by_value: dict[bytes, list[bytes]] = {}
+            for key in sorted(rows):
+                for value in index.of(key, rows[key]):
+                    by_value.setdefault(value, []).append(key)
+            for value, keys in by_value.items():
+                hints = list(self.store.lookup(prefix, value))
+                assert hints == sorted(hints)
+                assert set(keys) <= set(hints), value
         newer = self.store.newer(mark.number, low, end, at)
         assert newer == next((seen for seen in given if seen.timestamp > at), None)
 
@@ -134,6 +149,36 @@ def test_random_lives(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
         kind()
         lives.check()
     lives.store.close()
+
+
+def test_entries_go_with_their_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row overwritten often: swept in pieces, with a version of an old value laid down in between."""
+    monkeypatch.setattr(store_module, "PIECE", 7)
+    index = Indexed("s/a", "row", lambda _, row: row)
+    store = Store(tmp_path / "rows", "c", {"s/a": [index]})
+    store.settle()
+    mark = store.begin("s/a", "id")
+    ((prefix, _),) = indexes = store.indexes("s/a")
+
+    def lay(at: int, value: bytes | None) -> None:
+        rows = Rows()
+        rows.add(mark.number, b"t" * 16, at, [b"k"], [value], indexes)
+        rows.marks["s/a"] = store.marks["s/a"]._replace(last=at, complete=at)
+        store.write(rows)
+
+    def entries() -> list[int]:
+        return [n for n in range(60) if list(store.lookup(prefix, b"%d" % n))]
+
+    for number in range(50):
+        lay(1 + number, b"%d" % number)
+    for at, _ in enumerate(store.sweep("s/a", 50)):
+        if at == 2:
+            lay(60, b"5")  # above the floor; its entry must not go with the old version's
+    assert entries() == [5, 49]
+    lay(61, None)
+    assert sum(store.sweep("s/a", 70)) == 3 + 2
+    assert entries() == []
+    store.close()
 
 
 def test_one_folder_one_owner(tmp_path: Path) -> None:

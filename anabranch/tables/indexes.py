@@ -1,0 +1,69 @@
+"""Indexes of a replica: which values a row is looked up by.
+
+An entry, a value and a row's key, is a hint: a look-up holds each one against the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from anabranch.errors import InvalidArgument
+
+IndexFunction = Callable[[bytes, bytes], "bytes | Iterable[bytes] | None"]
+Index = IndexFunction | tuple[str, IndexFunction]
+
+
+class Indexed(NamedTuple):
+    """An index of a table. ``values``: of a key and its row, the same for the same row at any time."""
+
+    table: str
+    name: str
+    values: IndexFunction
+
+    def of(self, key: bytes, row: bytes) -> frozenset[bytes]:
+        """The values of a row. `InvalidArgument`: the function fails, or gives something else."""
+        try:
+            found = self.values(key, row)
+            if found is None:
+                return frozenset()
+            values = frozenset((found,) if isinstance(found, bytes) else found)
+        except Exception as error:
+            raise InvalidArgument(
+                f"the function of index {self.name!r} failed for row {key!r:.100} of {self.table}: {error!r:.200}. "
+                "It has to take each row that is there; no value leaves one out"
+            ) from error
+        if not all(isinstance(value, bytes) for value in values):
+            raise InvalidArgument(
+                f"the function of index {self.name!r} gave {found!r:.100} for row {key!r:.100} of {self.table}: "
+                "give bytes, several, or None"
+            )
+        return values
+
+
+Indexes = Sequence[tuple[bytes, Indexed]]  # of a table, with their prefixes in the folder
+Entry = tuple[bytes, bytes]  # of a row: prefix of the index, value
+
+
+def entries_of(indexes: Indexes, key: bytes, row: bytes | None) -> set[Entry]:
+    """The entries of a version; None: deleted."""
+    if row is None:
+        return set()
+    return {(prefix, value) for prefix, index in indexes for value in index.of(key, row)}
+
+
+def indexed(index: Mapping[str, Index] | None, tables: Sequence[str]) -> dict[str, list[Indexed]]:
+    """Table -> its indexes, by name. `InvalidArgument`."""
+    found: dict[str, list[Indexed]] = {}
+    for name, given in sorted((index or {}).items()):
+        table, values = given if isinstance(given, tuple) else (tables[0], given)
+        if not isinstance(given, tuple) and len(tables) > 1:
+            raise InvalidArgument(
+                f"index {name!r}: the replica has several tables, so give (table, function)"
+            )
+        if table not in tables:
+            raise InvalidArgument(f"index {name!r} is of {table}, which is not in this replica")
+        if not callable(values):
+            raise InvalidArgument(f"index {name!r}: {values!r:.100} is no function of key and row")
+        found.setdefault(table, []).append(Indexed(table, name, values))
+    return found
