@@ -226,8 +226,9 @@ class TaskReader(Iteration[Event]):
         if not any(one.batch for one in self._inputs):
             self._wait(until)
         while True:
-            ready = [one for one in self._inputs if one.batch and self._is_complete(one, until)]
-            one = min(ready, key=lambda one: one.batch[0].record.timestamp, default=None)
+            one = min(
+                self._ready(until), key=lambda one: one.batch[0].record.timestamp, default=None
+            )
             if one is None:
                 return taken
             key = self._together[one.stream], one.batch[0].record.timestamp
@@ -264,6 +265,14 @@ class TaskReader(Iteration[Event]):
                 taken.append(Piece(one.stream, key[1], shares, tasks, whole=one.rest is None))
             if one.rest is not None:
                 return taken
+
+    def _ready(self, until: float) -> list[Input]:
+        """The inputs whose first records may be taken. To look at one may fill another that was empty before."""
+        while True:
+            filled = [bool(one.batch) for one in self._inputs]
+            ready = [one for one in self._inputs if one.batch and self._is_complete(one, until)]
+            if filled == [bool(one.batch) for one in self._inputs]:
+                return ready
 
     def _wait(self, until: float) -> None:
         """Read the histories until something comes."""
