@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -280,34 +281,32 @@ class Reading:
         """
         from anabranch.tables.changes import Changes, End
 
-        shared, deadline = self._shared, self._shared.deadline(timeout)
+        shared = self._shared
         begin = check_start(start)
-        end = None
-        self._check_tables([table], deadline)
-        if until is not None:
-            if group is not None or begin == "end":
-                raise InvalidArgument(
-                    "`until` is for a difference between two times: give no group, and a start that is a time"
-                )
-            asked = None if until == "end" else check_at(until, "until")
-            check_since(begin if isinstance(begin, int) else None, asked)
-            controller = _Controller(shared)
-            safe, last = controller.safe([table], asked or controller.last_timestamp, deadline)
-            end = End(asked or safe, last[table])
-            timeout = shared.timeout if timeout is None else timeout
-        rows = None
-        if before:
-            rows = self._replica([table], folder, timeout, held=0)
-        elif folder is not None:
+        asked = None if until in (None, "end") else check_at(until, "until")
+        if until is not None and (group is not None or begin == "end"):
+            raise InvalidArgument(
+                "`until` is for a difference between two times: give no group, and a start that is a time"
+            )
+        check_since(begin if isinstance(begin, int) else None, asked)
+        if folder is not None and not before:
             raise InvalidArgument(
                 "`folder` is for the rows before: ask for them with `before=True`"
             )
-        try:
+        with ExitStack() as stack:
+            rows, end = None, None
+            deadline = shared.deadline(None)  # ``timeout`` is that of silence
+            if before:
+                rows = stack.enter_context(self._replica([table], folder, None, held=0))
+            else:
+                self._check_tables([table], deadline)
+            if until is not None:
+                controller = _Controller(shared)
+                safe, last = controller.safe([table], asked or controller.last_timestamp, deadline)
+                end = End(asked or safe, last[table])
+                timeout = shared.timeout if timeout is None else timeout
             reader = self._readers().read_transactions(table, group, timeout, begin)
-        except BaseException:
-            if rows is not None:
-                rows.close()
-            raise
+            stack.pop_all()
         first = begin if isinstance(begin, int) else 0
         return Changes(table, reader, rows=rows, begin=first, end=end, timeout=shared.timeout)
 

@@ -70,8 +70,8 @@ class Keys(NamedTuple):
         return cls(points, _few(found))
 
     def to_bytes(self) -> bytes:
-        """A digest: the number of points, each of 8 bytes, then each key behind its length of 2 bytes."""
-        keys = b"".join(len(key).to_bytes(2, "big") + key for key in self.keys)
+        """A digest: the number of points, each of 8 bytes, then each key behind its length of 4 bytes."""
+        keys = b"".join(len(key).to_bytes(4, "big") + key for key in self.keys)
         return struct.pack(f">I{len(self.points)}q", len(self.points), *self.points) + keys
 
     @classmethod
@@ -81,8 +81,8 @@ class Keys(NamedTuple):
         points = struct.unpack_from(f">{count}q", digest, 4)
         keys, at = [], 4 + 8 * count
         while at < len(digest):
-            end = at + 2 + int.from_bytes(digest[at : at + 2], "big")
-            keys.append(digest[at + 2 : end])
+            end = at + 4 + int.from_bytes(digest[at : at + 4], "big")
+            keys.append(digest[at + 4 : end])
             at = end
         return cls(points, tuple(keys))
 
@@ -91,12 +91,14 @@ def _few(rising: list[bytes]) -> tuple[bytes, ...]:
     return tuple(rising if len(rising) <= FEW_KEYS else (rising[0], rising[-1]))
 
 
-def write_of(commit: StreamCommit, digests: Sequence[bytes] = ()) -> Write:
+def write_of(commit: StreamCommit, digests: Sequence[bytes]) -> Write:
     """The writes of a merge: its events, and what digests of journals' runs say. An empty one is not known."""
     if not all(digests):
         return Write(commit.timestamp, None, ())
-    found = [Keys.of(event.key for part in commit.parts for event in part.events)]
-    found += map(Keys.parse, digests)
+    own = Keys.of(event.key for part in commit.parts for event in part.events)
+    if not digests:
+        return Write(commit.timestamp, *own)
+    found = [own, *map(Keys.parse, digests)]
     points: set[int] = set()
     for its in found:
         points.update(its.points)

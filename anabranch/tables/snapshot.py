@@ -74,8 +74,7 @@ class TableSnapshot:
 
         Raises: as `get`, before the first row is given.
         """
-        if limit is not None and limit < 0:
-            raise InvalidArgument(f"limit {limit!r}: a number of rows, or None")
+        check_limit(limit)
         begin, end = bounds(low, high, prefix)
         if reverse:
             seen = self.walk(table, begin, end, reverse=True)
@@ -91,8 +90,7 @@ class TableSnapshot:
 
         Raises: as `get`; InvalidArgument: the replica has no such index.
         """
-        if limit is not None and limit < 0:
-            raise InvalidArgument(f"limit {limit!r}: a number of rows, or None")
+        check_limit(limit)
         for table in self._numbers:
             number = self._number(table)
             for prefix, its in self._store.indexes(table):
@@ -155,6 +153,12 @@ def check_key(key: object) -> bytes:
         what = f"{len(key)} bytes" if isinstance(key, bytes) else repr(key)
         raise InvalidArgument(f"a row's key has 1 to {MAX_KEY_BYTES} bytes, not {what}")
     return key
+
+
+def check_limit(limit: int | None) -> None:
+    """`InvalidArgument` unless so many rows can be asked for."""
+    if limit is not None and limit < 0:
+        raise InvalidArgument(f"limit {limit!r}: a number of rows, or None")
 
 
 def bounds(

@@ -25,7 +25,7 @@ from anabranch.errors import (
 )
 from anabranch.schemas import records as r
 from anabranch.tables.locks import Locks, broken
-from anabranch.tables.snapshot import TableSnapshot, bounds, check_key
+from anabranch.tables.snapshot import TableSnapshot, bounds, check_key, check_limit
 from anabranch.types import Counts, Result, result_of
 
 Isolation = Literal["serializable", "snapshot"]
@@ -169,8 +169,7 @@ class TableTransaction:
         while it iterates are not seen. Raises: as `get`.
         """
         self._check()
-        if limit is not None and limit < 0:
-            raise InvalidArgument(f"limit {limit!r}: a number of rows, or None")
+        check_limit(limit)
         begin, end = bounds(low, high, prefix)
         own = self._own.get(table, _Own({}, []))
         keys = [k for k in own.keys if begin <= k and (end is None or k < end)]

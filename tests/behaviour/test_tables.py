@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
 
 import anabranch
 from anabranch.errors import (
@@ -26,6 +27,7 @@ from anabranch.errors import (
     UnsupportedSetting,
 )
 from anabranch.tables.replica import Replica
+from anabranch.topics.names import journal_topic
 from tests.cluster import Cluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.unsecured]
@@ -303,7 +305,7 @@ def test_money_by_threads_scaled_and_taken_over(
 
 
 def test_all_ways_to_write_reach_a_table(
-    client: anabranch.Client, tables: tuple[str, str], bank: Replica
+    client: anabranch.Client, cluster: Cluster, tables: tuple[str, str], bank: Replica
 ) -> None:
     table = tables[0]
     scope = table.partition("/")[0]
@@ -320,8 +322,18 @@ def test_all_ways_to_write_reach_a_table(
             reader.put(table, b"other", b"x")
             with pytest.raises(LocksBroken):
                 reader.commit()
-    with bank.snapshot() as now:
-        assert dict(now.scan(table)) == {b"journal": b"1", b"prepared": b"2"}
+    # A plain producer knows no limit of keys.
+    long = b"l" * 70_000
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+    producer.produce(journal_topic(table), b"3", long, partition=0)
+    assert producer.flush(20) == 0
+    wanted = {b"journal": b"1", long: b"3", b"prepared": b"2"}
+    until = time.monotonic() + 20
+    found: dict[bytes, bytes] = {}
+    while found != wanted and time.monotonic() < until:
+        with bank.snapshot() as now:
+            found = dict(now.scan(table))
+    assert found == wanted
 
 
 @pytest.mark.parametrize(("others", "sent"), [(0, 1), (4400, 2)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -223,8 +223,3 @@ class _Mover:
             "done", txn=result.txn_id.hex(), ts=result.commit_timestamp, **vars(entries[-1])
         )
         say(self._number, "told")
-
-
-def ranges(low: str, high: str, keys: Iterator[str]) -> list[str]:
-    """The keys of a range, rising."""
-    return sorted(key for key in keys if low <= key < high)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import anabranch
 from anabranch.errors import AnabranchError, RetryError
@@ -126,6 +127,31 @@ class Team(Crew):
     def over(self) -> None:
         """No fault is held any more."""
         self._over.set()
+
+    def endure(self, plans: Iterable[Iterator[Fault]], seconds: float) -> None:
+        """Suffer these plans for so long, each beside the others, while a stream is scaled."""
+        problems: list[BaseException] = []
+        until = time.monotonic() + seconds
+
+        def work(plan: Iterator[Fault]) -> None:
+            try:
+                for fault in plan:
+                    if time.monotonic() > until or problems:
+                        break
+                    self.suffer(fault)
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                problems.append(error)
+
+        scaler = threading.Thread(target=self.scale)
+        threads = [threading.Thread(target=work, args=(plan,)) for plan in plans]
+        for thread in (*threads, scaler):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.over()
+        scaler.join()
+        if problems:
+            raise problems[0]
 
     def scale(self) -> None:
         """Now and then, until it is over."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -107,31 +106,11 @@ def test_mixed(
     team = Team(zygote, three_brokers, tmp_path, chance, readers)
     plans = [schedule(random.Random(f"{SEED}/{whoms}"), whoms) for whoms in (WHOMS[:3], WHOMS[3:])]
     print(f"ANABRANCH_SEED={SEED}")
-    problems: list[BaseException] = []
     began = time.monotonic()
-
-    def work(plan: Iterator[object]) -> None:
-        try:
-            for one in plan:
-                if time.monotonic() - began > seconds or problems:
-                    break
-                team.suffer(one)  # type: ignore[arg-type]
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            problems.append(error)
-
     try:
         team.start()
         began = time.monotonic()
-        scaler = threading.Thread(target=team.scale)
-        threads = [threading.Thread(target=work, args=(plan,)) for plan in plans]
-        for thread in (*threads, scaler):
-            thread.start()
-        for thread in threads:
-            thread.join()
-        team.over()
-        scaler.join()
-        if problems:
-            raise problems[0]
+        team.endure(plans, seconds)
         team.finish()
     finally:
         team.close()

@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import signal
-import threading
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -25,9 +24,9 @@ from anabranch.infra.cluster import EmbeddedCluster
 from tests.crash.load import read_diaries
 from tests.crash.zygote import Child, Zygote
 from tests.faults.crew import READY_S
-from tests.faults.faults import Fault, schedule
+from tests.faults.faults import Whom, schedule
 from tests.faults.judging import SEED
-from tests.faults.moving_money import PAIR, TOTAL, Move, ranges, tables_of
+from tests.faults.moving_money import PAIR, TOTAL, Move, tables_of
 from tests.faults.team import Team
 
 SECONDS = float(os.environ.get("ANABRANCH_FAULTS_S", "180"))
@@ -118,7 +117,7 @@ class Truth:
         return found[place - 1][1] if place else None
 
     def scan(self, table: str, low: str, high: str, at: int) -> dict[str, str]:
-        keys = ranges(low, high, iter(self.rows[table]))
+        keys = sorted(key for key in self.rows[table] if low <= key < high)
         found = {key: self.value(table, key, at) for key in keys}
         return {key: value for key, value in found.items() if value is not None}
 
@@ -185,34 +184,10 @@ def test_money(
     chance = random.Random(f"{SEED}/tables")
     folder = tmp_path_factory.mktemp("tables")
     team = Movers(zygote, three_brokers, folder, chance, [])
-    problems: list[BaseException] = []
-
-    def work(plan: Iterator[Fault]) -> None:
-        try:
-            for one in plan:
-                if time.monotonic() - began > SECONDS or problems:
-                    return
-                team.suffer(one)
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            problems.append(error)
-
     try:
         team.start()
-        began = time.monotonic()
-        plans = [("broker",), ("controller", "client")]
-        threads = [
-            threading.Thread(target=work, args=(schedule(random.Random(f"{SEED}/{p}"), p),))  # type: ignore[arg-type]
-            for p in plans
-        ]
-        threads.append(threading.Thread(target=team.scale))
-        for thread in threads:
-            thread.start()
-        for thread in threads[:-1]:
-            thread.join()
-        team.over()
-        threads[-1].join()
-        if problems:
-            raise problems[0]
+        whoms: list[tuple[Whom, ...]] = [("broker",), ("controller", "client")]
+        team.endure([schedule(random.Random(f"{SEED}/{w}"), w) for w in whoms], SECONDS)
         team.finish()
         wrong, counts = judged(team)
     finally:

@@ -35,7 +35,7 @@ def journals_unknown() -> Planted:
     """Commits from journals are taken to have written nothing."""
 
     def written(commit: StreamCommit, _: Sequence[bytes]) -> Write:
-        return write_of(commit)
+        return write_of(commit, ())
 
     return patch.object(judging, "write_of", written)
 

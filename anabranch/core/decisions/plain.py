@@ -11,7 +11,7 @@ from anabranch.core import rows as k
 from anabranch.core.decisions.commits import locks
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
-from anabranch.core.journal.runs import StoredRun, digest_key, plain_run_key
+from anabranch.core.journal.runs import StoredRun, digest_key, stored_run_key
 from anabranch.core.round import Part, PlainWrites, Round, StreamCommit
 from anabranch.errors import check
 from anabranch.schemas.records import PlainRow
@@ -105,7 +105,7 @@ def _done(
     row = PlainRow(stream, partition, runs[-1].end, refused)
     turn.put(k.plain_key(stream, partition), row)
     for run in runs:
-        key = plain_run_key(stream, partition, run)
+        key = stored_run_key(stream, partition, NO_TXN, run)
         turn.state.drop(key)
         if stream in turn.state.tables:
             turn.state.drop(digest_key(key))

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from anabranch.core import rows as k
-from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.schemas.records import Extent, MovedRun, Receipt
 
 # End, records, sum of checksums; base offset and size of the batch; new place (0: not moved); pure; CRC.
@@ -123,11 +123,6 @@ def stored_run_key(stream: str, partition: int, txn_id: bytes, run: StoredRun) -
 
 def _run_id(run: Run | StoredRun | MovedRun) -> bytes:
     return struct.pack(">Qq", run.writer + (1 << 63), run.first)
-
-
-def plain_run_key(stream: str, partition: int, run: StoredRun) -> bytes:
-    """Table key of a plain run."""
-    return stored_run_key(stream, partition, NO_TXN, run)
 
 
 def pack_run(run: Run) -> bytes:
