@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from anabranch.schemas import records as r
 from anabranch.schemas.fast_writing import (
     END,
     MAX_NAME,
     NOT_PREPARED,
-    NOTHING_MORE,
     OUTCOME,
     PLAIN_TAIL,
     STATES,
@@ -33,6 +32,7 @@ __all__ = ["DECLINED", "READERS", "WRITERS", "Unusual"]
 
 DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
+T = TypeVar("T")
 _SHIFTS = tuple(range(7, 64, 7))  # for a number's bytes after the first
 _NO_LOSSES = b"\x00\x00\x00"  # nothing rejected or left out, no reason
 _STATE_OF = {2 * i: state for i, state in enumerate(STATES)}
@@ -107,9 +107,49 @@ def _read_one_shot(data: bytes) -> r.OneShot:
     count, at = _read_size(data, at)
     events: list[r.Event] = []
     at = _read_events(data, at, count, events) if count else at
-    if data[at:] != NOTHING_MORE:  # it moves positions, has locks, or more than it should
+    if data[at]:  # it moves positions
         raise Unusual
-    return r.OneShot(data[2 : 2 + TXN_ID_SIZE], scope, name, tuple(events))
+    locks, at = _read_all(data, at + 1, _read_table_locks)
+    if at != len(data):
+        raise Unusual
+    return r.OneShot(data[2 : 2 + TXN_ID_SIZE], scope, name, tuple(events), None, locks)
+
+
+def _read_all(
+    data: bytes, at: int, read: Callable[[bytes, int], tuple[T, int]]
+) -> tuple[tuple[T, ...], int]:
+    """An array of one block, and where it ends."""
+    count, at = _read_size(data, at)
+    if not count:
+        return (), at
+    found = []
+    for _ in range(count):
+        one, at = read(data, at)
+        found.append(one)
+    return tuple(found), _after_array(data, at)
+
+
+def _read_table_locks(data: bytes, at: int) -> tuple[r.TableLocks, int]:
+    table, at = _read_name(data, at)
+    since, at = _read_long(data, at)
+    last, at = _read_long(data, at)
+    points, at = _read_all(data, at, _read_long)
+    ranges, at = _read_all(data, at, _read_range)
+    return r.TableLocks(table, since, last, points, ranges), at
+
+
+def _read_range(data: bytes, at: int) -> tuple[r.LockedRange, int]:
+    size, start = _read_size(data, at)
+    at = start + size
+    low = data[start:at]
+    high, at = _read_optional_bytes(data, at)
+    return r.LockedRange(low, high), at
+
+
+def _read_table_time(data: bytes, at: int) -> tuple[r.TableTime, int]:
+    table, at = _read_name(data, at)
+    last, at = _read_long(data, at)
+    return r.TableTime(table, last), at
 
 
 def _read_events(data: bytes, at: int, count: int, events: list[r.Event]) -> int:
@@ -214,13 +254,14 @@ def _read_reply(data: bytes) -> r.Reply:
     finished_ms, at = _read_long(data, at)
     keepalive_ms, at = _read_long(data, at)
     owner, end = _read_name(data, at + 2)
-    # No streams, no writers; not prepared, no tables.
-    usual = data.startswith(END + END, at) and data[end:] == NOT_PREPARED
-    if not usual or not -(1 << 31) <= keepalive_ms < 1 << 31:
+    # No streams, no writers; not prepared.
+    usual = data.startswith(END + END, at) and data.startswith(NOT_PREPARED, end)
+    tables, end = _read_all(data, end + len(NOT_PREPARED), _read_table_time)
+    if not usual or end != len(data) or not -(1 << 31) <= keepalive_ms < 1 << 31:
         raise Unusual
     outcome = r.Outcome(
         txn_id, state, scope, name, commit_timestamp, committed, rejected, left_out, reason, begun_ms,
-        finished_ms, keepalive_ms, (), (), owner,
+        finished_ms, keepalive_ms, (), (), owner, 0, b"", tables,
     )  # fmt: skip
     return r.Reply(correlation_id, command, hybrid_time, outcome)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from anabranch.schemas import records as r
 
@@ -13,11 +13,11 @@ _TXN_ROW, _COMMIT_RECORD = b"\x01\x44", b"\x01\x62"
 OUTCOME = 6  # place in the union of a reply's results
 TXN_ID_SIZE = 16
 _SECRET_SIZE = 32
+T = TypeVar("T")
 MAX_NAME = 256  # longer strings are not remembered
 _NULL = b"\x00"
 END = b"\x00"  # ends an array; an empty array is nothing else
-NOT_PREPARED = b"\x00\x00\x00"  # the last fields of an outcome: 0, no bytes, no tables
-NOTHING_MORE = b"\x00\x00"  # … and of a one-shot: no positions, no locks
+NOT_PREPARED = b"\x00\x00"  # fields of an outcome: 0, no bytes
 PLAIN_TAIL = b"\x00\x01"  # an event without headers, with timestamp -1
 STATES: tuple[r.TxnState, ...] = get_args(r.TxnState)
 _STATE_BYTES = {state: bytes((2 * i,)) for i, state in enumerate(STATES)}
@@ -27,12 +27,15 @@ class Unusual(ValueError):
     """A form that is not known here."""
 
 
-@lru_cache(1 << 12, typed=True)
-def _long(value: int) -> bytes:
-    """An int or long. Times and offsets often repeat in the records of a round."""
+def _once(value: int) -> bytes:
+    """A long that seldom repeats."""
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
         raise Unusual
     return _varint(value << 1 ^ value >> 63)
+
+
+# An int or long. Times and offsets often repeat in the records of a round.
+_long = lru_cache(1 << 12, typed=True)(_once)
 
 
 @lru_cache(1 << 6, typed=True)  # mostly there are none
@@ -132,10 +135,41 @@ def _write_one_shot(record: r.OneShot) -> bytes:
             add(_long(timestamp))
         else:
             add(PLAIN_TAIL)
-    if record.consumed is not None or record.locks:
+    if record.consumed is not None:
         raise Unusual
-    add(END + NOTHING_MORE)
+    add(END + _NULL + _all(record.locks, _table_locks))
     return b"".join(out)
+
+
+def _all(records: tuple[T, ...], write: Callable[[T], bytes]) -> bytes:
+    """An array."""
+    if not records:
+        return END
+    return b"".join((_varint(2 * len(records)), *map(write, records), END))
+
+
+def _table_locks(locks: r.TableLocks) -> bytes:
+    return b"".join(
+        (
+            _name(locks.table),
+            _long(locks.since),
+            _long(locks.last),
+            _all(locks.points, _once),
+            _all(locks.ranges, _range),
+        )
+    )
+
+
+def _range(locked: r.LockedRange) -> bytes:
+    low, high = locked.low, locked.high
+    if type(low) is not bytes or not (high is None or type(high) is bytes):
+        raise Unusual
+    end = _NULL if high is None else _some(len(high)) + high
+    return _varint(2 * len(low)) + low + end
+
+
+def _table_time(time: r.TableTime) -> bytes:
+    return _name(time.table) + _long(time.last)
 
 
 def _headers(headers: tuple[r.EventHeader, ...]) -> bytes:
@@ -156,7 +190,7 @@ def _headers(headers: tuple[r.EventHeader, ...]) -> bytes:
 
 def _write_reply(record: r.Reply) -> bytes:
     found = record.result
-    if type(found) is not r.Outcome or found.writers or found[-3:] != (0, b"", ()):
+    if type(found) is not r.Outcome or found.writers or found[-3:-1] != (0, b""):
         raise Unusual
     if type(record.correlation_id) is not bytes or type(record.command) is not bytes:
         raise Unusual
@@ -183,6 +217,7 @@ def _write_reply(record: r.Reply) -> bytes:
             _int(found.keepalive_ms),
             streams,
             END + END + _name(found.owner) + NOT_PREPARED,
+            _all(found.tables, _table_time),
         )
     )
 

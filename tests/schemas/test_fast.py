@@ -38,6 +38,15 @@ events = st.builds(
     st.one_of(st.just(()), headers),
     st.one_of(st.just(-1), numbers),
 )
+ranges = st.builds(r.LockedRange, st.binary(max_size=70), st.none() | st.binary(max_size=70))
+locks = st.builds(
+    r.TableLocks,
+    names,
+    numbers,
+    numbers,
+    st.lists(numbers, max_size=3).map(tuple),
+    st.just(()) | st.lists(ranges, max_size=2).map(tuple),
+)
 one_shots = st.builds(
     r.OneShot,
     st.binary(min_size=16, max_size=16),
@@ -45,7 +54,7 @@ one_shots = st.builds(
     st.none() | names,
     st.lists(events, max_size=6).map(tuple),
     st.none(),  # those that move positions are fastavro's
-    st.just(()),  # … and those with locks
+    st.just(()) | st.lists(locks, max_size=2).map(tuple),
 )
 outcomes = st.builds(
     r.Outcome,
@@ -78,10 +87,17 @@ OUTCOME = r.Outcome(
     TXN_ID, "COMMITTED", "nyc", None, TIME, 10, 0, 0, "", NOW, NOW, 0, (), (), "open"
 )
 ROW = r.TxnRow(TXN_ID, "nyc", None, "COMMITTED", 0, NOW, NOW, TIME, 10, 0, 0, "", None, "open")
+LOCKS = r.TableLocks(
+    "nyc/rows",
+    TIME,
+    TIME - 1,
+    (-(1 << 63), 7),
+    (r.LockedRange(b"a", b"b"), r.LockedRange(b"c", None)),
+)
 USUAL: list[Any] = [
-    r.OneShot(TXN_ID, "nyc", None, plain_events(10)),
+    r.OneShot(TXN_ID, "nyc", None, plain_events(10), None, (LOCKS, LOCKS)),
     r.OneShot(TXN_ID, "nyc", "daily", plain_events(1000)),
-    r.Reply(b"c" * 16, b"d" * 8, TIME, OUTCOME),
+    r.Reply(b"c" * 16, b"d" * 8, TIME, OUTCOME._replace(tables=(r.TableTime("nyc/rows", TIME),))),
     ROW,
     r.CommitRecord(
         TXN_ID,
