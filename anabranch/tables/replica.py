@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self, get_args
 
@@ -67,6 +69,14 @@ class Lag(NamedTuple):
     seconds: float
 
 
+class _Waiting(NamedTuple):
+    """A thread that waits until the tables are complete up to a time. ``number``: by which equal ones differ."""
+
+    timestamp: int
+    number: int
+    wake: threading.Lock
+
+
 class Replica:
     """Tables in a folder. Close it, or use it as a context manager. Thread-safe, but for `step`."""
 
@@ -104,6 +114,9 @@ class Replica:
         self._follower = Follower(self._store, ports, tables, timeout)
         self.tables = self._follower.streams
         self._moved = threading.Condition()
+        # Those who wait for a time, the first one first: a notice to all would wake 64 threads for each commit.
+        self._waiting: list[_Waiting] = []
+        self._numbers = itertools.count()
         self._open: set[TableSnapshot] = set()
         self._sweeping: Iterator[int] | None = None
         self._swept: dict[str, int] = {}
@@ -132,6 +145,7 @@ class Replica:
             for snapshot in self._open:
                 snapshot.is_open = False
             self._moved.notify_all()
+            self._wake(every=True)
         self._follower.close()
         if self._thread is not None:
             self._thread.join()
@@ -169,7 +183,7 @@ class Replica:
         """The controller's word: at ``timestamp`` these were the newest commits of these tables."""
         self._follower.told(timestamp, last)
         with self._moved:
-            self._moved.notify_all()
+            self._wake()
 
     def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
         """Take the controller's word, and wait until all tables are complete up to ``timestamp``.
@@ -190,11 +204,27 @@ class Replica:
             if self._thread is None:
                 self._attempt(self._clock.monotonic() + min(left, _WAIT_S))
                 continue
-            with self._moved:
-                self._moved.wait_for(lambda: self._is_over(timestamp), left)
+            self._sleep(timestamp, left)
 
-    def _is_over(self, timestamp: int) -> bool:
-        return self._closed or self._failure is not None or self._is_complete(timestamp)
+    def _sleep(self, timestamp: int, seconds: float) -> None:
+        """Wait until all tables are complete up to ``timestamp``, or none of them will be."""
+        wake = threading.Lock()
+        wake.acquire()  # given back by who wakes this thread
+        own = _Waiting(timestamp, next(self._numbers), wake)
+        with self._moved:
+            if self._closed or self._failure is not None or self._is_complete(timestamp):
+                return
+            heappush(self._waiting, own)
+        if not wake.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            with self._moved:
+                if own in self._waiting:
+                    self._waiting.remove(own)
+                    heapify(self._waiting)
+
+    def _wake(self, *, every: bool = False) -> None:
+        """Wake those whose time is here, or all. The caller holds ``_moved``."""
+        while self._waiting and (every or self._is_complete(self._waiting[0].timestamp)):
+            heappop(self._waiting).wake.release()
 
     def _is_complete(self, timestamp: int) -> bool:
         return not self._store.loading and self.timestamp >= timestamp
@@ -221,7 +251,7 @@ class Replica:
         elif self._follower.at_end:
             self._store.settle()
         with self._moved:
-            self._moved.notify_all()
+            self._wake()
         return came
 
     def _run(self) -> None:
@@ -247,7 +277,7 @@ class Replica:
         )
         log.log(kind, "replica of %s: %s", ", ".join(self.tables), self._failure or self._trouble)
         with self._moved:
-            self._moved.notify_all()
+            self._wake(every=self._failure is not None)
             if self._thread is not None:
                 self._moved.wait(_PAUSE_S)
                 return
