@@ -111,6 +111,9 @@ class CommittedLog:
         self.closed = False
         self.is_gone = False
         self._ids: dict[str, str] = {}  # of topics, as they were read first
+        # What `wait_for` brought, with the position that it was asked from, and where there was nothing.
+        self._ahead: dict[TopicPartition, tuple[int, Fetched]] = {}
+        self._idle: dict[TopicPartition, int] = {}
 
     def close(self) -> None:
         """Close all connections, perhaps from another thread; a call under way ends soon."""
@@ -133,6 +136,11 @@ class CommittedLog:
         self._check_open()
         left = max(0.0, deadline - self.clock.monotonic())
         self.trouble = ""
+        ahead = self.take_ahead({place: position})
+        if ahead:
+            return ahead[place]
+        if not left and self._idle.pop(place, None) == position:
+            return None  # brokers have just said so
         try:
             found = answered(
                 lambda failed: self.raw.fetch(
@@ -163,22 +171,46 @@ class CommittedLog:
         self.is_gone = True
         return UnknownStream(why)
 
-    def wait_for(self, positions: Mapping[TopicPartition, int], deadline: float) -> None:
-        """Wait until one of these partitions has something from its position on, or a bit less."""
+    def wait_for(
+        self, positions: Mapping[TopicPartition, int], deadline: float, max_bytes: int = 1
+    ) -> bool:
+        """Wait until one of these partitions has something from its position on, or a bit less. Whether one has.
+
+        What comes is kept, up to ``max_bytes`` and a batch, and is what the next `fetch` from there gives: one
+        question brings a commit's history and its events. A partition of which something is kept is not waited for.
+        """
         self._check_open()
         left = max(0.0, deadline - self.clock.monotonic())
+        self._ahead = {p: kept for p, kept in self._ahead.items() if positions.get(p) == kept[0]}
+        asked = {place: at for place, at in positions.items() if place not in self._ahead}
+        self._idle = {}
+        failed: dict[TopicPartition, LogError] = {}
         try:
-            answered(
-                lambda failed: self.raw.fetch(
-                    positions,
-                    max_wait=min(left, _SLICE_S),
-                    max_bytes=1,
-                    committed=True,
-                    failed=failed,
-                )
+            found = self.raw.fetch(
+                asked,
+                max_wait=min(left, _SLICE_S),
+                max_bytes=max_bytes,
+                committed=True,
+                failed=failed,
             )
+            self.check_same({topic for topic, _ in found})
+            for error in failed.values():
+                if not found:
+                    raise error
         except LogError as error:
             self._unread(error, left)
+            return False
+        self._ahead |= {place: (asked[place], fetched) for place, fetched in found.items()}
+        self._idle = {p: at for p, at in asked.items() if p not in found and p not in failed}
+        return bool(found)
+
+    def take_ahead(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Fetched]:
+        """What `wait_for` brought from exactly these positions; it is given once."""
+        found = {}
+        for place, position in positions.items():
+            if place in self._ahead and self._ahead[place][0] == position:
+                found[place] = self._ahead.pop(place)[1]
+        return found
 
     def _unread(self, error: LogError, left: float) -> None:
         """Wait a little after what may pass, for at most ``left`` seconds. Raises what does not."""

@@ -95,7 +95,7 @@ class Feed:
         wait = left if self._member is None else min(left, _WAIT_S)
         with client_errors():
             try:
-                found = self._log.fetch(
+                found = self._source.take_ahead(wanted) or self._log.fetch(
                     wanted, max_wait=wait, max_bytes=FETCH_BYTES, committed=True, failed=failed
                 )
             except LogDenied:

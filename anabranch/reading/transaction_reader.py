@@ -256,6 +256,13 @@ class StreamParts:
         found = self._source.start_offsets(places, self._source.clock.monotonic() + self._timeout)
         self._starts |= {place.partition: offset for place, offset in found.items()}
 
+    def places(self) -> dict[TopicPartition, int]:
+        """The partitions of which nothing is in hand, and from where each is fetched next."""
+        known = self._feed.positions(
+            self._topic, [p for p, some in self._fetched.items() if not some]
+        )
+        return {TopicPartition(self._topic, p): offset for p, offset in known.items()}
+
     def read(self, part: SegmentCommit, record: CommitRecord) -> Iterator[Event]:
         """The events of one segment of a commit."""
         for run in self._runs(part, record):

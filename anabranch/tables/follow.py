@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from anabranch.errors import SnapshotExpired, UnknownStream
+from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.decoded import Run
+from anabranch.reading.feed import FETCH_BYTES
 from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.transaction_reader import StreamParts
 from anabranch.schemas.records import CommitRecord, EpochRecord
@@ -124,27 +126,35 @@ class Follower:
         """
         try:
             tables = self._tables or self._begin(deadline)
-            now = self._source.clock.monotonic() if self._source is not None else 0.0
-            for table in tables:
-                if not table.found:
-                    self._look(table, deadline if len(tables) == 1 else now)
-            rows = Rows()
-            for table in tables:
-                if not self._lay(table, rows):
-                    break
-            if rows.rows or rows.marks:
-                self._write(rows)
-                return True
-            if len(tables) > 1 and self._source is not None:
-                places = {table.cursor.place: table.cursor.position for table in tables}
-                self._source.wait_for(places, deadline)
-            return False
+            return self._advance(tables) or (self._wait(tables, deadline) and self._advance(tables))
         except BaseException:
             self._tables = []  # what was read, and is not stored, is read again
             if self._source is not None:
                 self._source.close()
                 self._source = None
             raise
+
+    def _advance(self, tables: list[_Table]) -> bool:
+        """Lay down what is there. Whether there was something."""
+        now = self._source.clock.monotonic() if self._source is not None else 0.0
+        for table in tables:
+            if not table.found:
+                self._look(table, now)
+        rows = Rows()
+        for table in tables:
+            if not self._lay(table, rows):
+                break
+        if not (rows.rows or rows.marks):
+            return False
+        self._write(rows)
+        return True
+
+    def _wait(self, tables: list[_Table], deadline: float) -> bool:
+        """Wait for news of any table. Its events mostly come along: a small commit takes one question."""
+        places: dict[TopicPartition, int] = {}
+        for table in tables:
+            places |= {table.cursor.place: table.cursor.position} | table.parts.places()
+        return self._source is not None and self._source.wait_for(places, deadline, FETCH_BYTES)
 
     def _begin(self, deadline: float) -> list[_Table]:
         """Go on where the store stands. A table whose topics are others begins from nothing."""
