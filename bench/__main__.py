@@ -38,6 +38,7 @@ from bench import (
     tasks,
     transfers,
     trouble,
+    versioned,
     web,
 )
 from bench.epochs import beside, ordered, rolling, scaling
@@ -150,6 +151,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     "transfers": (
         "transfers in a table beside blind one-shots and PostgreSQL",
         _on_cluster(transfers),
+    ),
+    "versioned": (
+        "a replica beside a versioned store of Kafka Streams",
+        _on_cluster(versioned),
     ),
     "growth": ("what is kept of one-shots, with short retentions", _growth(growth.COMMITS)),
     "pipelines": ("audit, export, compact and load of millions of events", _on_cluster(pipelines)),

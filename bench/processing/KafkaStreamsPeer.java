@@ -3,8 +3,10 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.time.Duration;
+import java.time.Instant;
 import java.util.Map;
 import java.util.Properties;
+import java.util.Random;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.streams.KafkaStreams;
@@ -17,6 +19,7 @@ import org.apache.kafka.streams.processor.api.ContextualProcessor;
 import org.apache.kafka.streams.processor.api.Record;
 import org.apache.kafka.streams.state.KeyValueStore;
 import org.apache.kafka.streams.state.Stores;
+import org.apache.kafka.streams.state.VersionedKeyValueStore;
 
 /** The jobs of bench/processing with Kafka Streams: arguments source, target and work, then settings a=b. */
 public class KafkaStreamsPeer {
@@ -43,6 +46,26 @@ public class KafkaStreamsPeer {
         }
     }
 
+    /** A versioned store of what comes. A key "read" asks for so many random reads as of now. */
+    static class Rows extends ContextualProcessor<byte[], byte[], byte[], byte[]> {
+        public void process(Record<byte[], byte[]> record) {
+            VersionedKeyValueStore<byte[], byte[]> store = context().getStateStore("rows");
+            long number = Long.parseLong(new String(record.value()));
+            if (new String(record.key()).equals("read")) {
+                Random random = new Random(1);
+                long began = System.nanoTime();
+                for (long i = 0; i < number; i++) {
+                    store.get(String.format("%016d", random.nextInt(100_000)).getBytes(), System.currentTimeMillis());
+                }
+                say("read", "us", (System.nanoTime() - began) / 1000.0 / number);
+                return;
+            }
+            store.put(record.key(), record.value(), record.timestamp());
+            Instant now = Instant.now();
+            say("stored", "n", number, "us", now.getEpochSecond() * 1_000_000 + now.getNano() / 1000);
+        }
+    }
+
     static synchronized void say(String what, Object... fields) {
         StringBuilder line = new StringBuilder("{\"said\":\"" + what + "\",\"at\":" + System.currentTimeMillis());
         for (int i = 0; i < fields.length; i += 2) {
@@ -63,13 +86,20 @@ public class KafkaStreamsPeer {
         KStream<byte[], byte[]> outputs;
         if (arguments[2].equals("map")) {
             outputs = events.mapValues(value -> changed(value, -1));
+        } else if (arguments[2].equals("rows")) {
+            builder.addStateStore(Stores.versionedKeyValueStoreBuilder(
+                    Stores.persistentVersionedKeyValueStore("rows", Duration.ofHours(1)), bytes, bytes)
+                    .withLoggingEnabled(Map.of()));
+            outputs = events.process(Rows::new, "rows");
         } else {
             // Without a cache, as by default; with one it came out slower.
             builder.addStateStore(Stores.keyValueStoreBuilder(
                     Stores.persistentKeyValueStore("counts"), bytes, Serdes.Long()).withLoggingEnabled(Map.of()));
             outputs = events.process(Count::new, "counts");
         }
-        outputs.to(arguments[1], Produced.with(bytes, bytes));
+        if (!arguments[1].isEmpty()) {
+            outputs.to(arguments[1], Produced.with(bytes, bytes));
+        }
         KafkaStreams streams = new KafkaStreams(builder.build(), settings);
         streams.setGlobalStateRestoreListener(new StateRestoreListener() {
             public void onRestoreStart(TopicPartition place, String store, long first, long end) {
