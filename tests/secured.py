@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AclBindingFilter, AdminClient
 
 from anabranch.client.client import Client
 from anabranch.core.ids import split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.secure import SecureListener
-from anabranch.librdkafka.acls import binding_of, filter_of
+from anabranch.librdkafka.acls import binding_of
 from anabranch.librdkafka.options import Options
 from anabranch.topics import rights
 from anabranch.topics.rights import GROUP, Acl, Right
@@ -28,6 +28,13 @@ AUTHORIZED = {
     "super.users": "User:ANONYMOUS",  # who comes in by the plain listener: the broker itself, and tests' own hands
 }
 PASSWORD = "wonder land"
+
+
+def filter_of(acl: Acl) -> AclBindingFilter:
+    """A filter that finds exactly this rule."""
+    rule = binding_of(acl)
+    where = rule.restype, rule.name, rule.resource_pattern_type
+    return AclBindingFilter(*where, rule.principal, rule.host, rule.operation, rule.permission_type)
 
 
 class SecuredBroker(NamedTuple):

@@ -67,10 +67,9 @@ def slim(records: DataFrame) -> DataFrame:
     )
 
 
-def big_endian(number: Column, size: int) -> Column:
-    """A number as the bytes that headers hold."""
-    digits = F.lpad(F.hex(number), 2 * size, "0")
-    return F.unhex(digits)
+def big_endian(number: Column) -> Column:
+    """A number as the 4 bytes that headers hold."""
+    return F.unhex(F.lpad(F.hex(number), 8, "0"))
 
 
 def place(events: DataFrame, ranges: DataFrame) -> DataFrame:
@@ -131,7 +130,7 @@ def check_events(
     )
     keyed = inside & F.col("position").isNotNull() & r["low"].isNotNull()
     written = inside & mine & F.expr("writer != X'0000000000000000'") & r["reference"].isNotNull()
-    due = big_endian(r["reference"], 4)
+    due = big_endian(r["reference"])
     findings.count(
         placed,
         {

@@ -36,7 +36,7 @@ def check_writers(
     # Writers place events by reference epochs, which scalings make: few.
     sources = layouts.where("epoch = reference").select(
         "stream",
-        big_endian(F.col("epoch"), 4).alias("placed_by"),
+        big_endian(F.col("epoch")).alias("placed_by"),
         F.col("id").bitwiseAND(F.lit(_NUMBER)).alias("number"),
         F.col("partition").alias("source"),
         F.col("low").alias("from_position"),

@@ -207,20 +207,6 @@ def patch_parts(
     return _UNCOVERED.pack(0, header.length, NO_LEADER_EPOCH, MAGIC, crc) + covered, records
 
 
-def patch(
-    data: Buffer,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
-    *,
-    transactional: bool = True,
-) -> bytes:
-    """`patch_parts` in one piece."""
-    return b"".join(
-        patch_parts(data, producer_id, producer_epoch, base_sequence, transactional=transactional)
-    )
-
-
 def frame(
     body: Buffer,
     *,

@@ -6,7 +6,7 @@ zigzag varints, lengths of -1 stand for null (KIP-98).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -212,40 +212,18 @@ def encode_batch(records: Sequence[Record], compression: str | None = None) -> b
     """
     if not records:
         raise InvalidArgument("a batch has at least one record")
-    return _encode(records, compression, None, len(records))
-
-
-def encode_sparse(
-    records: Sequence[Record],
-    *,
-    base_offset: int,
-    next_offset: int,
-    compression: str | None = None,
-) -> bytes:
-    """A batch from ``base_offset`` up to ``next_offset`` that keeps its records' own offsets.
-
-    Compaction leaves such batches: with gaps, or without any record.
-    """
-    return _encode(records, compression, base_offset, next_offset)
-
-
-def _encode(
-    records: Sequence[Record], codec: str | None, base_offset: int | None, next_offset: int
-) -> bytes:
-    number = codec_number(codec)
-    base_timestamp = records[0].timestamp_ms if records else -1
+    number = codec_number(compression)
+    base_timestamp = records[0].timestamp_ms
     body = bytearray()
-    for index, record in enumerate(records):
-        delta = index if base_offset is None else record.offset - base_offset
+    for delta, record in enumerate(records):
         encode_record(body, record, delta, record.timestamp_ms - base_timestamp)
     return frame(
-        compress(number, body) if records else b"",
+        compress(number, body),
         compression=number,
-        last_offset_delta=next_offset - 1 - (base_offset or 0),
+        last_offset_delta=len(records) - 1,
         count=len(records),
         base_timestamp=base_timestamp,
-        max_timestamp=max((record.timestamp_ms for record in records), default=-1),
-        base_offset=base_offset or 0,
+        max_timestamp=max(record.timestamp_ms for record in records),
     )
 
 
@@ -380,10 +358,3 @@ class Reader:
         name, at, size = self.header_place()
         value = self.body[at : at + size] if size >= 0 else None
         return name.decode("utf-8", "surrogateescape"), value
-
-
-def records_of(
-    values: Iterable[tuple[bytes | None, bytes | None]], timestamp_ms: int
-) -> list[Record]:
-    """Records of (key, value) pairs that all have one timestamp."""
-    return [Record(i, timestamp_ms, key, value) for i, (key, value) in enumerate(values)]

@@ -9,7 +9,6 @@ import json
 import sys
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TextIO
 
 from anabranch.errors import (
     AnabranchError,
@@ -171,9 +170,7 @@ def failure_of(error: BaseException) -> Failure:
     )
 
 
-def show(failure: Failure, *, as_json: bool, file: TextIO | None = None) -> None:
+def show(failure: Failure, *, as_json: bool) -> None:
     """Write the failure to standard error, in one line."""
-    stream = file or sys.stderr
     text = json.dumps(failure.document()) if as_json else failure.line()
-    stream.write(text + "\n")
-    stream.flush()
+    print(text, file=sys.stderr, flush=True)

@@ -99,7 +99,6 @@ class EmbeddedBroker:
         self._given_folder = Path(folder).absolute() if folder is not None else None
         self._given_log = Path(log).absolute() if log is not None else None
         self._folder: Path | None = self._given_folder
-        self._given_port = port
         self._port = port
         self._transaction_version = transaction_version
         self._heap_mb = heap_mb
@@ -181,9 +180,9 @@ class EmbeddedBroker:
         """Whether the broker's process exists (a paused one does)."""
         return self._process is not None and self._process.poll() is None
 
-    def log_tail(self, lines: int = logs.TAIL_LINES) -> list[str]:
+    def log_tail(self) -> list[str]:
         """The last lines of the log."""
-        return logs.tail(self.log, lines)
+        return logs.tail(self.log)
 
     # -- calls -----------------------------------------------------------------------------------
 

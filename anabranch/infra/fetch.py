@@ -80,18 +80,16 @@ def ensure_broker(
     progress: Callable[[Progress], None] | None = None,
     *,
     folder: Path | None = None,
-    repository: str | None = None,
     lock: BrokerLock | None = None,
 ) -> list[Path]:
     """The broker's class path; fetches jars that the cache lacks or holds damaged.
 
-    Several processes may call this at once: one fetches, the others wait for it.
+    Several processes may call this at once: one fetches, the others wait for it. ``$ANABRANCH_MAVEN_REPOSITORY``
+    is the address of a Maven repository to use instead of Maven Central.
 
     Args:
         progress: called after each file of a fetch, on the caller's thread.
         folder: where the jars are kept; `broker_cache` by default.
-        repository: address of a Maven repository to use instead of Maven Central, for a mirror;
-            ``$ANABRANCH_MAVEN_REPOSITORY`` by default.
         lock: the jars of another version of the broker, which need another folder.
 
     Raises:
@@ -109,7 +107,7 @@ def ensure_broker(
         # Checked again: another process may have fetched them during the wait.
         missing = [jar for jar in lock.jars if not _is_good(folder, jar)]
         if missing:
-            repository = repository or os.environ.get(REPOSITORY_VARIABLE) or None
+            repository = os.environ.get(REPOSITORY_VARIABLE) or None
             _fetch(lock, missing, folder, repository, progress)
     return paths
 

@@ -13,20 +13,20 @@ _HIGHEST = 32767
 _TRIES = 200
 
 
-def is_free(port: int, host: str = HOST) -> bool:
+def is_free(port: int) -> bool:
     """Whether a server could listen on ``port`` now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As Java's server sockets do: a port whose former connections linger in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind((HOST, port))
             probe.listen(1)
         except OSError:
             return False
     return True
 
 
-def free_port(avoid: frozenset[int] = frozenset(), host: str = HOST) -> int:
+def free_port(avoid: frozenset[int] = frozenset()) -> int:
     """A port that is free now, outside the system's range for client ports.
 
     The kernel's own choice (port 0) comes from that range. There any outgoing connection can take a
@@ -43,6 +43,6 @@ def free_port(avoid: frozenset[int] = frozenset(), host: str = HOST) -> int:
             high = min(high, first - 1)
     for _ in range(_TRIES):
         port = random.randint(low, high)
-        if port not in avoid and is_free(port, host):
+        if port not in avoid and is_free(port):
             return port
     raise OSError(f"no free port found between {low} and {high}")

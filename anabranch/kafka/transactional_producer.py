@@ -11,28 +11,23 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
-from anabranch.batches.format import Buffer, next_sequence, patch_parts, read_header
-from anabranch.kafka.link import Answers, Link, Piece, Wave, failure_of
+from anabranch.batches.format import Buffer
+from anabranch.kafka.link import Link, Wave, failure_of
+from anabranch.kafka.waves import Waves
 from anabranch.kafka.wire import codes, data
-from anabranch.kafka.wire.calls import PRODUCE
 from anabranch.kafka.wire.cluster import Cluster
-from anabranch.kafka.wire.codes import NONE
 from anabranch.kafka.wire.connection import ConnectionBroken
 from anabranch.kafka.wire.coordinator import (
-    ANSWER_S,
     BUSY_S,
     FIRST_PAUSE_S,
     LAST_PAUSE_S,
     PAUSE_GROWTH,
-    PRODUCE_ADDS_FROM,
     Coordinator,
     busy,
 )
 from anabranch.kafka.wire.lost_markers import Open, open_on
 from anabranch.ports import (
-    CORRUPT_MESSAGE,
     NOT_ENOUGH_REPLICAS,
-    CorruptBatch,
     LogBusy,
     LogError,
     LogFenced,
@@ -46,8 +41,7 @@ log = logging.getLogger("anabranch.kafka")
 
 # More requests under way on one connection don't help: the broker takes them one at a time.
 MAX_IN_FLIGHT = 5
-# How long to wait for a leader, or for one that can't append yet; the whole round waits with it.
-LEADER_S = 1.0
+# How long to wait for a leader that can't append yet; the whole round waits with it.
 NOT_YET_S = 3.0
 
 
@@ -64,17 +58,15 @@ class KafkaProducer:
         """
         self._cluster = cluster
         self._id = transactional_id
-        self._links: dict[int, Link] = {}
-        self._sequences: dict[TopicPartition, int] = {}
-        self._acked: dict[TopicPartition, int] = {}
         # The native transaction's partitions: added at the coordinator (V1), and appended to.
         self._added: set[TopicPartition] = set()
         self._appended: set[TopicPartition] = set()
-        self._begun = self._used = False
+        self._used = False
         self._unmarked: dict[TopicPartition, Open] = {}  # to be ended when no transaction is open
         self._ended: LogError | None = None
         self._refusal: LogRefused | None = None
         self._coordinator = Coordinator(cluster, transactional_id, timeout)
+        self._waves = Waves(cluster, transactional_id, self._coordinator)
 
     @property
     def producer_id(self) -> int:
@@ -131,15 +123,15 @@ class KafkaProducer:
         try:
             for index, (partition, batch) in enumerate(batches):
                 offsets.append(-1)
-                link = self._link(partition, reached)
+                link = self._waves.link(partition, reached)
                 if not link.gathering.has_room(partition, len(batch), most):
                     self._send(link, offsets)
-                link.gathering.add(self._piece(index, partition, batch))
-            for link in self._links.values():
+                link.gathering.add(self._waves.piece(index, partition, batch))
+            for link in self._waves.links.values():
                 self._send(link, offsets)
-            for link in self._links.values():
+            for link in self._waves.links.values():
                 while link.in_flight:
-                    self._finish_oldest(link, offsets)
+                    self._waves.finish_oldest(link, offsets)
         except BaseException as error:
             self._after_failure(error)
             raise
@@ -147,14 +139,14 @@ class KafkaProducer:
 
     def commit(self) -> None:
         self._check_usable()
-        if self._begun:
+        if self._waves.begun:
             self._end(commit=True)
 
     def abort(self) -> None:
         if self._ended is not None:
             raise self._ended
         self._refusal = None
-        if self._begun:
+        if self._waves.begun:
             self._end(commit=False)
         self._end_lost()
 
@@ -164,15 +156,13 @@ class KafkaProducer:
             self._look(partitions)
 
     def _look(self, partitions: Iterable[TopicPartition]) -> None:
-        for node, unseen in self._reach(partitions).items():
-            self._find_lost(self._links[node], unseen)
+        for node, unseen in self._waves.reach(partitions).items():
+            self._find_lost(self._waves.links[node], unseen)
         self._end_lost()
 
     def close(self) -> None:
         self._ended = self._ended or LogFenced(f"{self._id}: the producer is closed")
-        for link in self._links.values():
-            link.close()
-        self._links.clear()
+        self._waves.close()
         self._coordinator.close()
 
     # -- state ----------------------------------------------------------------------------------------
@@ -189,16 +179,16 @@ class KafkaProducer:
 
     def _after_failure(self, error: BaseException) -> None:
         """Send nothing again: either the transaction has to be aborted, or the producer is over."""
-        self._cluster.forget({partition.topic for partition in self._sequences})
-        if isinstance(error, LogUnavailable) and not self._begun:
-            for link in self._links.values():
+        self._cluster.forget(self._waves.topics)
+        if isinstance(error, LogUnavailable) and not self._waves.begun:
+            for link in self._waves.links.values():
                 link.take()  # none of these were sent
         elif isinstance(error, LogError) and not isinstance(error, LogRefused):
             self._ended = error
         elif not isinstance(error, Exception):
             # An interrupt, perhaps in the middle of a request.
             self._ended = LogUncertain(f"{self._id}: an append was interrupted: {error!r}")
-        elif not self._drain() and not self.is_v2:
+        elif not self._waves.drain() and not self.is_v2:
             # Without a new epoch an unknown sequence could make new data look like old.
             self._ended = LogUncertain(f"{self._id}: the appended batches are unknown: {error}")
         elif isinstance(error, LogRefused):
@@ -206,86 +196,9 @@ class KafkaProducer:
         else:
             # The caller's own generator failed: the transaction is not whole.
             self._refusal = LogRefused(f"an append was cut short: {error!r}", 0)
-        self._sequences = dict(self._acked)
-
-    def _drain(self) -> bool:
-        """Read the answers still under way, to know the stored batches; False if some can't be read."""
-        whole = True
-        for link in self._links.values():
-            link.take()
-            while link.in_flight:
-                wave = link.in_flight.popleft()
-                try:
-                    answers = self._read(link, wave)
-                except LogUncertain:
-                    whole = False
-                    link.in_flight.clear()
-                else:
-                    self._take_answers(wave, answers, None)
-        return whole
+        self._waves.rewind()
 
     # -- append ---------------------------------------------------------------------------------------
-
-    def _piece(self, index: int, partition: TopicPartition, batch: Buffer) -> Piece:
-        sequence = self._sequences.get(partition, 0)
-        try:
-            parts = patch_parts(batch, self.producer_id, self.producer_epoch, sequence)
-        except CorruptBatch as error:
-            raise LogRefused(f"{self._id}: append: {error}", CORRUPT_MESSAGE) from error
-        following = next_sequence(sequence, read_header(parts[0], whole=False).record_count)
-        self._sequences[partition] = following
-        return Piece(partition, parts, following, index)
-
-    def _reach(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """Connect to the leaders of all these before anything is sent: an unreachable one costs nothing.
-
-        Returns node -> partitions that were not looked at since it leads them.
-        """
-        failed: dict[str, LogError] = {}
-        unseen: dict[int, list[TopicPartition]] = {}
-        links: dict[int, Link] = {}  # known to be open
-        for partition in partitions:
-            if partition.topic not in failed:
-                leader = self._cluster.leader(partition)
-                link = links.get(leader.node) if leader is not None else None
-                if link is None or leader is None:
-                    try:
-                        link = self._link(partition)
-                    except LogError as error:
-                        failed[partition.topic] = error
-                        continue
-                    links[link.node] = link
-                    leader = self._cluster.leader(partition)
-                if leader is None or link.checked.get(partition) != leader.epoch:
-                    unseen.setdefault(link.node, []).append(partition)
-        for problem in failed.values():
-            problem.topics |= failed.keys()
-            raise problem
-        return unseen
-
-    def _link(self, partition: TopicPartition, reached: bool = False) -> Link:
-        """The way to the leader. ``reached``: it was found to be open just now."""
-        leader = self._cluster.leader(partition)
-        if leader is None:
-            deadline = self._cluster.deadline(LEADER_S)
-            leader = self._cluster.leaders((partition,), deadline)[partition]
-        link = self._links.get(leader.node) or self._links.setdefault(
-            leader.node, Link(leader.node)
-        )
-        if not (link.in_flight or link.gathering.pieces or (reached and link.connection)):
-            highest = PRODUCE.highest if self.is_v2 else PRODUCE_ADDS_FROM - 1
-            try:
-                link.connect(self._cluster, self._cluster.deadline(), highest)
-            except ConnectionBroken as error:
-                self._cluster.distrust(leader.node)
-                raise self._unreachable(str(error), partition.topic) from error
-        return link
-
-    def _unreachable(self, message: str, topic: str) -> LogError:
-        """The error for an append that sent nothing there; earlier appends of the transaction would lack it."""
-        if self._begun:
-            return LogUncertain(f"{self._id}: {message}", (topic,))
-        return LogUnavailable(f"{self._id}: {message}", (topic,))
 
     def _send(self, link: Link, offsets: list[int]) -> None:
         wave = link.take()
@@ -296,7 +209,7 @@ class KafkaProducer:
             # The leader may have to wait until it can tell that they are in the transaction, and be asked
             # again; so nothing else may be under way.
             while link.in_flight:
-                self._finish_oldest(link, offsets)
+                self._waves.finish_oldest(link, offsets)
             epoch = self._cluster.epoch
             if unseen := [place for place in new if link.checked.get(place) != epoch(place)]:
                 self._find_lost(link, unseen)
@@ -306,54 +219,14 @@ class KafkaProducer:
                 self._cluster.ended.pop((self.producer_id, partition), None)
             if not self.is_v2:
                 self._add_partitions(new)
-            first, self._begun, self._used = not self._begun, True, True
+            first, self._waves.begun, self._used = not self._waves.begun, True, True
             self._send_first(link, wave, offsets, first)
             self._appended.update(new)
             return
         while len(link.in_flight) >= MAX_IN_FLIGHT:
-            self._finish_oldest(link, offsets)
-        self._write(link, wave)
+            self._waves.finish_oldest(link, offsets)
+        self._waves.write(link, wave)
         link.in_flight.append(wave)
-
-    def _write(self, link: Link, wave: Wave) -> None:
-        try:
-            link.send(self._cluster, wave, self._id, self._cluster.deadline())
-        except ConnectionBroken as error:
-            raise self._lost(link, wave, error) from error
-
-    def _lost(self, link: Link, wave: Wave, error: Exception) -> LogUncertain:
-        """The error for a wave whose fate is unknown."""
-        self._cluster.distrust(link.node)
-        topics = {partition.topic for partition in wave.pieces}
-        return LogUncertain(f"{self._id}: append: {error}", topics)
-
-    def _read(self, link: Link, wave: Wave) -> Answers:
-        deadline = min(self._cluster.deadline(), self._cluster.deadline(ANSWER_S))
-        try:
-            return link.read(self._cluster, wave, deadline, self._coordinator.moved)
-        except (ConnectionBroken, data.MalformedAnswer) as error:
-            raise self._lost(link, wave, error) from error
-
-    def _finish_oldest(self, link: Link, offsets: list[int]) -> None:
-        """Read the oldest answer under way; any error in it ends the append."""
-        wave = link.in_flight.popleft()
-        answers = self._read(link, wave)
-        if failed := self._take_answers(wave, answers, offsets):
-            error = failure_of(self._id, failed, answers, last=True)
-            raise error or LogUncertain(f"{self._id}: append failed")
-
-    def _take_answers(self, wave: Wave, answers: Answers, offsets: list[int] | None) -> list[Piece]:
-        """The batches that were not stored."""
-        failed = []
-        for partition, piece in wave.pieces.items():
-            produced = answers[partition]
-            if produced.error == NONE:
-                if offsets is not None:
-                    offsets[piece.place] = produced.base_offset
-                self._acked[partition] = piece.next_sequence
-            else:
-                failed.append(piece)
-        return failed
 
     def _send_first(self, link: Link, wave: Wave, offsets: list[int], first: bool) -> None:
         """Send a wave with new partitions; send those again that can't be added yet.
@@ -364,9 +237,9 @@ class KafkaProducer:
         began = time.monotonic()
         pause = FIRST_PAUSE_S
         while True:
-            self._write(link, wave)
-            answers = self._read(link, wave)
-            failed = self._take_answers(wave, answers, offsets)
+            self._waves.write(link, wave)
+            answers = self._waves.read(link, wave)
+            failed = self._waves.take_answers(wave, answers, offsets)
             if not failed:
                 return
             waited = time.monotonic() - began
@@ -374,7 +247,7 @@ class KafkaProducer:
             first &= len(failed) == len(wave.pieces)
             last = time.monotonic() + pause > deadline
             if first and (last or waited > BUSY_S) and said == {codes.CONCURRENT_TRANSACTIONS}:
-                self._begun = False
+                self._waves.begun = False
                 raise busy(self._id)
             last |= waited > NOT_YET_S and NOT_ENOUGH_REPLICAS in said
             if error := failure_of(self._id, failed, answers, last=last):
@@ -388,11 +261,11 @@ class KafkaProducer:
     def _add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
         new = [partition for partition in partitions if partition not in self._added]
         if new:
-            first, self._begun = not self._begun, True
+            first, self._waves.begun = not self._waves.begun, True
             try:
                 self._coordinator.add_partitions(new)
             except LogBusy:
-                self._begun = not first
+                self._waves.begun = not first
                 raise
             self._added.update(new)
 
@@ -403,7 +276,7 @@ class KafkaProducer:
             found = open_on(link.open(), self.producer_id, partitions, deadline)
         except (ConnectionBroken, data.MalformedAnswer) as error:
             self._cluster.distrust(link.node)
-            raise self._unreachable(str(error), partitions[0].topic) from error
+            raise self._waves.unreachable(str(error), partitions[0].topic) from error
         for partition in partitions:
             link.checked[partition] = self._cluster.epoch(partition)
             if partition in found and partition not in self._appended:
@@ -419,7 +292,7 @@ class KafkaProducer:
         """End open transactions that lack markers, as decided: a native transaction without events does so."""
         while self._unmarked:
             partition, lost = next(iter(self._unmarked.items()))
-            if self._begun:
+            if self._waves.begun:
                 raise self._lacking()
             del self._unmarked[partition]
             what = f"{self._id}: {partition.topic}[{partition.partition}] lacks a marker from {lost.first} on"
@@ -427,7 +300,7 @@ class KafkaProducer:
             if commit is None and self.is_v2:
                 commit = self._coordinator.last.of(lost.epoch)
             if commit is None:
-                self._link(partition).checked.pop(partition, None)  # look again
+                self._waves.link(partition).checked.pop(partition, None)  # look again
                 why = f"{what}, and how that ended is not known any more: see docs/runbook.md"
                 raise LogUnavailable(why, (partition.topic,))
             try:
@@ -446,9 +319,7 @@ class KafkaProducer:
             raise
         self._cluster.ended.update(dict.fromkeys(places, commit))
         if self.is_v2:
-            # A new epoch starts with sequence 0 on each partition.
-            self._sequences.clear()
-            self._acked.clear()
-        self._begun = False
+            self._waves.restart()
+        self._waves.begun = False
         self._added.clear()
         self._appended.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from confluent_kafka.admin import (
     AclBinding,
@@ -16,7 +15,6 @@ from confluent_kafka.admin import (
 
 from anabranch.topics.rights import CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, Acl, Right
 
-T = TypeVar("T")
 _KINDS = {
     TOPIC: ResourceType.TOPIC,
     GROUP: ResourceType.GROUP,
@@ -29,17 +27,8 @@ _OPERATIONS = {one.name.replace("_", "").lower(): one for one in AclOperation}
 
 def binding_of(acl: Acl) -> AclBinding:
     """The rule for librdkafka."""
-    return _made(AclBinding, acl)
-
-
-def filter_of(acl: Acl) -> AclBindingFilter:
-    """A filter that finds exactly this rule."""
-    return _made(AclBindingFilter, acl)
-
-
-def _made(kind: Callable[..., T], acl: Acl) -> T:
     right = acl.right
-    return kind(
+    return AclBinding(
         _KINDS[right.kind],
         right.name,
         ResourcePatternType.PREFIXED if right.prefixed else ResourcePatternType.LITERAL,

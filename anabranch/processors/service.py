@@ -363,7 +363,7 @@ class _JsonLines(_Lines):
         return json.dumps(said)
 
 
-def run_controller(options: ControllerOptions, *, loglevel: str = "INFO") -> int:
+def run_controller(options: ControllerOptions) -> int:
     """Run until SIGTERM or SIGINT (a clean hand-over), or until a failure; returns the exit code.
 
     Raises: InvalidArgument, FolderInUse, FolderUnusable, PortTaken: it can't start.
@@ -371,10 +371,10 @@ def run_controller(options: ControllerOptions, *, loglevel: str = "INFO") -> int
     handler = logging.StreamHandler()
     lines = _JsonLines if options.log_json else _Lines
     handler.setFormatter(lines("%(asctime)s %(levelname)-7s %(message)s"))
-    logging.basicConfig(level=loglevel, handlers=[handler])
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     with hold(options.data_dir):
         service = ControllerService(options)
-        worker = mode.Worker(service, loglevel=loglevel, daemon=True, override_logging=False)
+        worker = mode.Worker(service, loglevel="INFO", daemon=True, override_logging=False)
         try:
             worker.execute_from_commandline()
         except SystemExit as end:

@@ -169,8 +169,3 @@ class StreamOrder:
         """Whether a sealed segment was read to its end here since the last call: others may wait for it."""
         finished, self._finished = self._finished, False
         return finished
-
-    @property
-    def partitions(self) -> set[int]:
-        """The partitions of the newest epoch."""
-        return {segment.segment.partition for segment in self._layout}

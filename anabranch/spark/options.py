@@ -76,17 +76,17 @@ class Options:
             raise InvalidArgument(f"option {name}={text!r}: seconds above {least:g}")
         return value
 
-    def number(self, name: str, default: int | None, least: int = 1) -> int | None:
-        """A whole number, ``least`` or more."""
+    def number(self, name: str, default: int | None) -> int | None:
+        """A whole number, 1 or more."""
         text = self.text(name)
         if text is None:
             return default
         try:
             value = int(text)
         except ValueError:
-            value = least - 1
-        if value < least:
-            raise InvalidArgument(f"option {name}={text!r}: a whole number, {least} or more")
+            value = 0
+        if value < 1:
+            raise InvalidArgument(f"option {name}={text!r}: a whole number, 1 or more")
         return value
 
     def words(self, name: str) -> tuple[str, ...]:

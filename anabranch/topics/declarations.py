@@ -34,9 +34,11 @@ def _at_least(name: str, least: int, why: str, *, created: int | None = None) ->
     return Setting(name, value, lambda found: int(found) >= least, why)
 
 
-def _kept(name: str, least: int, why: str, *, created: int) -> Setting:
-    """A retention, where -1 is unlimited."""
-    return Setting(name, str(created), lambda found: int(found) < 0 or int(found) >= least, why)
+def _kept(least: int, why: str, *, created: int) -> Setting:
+    """The retention in time, where -1 is unlimited."""
+    return Setting(
+        "retention.ms", str(created), lambda found: int(found) < 0 or int(found) >= least, why
+    )
 
 
 def _forever(name: str, why: str) -> Setting:
@@ -75,7 +77,6 @@ _ANY_SIZE = _forever("retention.bytes", "size must not delete unread records")
 COMMANDS: tuple[Setting, ...] = (
     _is("cleanup.policy", "delete", "requests are not keyed"),
     _kept(
-        "retention.ms",
         DAY_MS,
         "a request must be there until a controller reads it, and none may run for a while",
         created=7 * DAY_MS,
@@ -92,7 +93,6 @@ COMMANDS: tuple[Setting, ...] = (
 CONTROL: tuple[Setting, ...] = (
     _is("cleanup.policy", "delete", "what controllers say to each other is not keyed"),
     _kept(
-        "retention.ms",
         DAY_MS,
         "it must be there until the controller that it is for reads it",
         created=7 * DAY_MS,
@@ -104,7 +104,6 @@ CONTROL: tuple[Setting, ...] = (
 REPLIES: tuple[Setting, ...] = (
     _is("cleanup.policy", "delete", "answers are not keyed by anything that lasts"),
     _kept(
-        "retention.ms",
         10 * 60_000,
         "an answer must be there until its client reads it",
         created=HOUR_MS,

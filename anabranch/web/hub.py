@@ -65,7 +65,6 @@ class Hub:
         self._pages: dict[View, Page] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="anabranch-web-poll")
         self._loop: asyncio.Task[None] | None = None
-        self.polls = 0
 
     @property
     def looking(self) -> int:
@@ -124,7 +123,6 @@ class Hub:
         return page.poll
 
     async def _ask(self, page: Page) -> None:
-        self.polls += 1
         try:
             page.html = await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._look, page.view

@@ -16,10 +16,10 @@ from anabranch.batches.records import (
     Record,
     decode_records,
     encode_batch,
-    encode_sparse,
 )
 from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE
 from anabranch.ports import CorruptBatch, RawBatch
+from tests.batches.made import encode_sparse
 from tests.batches.strategies import CODECS, raw, records
 from tests.batches.test_format import edited
 from tests.batches.test_records import MALFORMED

@@ -17,7 +17,6 @@ from anabranch.batches.format import (
     compute_crc,
     frame,
     next_sequence,
-    patch,
     patch_parts,
     read_header,
     split_batches,
@@ -25,6 +24,7 @@ from anabranch.batches.format import (
 )
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.ports import CorruptBatch, LogRefused
+from tests.batches.made import patch
 from tests.batches.strategies import CODECS, records
 
 PLAIN = encode_batch([Record(i, 1000 + i, b"k", b"v%d" % i) for i in range(5)])

@@ -16,10 +16,11 @@ from anabranch.batches.format import HEADER_SIZE, with_base_offset
 from anabranch.batches.framing import Kind, Run, scan_batch
 from anabranch.batches.kernels import scan as scan_kernel
 from anabranch.batches.kernels.parts import MALFORMED_RESULT
-from anabranch.batches.records import Record, decode_records, encode_batch, encode_sparse
+from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
 from anabranch.core.partitioner import position_of, record_checksum
 from anabranch.ports import RawBatch
+from tests.batches.made import encode_sparse
 from tests.batches.strategies import CODECS, raw, records
 from tests.batches.test_format import edited
 from tests.batches.test_records import GOOD, MALFORMED, body_batch

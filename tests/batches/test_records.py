@@ -16,12 +16,11 @@ from anabranch.batches.records import (
     Record,
     decode_records,
     encode_batch,
-    encode_sparse,
     put_varint,
-    records_of,
 )
 from anabranch.errors import InvalidArgument
 from anabranch.ports import CorruptBatch
+from tests.batches.made import encode_sparse
 from tests.batches.strategies import CODECS, records
 from tests.batches.test_format import edited
 
@@ -236,10 +235,3 @@ def test_wrong_arguments_are_refused() -> None:
 
 def test_a_batch_that_compaction_emptied_has_no_records() -> None:
     assert decode_records(encode_sparse([], base_offset=5, next_offset=9)) == []
-
-
-def test_records_of_pairs() -> None:
-    assert records_of([(b"a", None), (None, b"b")], 7) == [
-        Record(0, 7, b"a", None),
-        Record(1, 7, None, b"b"),
-    ]

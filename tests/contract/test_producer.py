@@ -12,8 +12,9 @@ from anabranch.batches.format import (
     read_header,
     with_base_offset,
 )
-from anabranch.batches.records import Record, decode_records, encode_batch, encode_sparse
+from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.ports import Log, LogFenced, LogRefused, TopicPartition
+from tests.batches.made import encode_sparse
 from tests.contract.conftest import MAKES, OLD_KAFKA, Maker
 from tests.contract.helpers import (
     TIME_MS,

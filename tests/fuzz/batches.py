@@ -11,7 +11,7 @@ from anabranch.batches import framing
 from anabranch.batches.builder import BatchBuilder
 from anabranch.batches.columns_read import ColumnsBuilder
 from anabranch.batches.compression import CODECS, compress, decompress
-from anabranch.batches.format import patch, read_header, split_batches
+from anabranch.batches.format import read_header, split_batches
 from anabranch.batches.records import decode_records
 from anabranch.batches.split import Split
 from anabranch.core.journal.runs import StoredRun
@@ -19,6 +19,7 @@ from anabranch.core.partitioner import SPACE
 from anabranch.ports import CorruptBatch, LogRefused, RawBatch
 from anabranch.processors.index_journals import scan
 from anabranch.schemas.records import SegmentRange
+from tests.batches.made import patch
 from tests.fuzz.mutate import mutated_batch
 from tests.fuzz.samples import batches
 from tests.fuzz.target import Run, Target

@@ -7,10 +7,11 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from anabranch.batches.records import Record, encode_batch, encode_sparse
+from anabranch.batches.records import Record, encode_batch
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import TYPES, encode, schema_of
+from tests.batches.made import encode_sparse
 
 CODECS = (None, "gzip", "snappy", "lz4", "zstd")
 _LONGS = (0, 1, -1, 63, 64, 1 << 31, (1 << 63) - 1, -(1 << 63))

@@ -11,11 +11,10 @@ from anabranch.batches.format import (
     TRANSACTIONAL,
     check_crc,
     frame,
-    patch,
     read_header,
     with_base_offset,
 )
-from anabranch.batches.records import Record, decode_records, encode_record, encode_sparse
+from anabranch.batches.records import Record, decode_records, encode_record
 from anabranch.ports import (
     CORRUPT_MESSAGE,
     INVALID_RECORD,
@@ -29,6 +28,7 @@ from anabranch.ports import (
     RawBatch,
     TopicPartition,
 )
+from tests.batches.made import encode_sparse, patch
 
 _CONTROL_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")

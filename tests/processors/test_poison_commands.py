@@ -14,8 +14,7 @@ from anabranch.core.decisions import decide as entrance
 from anabranch.core.ids import OPEN_LANE
 from anabranch.errors import InvariantViolation
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
-from anabranch.processors import controller as loop
-from anabranch.processors import durability
+from anabranch.processors import durability, rounds
 from anabranch.processors import poison_commands as culprit
 from anabranch.processors.controller import Controller
 from anabranch.schemas import records as r
@@ -171,7 +170,7 @@ def uncertain(monkeypatch: pytest.MonkeyPatch, fails: Callable[[Any], bool]) -> 
             raise LogUncertain("broken pipe")
         real(to, producer, round_, *rest, **more)
 
-    monkeypatch.setattr(loop, "write_round", write_round)
+    monkeypatch.setattr(rounds, "write_round", write_round)
 
 
 def test_a_command_whose_round_is_never_written(monkeypatch: pytest.MonkeyPatch) -> None:

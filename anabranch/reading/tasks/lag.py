@@ -138,12 +138,10 @@ def lags_behind(
     return lags
 
 
-def lag_of_offsets(
-    search: HistorySearch, offsets: Mapping[int, int], counted: int = _COUNTED
-) -> Lag:
+def lag_of_offsets(search: HistorySearch, offsets: Mapping[int, int]) -> Lag:
     """The lag of one that has read a stream's partitions up to these offsets: of events alone, without markers.
 
-    ``counted``: where more records follow, vectors tell.
+    Where more than `_COUNTED` records follow, vectors tell.
     """
     near = search.not_beyond(offsets)
     if near is None:
@@ -154,7 +152,7 @@ def lag_of_offsets(
         if behind and not oldest:
             oldest = to_ms(record.timestamp)
         events += behind
-        if number == counted and (last := search.as_of("end")) is not None:
+        if number == _COUNTED and (last := search.as_of("end")) is not None:
             ends = last.vector().items()
             events = sum(max(0, end - offsets.get(partition, 0)) for partition, end in ends)
             return Lag(events, oldest, exact=False)

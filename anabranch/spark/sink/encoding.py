@@ -93,9 +93,7 @@ class Encoding:
             return None
         if len(self.keys) > 1:
             fields = [self.fields[i] for i in self.keys]
-            return lambda rows: json_rows.json_arrays(
-                [rows.column(i) for i in self.keys], fields, rows.num_rows
-            )
+            return lambda rows: json_rows.json_arrays([rows.column(i) for i in self.keys], fields)
         (only,) = self.keys
         kind = self.fields[only].dataType
         if isinstance(kind, _BYTES):

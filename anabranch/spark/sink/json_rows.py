@@ -78,9 +78,7 @@ def json_rows(columns: Sequence[pa.Array], fields: Sequence[t.StructField], rows
     return _joined(opened, pa.scalar("}", _TEXT))
 
 
-def json_arrays(
-    columns: Sequence[pa.Array], fields: Sequence[t.StructField], rows: int
-) -> pa.Array:
+def json_arrays(columns: Sequence[pa.Array], fields: Sequence[t.StructField]) -> pa.Array:
     """Each row as an array; nulls stay."""
     values = [
         pc.fill_null(json_values(column, field.dataType), "null")
