@@ -164,12 +164,12 @@ def test_librdkafka_tears_a_transaction(network: Network, topic: str, end: str) 
 
 @pytest.fixture
 def make_producer(network: Network, topic: str) -> Iterator[Callable[[], KafkaProducer]]:
-    """Producers of one transactional id, each with a log of its own; the patience of a second."""
+    """Producers of one transactional id, each with a log of its own."""
     logs: list[KafkaLog] = []
     producers: list[KafkaProducer] = []
 
     def make() -> KafkaProducer:
-        logs.append(KafkaLog(network.proxied, {"request.timeout.ms": 1000}))
+        logs.append(KafkaLog(network.proxied))
         producers.append(logs[-1].producer(topic, timeout=60))
         return producers[-1]
 

@@ -116,8 +116,9 @@ class World:
                 assert time.monotonic() < until
 
     def read(self) -> list[Seen]:
-        """All that is there, by the client."""
-        return seen_by_client(self.client.read([self.events, self.other], timeout=0.5))
+        """All that is committed, by the client: each key's events in commit order."""
+        snapshot = self.client.snapshot([self.events, self.other])
+        return [e for stream in snapshot.streams for e in seen_by_client(snapshot.read(stream))]
 
 
 def build(bootstrap: str, client: anabranch.Client, scope: str) -> World:

@@ -22,13 +22,13 @@ from anabranch.topics.names import history_topic, stream_topic
 
 
 class Histories:
-    """Close it. One thread."""
+    """Close it. One thread. ``timeout``: seconds that a question may take."""
 
     def __init__(self, connection: Connection, streams: Collection[str]) -> None:
         """Raises: UnknownStream, NotReady, DeadlineExceeded, UnsupportedSetting."""
         self.streams = tuple(streams)
         self._connection = connection
-        self._timeout = connection.timeout
+        self.timeout = connection.timeout
         self._source = connection.reader_ports().committed_log(connection.timeout)
         self._searches: dict[str, HistorySearch] = {}
         self._tails: dict[str, HistoryTail] = {}
@@ -46,7 +46,7 @@ class Histories:
     def search(self, stream: str) -> HistorySearch:
         """Finds records in a stream's history."""
         if stream not in self._searches:
-            self._searches[stream] = HistorySearch(self._source, stream, self._timeout)
+            self._searches[stream] = HistorySearch(self._source, stream, self.timeout)
         return self._searches[stream]
 
     def tail(self, stream: str) -> HistoryTail:
@@ -149,4 +149,4 @@ class Histories:
         return groups.values()
 
     def _deadline(self) -> float:
-        return self._source.clock.monotonic() + self._timeout
+        return self._source.clock.monotonic() + self.timeout

@@ -66,7 +66,7 @@ def _first_event(histories: Histories, found: EventRange, before: Position) -> i
     committed, _ = histories.ends()[found.stream]
     tail.begin(before.after, committed, committed)
     try:
-        while (record := tail.peek()) is not None:
+        while (record := tail.peek(histories.timeout)) is not None:
             if isinstance(record.record, CommitRecord):
                 stands = [
                     max(part.first, found.first)

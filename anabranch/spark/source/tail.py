@@ -9,7 +9,8 @@ from anabranch.reading.history import Found, HistoryCursor
 from anabranch.schemas.records import CommitRecord
 from anabranch.spark.source.admission import NotYet
 
-_PATIENCE_S = 2.0  # for what is committed, and is to be seen at once: a leader may be moving
+# For what is committed, and is to be seen at once: a leader may be moving. The next trigger asks again.
+_PATIENCE_S = 2.0
 
 
 class HistoryTail:
@@ -36,9 +37,9 @@ class HistoryTail:
             self._cursor.seek(after + 1)
         self._base = after
 
-    def peek(self) -> Found | None:
-        """The next record, None: there is none. `NotYet`: the history can't be read as far."""
-        deadline = self._clock.monotonic() + _PATIENCE_S
+    def peek(self, patience: float = _PATIENCE_S) -> Found | None:
+        """The next record, None: there is none. `NotYet`: the history can't be read as far, in ``patience`` s."""
+        deadline = self._clock.monotonic() + patience
         while not self._ahead and self._read < self._until:
             batch = self._cursor.next(deadline)
             self._ahead.extend(batch)
