@@ -15,6 +15,7 @@ from checker.report import Report
 def match(history: History, report: Report) -> None:
     """Fill in everything that the log shows."""
     _bind_answers(history, report)
+    _bind_rows(history)
     for op in history.logs:
         _place(history, report, history.parts[op.asked["stream"], op.asked["partition"]])
     _bind_replays(history, report)
@@ -106,6 +107,32 @@ def _two_of_an_id(history: History, report: Report, txn: Txn, op: Operation) -> 
     )
 
 
+def _bind_rows(history: History) -> None:
+    """Match ids of transactions by what tables have, so that their deletions are known, too."""
+    for op in history.logs if history.tables else ():
+        for _, _, name, txn_id in op.result["events"] if op.asked.get("table") else ():
+            event = history.events.get(name)
+            if event is not None and event.txn is not None and txn_id is not None:
+                bind(history, event.txn, txn_id)
+
+
+def _deletion(history: History, stream: str, key: str | None, txn_id: str | None) -> Event | None:
+    """The deletion of a row by this transaction."""
+    for event in history.deletions.get((stream, key or ""), ()):
+        if event.part is None and event.txn is not None and event.txn.txn_id == txn_id:
+            return event
+    return None
+
+
+def _is_deleted(history: History, stream: str, key: str | None, txn_id: str | None) -> bool:
+    """Whether a transaction whose id nobody was told may be the one that deleted a row."""
+    txn = history.by_id.get(txn_id or "")
+    return (txn is None or not txn.handle) and any(
+        event.txn is not None and event.txn.txn_id is None and event.txn.candidates
+        for event in history.deletions.get((stream, key or ""), ())
+    )
+
+
 def _bind_replays(history: History, report: Report) -> None:
     """Match an answer to a repeated number with this transaction, or with an earlier one."""
     for txn in history.txns.values():
@@ -128,6 +155,11 @@ def _place(history: History, report: Report, part: Part) -> None:
         offset, key, name, txn_id = row
         where = f"{part} at {offset}"
         event = history.events.get(name)
+        if name is None and part.stream in history.tables:
+            event = _deletion(history, part.stream, key, txn_id)
+            if event is None and _is_deleted(history, part.stream, key, txn_id):
+                report.counts["deletions by transactions whose ids nobody was told"] += 1
+                continue
         evidence = [part.op.told_where, *([event.op.where] if event else [])]
         if not part.start <= offset < part.end or offset <= last:
             report.add("unexplained", f"{where}: no rising offset of the log", evidence)
