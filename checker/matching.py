@@ -116,20 +116,31 @@ def _bind_rows(history: History) -> None:
                 bind(history, event.txn, txn_id)
 
 
-def _deletion(history: History, stream: str, key: str | None, txn_id: str | None) -> Event | None:
-    """The deletion of a row by this transaction."""
-    for event in history.deletions.get((stream, key or ""), ()):
-        if event.part is None and event.txn is not None and event.txn.txn_id == txn_id:
-            return event
+def _deletion(history: History, part: Part, key: str | None, txn_id: str | None) -> Event | None:
+    """The deletion of a row by this transaction, or by the only one that it may be."""
+    left = [
+        event
+        for event in history.deletions.get((part.stream, key or ""), ())
+        if event.part is None and event.txn is not None
+    ]
+    mine = [event for event in left if event.txn is not None and event.txn.txn_id == txn_id]
+    txn = history.by_id.get(txn_id or "")
+    if mine or txn_id is None or (txn is not None and txn.handle):
+        return mine[0] if mine else None
+    unknown = {e.txn: e for e in left if e.txn and e.txn.txn_id is None and e.txn.candidates}
+    if len(unknown) == 1:
+        ((txn, event),) = unknown.items()
+        bind(history, txn, txn_id)
+        return event
     return None
 
 
-def _is_deleted(history: History, stream: str, key: str | None, txn_id: str | None) -> bool:
-    """Whether a transaction whose id nobody was told may be the one that deleted a row."""
+def _may_delete(history: History, part: Part, key: str | None, txn_id: str | None) -> bool:
+    """Whether several transactions whose ids nobody was told may be the one that deleted a row."""
     txn = history.by_id.get(txn_id or "")
     return (txn is None or not txn.handle) and any(
         event.txn is not None and event.txn.txn_id is None and event.txn.candidates
-        for event in history.deletions.get((stream, key or ""), ())
+        for event in history.deletions.get((part.stream, key or ""), ())
     )
 
 
@@ -156,8 +167,9 @@ def _place(history: History, report: Report, part: Part) -> None:
         where = f"{part} at {offset}"
         event = history.events.get(name)
         if name is None and part.stream in history.tables:
-            event = _deletion(history, part.stream, key, txn_id)
-            if event is None and _is_deleted(history, part.stream, key, txn_id):
+            event = _deletion(history, part, key, txn_id)
+            if event is None and _may_delete(history, part, key, txn_id):
+                part.passed_over.add(offset)
                 report.counts["deletions by transactions whose ids nobody was told"] += 1
                 continue
         evidence = [part.op.told_where, *([event.op.where] if event else [])]
@@ -274,7 +286,8 @@ def _match(
     edges: dict[int, Record] = {}
     for start, end, record in spans:
         for offset in (start, end - 1):
-            if not history.was_deleted(line.stream, part.partition, offset):
+            is_gone = history.was_deleted(line.stream, part.partition, offset)
+            if not is_gone and offset not in part.passed_over:
                 edges[offset] = record
     for event in part.items:
         edges.pop(event.offset, None)

@@ -59,6 +59,7 @@ class Part:
     start: int
     end: int
     items: list[Event] = field(default_factory=list)
+    passed_over: set[int] = field(default_factory=set)  # offsets of what several may have written
 
     def __str__(self) -> str:
         return f"{self.stream}[{self.partition}]"
