@@ -8,14 +8,23 @@ from typing import Any
 
 import pytest
 
+from anabranch.batches.records import Record, encode_batch
 from anabranch.core import read_locks
+from anabranch.core.decisions.turn import Settings
+from anabranch.core.journal.runs import unpack_run
 from anabranch.core.read_locks import Windows
+from anabranch.core.rows import INDEX
 from anabranch.errors import IllegalState, LocksBroken, OutcomeUnknown
+from anabranch.ports import TopicPartition
 from anabranch.processors import index_journals
+from anabranch.processors.controller import Controller
 from anabranch.reading.reader_factory import Readers
+from anabranch.schemas.codec import decode
+from anabranch.schemas.records import EpochRecord
 from anabranch.tables import locks as client_locks
 from anabranch.tables.replica import Replica
 from anabranch.tables.transaction import TableTransaction
+from anabranch.topics.names import history_topic, journal_topic
 from tests.client.world import World
 from tests.tables.worlds import reader_ports
 
@@ -41,6 +50,14 @@ class Bank(World):
             return shot(*given)
 
         self.rows._commits.locked_shot = counted  # type: ignore[union-attr,method-assign]
+
+    def start_controller(self) -> None:
+        """Journals are cut, and old runs moved, as soon as there is a little to gain."""
+        log, store = self.cluster.log("controller"), self._store.open("controller")
+        tidy = {"clean_ms": 1, "clean_records": 1, "move_bytes": 20_000}
+        settings = Settings(0, 1, "anabranch", reply_partitions=8, **tidy)  # type: ignore[arg-type]
+        self.controller = Controller(log, store, self.clock, settings, "test")
+        self.controller.lead()
 
     def put(self, client: Any, table: str = A, **rows: str) -> None:
         with client.begin("bank") as txn:
@@ -111,6 +128,69 @@ def test_what_the_controller_is_not_sure_of_costs_a_look(
     breaks.put(A, b"x", b"2")
     with pytest.raises(LocksBroken):
         breaks.commit(timeout=20.0)
+
+
+# -- what breaks a lock -----------------------------------------------------------------------------------
+
+
+def one_shot(bank: Bank) -> None:
+    bank.put(bank.blind, k="2")
+
+
+def journal(bank: Bank) -> None:
+    bank.put(bank.by_journal, k="2")
+
+
+def plain_write(bank: Bank) -> None:
+    """By a producer that knows nothing of the library."""
+    batch = encode_batch([Record(0, 1, b"k", b"2")])
+    bank.cluster.log("plain").produce_batch(TopicPartition(journal_topic(A), 0), batch)
+    before = len(bank.commits(A))
+    while len(bank.commits(A)) == before:
+        bank.clock.sleep(0.1)
+
+
+def rolling(bank: Bank) -> None:
+    """It began in an epoch before the last one."""
+    with bank.by_journal.begin("bank") as txn:
+        txn.write(A, b"2", key=b"k")
+        txn.flush()
+        bank.client.scale(A, 3)
+        txn.commit()
+    history = bank._read(TopicPartition(history_topic(A), 0))
+    epochs = [e for e in (decode(h.value or b"") for h in history) if isinstance(e, EpochRecord)]
+    assert any(e.stream_epoch != e.reference_epoch for e in epochs), "it is not rolling"
+
+
+def moved(bank: Bank) -> None:
+    """Its run in the journal was moved forward, behind what others wrote."""
+    with bank.by_journal.begin("bank", keepalive=3600.0) as txn:
+        txn.write(A, b"2", key=b"k")
+        txn.flush()
+        for number in range(40):
+            pads = {f"pad{n}": f"{number}" * 2000 for n in range(4)}
+            bank.put(bank.by_journal, **pads)
+            bank.clock.sleep(1.0)
+        assert bank.controller is not None
+        runs = bank.controller.table.scan(INDEX + A.encode())
+        assert any(unpack_run(*run).moved_to for run in runs), "it was not moved"
+        txn.commit()
+
+
+@pytest.mark.parametrize("write", [one_shot, journal, plain_write, rolling, moved])
+def test_each_kind_of_write_breaks_the_locks_on_its_keys(
+    bank: Bank, write: Callable[[Bank], None]
+) -> None:
+    """And no other: those hold though the replica is not asked again."""
+    held, broken = bank.rows.begin(), bank.rows.begin()
+    assert (held.get(A, b"x"), broken.get(A, b"k")) == (b"1", b"1")
+    write(bank)
+    held.put(B, b"held", b"1")
+    broken.put(B, b"broken", b"1")
+    assert held.commit(timeout=20.0).counts.committed == 1
+    assert bank.sent == 1
+    with pytest.raises(LocksBroken):
+        broken.commit(timeout=20.0)
 
 
 # -- outcomes ---------------------------------------------------------------------------------------------
