@@ -15,6 +15,8 @@ def build(operations: list[Operation]) -> History:
         BrokenHistory: an id is used twice, or an operation names something that was never opened.
     """
     history = History(operations)
+    logs = [op for op in operations if op.what == "log" and op.asked.get("table")]
+    history.tables = {op.asked["stream"] for op in logs}
     # Files are read one after the other: an operation in one may open what another one uses.
     for first in (True, False):
         for op in operations:
@@ -56,14 +58,21 @@ def _events(
             isinstance(row, list)
             and len(row) == 2
             and isinstance(row[0], str | None)
-            and isinstance(row[1], str)
+            and isinstance(row[1], str | None)
         ):
             raise op.broken(f"event {index} is not [key or null, id]")
         key, name = row
+        is_deletion = name is None
+        if name is None:
+            if key is None or txn is None or stream not in history.tables:
+                raise op.broken(f"event {index}: a transaction deletes rows of a table, no other")
+            name = f"the deletion of {key!r} ({op.where}, {index})"
         other = history.events.get(name)
         if other is not None:
             raise op.broken(f"event {name!r} was written before, {other.op.where}")
-        event = Event(name, stream, key, op, index, txn, writer)
+        event = Event(name, stream, key, op, index, txn, writer, is_deletion=is_deletion)
+        if is_deletion:
+            history.deletions.setdefault((stream, key), []).append(event)
         history.events[name] = event
         into.append(event)
 
@@ -173,6 +182,20 @@ def _snapshot_read(history: History, op: Operation) -> None:
         snapshot.reads.append(op)
 
 
+def _read(history: History, op: Operation) -> None:
+    if ("txn" in op.asked) == ("snapshot" in op.asked):
+        raise op.broken("it is of a transaction, or of a snapshot")
+    if "txn" in op.asked:
+        txn_of(history, op)
+    elif op.asked["snapshot"] not in history.snapshots:
+        raise op.broken(f"nobody took {op.asked['snapshot']!r}")
+    history.reads.append(op)
+
+
+def _changes(history: History, op: Operation) -> None:
+    history.changes.append(op)
+
+
 def _log(history: History, op: Operation) -> None:
     stream, partition = op.asked["stream"], op.asked["partition"]
     if not op.ok:
@@ -228,6 +251,8 @@ _TAKE: dict[str, Callable[[History, Operation], None]] = {
     "close": _of_reader,
     "snapshot": _snapshot,
     "snapshot_read": _snapshot_read,
+    "read": _read,
+    "changes": _changes,
     "log": _log,
     "commits": _commits,
 }

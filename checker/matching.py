@@ -15,6 +15,7 @@ from checker.report import Report
 def match(history: History, report: Report) -> None:
     """Fill in everything that the log shows."""
     _bind_answers(history, report)
+    _bind_rows(history)
     for op in history.logs:
         _place(history, report, history.parts[op.asked["stream"], op.asked["partition"]])
     _bind_replays(history, report)
@@ -106,6 +107,43 @@ def _two_of_an_id(history: History, report: Report, txn: Txn, op: Operation) -> 
     )
 
 
+def _bind_rows(history: History) -> None:
+    """Match ids of transactions by what tables have, so that their deletions are known, too."""
+    for op in history.logs if history.tables else ():
+        for _, _, name, txn_id in op.result["events"] if op.asked.get("table") else ():
+            event = history.events.get(name)
+            if event is not None and event.txn is not None and txn_id is not None:
+                bind(history, event.txn, txn_id)
+
+
+def _deletion(history: History, part: Part, key: str | None, txn_id: str | None) -> Event | None:
+    """The deletion of a row by this transaction, or by the only one that it may be."""
+    left = [
+        event
+        for event in history.deletions.get((part.stream, key or ""), ())
+        if event.part is None and event.txn is not None
+    ]
+    mine = [event for event in left if event.txn is not None and event.txn.txn_id == txn_id]
+    txn = history.by_id.get(txn_id or "")
+    if mine or txn_id is None or (txn is not None and txn.handle):
+        return mine[0] if mine else None
+    unknown = {e.txn: e for e in left if e.txn and e.txn.txn_id is None and e.txn.candidates}
+    if len(unknown) == 1:
+        ((txn, event),) = unknown.items()
+        bind(history, txn, txn_id)
+        return event
+    return None
+
+
+def _may_delete(history: History, part: Part, key: str | None, txn_id: str | None) -> bool:
+    """Whether several transactions whose ids nobody was told may be the one that deleted a row."""
+    txn = history.by_id.get(txn_id or "")
+    return (txn is None or not txn.handle) and any(
+        event.txn is not None and event.txn.txn_id is None and event.txn.candidates
+        for event in history.deletions.get((part.stream, key or ""), ())
+    )
+
+
 def _bind_replays(history: History, report: Report) -> None:
     """Match an answer to a repeated number with this transaction, or with an earlier one."""
     for txn in history.txns.values():
@@ -128,6 +166,12 @@ def _place(history: History, report: Report, part: Part) -> None:
         offset, key, name, txn_id = row
         where = f"{part} at {offset}"
         event = history.events.get(name)
+        if name is None and part.stream in history.tables:
+            event = _deletion(history, part, key, txn_id)
+            if event is None and _may_delete(history, part, key, txn_id):
+                part.passed_over.add(offset)
+                report.counts["deletions by transactions whose ids nobody was told"] += 1
+                continue
         evidence = [part.op.told_where, *([event.op.where] if event else [])]
         if not part.start <= offset < part.end or offset <= last:
             report.add("unexplained", f"{where}: no rising offset of the log", evidence)
@@ -242,7 +286,8 @@ def _match(
     edges: dict[int, Record] = {}
     for start, end, record in spans:
         for offset in (start, end - 1):
-            if not history.was_deleted(line.stream, part.partition, offset):
+            is_gone = history.was_deleted(line.stream, part.partition, offset)
+            if not is_gone and offset not in part.passed_over:
                 edges[offset] = record
     for event in part.items:
         edges.pop(event.offset, None)

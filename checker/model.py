@@ -11,7 +11,7 @@ PLAIN = "0" * 32  # the transaction id of commits of plain writes
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """An event that a client asked to write.
+    """An event that a client asked to write; ``is_deletion``: of a table's row, it has an id of ours.
 
     ``txn``: None for a plain event, whose ``writer`` is its producer, if that promises an order. ``part``,
     ``rank``, ``offset``: its place in the log; ``part`` None: it has none. ``record``: the record of the stream's
@@ -32,6 +32,7 @@ class Event:
     record: Record | None = None
     timestamp: int | None = None
     is_adrift: bool = False
+    is_deletion: bool = False
 
     @property
     def line(self) -> Part | None:
@@ -58,6 +59,7 @@ class Part:
     start: int
     end: int
     items: list[Event] = field(default_factory=list)
+    passed_over: set[int] = field(default_factory=set)  # offsets of what several may have written
 
     def __str__(self) -> str:
         return f"{self.stream}[{self.partition}]"
@@ -205,6 +207,10 @@ class History:
     near: dict[str, str] = field(default_factory=dict)  # scope -> the least of those beside it
     deleted: dict[tuple[str, str], Operation] = field(default_factory=dict)  # (stream, topic)
     truncations: dict[str, list[Operation]] = field(default_factory=dict)  # by stream
+    tables: set[str] = field(default_factory=set)  # streams whose last values are rows
+    deletions: dict[tuple[str, str], list[Event]] = field(default_factory=dict)  # by table and key
+    reads: list[Operation] = field(default_factory=list)
+    changes: list[Operation] = field(default_factory=list)
 
     _logged: set[str] | None = None
     _starts: dict[str, bool] | None = None

@@ -71,6 +71,8 @@ _FIELDS: dict[str, tuple[dict[str, _Types], dict[str, _Types]]] = {
         {"timestamp": _NUMBER},
     ),
     "snapshot_read": ({"snapshot": _TEXT, "stream": _TEXT}, {"events": _LIST}),
+    "read": ({"table": _TEXT}, {"low": _TEXT, "high": _TEXT_OR_NULL, "rows": (list, type(None))}),
+    "changes": ({"table": _TEXT, "start": _NUMBER_OR_NULL}, {"until": _NUMBER, "rows": _LIST}),
     "log": (
         {"stream": _TEXT, "partition": _NUMBER},
         {"start": _NUMBER, "end": _NUMBER, "events": _LIST},

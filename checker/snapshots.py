@@ -9,6 +9,7 @@ from checker.model import Event, History, Part, Snapshot, Txn
 from checker.reading import Operation
 from checker.report import Report
 from checker.sweep import Told
+from checker.tables import snapshot_of
 from checker.times import asked_at, facts, is_after, questions
 from checker.writes import choices
 
@@ -39,8 +40,12 @@ def _judge_times(history: History, report: Report, taken: list[Snapshot]) -> Non
             report.add("snapshot-not-prefix", text, [snapshot.op.told_where])
         for clock in {history.clock_of(stream) for stream in snapshot.streams}:
             told[clock].append((snapshot.op, timestamp, snapshot.op))
-            if wanted is None:
+            if wanted is None and not snapshot.op.asked.get("stale"):
                 asked[clock].append((snapshot.op, snapshot))
+    for txn in history.txns.values():
+        at, begin = snapshot_of(txn), txn.begin
+        if at is not None and begin is not None:
+            told[history.clock_of(txn.scope)].append((begin, at, begin))
     for clock, known in facts(history).items():
         for op, snapshot, timestamp, (whose, fact) in Told(known).before(asked.get(clock, [])):
             report.counts["real-time order of snapshots"] += 1

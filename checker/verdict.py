@@ -14,6 +14,7 @@ from checker.report import Report
 from checker.seen import judge_seen
 from checker.sending import judge_sending
 from checker.snapshots import judge_snapshots
+from checker.tables import judge_tables
 from checker.tasks import judge_tasks
 from checker.times import judge_times
 from checker.writes import judge_truncations, judge_writes
@@ -27,6 +28,7 @@ _JUDGES = (
     judge_seen,
     judge_readers,
     judge_snapshots,
+    judge_tables,
     judge_tasks,
 )
 

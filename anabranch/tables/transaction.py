@@ -97,6 +97,7 @@ class TableTransaction:
         self._locks = Locks()
         self._broken: LocksBroken | None = None
         self._txn_id: bytes | None = None
+        self._sent = False  # and not known to have come to nothing
         self._over = ""
         self._result: Result | None = None
 
@@ -278,7 +279,7 @@ class TableTransaction:
         """
         if self._result is not None:
             return self._result
-        self._check()
+        self._check(again=True)
         if not self._events and name is None:
             self._result = Result(NO_TXN, self.timestamp, Counts(0, 0, 0))
         else:
@@ -293,15 +294,19 @@ class TableTransaction:
             # The marks come first: what is laid down after them is seen by the look, too.
             marks = self._replica.marks()
             found = self._broken or self._locks.look(self._view)
+            if found is not None and self._sent:
+                return self._given_up(txn_id, scope, found)  # perhaps by its own commit, or after it
             if found is not None:
                 self._fail(found)
             locks = self._locks.records(self._replica.tables, marks)
             command = r.OneShot(txn_id, scope, name, tuple(self._events), None, locks)
+            self._sent = True
             answer = self.commits.locked_shot(command, deadline)
             last = {each.table: each.last for each in answer.tables}
             if isinstance(answer, r.Outcome):
                 self._replica.told(answer.commit_timestamp, last)
                 return answer
+            self._sent = False
             try:
                 self._replica.wait(answer.timestamp, last, deadline)
             except AnabranchError as error:
@@ -318,6 +323,8 @@ class TableTransaction:
             ) from error
         if outcome.state == "COMMITTED":
             return outcome
+        if isinstance(error, LocksBroken):
+            self._fail(error)
         self._end("it is aborted")
         if not isinstance(error, RetryError):
             raise error
@@ -346,11 +353,14 @@ class TableTransaction:
         self._end(_BROKEN)
         raise error
 
-    def _check(self) -> None:
+    def _check(self, *, again: bool = False) -> None:
+        """``again``: to commit, perhaps once more."""
         if self._over:
             if self._over == _BROKEN and self._broken is not None:
                 raise self._broken
             raise IllegalState(f"the transaction is over, {self._over}: begin another one")
+        if self._sent and not again:
+            raise IllegalState("its commit was sent, and the outcome is not known: commit again")
 
     def _check_table(self, table: str) -> None:
         if table not in self._replica.tables:

@@ -80,6 +80,7 @@ class History:
         self,
         parts: Iterable[Part],
         histories: Mapping[str, tuple[int, Sequence[tuple[Seen, Any]]]],
+        tables: Sequence[str] = (),
     ) -> None:
         """The last readings. ``histories``: of each stream the start offset and the records."""
         final = self.named(FINAL)
@@ -88,13 +89,16 @@ class History:
                 [
                     event.offset,
                     text(event.record.key),
-                    event_id(event.record.value),
+                    None
+                    if event.record.value is None and stream in tables
+                    else event_id(event.record.value),
                     None if event.txn_id == NO_TXN else event.txn_id.hex(),
                 ]
                 for event in placed
                 if event.offset >= start  # the rest is deleted
             ]
-            with final.asking("log", stream=stream, partition=partition) as told:
+            more = {"table": True} if stream in tables else {}
+            with final.asking("log", stream=stream, partition=partition, **more) as told:
                 told |= {"start": start, "end": end, "events": events}
         for stream, (first, found) in histories.items():
             records = []

@@ -35,7 +35,6 @@ from tests.sim.check_clients import check_clients
 from tests.sim.check_epochs import Epochs, check_epochs, epochs_of
 from tests.sim.check_log import check_log, check_lost, hold
 from tests.sim.check_readers import check_readers, check_snapshots
-from tests.sim.check_tables import check_tables, take_out
 from tests.sim.check_tasks import check_tasks
 from tests.sim.clients import TIGHT_BYTES, Worker
 from tests.sim.controllers import Fleet
@@ -60,7 +59,7 @@ from tests.sim.readers import ReaderMachine
 from tests.sim.recording import FINAL, History, Part
 from tests.sim.retention import Retention
 from tests.sim.safe_times import check_safe_times
-from tests.sim.tables import Noted, TableMachine
+from tests.sim.tables import TABLES, Noted, TableMachine, without_tables
 from tests.sim.tasks import TaskMachine
 from tests.sim.trouble import Outages
 from tests.sim.weather import Weather
@@ -425,15 +424,13 @@ class _Run:
         check_safe_times(picture, self.ledger.safe_answers, self.partitions)
         check_log(picture)
         check_epochs(picture)
-        judged = check_tables(picture, self.noted)
-        take_out(picture)
-        check_readers(picture, self.world.random)
-        check_snapshots(picture, self.ledger)
-        check_instants(picture, self.ledger.instants, self.ledger.deleted)
-        check_clients(picture, self.ledger)
-        check_tasks(picture, self.ledger)
+        with without_tables(picture):
+            check_readers(picture, self.world.random)
+            check_snapshots(picture, self.ledger)
+            check_instants(picture, self.ledger.instants, self.ledger.deleted)
+            check_clients(picture, self.ledger)
+            check_tasks(picture, self.ledger)
         self._judge(picture)
-        self.judged["reads of tables"] = judged
         return len(picture.commits()), epochs_of(picture)
 
     def _may_stay(self, key: bytes, kept: KeysView[bytes]) -> bool:
@@ -458,7 +455,8 @@ class _Run:
                 if picture.deleted.get(stream) == "history":
                     found = histories_of(visible(self.cluster, place, graves=False))
                 histories[stream] = first, found
-        self.history.named(FINAL).note("near", scopes=sorted({split_stream(s)[0] for s in STREAMS}))
+        near = sorted({split_stream(s)[0] for s in (*STREAMS, *TABLES)})
+        self.history.named(FINAL).note("near", scopes=near)
         for txn_id in sorted(picture.stuck):
             asking = self.history.named(FINAL).asking("state", txn_id=txn_id.hex())
             with asking as told:
@@ -467,7 +465,7 @@ class _Run:
             if work.made and not work.is_over and work.start == "begin":
                 there = sorted(set(work.inputs) - self.ledger.deleted.keys())
                 self.history.named(FINAL).note("drained", processor=work.name, streams=there)
-        self.history.read_log(parts, histories)
+        self.history.read_log(parts, histories, TABLES)
         report = self.history.judged()
         self.judged = dict(report.counts)
         if not report.ok:

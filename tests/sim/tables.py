@@ -1,7 +1,7 @@
 """Processes with replicas of two tables: transactions with locks, snapshots, and writes that nobody locks.
 
-Each notes what it read, and at which time; `check_tables` replays the log. What a transaction came to is what
-the log says, so no outcome is in doubt there. Draws come from each process's own numbers.
+What they read, write and are told is recorded; the checker replays all commits (`checker.tables`). Draws come from
+each process's own numbers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -35,11 +36,12 @@ from tests.sim.readers import reading_client
 from tests.sim.scaling import scale_somehow
 from tests.sim.world import START_S, Process, World
 from tests.sim.writers import FINE
+from tests.tables.recorded import RecordedTables, RecordedTransaction, broken_of, id_of, text
 
 if TYPE_CHECKING:
-    from anabranch.tables.transaction import TableTransaction
     from tests.sim.faults import Faults
     from tests.sim.ledger import Ledger
+    from tests.sim.picture import Picture
     from tests.sim.ports import SimCluster
 
 TABLES = ("s/rows", "rows/near")  # in scopes that commit together
@@ -51,38 +53,12 @@ _TIMEOUT_S = 10.0
 _ANYWAY = (*FINE, UnknownStream, UnknownScope, SnapshotExpired, LogError)
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """What a read gave. ``limit`` 0: a point; else a scan, which looked at so many rows of [low, high)."""
-
-    table: str
-    low: bytes
-    high: bytes | None
-    rows: tuple[tuple[bytes, bytes], ...]
-    limit: int = 0
-    reverse: bool = False
-
-
-@dataclass(slots=True)
-class Done:
-    """A transaction, or a snapshot. ``told``: its commit timestamp, if that was answered."""
-
-    at: int  # the time of its snapshot
-    reads: list[Read] = field(default_factory=list)
-    txn: TableTransaction | None = None
-    told: int = 0
-    error: Exception | None = None
-
-    @property
-    def txn_id(self) -> bytes | None:
-        return self.txn.txn_id if self.txn is not None else None
-
-
 @dataclass(slots=True)
 class Noted:
     """What all processes did."""
 
-    done: list[Done] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)  # of snapshots
+    labels: int = 0
     told: int = 0  # the highest commit timestamp that anybody was told
     writes: int = 0
 
@@ -201,85 +177,81 @@ class TableMachine:
             shutil.copytree(now, old)
 
     def _open(self, client: Client) -> Replica:
-        return client.replica(*TABLES, folder=self._folder / "now", threads=False)
+        index = {"number": (TABLES[0], lambda _, row: row.partition(b"/")[0])}
+        where = self._folder / "now"
+        return client.replica(*TABLES, folder=where, threads=False, index=index)
 
     # -- its work -------------------------------------------------------------------------------------
 
     def _job(self, client: Client, replica: Replica) -> None:
+        rows = self._recorded(replica)
         kinds: list[tuple[float, Callable[[], None]]] = [
-            (8, lambda: self._transactions(replica)),
-            (3, lambda: self._snapshot(replica)),
+            (8, lambda: self._transactions(rows)),
+            (3, lambda: self._snapshot(rows)),
             (3, lambda: self._blind(client)),
             (1, lambda: self._plain()),
             (0.5, lambda: scale_somehow(self.world, client, self._random.choice(TABLES))),
         ]
         self._random.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])[0]()
 
-    def _transactions(self, replica: Replica) -> None:
+    def _recorded(self, replica: Replica) -> RecordedTables:
+        self._noted.labels += 1
+        history, name = self.ledger.history, f"{self.name}/{self._noted.labels}"
+        return RecordedTables(lambda: history.here, replica, TABLES[0].split("/")[0], name)
+
+    def _transactions(self, rows: RecordedTables) -> None:
         """One, or two that are under way at the same time."""
         begun = []
         for _ in range(self._random.choice((1, 1, 2))):
-            txn = replica.begin(timeout=5.0)
-            begun.append(self._note(txn.timestamp, txn))
-            self._use(begun[-1], txn)
+            isolation = self._random.choice(("serializable",) * 4 + ("snapshot",))
+            begun.append(txn := rows.begin(isolation=isolation, timeout=5.0))
+            self._noted.times.append(txn.timestamp)
+            with contextlib.suppress(LocksBroken):  # told again by the commit
+                self._use(txn)
             if self._random.random() < 0.5:
                 self.world.sleep(self._random.expovariate(4.0))
-        for done in begun:
-            if done.txn is not None and done.error is None:
-                self._commit(done, done.txn)
+        for txn in begun:
+            self._commit(txn)
 
-    def _note(self, at: int, txn: TableTransaction | None = None) -> Done:
-        self._noted.done.append(done := Done(at, txn=txn))
-        return done
+    def _use(self, txn: RecordedTransaction) -> None:
+        kinds = (self._pair, self._rows, self._rows, self._absent, self._look)
+        self._random.choice(kinds)(txn)
 
-    def _use(self, done: Done, txn: TableTransaction) -> None:
-        kind = self._random.choice((self._pair, self._rows, self._rows, self._absent, self._look))
-        try:
-            kind(done, txn)
-        except LocksBroken as error:
-            done.error = error
-
-    def _commit(self, done: Done, txn: TableTransaction) -> None:
+    def _commit(self, txn: RecordedTransaction) -> None:
         for _ in range(2):  # a repeated call settles what is not known
             try:
                 result = txn.commit(timeout=5.0)
-            except (LocksBroken, TransactionAborted) as error:
-                done.error = error
+            except (LocksBroken, TransactionAborted):
                 return
             except FINE as error:
                 self.world.note(self.name, f"{type(error).__name__}: {error}"[:300])
                 continue
-            done.told = result.commit_timestamp
-            self._noted.told = max(self._noted.told, done.told if txn.txn_id else 0)
+            told = result.commit_timestamp if txn.txn.txn_id else 0
+            self._noted.told = max(self._noted.told, told)
             return
 
-    def _get(self, done: Done, txn: Any, table: str, key: bytes) -> bytes | None:
-        value: bytes | None = txn.get(table, key)
-        done.reads.append(Read(table, key, None, () if value is None else ((key, value),)))
-        return value
-
-    def _scan(self, done: Done, txn: Any, table: str) -> None:
+    def _scan(self, txn: RecordedTransaction, table: str) -> None:
         low, high = self._random.choice((b"", *KEYS)), self._random.choice((None, b"k3", b"l"))
         if high is not None and low >= high:
             high = None
         limit, reverse = self._random.choice((1, 2, 100)), self._random.random() < 0.4
-        rows = tuple(islice(txn.scan(table, low, high, reverse=reverse), limit))
-        done.reads.append(Read(table, low, high, rows, limit, reverse))
+        for _ in islice(txn.scan(table, low, high, reverse=reverse), limit):
+            pass
 
-    def _pair(self, done: Done, txn: TableTransaction) -> None:
+    def _pair(self, txn: RecordedTransaction) -> None:
         """Each takes from one row if both together allow it, else it gives."""
-        found = {table: number_of(self._get(done, txn, table, PAIR)) for table in TABLES}
+        found = {table: number_of(txn.get(table, PAIR)) for table in TABLES}
         table = self._random.choice(TABLES)
         change = -1 if sum(found.values()) > LEAST else self._random.choice((1, 2))
         txn.put(table, PAIR, self._noted.value(found[table] + change))
 
-    def _rows(self, done: Done, txn: TableTransaction) -> None:
+    def _rows(self, txn: RecordedTransaction) -> None:
         """Points and ranges are read, then a row of them is written, or another one."""
         for _ in range(self._random.randint(1, 2)):
             if self._random.random() < 0.5:
-                self._scan(done, txn, self._random.choice(TABLES))
+                self._scan(txn, self._random.choice(TABLES))
             else:
-                self._get(done, txn, self._random.choice(TABLES), self._random.choice(KEYS))
+                txn.get(self._random.choice(TABLES), self._random.choice(KEYS))
         for _ in range(self._random.randint(1, 2)):
             table, key = self._random.choice(TABLES), self._random.choice(KEYS)
             if self._random.random() < 0.25:
@@ -289,62 +261,96 @@ class TableMachine:
                 right = txn.get(table, key)
                 hold(right is not None and right.startswith(b"0/"), "an own write is not seen")
 
-    def _absent(self, done: Done, txn: TableTransaction) -> None:
+    def _absent(self, txn: RecordedTransaction) -> None:
         table, key = self._random.choice(TABLES), self._random.choice(KEYS)
-        if self._get(done, txn, table, key) is None:
+        if txn.get(table, key) is None:
             txn.insert(table, key, self._noted.value(0))
         else:
             txn.delete(table, key)
 
-    def _look(self, done: Done, txn: TableTransaction) -> None:
+    def _look(self, txn: RecordedTransaction) -> None:
         """It reads only."""
         for table in TABLES:
-            self._scan(done, txn, table)
-        self._get(done, txn, TABLES[0], self._random.choice(KEYS))
+            self._scan(txn, table)
+        txn.get(TABLES[0], self._random.choice(KEYS))
 
-    def _snapshot(self, replica: Replica) -> None:
+    def _snapshot(self, rows: RecordedTables) -> None:
         """Of now, or as of an older time that was told."""
         at = None
-        if self._random.random() < 0.5 and self._noted.done:
-            at = self._random.choice(self._noted.done).at
-        told = self._noted.told
-        with replica.snapshot(at=at, timeout=5.0) as view:
-            hold(at is not None or view.timestamp >= told, "a snapshot of now lacks a told commit")
-            done = self._note(view.timestamp)
+        if self._random.random() < 0.5 and self._noted.times:
+            at = self._random.choice(self._noted.times)
+        with rows.snapshot(at=at, timeout=5.0) as view:
+            self._noted.times.append(view.timestamp)
             for table in TABLES:
-                rows = tuple(view.scan(table))
-                done.reads.append(Read(table, b"", None, rows, limit=1 << 30))
+                for _ in view.scan(table):
+                    pass
+            number = self._random.randrange(3)
+            view.lookup(TABLES[0], "number", b"%d" % number, begins=f"{number}/")
 
     def _last(self, replica: Replica) -> bool:
         """A transaction that ends well, and what stands then."""
 
-        def use(txn: TableTransaction) -> None:
-            done = self._note(txn.timestamp, txn)
-            self._scan(done, txn, TABLES[0])
-            self._pair(done, txn)
+        def use(txn: RecordedTransaction) -> None:
+            self._scan(txn, TABLES[0])
+            self._pair(txn)
 
         # An id that is too old, or too new, is refused each time.
         tasks = self.world._tasks
         skews = [t.process.skew for t in tasks if t.process.kind == "controller"]
         self.world.current.skew = self._random.choice(skews or [0.0])
-        result = replica.transact(use, timeout=_TIMEOUT_S)
+        rows = self._recorded(replica)
+        result = rows.transact(use, timeout=_TIMEOUT_S)
         self._noted.told = max(self._noted.told, result.commit_timestamp)
-        self._snapshot(replica)
+        self._snapshot(rows)
         return True
 
     def _blind(self, client: Client) -> None:
-        with client.begin(TABLES[0].split("/")[0], keepalive=6.0) as txn:
+        scope, recorder = TABLES[0].split("/")[0], self.ledger.history.here
+        self._noted.labels += 1
+        label: dict[str, Any] = {"txn": f"blind/{self._noted.labels}"}
+        with client.begin(scope, keepalive=6.0) as txn:
+            recorder.told(recorder.ask("begin", scope=scope, **label), "ok", txn_id=None)
             for _ in range(self._random.randint(1, 3)):
                 value = None if self._random.random() < 0.25 else self._noted.value(0)
-                txn.write(self._random.choice(TABLES), value, key=self._random.choice(KEYS))
+                table, key = self._random.choice(TABLES), self._random.choice(KEYS)
+                events = [[text(key), id_of(value)]]
+                with recorder.asking("write", writer="own", stream=table, events=events, **label):
+                    txn.write(table, value, key=key)
             if self._random.random() < 0.5:
                 self.world.sleep(self._random.expovariate(3.0))
-            result = txn.commit(timeout=5.0)
+            op = recorder.ask("commit", writers=["own"], **label)
+            try:
+                result = txn.commit(timeout=5.0)
+            except BaseException as error:
+                outcome = "failed" if isinstance(error, TransactionAborted) else "unknown"
+                known = {"txn_id": txn.txn_id.hex()} if txn.txn_id else {}
+                recorder.told(op, outcome, **known, **broken_of(error))
+                raise
+            told = {"txn_id": result.txn_id.hex(), "timestamp": result.commit_timestamp}
+            recorder.told(op, "ok", **told, committed=result.counts.committed)
             self._noted.told = max(self._noted.told, result.commit_timestamp)
 
     def _plain(self) -> None:
         """By a program that knows nothing of the library."""
         now_ms = int((START_S + self.world.now) * 1000)
-        place = TopicPartition(journal_topic(self._random.choice(TABLES)), 0)
-        record = Record(0, now_ms, self._random.choice(KEYS), self._noted.value(0))
-        self.cluster.log_of(self.world.current).produce_batch(place, encode_batch([record]))
+        table, key, value = (
+            self._random.choice(TABLES),
+            self._random.choice(KEYS),
+            self._noted.value(0),
+        )
+        batch = encode_batch([Record(0, now_ms, key, value)])
+        events = [[text(key), id_of(value)]]
+        with self.ledger.history.here.asking("plain", stream=table, events=events):
+            place = TopicPartition(journal_topic(table), 0)
+            self.cluster.log_of(self.world.current).produce_batch(place, batch)
+
+
+@contextmanager
+def without_tables(picture: Picture) -> Iterator[None]:
+    """Checks that know nothing of tables."""
+    history = {table: picture.history.pop(table) for table in TABLES if table in picture.history}
+    places = [place for place in picture.events if place[0] in TABLES]
+    events = {place: picture.events.pop(place) for place in places}
+    yield
+    picture.history |= history
+    picture.events |= events

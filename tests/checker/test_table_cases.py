@@ -1,0 +1,394 @@
+"""Tables of rows: tiny histories in which a read, a broken lock or a change is right, or is not.
+
+Row k is made by t at 10 (id a), overwritten by u at 20 (id b), deleted by v at 30; x (id w) and y (id z) are of t.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from checker.reading import BrokenHistory
+from tests.checker.table import ONE, THREE, TWO, Table
+from tests.checker.tape import Tape
+
+table = Table()
+FOUR, ROWS = "4" * 32, "s/a"
+_LOG: list[list[Any]] = [
+    [0, "k", "a", ONE], [1, "x", "w", ONE], [2, "y", "z", ONE], [4, "k", "b", TWO], [6, "k", None, THREE],
+]  # fmt: skip
+_COMMITS: list[list[Any]] = [
+    [1, 10, [ONE], [[0, 0, 3]]], [2, 20, [TWO], [[0, 4, 5]]], [3, 30, [THREE], [[0, 6, 7]]],
+]  # fmt: skip
+
+
+def put(tape: Tape, txn: str, *rows: tuple[str, str | None], file: str = "p") -> None:
+    events = [[key, name] for key, name in rows]
+    tape.do(file, "write", txn=txn, writer="w", stream=ROWS, events=events)
+
+
+def laid(tape: Tape, *, is_told: bool = True) -> None:
+    """The three commits, each told before the next one began; or only asked for."""
+    for txn, txn_id, at, rows in (
+        ("t", ONE, 10, [("k", "a"), ("x", "w"), ("y", "z")]),
+        ("u", TWO, 20, [("k", "b")]),
+        ("v", THREE, 30, [("k", None)]),
+    ):
+        tape.begin(txn, None)
+        put(tape, txn, *rows)
+        if is_told:
+            tape.commit(txn, txn_id, at, len(rows))
+        else:
+            tape.ask("p", "commit", txn=txn, writers=["w"])
+
+
+def begin(tape: Tape, txn: str, at: int, file: str = "q", **asked: Any) -> None:
+    tape.do(file, "begin", {"txn_id": None, "snapshot": at}, txn=txn, scope="s", **asked)
+
+
+def read(
+    tape: Tape, low: str, high: str | None, *rows: tuple[str, str], of: str = "r", **more: Any
+) -> None:
+    told = {"low": low, "high": high, "rows": [list(row) for row in rows], **more.pop("told", {})}
+    tape.do("q", "read", told, table=ROWS, txn=of, **more)
+
+
+def point(tape: Tape, key: str, *names: str, **more: Any) -> None:
+    read(tape, key, key + "\0", *((key, name) for name in names), **more)
+
+
+def end(tape: Tape, *written: tuple[int, str, str | None], at: int | None = None) -> None:
+    """The log, with what transaction r wrote at the end: its offset, key and id."""
+    rows = [[offset, key, name, FOUR] for offset, key, name in written]
+    for partition, there in ((0, _LOG), (1, rows)):
+        told = {"start": 0, "end": 99, "events": there}
+        tape.do("end", "log", told, stream=ROWS, partition=partition, table=True)
+    more = [] if at is None else [[9, at, [FOUR], [[1, written[0][0], written[-1][0] + 1]]]]
+    records = sorted([*_COMMITS, *more], key=lambda record: int(record[1]))
+    tape.commits(*[[n, *record[1:]] for n, record in enumerate(records)])
+
+
+def commits(tape: Tape, at: int, *rows: tuple[str, str | None]) -> None:
+    """Transaction r writes these, and is committed at that time."""
+    put(tape, "r", *rows, file="q")
+    tape.commit("r", FOUR, at, len(rows), file="q")
+
+
+def racing(tape: Tape, at: int, **asked: Any) -> None:
+    """Transaction r begins when all commits are asked for, so its place among them is open."""
+    laid(tape, is_told=False)
+    begin(tape, "r", at, **asked)
+
+
+@table.right
+def reads_that_stand_at_both_times(tape: Tape) -> None:
+    racing(tape, 25)
+    point(tape, "k", "b")
+    point(tape, "absent")
+    read(tape, "l", None, ("x", "w"), ("y", "z"))
+    read(tape, "k", "y", ("x", "w"), ("k", "b"), reverse=True)
+    commits(tape, 27, ("x", "new"))
+    end(tape, (8, "x", "new"), at=27)
+
+
+@table.wrong("lost-update")
+def a_row_that_is_overwritten_was_written_since(tape: Tape) -> None:
+    racing(tape, 15)
+    point(tape, "k", "a")
+    commits(tape, 25, ("k", "new"))
+    end(tape, (8, "k", "new"), at=25)
+
+
+@table.wrong("write-skew")
+def a_row_that_was_read_was_written_since(tape: Tape) -> None:
+    racing(tape, 15)
+    point(tape, "k", "a")
+    commits(tape, 25, ("x", "new"))
+    end(tape, (8, "x", "new"), at=25)
+
+
+@table.wrong("write-skew")
+def a_range_that_was_read_lost_a_row(tape: Tape) -> None:
+    racing(tape, 25)
+    read(tape, "", "l", ("k", "b"))
+    commits(tape, 35, ("x", "new"))
+    end(tape, (8, "x", "new"), at=35)
+
+
+@table.wrong("write-skew")
+def an_absent_row_came_to_be(tape: Tape) -> None:
+    racing(tape, 5)
+    point(tape, "k")
+    commits(tape, 15, ("x", "new"))
+    end(tape, (8, "x", "new"), at=15)
+
+
+@table.right
+def what_lies_beside_the_range_is_free(tape: Tape) -> None:
+    """The range is what was iterated over."""
+    racing(tape, 15)
+    read(tape, "x", None, ("x", "w"), ("y", "z"))
+    read(tape, "", "k")
+    commits(tape, 25, ("x", "new"))
+    end(tape, (8, "x", "new"), at=25)
+
+
+@table.right
+def what_it_wrote_itself_is_no_read(tape: Tape) -> None:
+    racing(tape, 15)
+    read(tape, "", "l", told={"own": ["k"]})
+    commits(tape, 25, ("k", "new"))
+    end(tape, (8, "k", "new"), at=25)
+
+
+@table.right
+def a_read_without_a_lock_may_be_old(tape: Tape) -> None:
+    racing(tape, 15)
+    point(tape, "k", "a", unlocked=True)
+    commits(tape, 25, ("x", "new"))
+    end(tape, (8, "x", "new"), at=25)
+
+
+@table.wrong("write-skew")
+def a_lock_without_a_read_is_broken(tape: Tape) -> None:
+    racing(tape, 15)
+    read(tape, "k", "l", told={"rows": None})
+    commits(tape, 25, ("x", "new"))
+    end(tape, (8, "x", "new"), at=25)
+
+
+@table.right
+def of_snapshot_isolation_reads_are_free(tape: Tape) -> None:
+    racing(tape, 15, isolation="snapshot")
+    point(tape, "k", "a")
+    commits(tape, 25, ("x", "new"))
+    end(tape, (8, "x", "new"), at=25)
+
+
+@table.wrong("lost-update")
+def of_snapshot_isolation_the_first_committer_wins(tape: Tape) -> None:
+    racing(tape, 15, isolation="snapshot")
+    commits(tape, 25, ("k", "new"))
+    end(tape, (8, "k", "new"), at=25)
+
+
+@table.wrong("snapshot-not-prefix")
+def a_read_of_one_that_is_not_committed_is_not_of_its_snapshot(tape: Tape) -> None:
+    racing(tape, 15)
+    point(tape, "k", "b")
+    end(tape)
+
+
+@table.wrong("snapshot-not-prefix")
+def a_row_that_never_was(tape: Tape) -> None:
+    racing(tape, 15)
+    point(tape, "absent", "ghost")
+    end(tape)
+
+
+@table.wrong("snapshot-not-prefix")
+def rows_out_of_order(tape: Tape) -> None:
+    racing(tape, 15)
+    read(tape, "x", None, ("y", "z"), ("x", "w"))
+    end(tape)
+
+
+@table.wrong("snapshot-not-prefix")
+def a_transaction_does_not_see_what_its_client_was_told(tape: Tape) -> None:
+    laid(tape)
+    begin(tape, "r", 25, seen=30)
+    end(tape)
+
+
+@table.wrong("snapshot-not-prefix")
+def a_commit_comes_below_a_snapshot_that_was_told_before(tape: Tape) -> None:
+    begin(tape, "r", 25, file="o")
+    laid(tape)
+    end(tape)
+
+
+def of_a_snapshot(tape: Tape, at: int, *rows: tuple[str, str], **asked: Any) -> None:
+    tape.do("q", "snapshot", {"timestamp": at}, snapshot="n", streams=[ROWS], asked_for=at)
+    told = {"low": "", "high": None, "rows": [list(row) for row in rows]}
+    tape.do("q", "read", told, table=ROWS, snapshot="n", **asked)
+
+
+@table.right
+def snapshots_and_indexes_of_a_replica(tape: Tape) -> None:
+    laid(tape)
+    of_a_snapshot(tape, 29, ("k", "b"), ("x", "w"), ("y", "z"))
+    told = {"low": "", "high": None, "rows": [["x", "w"]]}
+    tape.do("q", "read", told, table=ROWS, snapshot="n", begins="w")
+    end(tape)
+
+
+@table.wrong("snapshot-not-prefix")
+def a_replica_shows_a_deleted_row(tape: Tape) -> None:
+    laid(tape)
+    of_a_snapshot(tape, 30, ("k", "b"), ("x", "w"), ("y", "z"))
+    end(tape)
+
+
+@table.wrong("snapshot-not-prefix")
+def an_index_has_a_row_too_few(tape: Tape) -> None:
+    laid(tape)
+    of_a_snapshot(tape, 29, begins="w")
+    end(tape)
+
+
+def is_told(tape: Tape, *broken: Any, what: str = "read") -> None:
+    """Its locks are broken."""
+    more = {"table": ROWS} if what == "read" else {"writers": ["w"]}
+    op = tape.ask("q", what, txn="r", **more)
+    tape.told("q", op, "failed", broken=[ROWS, *broken])
+
+
+@table.right
+def a_lock_that_was_broken(tape: Tape) -> None:
+    racing(tape, 15)
+    point(tape, "k", "a")
+    is_told(tape, "k", TWO, 20, what="commit")
+    is_told(tape, "k", THREE, 30)
+    end(tape)
+
+
+@table.wrong("false-conflict")
+def a_lock_that_nobody_broke(tape: Tape) -> None:
+    racing(tape, 15)
+    is_told(tape, "k", TWO, 21)
+    end(tape)
+
+
+@table.wrong("false-conflict")
+def a_lock_that_another_broke(tape: Tape) -> None:
+    racing(tape, 15)
+    is_told(tape, "k", THREE, 20)
+    end(tape)
+
+
+@table.wrong("false-conflict")
+def a_lock_that_was_broken_before_the_snapshot(tape: Tape) -> None:
+    racing(tape, 25)
+    is_told(tape, "k", TWO, 20)
+    end(tape)
+
+
+@table.wrong("changed-answer", "false-conflict")
+def a_lock_that_it_broke_itself(tape: Tape) -> None:
+    racing(tape, 25)
+    commits(tape, 27, ("x", "new"))
+    is_told(tape, "x", FOUR, 27, what="commit")
+    tape.do("q", "abort", txn="r")
+    end(tape, (8, "x", "new"), at=27)
+
+
+_CHANGES = [
+    ["k", None, "a", 10, ONE], ["x", None, "w", 10, ONE], ["y", None, "z", 10, ONE],
+    ["k", "a", "b", 20, TWO], ["k", "b", None, 30, THREE],
+]  # fmt: skip
+
+
+def changes(tape: Tape, start: int | None, until: int, rows: list[Any], **asked: Any) -> None:
+    laid(tape)
+    tape.do("q", "changes", {"until": until, "rows": rows}, table=ROWS, start=start, **asked)
+    end(tape)
+
+
+@table.right
+def all_changes_with_the_rows_before(tape: Tape) -> None:
+    changes(tape, 0, 40, _CHANGES, before=True)
+
+
+@table.right
+def changes_between_two_times(tape: Tape) -> None:
+    changes(tape, 10, 29, [["k", None, "b", 20, TWO]])
+
+
+@table.right
+def changes_of_a_group_begin_somewhere(tape: Tape) -> None:
+    changes(tape, None, 30, _CHANGES[3:], before=True)
+
+
+@table.wrong("wrong-change")
+def a_change_is_left_out(tape: Tape) -> None:
+    changes(tape, 0, 40, _CHANGES[1:], before=True)
+
+
+@table.wrong("wrong-change")
+def a_change_too_many(tape: Tape) -> None:
+    changes(tape, 0, 19, _CHANGES[:4], before=True)
+
+
+@table.wrong("wrong-change")
+def another_row_before(tape: Tape) -> None:
+    changes(tape, 10, 29, [["k", None, "b", 20, TWO]], before=True)
+
+
+@table.wrong("lost-write", "torn-transaction")
+def a_deletion_is_lost(tape: Tape) -> None:
+    """It is one of a transaction's events, as any."""
+    racing(tape, 25)
+    commits(tape, 35, ("x", "new"), ("y", None))
+    end(tape, (8, "x", "new"), at=35)
+
+
+@table.right
+def a_deletion_by_one_whose_id_nobody_was_told(tape: Tape) -> None:
+    racing(tape, 25)
+    put(tape, "r", ("y", None), file="q")
+    tape.ask("q", "commit", txn="r", writers=["w"])
+    end(tape, (8, "y", None), at=35)
+
+
+@table.right
+def a_deletion_by_one_of_two(tape: Tape) -> None:
+    racing(tape, 25)
+    for txn in ("r", "other"):
+        if txn != "r":
+            begin(tape, txn, 25)
+        put(tape, txn, ("y", None), file="q")
+        tape.ask("q", "commit", txn=txn, writers=["w"])
+    end(tape, (8, "y", None), at=35)
+
+
+@table.wrong("unexplained", "lost-write")
+def a_deletion_by_nobody(tape: Tape) -> None:
+    racing(tape, 25)
+    end(tape, (8, "y", None), at=35)
+
+
+test_an_anomaly, test_no_anomaly = table.tests()
+
+
+@pytest.mark.parametrize(
+    ("what", "asked", "why"),
+    [
+        ("write", {"txn": "t", "writer": "w", "stream": "s/b", "events": [["k", None]]}, "deletes"),
+        ("plain", {"stream": ROWS, "events": [["k", None]]}, "deletes"),
+        ("read", {"table": ROWS}, "of a transaction, or of a snapshot"),
+        ("read", {"table": ROWS, "txn": "t", "snapshot": "n"}, "of a transaction, or"),
+        ("read", {"table": ROWS, "txn": "none"}, "nobody began"),
+        ("read", {"table": ROWS, "snapshot": "none"}, "nobody took"),
+    ],
+)
+def test_broken_histories(what: str, asked: dict[str, Any], why: str) -> None:
+    tape = Tape()
+    laid(tape)
+    tape.ask("q", what, **asked)
+    end(tape)
+    with pytest.raises(BrokenHistory, match=why):
+        tape.judge()
+
+
+def test_what_is_judged_is_counted() -> None:
+    """A check that judged nothing is seen; so is a table whose log was not read whole."""
+    for whole in (True, False):
+        tape = Tape()
+        reads_that_stand_at_both_times(tape)
+        if not whole:
+            op = tape.ask("end", "log", stream=ROWS, partition=2, table=True)
+            tape.told("end", op, "unknown")
+        counts = tape.judge().counts
+        assert counts["reads that hold at their commit"] == (4 if whole else 0)
+        assert counts["reads of tables that are not judged"] == (0 if whole else 4)

@@ -1,0 +1,229 @@
+"""Transactions over a real controller and the log in memory: what costs a look, what costs a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from anabranch.batches.records import Record, encode_batch
+from anabranch.core import read_locks
+from anabranch.core.decisions.turn import Settings
+from anabranch.core.journal.runs import unpack_run
+from anabranch.core.read_locks import Windows
+from anabranch.core.rows import INDEX
+from anabranch.errors import IllegalState, LocksBroken, OutcomeUnknown
+from anabranch.ports import TopicPartition
+from anabranch.processors import index_journals
+from anabranch.processors.controller import Controller
+from anabranch.reading.reader_factory import Readers
+from anabranch.schemas.codec import decode
+from anabranch.schemas.records import EpochRecord
+from anabranch.tables import locks as client_locks
+from anabranch.tables.replica import Replica
+from anabranch.tables.transaction import TableTransaction
+from anabranch.topics.names import history_topic, journal_topic
+from tests.client.world import World
+from tests.tables.worlds import reader_ports
+
+A, B = TABLES = ("bank/a", "bank/b")
+
+
+class Bank(World):
+    """A replica that moves when somebody waits, and a client that writes blindly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for table in TABLES:
+            self.client.create_table(table, 2)
+        self.blind = self.new_client(one_shot_bytes=1 << 20)
+        self.by_journal = self.new_client(one_shot_bytes=0)
+        self.client._ports = replace(self.client._ports, readers=Readers(reader_ports(self), 10.0))
+        self.rows: Replica = self.client.replica(*TABLES, threads=False)
+        self.sent = 0
+        shot = self.rows._commits.locked_shot  # type: ignore[union-attr]
+
+        def counted(*given: Any) -> Any:
+            self.sent += 1
+            return shot(*given)
+
+        self.rows._commits.locked_shot = counted  # type: ignore[union-attr,method-assign]
+
+    def start_controller(self) -> None:
+        """Journals are cut, and old runs moved, as soon as there is a little to gain."""
+        log, store = self.cluster.log("controller"), self._store.open("controller")
+        tidy = {"clean_ms": 1, "clean_records": 1, "move_bytes": 20_000}
+        settings = Settings(0, 1, "anabranch", reply_partitions=8, **tidy)  # type: ignore[arg-type]
+        self.controller = Controller(log, store, self.clock, settings, "test")
+        self.controller.lead()
+
+    def put(self, client: Any, table: str = A, **rows: str) -> None:
+        with client.begin("bank") as txn:
+            for key, value in rows.items():
+                txn.write(table, value.encode(), key=key.encode())
+            txn.commit()
+
+
+@pytest.fixture
+def bank() -> Iterator[Bank]:
+    made = Bank()
+    made.put(made.blind, k="1", x="1")
+    made.rows.snapshot().close()
+    yield made
+    made.rows.close()
+
+
+# -- looks ------------------------------------------------------------------------------------------------
+
+
+def takeover(bank: Bank, _: pytest.MonkeyPatch) -> None:
+    """The next leader has not seen the last commits."""
+    bank.put(bank.blind, other="2")
+    bank.stop_controller()
+    bank.start_controller()
+
+
+def small_window(bank: Bank, _: pytest.MonkeyPatch) -> None:
+    """What was written above `since` is dropped."""
+    assert bank.controller is not None
+    windows: Windows = bank.controller._memory.windows
+    windows.limit = 1
+    bank.put(bank.blind, other="2")
+    bank.put(bank.blind, B, other="2")
+    assert windows.reach > bank.rows.timestamp
+
+
+def collision(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All keys have one fingerprint."""
+    for module in (read_locks, client_locks):
+        monkeypatch.setattr(module, "fingerprint", lambda _: 7)
+    bank.put(bank.blind, other="2")
+
+
+def no_digest(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit from a journal whose runs have none."""
+    monkeypatch.setattr(index_journals, "DIGESTED_RECORDS", 0)
+    bank.put(bank.by_journal, other="2")
+
+
+@pytest.mark.parametrize("force", [takeover, small_window, collision, no_digest])
+def test_what_the_controller_is_not_sure_of_costs_a_look(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch, force: Callable[..., None]
+) -> None:
+    """Each of many is sent twice, and committed; one whose row was written ends."""
+    begun = [bank.rows.begin() for _ in range(10)]
+    for number, txn in enumerate(begun):
+        assert txn.get(A, b"k") == b"1"
+        txn.put(B, b"%d" % number, b"1")
+    force(bank, monkeypatch)
+    breaks = bank.rows.begin()
+    before = bank.sent
+    for txn in begun:
+        assert txn.commit(timeout=20.0).counts.committed == 1
+    assert bank.sent - before >= len(begun) + 1, "the case is not met"
+    assert breaks.get(A, b"k") == b"1"
+    bank.put(bank.blind, k="2")
+    breaks.put(A, b"x", b"2")
+    with pytest.raises(LocksBroken):
+        breaks.commit(timeout=20.0)
+
+
+# -- what breaks a lock -----------------------------------------------------------------------------------
+
+
+def one_shot(bank: Bank) -> None:
+    bank.put(bank.blind, k="2")
+
+
+def journal(bank: Bank) -> None:
+    bank.put(bank.by_journal, k="2")
+
+
+def plain_write(bank: Bank) -> None:
+    """By a producer that knows nothing of the library."""
+    batch = encode_batch([Record(0, 1, b"k", b"2")])
+    bank.cluster.log("plain").produce_batch(TopicPartition(journal_topic(A), 0), batch)
+    before = len(bank.commits(A))
+    while len(bank.commits(A)) == before:
+        bank.clock.sleep(0.1)
+
+
+def rolling(bank: Bank) -> None:
+    """It began in an epoch before the last one."""
+    with bank.by_journal.begin("bank") as txn:
+        txn.write(A, b"2", key=b"k")
+        txn.flush()
+        bank.client.scale(A, 3)
+        txn.commit()
+    history = bank._read(TopicPartition(history_topic(A), 0))
+    epochs = [e for e in (decode(h.value or b"") for h in history) if isinstance(e, EpochRecord)]
+    assert any(e.stream_epoch != e.reference_epoch for e in epochs), "it is not rolling"
+
+
+def moved(bank: Bank) -> None:
+    """Its run in the journal was moved forward, behind what others wrote."""
+    with bank.by_journal.begin("bank", keepalive=3600.0) as txn:
+        txn.write(A, b"2", key=b"k")
+        txn.flush()
+        for number in range(40):
+            pads = {f"pad{n}": f"{number}" * 2000 for n in range(4)}
+            bank.put(bank.by_journal, **pads)
+            bank.clock.sleep(1.0)
+        assert bank.controller is not None
+        runs = bank.controller.table.scan(INDEX + A.encode())
+        assert any(unpack_run(*run).moved_to for run in runs), "it was not moved"
+        txn.commit()
+
+
+@pytest.mark.parametrize("write", [one_shot, journal, plain_write, rolling, moved])
+def test_each_kind_of_write_breaks_the_locks_on_its_keys(
+    bank: Bank, write: Callable[[Bank], None]
+) -> None:
+    """And no other: those hold though the replica is not asked again."""
+    held, broken = bank.rows.begin(), bank.rows.begin()
+    assert (held.get(A, b"x"), broken.get(A, b"k")) == (b"1", b"1")
+    write(bank)
+    held.put(B, b"held", b"1")
+    broken.put(B, b"broken", b"1")
+    assert held.commit(timeout=20.0).counts.committed == 1
+    assert bank.sent == 1
+    with pytest.raises(LocksBroken):
+        broken.commit(timeout=20.0)
+
+
+# -- outcomes ---------------------------------------------------------------------------------------------
+
+
+def in_doubt(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> TableTransaction:
+    """A transaction that is committed, and was told that nobody knows; the replica has laid it down."""
+    txn = bank.rows.begin()
+    txn.put(A, b"k", txn.get(A, b"k") or b"")
+    shot = txn.commits.locked_shot
+
+    def unheard(*given: Any) -> Any:
+        shot(*given)
+        raise OutcomeUnknown("gone", txn_id=txn.txn_id or b"")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(txn.commits, "locked_shot", unheard)
+        with pytest.raises(OutcomeUnknown):
+            txn.commit()
+    bank.rows.snapshot().close()
+    return txn
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_commit_in_doubt_is_not_broken_by_itself(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """Nor by a later write of its row: it was committed before."""
+    txn = in_doubt(bank, monkeypatch)
+    for _ in range(others):
+        bank.put(bank.blind, k="3")
+        bank.rows.snapshot().close()
+    for call in (lambda: txn.get(A, b"k"), lambda: txn.put(A, b"x", b"")):
+        with pytest.raises(IllegalState, match="commit again"):
+            call()
+    assert txn.commit().txn_id == txn.txn_id
