@@ -285,7 +285,7 @@ class Client(Endings, Processors, Administration):
         self, of: str, above: int | None, until: int | None, limit: int, deadline: float
     ) -> list[CommitRow]:
         scope, slash, _ = of.partition("/")
-        # What is safe now is in the histories up to their ends.
+        # The histories have all commits up to a safe time before their present ends.
         until = self._session.instant(check_scope(scope), until, deadline)
         check_since(above, until)
         if slash:

@@ -85,8 +85,8 @@ class TableRow(NamedTuple):
 class VersionRow(NamedTuple):
     """A version of a row: ``mintid`` wrote it at ``mincsn``, ``maxtid`` replaced or deleted it at ``maxcsn``.
 
-    It is visible at S if mincsn <= S < maxcsn, both hybrid times. ``maxcsn`` None: it still stands. Ids are None
-    for plain writes. The names are those of ClickHouse's data parts.
+    A snapshot at S shows it if mincsn <= S < maxcsn, both hybrid times. ``maxcsn`` None: it still stands. Ids are
+    None for plain writes. The names are those of ClickHouse's data parts.
     """
 
     table: str

@@ -16,7 +16,7 @@ app = App(
 )
 Scope = Annotated[str | None, argument("SCOPE", "Only this scope.")]
 Limit = Annotated[int, option("--limit -n", "At most so many rows.", min=1, max=10_000)]
-# What people see; --json has all columns.
+# Columns for people; --json has all.
 _SHOWN = {
     "transactions": ("txn_id", "state", "scope", "owner", "name", "begun", "age", "rows", "streams", "reason"),
     "commits": ("committed_at", "txn_id", "rows", "streams"),
