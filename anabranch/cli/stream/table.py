@@ -27,7 +27,6 @@ from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import split_stream
 from anabranch.core.stream_settings import is_table
 from anabranch.errors import InvalidArgument, NotReady
-from anabranch.shown.system import version_rows
 
 if TYPE_CHECKING:
     from anabranch import Client
@@ -145,6 +144,8 @@ def versions(
 
     As far back as versions are kept (`table.history.ms`), the newest first.
     """
+    from anabranch.shown.system import version_rows
+
     with _view(options, table, at, folder) as view:
         found = list(version_rows(table, view.versions(table, key.encode())))
     system.show("versions", found, options)
