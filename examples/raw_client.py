@@ -11,6 +11,9 @@ Needs a Kafka client (confluent-kafka), an Avro library (fastavro) and the folde
     # read the committed events
     python raw_client.py --bootstrap HOST:PORT nyc/flights --read
 
+    # move money between two rows of a table: both have changed, or nothing has
+    python raw_client.py --bootstrap HOST:PORT bank/accounts --transfer ann bob 5
+
     # make a processor, take its tasks, and copy what they have not consumed yet: each event exactly once
     python raw_client.py --bootstrap HOST:PORT nyc/copy --processor nyc/copier --input nyc/flights
 """
@@ -43,7 +46,7 @@ REPEAT_S = 5
 VERSION = 1
 TYPES = {
     "FindScope": 1, "Begin": 4, "Touch": 5, "Register": 6, "Commit": 7, "OneShot": 8,
-    "Abort": 9, "Resolve": 10, "Heartbeat": 12, "CreateProcessor": 27, "Take": 29,
+    "Abort": 9, "Resolve": 10, "Heartbeat": 12, "SafeTime": 16, "CreateProcessor": 27, "Take": 29,
     "DescribeProcessors": 31, "Reply": 32, "Receipt": 33, "EpochRecord": 97, "CommitRecord": 98,
 }  # fmt: skip
 Row = tuple[bytes | None, bytes]
@@ -220,6 +223,17 @@ def position(key: bytes) -> int:
     return h ^ h >> 16
 
 
+def fingerprint(key: bytes) -> int:
+    """Section 16: what stands for a key in a lock, as a signed 64-bit number."""
+    crc = 0xFFFFFFFF  # CRC-32C: Castagnoli's polynomial, reflected
+    for byte in key:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    unsigned = position(key) << 32 | crc ^ 0xFFFFFFFF
+    return unsigned - (unsigned >> 63 << 64)
+
+
 class Writer:
     """Sections 8 and 9: one writer of one stream, and its receipt."""
 
@@ -372,7 +386,7 @@ def process(bootstrap: str, tasks: Tasks, output: str, avro: Avro) -> int:
     """Copy what the tasks have not consumed yet, in capitals; returns how many events."""
     copied = 0
     for number, one in enumerate(tasks.inputs):
-        history, stands = Log(bootstrap), tasks.stands[number]
+        history, log, stands = Log(bootstrap), Log(bootstrap), tasks.stands[number]
         lowest = min(stands.values())[0]
         layouts: dict[int, dict[int, tuple[int, int]]] = {}
         for message in history.all(one["stream"].replace("/", ".") + ".history"):
@@ -390,7 +404,7 @@ def process(bootstrap: str, tasks: Tasks, output: str, avro: Avro) -> int:
             elif at >= lowest:
                 events = []
                 order = [part["segment_id"] for part in record["segments"]]
-                for index, event in events_of(bootstrap, one["stream"], record):
+                for index, event in events_of(log, one["stream"], record):
                     task = task_of(
                         event, *layouts[record["stream_epoch"]][order[index]], tasks.count
                     )
@@ -403,12 +417,12 @@ def process(bootstrap: str, tasks: Tasks, output: str, avro: Avro) -> int:
                     tasks.commit(number, at, record["timestamp"], events)
                     copied += len(events)
         history.close()
+        log.close()
     return copied
 
 
-def events_of(bootstrap: str, stream: str, record: Any) -> Iterator[tuple[int, Message]]:
+def events_of(log: Log, stream: str, record: Any) -> Iterator[tuple[int, Message]]:
     """The events of a commit in a stream, each with the number of its segment in the record."""
-    log = Log(bootstrap)
     for index, part in enumerate(record["segments"]):
         where = part["partition"], part["first"], part["end"]
         left = part["count"]
@@ -419,13 +433,147 @@ def events_of(bootstrap: str, stream: str, record: Any) -> Iterator[tuple[int, M
                 yield index, message
         if left:
             raise SystemExit(f"retention took {left} events of {stream} that were not consumed")
-    log.close()
+
+
+class Table:
+    """Section 16: the versions of a table's rows, laid down by the COMMIT records of its history alone."""
+
+    def __init__(self, bootstrap: str, table: str, avro: Avro) -> None:
+        self._bootstrap, self._avro, self._table = bootstrap, avro, table
+        self._history = table.replace("/", ".") + ".history"
+        self._records, self._events, self._position = Log(bootstrap), Log(bootstrap), 0
+        self._versions: dict[bytes, list[tuple[int, bytes | None]]] = {}  # rising
+        self.last = 0  # of the newest record that is laid down
+        self.complete = 0  # with every commit up to this hybrid time
+
+    def reach(self, timestamp: int, last: int) -> None:
+        """Read on until the controller's word holds: ``last`` is the newest commit up to ``timestamp``."""
+        deadline = time.monotonic() + ANSWER_S
+        while self.last < last:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self._history} does not show the commit at {last}")
+            [place] = ends_of(self._bootstrap, self._history)
+            for message in self._records.span(self._history, 0, self._position, place.offset):
+                self._lay(message.value() or b"")
+            self._position = max(self._position, place.offset)
+        self.complete = max(self.complete, timestamp, self.last)
+
+    def _lay(self, value: bytes) -> None:
+        name = "EpochRecord" if value[1] == TYPES["EpochRecord"] else "CommitRecord"
+        record = self._avro.unframe(name, value)
+        if name == "CommitRecord":
+            found = events_of(self._events, self._table, record)
+            rows = {
+                key: event.value() for _, event in found if isinstance(key := event.key(), bytes)
+            }
+            for key, row in rows.items():  # a transaction has one version of a key: its last value
+                version = record["timestamp"], row if isinstance(row, bytes) else None
+                self._versions.setdefault(key, []).append(version)
+        if (
+            name == "CommitRecord" or not self.last
+        ):  # of a table without commits it is when it was made
+            self.last = record["timestamp"]
+
+    def get(self, key: bytes, at: int) -> bytes | None:
+        """The row of a key as of a hybrid time."""
+        seen = [row for timestamp, row in self._versions.get(key, []) if timestamp <= at]
+        return seen[-1] if seen else None
+
+    def is_newer(self, key: bytes, than: int) -> bool:
+        """Whether a key was written after a hybrid time, as far as is known here."""
+        return any(timestamp > than for timestamp, _ in self._versions.get(key, []))
+
+
+class Broken(Exception):
+    """Something that was read has changed since: nothing was written."""
+
+
+class Bank:
+    """Section 16: transfers between two rows of a table."""
+
+    def __init__(self, commands: Commands, table: Table, name: str) -> None:
+        self._commands, self._table, self._name = commands, table, name
+        self._scope = name.partition("/")[0]
+        self._control = find_scope(commands, self._scope)
+        self.looked_again = self.begun_again = 0
+
+    def transfer(self, payer: bytes, payee: bytes, amount: int) -> Any:
+        """The outcome. Begins again for as long as others change the two rows meanwhile."""
+        while True:
+            about = {"scope": self._scope, "at": None, "tables": [self._name]}
+            safe = self._ask("SafeTime", about)[1]
+            self._table.reach(safe["timestamp"], safe["tables"][0]["last"])
+            snapshot = self._table.complete
+            held = [int(self._table.get(key, snapshot) or 0) for key in (payer, payee)]
+            if held[0] < amount:
+                raise SystemExit(
+                    f"{payer.decode()} has {held[0]}, not {amount}: nothing was changed"
+                )
+            rows = {payer: held[0] - amount, payee: held[1] + amount}
+            try:
+                outcome = self._commit(snapshot, rows)
+            except Broken:
+                outcome = None
+            if outcome is not None and outcome["state"] == "COMMITTED":
+                return outcome
+            self.begun_again += 1
+            time.sleep(random.uniform(0.002, 0.02))
+
+    def _commit(self, snapshot: int, rows: dict[bytes, int]) -> Any:
+        """The outcome of a one-shot that commits if the rows are still what they were at the snapshot."""
+        events = [one_event(self._name, key, b"%d" % held) for key, held in rows.items()]
+        shot = {"txn_id": new_id(self._control), "scope": self._scope, "name": None}
+        shot |= {"events": events, "consumed": None}
+        points = sorted(map(fingerprint, rows))
+        while True:
+            # In this order: what is laid down after ``since`` is taken is seen by the look, too.
+            since, last = self._table.complete, self._table.last
+            if any(self._table.is_newer(key, snapshot) for key in rows):
+                raise Broken
+            locks = {
+                "table": self._name,
+                "since": since,
+                "last": last,
+                "points": points,
+                "ranges": [],
+            }
+            try:
+                kind, answer = self._ask("OneShot", shot | {"locks": [locks]})
+            except TimeoutError:  # aborted from now on, unless it is committed
+                return self._ask(
+                    "Resolve", {**{k: shot[k] for k in ("txn_id", "scope")}, "token": None}
+                )[1]
+            if kind == "Outcome":
+                return answer
+            self.looked_again += 1  # nothing was logged
+            self._table.reach(answer["timestamp"], answer["tables"][0]["last"])
+
+    def _ask(self, name: str, command: dict[str, Any]) -> Any:
+        return self._commands.ask(self._control, name, command)
+
+
+def transfer_all(options: argparse.Namespace, commands: Commands) -> dict[str, Any]:
+    """So many transfers; what became of them."""
+    payer, payee, amount = options.transfer
+    table = Table(options.bootstrap, options.stream, commands.avro)
+    bank = Bank(commands, table, options.stream)
+    done = [
+        bank.transfer(payer.encode(), payee.encode(), int(amount)) for _ in range(options.times)
+    ]
+    counts = {"looked_again": bank.looked_again, "begun_again": bank.begun_again}
+    ids = [outcome["txn_id"].hex() for outcome in done]
+    return {"committed": ids, "commit_timestamp": done[-1]["commit_timestamp"], **counts}
 
 
 def capitals(message: Message, output: str) -> dict[str, Any]:
     value = message.value()
-    made = {"key": message.key(), "value": value.upper() if isinstance(value, bytes) else None}
-    return {"stream": output, "segment_id": -1, "headers": [], "timestamp": -1, **made}
+    return one_event(output, message.key(), value.upper() if isinstance(value, bytes) else None)
+
+
+def one_event(stream: str, key: Any, value: bytes | None) -> dict[str, Any]:
+    """An event of a one-shot."""
+    rest = {"segment_id": -1, "headers": [], "timestamp": -1}
+    return {"stream": stream, "key": key, "value": value, **rest}
 
 
 def event_of(message: Message) -> dict[str, Any]:
@@ -453,6 +601,7 @@ def consumer_of(bootstrap: str, isolation: str) -> Consumer:
             "group.id": "unused",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,  # what is last is often a marker, which no message shows
             "isolation.level": isolation,
             "auto.offset.reset": "earliest",
         }
@@ -505,6 +654,10 @@ def main() -> None:
         "--token", type=bytes.fromhex, metavar="HEX", help="join this transaction; print a receipt"
     )
     parser.add_argument("--read", action="store_true", help="print committed events as JSON")
+    parser.add_argument(
+        "--transfer", nargs=3, metavar=("FROM", "TO", "AMOUNT"), help="between rows of this table"
+    )
+    parser.add_argument("--times", type=int, default=1, help="so many transfers")
     parser.add_argument("--processor", help="scope/name: copy what its tasks have not consumed")
     parser.add_argument("--input", action="append", help="make that processor, of 4 tasks, first")
     parser.add_argument("--task", type=int, action="append", help="take only this one")
@@ -516,7 +669,9 @@ def main() -> None:
     avro = Avro(options.schemas)
     commands = Commands(options.bootstrap, options.prefix, avro, options.lane)
     try:
-        if options.processor:
+        if options.transfer:
+            print(json.dumps(transfer_all(options, commands)))
+        elif options.processor:
             print(process_all(options, commands))
         elif options.token:
             transaction = Transaction(commands, options.token)

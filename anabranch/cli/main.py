@@ -41,7 +41,7 @@ from anabranch.cli.errors import (
     failure_of,
     show,
 )
-from anabranch.cli.looking import doctor, groups, web, write
+from anabranch.cli.looking import doctor, groups, system, web, write
 from anabranch.cli.options import App, option
 from anabranch.cli.processor import bridge
 from anabranch.cli.processor import commands as processor
@@ -176,6 +176,7 @@ app.command("warm")(controller.warm)
 app.add_typer(stream.app, name="stream")
 app.add_typer(table.app, name="table")
 app.add_typer(txn.app, name="txn")
+app.add_typer(system.app, name="system")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(command.app, name="command")
 app.add_typer(series.app, name="series")

@@ -7,7 +7,11 @@ import os
 import sys
 import threading
 import weakref
-from typing import Self
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any, Literal, Self, overload
 
 from anabranch.client.client_admin import Administration
 from anabranch.client.client_endings import Endings
@@ -21,8 +25,22 @@ from anabranch.client.session import Session
 from anabranch.client.transaction import Transaction
 from anabranch.core.hybrid_time import MAX, to_text
 from anabranch.core.ids import check_scope, check_type
-from anabranch.errors import ClockSkew, InvalidArgument, NotForkSafe
-from anabranch.types import Tenure
+from anabranch.core.stream_settings import is_table
+from anabranch.core.stream_states import CREATING, GIVEN_UP
+from anabranch.errors import ClockSkew, InvalidArgument, NotAuthorized, NotForkSafe
+from anabranch.reading.snapshot import At, check_at, check_since
+from anabranch.shown.system import (
+    CommitRow,
+    TableRow,
+    TransactionRow,
+    VersionRow,
+    check_call,
+    commit_rows,
+    table_rows,
+    transaction_rows,
+    version_rows,
+)
+from anabranch.types import StreamDescription, Tenure
 
 DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_KEEPALIVE_S = 30.0
@@ -169,6 +187,127 @@ class Client(Endings, Processors, Administration):
         """
         self._shared.check()
         return Writer(self._shared, transaction, heartbeat=heartbeat, label=label)
+
+    # -- system tables --------------------------------------------------------------------------------
+
+    @overload
+    def system(
+        self,
+        name: Literal["transactions"],
+        of: str | None = None,
+        *,
+        limit: int = 1000,
+        timeout: float | None = None,
+    ) -> list[TransactionRow]: ...
+
+    @overload
+    def system(
+        self,
+        name: Literal["commits"],
+        of: str,
+        *,
+        start: At = None,
+        until: At = None,
+        limit: int = 1000,
+        timeout: float | None = None,
+    ) -> list[CommitRow]: ...
+
+    @overload
+    def system(
+        self,
+        name: Literal["tables"],
+        of: str | None = None,
+        *,
+        limit: int = 1000,
+        timeout: float | None = None,
+    ) -> list[TableRow]: ...
+
+    @overload
+    def system(
+        self,
+        name: Literal["versions"],
+        of: str,
+        *,
+        key: bytes,
+        until: At = None,
+        folder: str | Path | None = None,
+        limit: int = 1000,
+        timeout: float | None = None,
+    ) -> list[VersionRow]: ...
+
+    def system(
+        self,
+        name: str,
+        of: str | None = None,
+        *,
+        key: bytes | None = None,
+        start: At = None,
+        until: At = None,
+        folder: str | Path | None = None,
+        limit: int = 1000,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """A system table: rows of named columns, as pandas takes them.
+
+        'transactions', of a scope or of all: open ones, the oldest first, then those that ended and are kept.
+        'commits', of a scope or a stream: committed after ``start`` and up to ``until``, the newest first; None:
+        all, now. To go on, give the last one's timestamp - 1 as ``until``. 'tables', of a scope or of all, by name.
+        'versions', of a table's ``key``: as a replica of it keeps them (``folder``, as of `replica`).
+        ``limit``: 1 to 10,000 rows. ``timeout``: seconds, of each question.
+
+        Raises: InvalidArgument, UnknownScope, UnknownStream, NotAuthorized, NotReady, DeadlineExceeded;
+        'versions' as `replica`.
+        """
+        self._shared.check()
+        check_call(name, of, key=key, start=start, until=until, folder=folder, limit=limit)
+        deadline = self._deadline(timeout)
+        if name == "transactions":
+            opened = self.open_transactions(of, limit, timeout=timeout)
+            listed = self.transactions(of, True, limit, timeout=timeout)
+            found: Iterable[Any] = transaction_rows(opened, listed, self._session.wall())
+        elif name == "tables":
+            streams = self.streams(of, timeout=timeout)
+            found = table_rows(streams, self._newest(streams, deadline))
+        elif name == "commits":
+            found = self._commits(
+                of or "", check_at(start, "start"), check_at(until), limit, deadline
+            )
+        else:
+            table, row = of or "", key or b""
+            with (
+                self.replica(table, folder=folder, timeout=timeout) as replica,
+                replica.snapshot(until, timeout=timeout) as view,
+            ):
+                found = list(islice(version_rows(table, view.versions(table, row)), limit))
+        return list(islice(found, limit))
+
+    def _commits(
+        self, of: str, above: int | None, until: int | None, limit: int, deadline: float
+    ) -> list[CommitRow]:
+        scope, slash, _ = of.partition("/")
+        # The histories have all commits up to a safe time before their present ends.
+        until = self._session.instant(check_scope(scope), until, deadline)
+        check_since(above, until)
+        if slash:
+            names = [self._session.describe(of, deadline).stream]
+        else:
+            gone = {CREATING, *GIVEN_UP}
+            found = self._session.streams(scope, deadline)
+            names = [each.stream for each in found if each.state not in gone]
+        left = max(0.1, deadline - self._session.now())
+        return commit_rows(self.reader_ports(), names, above or 0, until, limit, left)
+
+    def _newest(self, found: Sequence[StreamDescription], deadline: float) -> dict[str, int]:
+        """The newest commits of the tables among these streams, of scopes where this lane may ask for all."""
+        newest: dict[str, int] = {}
+        tables = [
+            each.stream for each in found if is_table(each.settings) and each.state != CREATING
+        ]
+        for scope, its in groupby(tables, lambda table: table.partition("/")[0]):
+            with suppress(NotAuthorized, InvalidArgument):  # the latter: one is deleted meanwhile
+                told = self._session.safe_tables(scope, None, list(its), deadline)
+                newest |= {each.table: each.last for each in told.tables}
+        return newest
 
     # -- its end --------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, overload
 from anabranch.client.handle import Shared
 from anabranch.client.ports import ClientPorts
 from anabranch.core.hybrid_time import to_text
-from anabranch.core.stream_settings import VERSIONS_MS, is_table
+from anabranch.core.stream_settings import is_table, versions_ms
 from anabranch.errors import InvalidArgument, NotReady, UnsupportedSetting
 from anabranch.extras import need
 from anabranch.reading.committed_log import ReaderPorts, check_group
@@ -321,7 +321,7 @@ class Reading:
         index: Mapping[str, Index] | None = None,
     ) -> Replica:
         need("rocksdict")
-        from anabranch.tables.replica import HISTORY_MS, Replica
+        from anabranch.tables.replica import Replica
 
         ports, deadline = self._readers().ports, self._shared.deadline(timeout)
         session = self._shared.session
@@ -329,7 +329,7 @@ class Reading:
         session.check_together(names, deadline)
         controller = _Controller(self._shared)
         found = self._check_tables(names, deadline)
-        kept = [int(settings.get(VERSIONS_MS, HISTORY_MS)) for settings in found]
+        kept = [versions_ms(settings) for settings in found]
         return Replica(
             ports,
             controller,

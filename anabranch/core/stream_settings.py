@@ -13,6 +13,7 @@ MIN_ISR = "min.insync.replicas"
 MAX_MESSAGE = "max.message.bytes"
 TABLE = "table"  # whether it is one: keyed rows, for replicas and locks
 VERSIONS_MS = "table.history.ms"  # how long replicas keep versions
+DEFAULT_VERSIONS_MS = 3_600_000
 PROCESSOR = "processor"  # whose state the stream is
 _LONG = (1 << 63) - 1
 _INT = (1 << 31) - 1
@@ -103,6 +104,11 @@ def check_settings(settings: Mapping[str, str]) -> None:
 def is_table(settings: Mapping[str, str]) -> bool:
     """Whether a stream with these settings is a table."""
     return TABLE in settings
+
+
+def versions_ms(settings: Mapping[str, str]) -> int:
+    """How long replicas keep versions of a table with these settings."""
+    return int(settings.get(VERSIONS_MS, DEFAULT_VERSIONS_MS))
 
 
 def _check_table(settings: Mapping[str, str]) -> None:

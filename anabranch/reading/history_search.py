@@ -14,7 +14,7 @@ from anabranch.core.vectors import completed, has_vector, vector_place
 from anabranch.errors import InvalidArgument, NotReady, SnapshotExpired
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.history import Found, HistoryCursor
-from anabranch.schemas.records import EpochRecord
+from anabranch.schemas.records import CommitRecord, EpochRecord
 
 _NEAR = 16  # offsets; so few are read over rather than halved, and the first step back from the end
 _FARTHER = 8  # each step back is so many times the one before
@@ -83,6 +83,23 @@ class HistorySearch:
         """The records from an offset on, up to the history's present end."""
         self._look()
         yield from self._records(offset)
+
+    def commits(self, above: int, until: int, most: int) -> list[CommitRecord]:
+        """The newest commits above a hybrid time and up to another one, rising; at most so many."""
+        self._look()
+        high, window = self._by_time(until), _NEAR + 2 * most  # a marker follows a commit
+        while True:
+            low = max(self._low, high - window)
+            first, found = MAX, deque[CommitRecord](maxlen=most)
+            for offset, record in self._records(low):
+                if offset >= high:
+                    break
+                first = min(first, record.timestamp)
+                if isinstance(record, CommitRecord) and above < record.timestamp <= until:
+                    found.append(record)
+            if len(found) == most or low <= self._low or first <= above:
+                return list(found)
+            window *= _FARTHER
 
     @property
     def end(self) -> int:

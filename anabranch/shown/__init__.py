@@ -1,1 +1,1 @@
-"""Words, histories and pictures of streams, as the shell and the browser both show them."""
+"""Words, histories, pictures of streams and system tables, as programs, the shell and the browser show them."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self, get_args
 
 from anabranch.core.hybrid_time import from_us, to_text, to_us
+from anabranch.core.stream_settings import DEFAULT_VERSIONS_MS
 from anabranch.errors import (
     AnabranchError,
     IllegalState,
@@ -36,7 +37,6 @@ from anabranch.types import Result
 
 log = logging.getLogger("anabranch.client")
 
-HISTORY_MS = 3_600_000
 _WAIT_S = 0.5  # a step without news takes so long
 _PAUSE_S = 0.5  # after an error
 # Before a transaction is begun again: the first and the longest. After a longer one it meets the winners of a row
@@ -88,7 +88,7 @@ class Replica:
         cluster_id: str,
         *,
         folder: Path | None = None,
-        history_ms: int = HISTORY_MS,
+        history_ms: int = DEFAULT_VERSIONS_MS,
         timeout: float = 30.0,
         threaded: bool = True,
         commits: Commits | None = None,

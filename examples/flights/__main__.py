@@ -52,7 +52,8 @@ def flights(
 
     Starts a broker (or uses --bootstrap) and two controllers. One transaction over five streams is
     begun by one process, written by five others and committed by yet another. Meanwhile small transactions
-    commit on the same streams, one stream is scaled twice, and readers look on. A writer is killed, and the
+    commit on the same streams, one stream is scaled twice, readers look on, and two processes move money between
+    rows of a table, whose total is right at every snapshot. A writer is killed, and the
     leading controller twice. At the end every stream and the events of a group of readers are compared with
     the source, row by row; any difference makes the exit code 1.
     """

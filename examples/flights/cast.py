@@ -19,6 +19,7 @@ from examples.flights.source import TABLES, Source
 WORKERS = 4
 VICTIM = 1
 MEMBERS = 2
+CLERKS = 2
 KEEPALIVE_S = 120.0
 TICK_EVERY_S = 0.1
 DOOMED_ROWS = 10_000
@@ -117,6 +118,10 @@ class Cast:
                 self._display.tick(message["number"] + 1, message["seconds"])
 
         return self.start("ticker", every=TICK_EVERY_S, on_message=take)
+
+    def clerks(self) -> list[Child]:
+        """Start the children that move money between the accounts that the auditor has opened."""
+        return [self.start("clerk", name=f"clerk-{n + 1}") for n in range(CLERKS)]
 
     def driver(self, name: str | None) -> Child:
         """Start a child that begins a transaction and ends."""

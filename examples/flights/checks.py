@@ -10,6 +10,7 @@ import numpy as np
 from examples.flights.findings import Check, Findings, Killed, few
 from examples.flights.notes import RAW, Kind, of_kind
 from examples.flights.stream_checks import check_epochs, check_in_order, check_rows, check_smalls
+from examples.flights.transfers import AIRLINES, OPENED_WITH, TOTAL
 
 MAX_USUAL_DELAY_S = 2.0
 
@@ -32,6 +33,7 @@ def judge(found: Findings) -> list[Check]:
         check_delays(found),
         check_order(found),
         check_aborted(found),
+        check_transfers(found),
     ]
 
 
@@ -237,6 +239,33 @@ def check_aborted(found: Findings) -> Check:
         "A second transaction, aborted",
         f"{found.doomed_rows:,} events written to journals, none in a stream",
         tuple(differences),
+    )
+
+
+def check_transfers(found: Findings) -> Check:
+    """Transfers went on before and after each death of a controller, and no snapshot shows a half of one."""
+    began = sorted(at for clerk in found.clerks for at in clerk["began"])
+    audit, paid = found.audit, Counter[str]()
+    for clerk in found.clerks:
+        paid.update(clerk["paid"])
+    wanted = {name: OPENED_WITH + paid[name] for name in AIRLINES}
+    differences = [f"a snapshot shows {total:,}, not {TOTAL:,}" for total in audit["wrong"]]
+    differences += [
+        f"{name} has {audit['held'].get(name)}, not {held:,}"
+        for name, held in wanted.items()
+        if audit["held"].get(name) != held
+    ]
+    killed = [found.killed_writing, found.killed_deciding]
+    for at in (killed_one.at for killed_one in killed if killed_one is not None):
+        if not began or not began[0] < at < began[-1]:
+            differences.append("no transfers before and after a controller was killed")
+    again = sum(clerk["again"] for clerk in found.clerks)
+    longest = max((clerk["longest"] for clerk in found.clerks), default=0.0)
+    return Check(
+        f"Money moved between rows of a table by {len(found.clerks)} processes",
+        f"{len(began):,} transfers, {again:,} times begun again, the longest {longest:.1f} s (while a controller "
+        f"was dead); {audit['snapshots']:,} snapshots, the total right in each",
+        tuple(few(differences)),
     )
 
 

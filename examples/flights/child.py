@@ -62,6 +62,8 @@ _ROLES = {
     "reader": ("observers", "read_events"),
     "transactions": ("observers", "read_whole"),
     "member": ("observers", "read_in_order"),
+    "clerk": ("transfers", "clerk"),
+    "auditor": ("transfers", "audit"),
     "scaler": ("historian", "scale"),
     "historian": ("historian", "tell"),
 }

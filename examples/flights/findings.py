@@ -42,6 +42,7 @@ class Findings:
     ``streams``: their names; the first one is scaled. ``wanted``: the rows of each. ``dead``: the label of the
     killed writer; ``dead_flushed``: how many rows it had flushed. ``outcome``: the committer's message; ``again``:
     the same, asked by name. ``scaled``: to how many segments, and when. ``txn_ids``: of the whole transactions.
+    ``clerks``, ``audit``: what those who moved money between accounts of a table, and who added them up, reported.
     ``log``: the notes of a plain consumer that read everything at the end.
     """
 
@@ -69,6 +70,8 @@ class Findings:
     whole: Notes
     members: Sequence[Notes]
     log: Notes
+    clerks: Sequence[Mapping[str, Any]]
+    audit: Mapping[str, Any]
 
     @property
     def observers(self) -> dict[str, Notes]:

@@ -41,8 +41,10 @@ class Story:
         cast = self._cast
         self._make_streams()
         observers, members, ticker = cast.observers(), cast.members(), cast.ticker()
+        auditor = cast.start("auditor")
         begun, ended_at, doomed = self._begin_two()
-        cast.heard(observers | members, "ready")
+        cast.heard(observers | members | {"auditor": auditor}, "ready")
+        clerks = cast.clerks()
         self._display.note(
             "three observers look on: a plain consumer, two readers of the library; "
             f"and a group of {len(members)} that reads the flights in order"
@@ -61,6 +63,7 @@ class Story:
         again = self._family.hear(asker, "outcome", STEP_S)
         ticker.finish()
         ticks = self._family.hear(ticker, "finished", STEP_S)
+        audit, moved = self._settle_accounts(auditor, clerks)
         reports, late = self._look(observers, members)
         notes = {name: cast.notes(child) for name, child in (observers | members).items()}
         historian = cast.historian(begun["txn_id"])
@@ -93,6 +96,8 @@ class Story:
             whole=notes["transactions"],
             members=[notes[name] for name in members],
             log=cast.notes(late),
+            clerks=moved,
+            audit=audit,
         )
 
     def _make_streams(self) -> None:
@@ -196,6 +201,21 @@ class Story:
         state: str = self._family.hear(aborter, "aborted", STEP_S)["state"]
         self._display.note(f"a second transaction, with {rows:,} events, is {state}")
         return state
+
+    def _settle_accounts(
+        self, auditor: Child, clerks: list[Child]
+    ) -> tuple[Message, list[Message]]:
+        """The last transfers, and then the last look at all accounts."""
+        for child in clerks:
+            child.finish()
+        moved = [self._family.hear(child, "finished", STEP_S) for child in clerks]
+        auditor.finish()
+        audit = self._family.hear(auditor, "report", STEP_S)
+        transfers = sum(len(message["began"]) for message in moved)
+        self._display.note(
+            f"{transfers:,} transfers between accounts of a table, by {len(clerks)} processes"
+        )
+        return audit, moved
 
     def _look(
         self, observers: dict[str, Child], members: dict[str, Child]

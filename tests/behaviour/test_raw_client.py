@@ -7,7 +7,9 @@ import csv
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +18,7 @@ import pytest
 
 import anabranch
 from anabranch.core.partitioner import position_of
+from anabranch.tables.transaction import TableTransaction
 
 pytestmark = pytest.mark.broker
 
@@ -230,6 +233,47 @@ def test_it_consumes_by_tasks(cluster: Cluster, client: anabranch.Client, stream
     assert Counter(found) == Counter(written)
     keyed = [[pair for pair in pairs if pair[0] == b"k0"] for pairs in (found, written)]
     assert keyed[0] == keyed[1], "in order"
+
+
+def test_it_moves_money_with_locks(cluster: Cluster, client: anabranch.Client, unique: str) -> None:
+    """Two of them against each other and the library, over a scaling: no money is made, or lost."""
+    name, people = f"raw{unique}/accounts", (b"ann", b"bob", b"cat")
+    client.create_table(name, segments=2)
+    with client.replica(name) as bank:
+        refused = raw(cluster, name, "--transfer", "ann", "bob", "5", fails=True)
+        assert "ann has 0, not 5" in refused.stderr
+        result = bank.transact(lambda txn: [txn.insert(name, who, b"500") for who in people])
+        pairs = [("ann", "bob", "3"), ("bob", "ann", "2")]
+        with ThreadPoolExecutor(2) as pool:
+            runs = [
+                pool.submit(raw, cluster, name, "--transfer", *pair, "--times", "8")
+                for pair in pairs
+            ]
+            mine = 0
+            while not all(run.done() for run in runs):
+                mine += 1
+
+                def move(txn: TableTransaction) -> None:
+                    ann, cat = (int(txn.get(name, who) or b"") for who in (b"ann", b"cat"))
+                    txn.put(name, b"ann", b"%d" % (ann + 1))
+                    txn.put(name, b"cat", b"%d" % (cat - 1))
+
+                bank.transact(move)
+                time.sleep(0.5)  # much slower than the library, the raw client would always lose
+                if mine == 2:
+                    client.scale(name, segments=3)
+            told = [json.loads(run.result().stdout) for run in runs]
+        with bank.snapshot() as now:
+            rows = {key: int(row) for key, row in now.scan(name)}
+        assert rows == {b"ann": 492 + mine, b"bob": 508, b"cat": 500 - mine}
+        commits = client.system("commits", name, start=result.commit_timestamp)
+        assert len(commits) == 16 + mine
+        for one in commits:
+            with bank.snapshot(at=one.commit_timestamp) as then:
+                assert sum(int(row) for _, row in then.scan(name)) == 1500
+    done = [bytes.fromhex(each) for part in told for each in part["committed"]]
+    assert set(done) < {one.txn_id for one in commits}
+    assert sum(part["looked_again"] for part in told) > 0, told
 
 
 def test_a_failure_aborts_its_transaction(

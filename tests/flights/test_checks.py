@@ -20,6 +20,7 @@ from examples.flights.checks import (
     check_not_before,
     check_order,
     check_raw,
+    check_transfers,
     check_whole,
     judge,
     percentile,
@@ -30,6 +31,7 @@ from examples.flights.historian import Epoch
 from examples.flights.notes import NOTE, RAW, Kind, Notes, digest_of
 from examples.flights.source import Row
 from examples.flights.stream_checks import check_epochs, check_in_order, check_rows, check_smalls
+from examples.flights.transfers import AIRLINES
 
 BIG, DOOMED = "aa" * 16, "bb" * 16
 KEYS = (b"N1", b"N2", None)
@@ -85,6 +87,7 @@ WEATHER_EVENTS = [
 READER = notes(*FLIGHTS_EVENTS)
 LOG = notes(*FLIGHTS_EVENTS, *WEATHER_EVENTS)
 
+HELD = dict.fromkeys(AIRLINES, 1000) | {"AA": 975, "B6": 1030, "UA": 995}
 GOOD = Findings(
     streams=["nyc/flights", "nyc/weather"],
     wanted=[table(9), table(6)],
@@ -123,13 +126,18 @@ GOOD = Findings(
     whole=READER,
     members=[READER[:8], READER[8:]],
     log=LOG,
+    clerks=[
+        {"began": [4.0, 11.0], "again": 1, "longest": 2.0, "paid": {"AA": -30, "B6": 30}},
+        {"began": [4.5, 13.0], "again": 0, "longest": 1.0, "paid": {"AA": 5, "UA": -5}},
+    ],
+    audit={"snapshots": 9, "wrong": [], "held": HELD},
 )
 
 
 def test_a_good_run_passes_everything() -> None:
     found = judge(GOOD)
     assert [check for check in found if not check.ok] == []
-    assert len(found) == 16
+    assert len(found) == 17
     assert all(check.title and check.seen for check in found)
 
 
@@ -174,6 +182,10 @@ def epochs(**changes: Epoch | None) -> Findings:
     """Epochs by e and number; None: without it."""
     by_number = {f"e{epoch.epoch}": epoch for epoch in GOOD.epochs} | changes
     return replace(GOOD, epochs=[epoch for epoch in by_number.values() if epoch is not None])
+
+
+def audited(**changes: Any) -> Findings:
+    return replace(GOOD, audit=GOOD.audit | changes)
 
 
 PLANTED: list[tuple[Callable[[Findings], Check], Findings, str]] = [
@@ -257,6 +269,16 @@ PLANTED: list[tuple[Callable[[Findings], Check], Findings, str]] = [
     (check_aborted, changed("whole", 3, kind=Kind.DOOMED), "reader of whole transactions saw 1"),
     (check_aborted, more("log", {"kind": Kind.DOOMED}), "the check saw 1"),
     (check_aborted, replace(GOOD, txn_ids=["cc", BIG, DOOMED]), "whole transactions saw it"),
+    (check_transfers, audited(wrong=[5990]), "a snapshot shows 5,990, not 6,000"),
+    (check_transfers, audited(held=HELD | {"AA": 1005}), "AA has 1005, not 975"),
+    (check_transfers, audited(held={}), "UA has None, not 995"),
+    (check_transfers, replace(GOOD, clerks=GOOD.clerks[:1]), "AA has 975, not 970"),
+    (
+        check_transfers,
+        replace(GOOD, killed_deciding=Killed("controller-2", 13.5, 14.0, "controller-1")),
+        "no transfers before and after",
+    ),
+    (check_transfers, replace(GOOD, clerks=[]), "no transfers before and after"),
 ]
 
 

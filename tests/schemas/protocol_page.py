@@ -19,7 +19,7 @@ from anabranch.core.decisions import questions, transactions
 from anabranch.core.decisions.turn import DAY_MS, Settings
 from anabranch.core.journal.index import CRC_MODULUS, REASONS
 from anabranch.core.partitioner import SPACE, even_ranges, position_of, record_checksum
-from anabranch.core.read_locks import fingerprint
+from anabranch.core.read_locks import Keys, WindowDraft, Windows, Write, fingerprint
 from anabranch.core.rows import Entry
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.tasks.dealing import Dealing
@@ -137,6 +137,7 @@ COMMANDS: dict[int, Any] = {
     14: r.SetGrant("etl", "nyc/*", 7),
     15: r.ListAudit(None),
     16: r.Take("nyc/delays", TENURE, "host:4711", (0, 1), (0, 0)),
+    17: r.SafeTime("bank", None, ("bank/accounts",)),
 }
 EXAMPLES: dict[str, Any] = {
     "FindScope": COMMANDS[1],
@@ -289,7 +290,10 @@ EXAMPLES: dict[str, Any] = {
     "Reply: LookAgain": _reply(
         10, r.LookAgain(STAMP, (r.TableTime("bank/accounts", STAMP - 4096),))
     ),
-    "SafeTime of tables": r.SafeTime("bank", None, ("bank/accounts",)),
+    "SafeTime of tables": COMMANDS[17],
+    "Reply: SafeTimeIs of tables": _reply(
+        17, r.SafeTimeIs("bank", STAMP, (r.TableTime("bank/accounts", STAMP - 4096),))
+    ),
     "Release": r.Release("nyc/delays", TENURE, (0, 1)),
     "JournalOp": r.JournalOp("FINALIZE_COMMIT", TXN, 0, STAMP),
 }
@@ -348,10 +352,10 @@ def table(head: str, rows: list[list[Any]]) -> str:
 
 def types_block() -> str:
     def kind(number: int) -> str:
-        if number < 32 or number in (35, 36):
-            return "command"
-        if number < 64:
+        if number in (32, 33, 34):
             return "reply" if number == 32 else "from process to process"
+        if number < 64:
+            return "command"
         return "status row" if number < 96 else "journal" if number == 96 else "history"
 
     rows = [[n, f"{n:02x}", f"`{c.__name__}`", kind(n)] for n, c in sorted(TYPES.items())]
@@ -555,6 +559,35 @@ def also_block() -> str:
     return table("how | bytes", rows)
 
 
+def judged_block() -> str:
+    """How a leader judges locks on a table with these commits."""
+    window = WindowDraft(Windows(reach=50))
+    for at, before, keys in ((100, 0, [b"ann"]), (200, 100, [b"bob", b"cat"])):
+        window.add("bank/a", Write(at, *Keys.of(keys)), before)
+    rows: list[list[Any]] = []
+    for since, last, locked in (
+        (200, 200, "`bob`"),
+        (150, 100, "`ann`"),
+        (150, 100, "`bob`"),
+        (150, 100, "`dan`, which has no row"),
+        (150, 100, "[`c`, `d`)"),
+        (150, 100, "[`bobby`, `cat`)"),
+        (150, 100, "[`d`, the end)"),
+        (150, 0, "`ann`"),
+        (250, 100, "`ann`"),
+        (100, 100, "`ann`"),
+        (50, 0, "`dan`"),
+        (49, 0, "`dan`"),
+    ):
+        keys = [key.encode() for key in re.findall("`(.+?)`", locked)]
+        ranged = locked.startswith("[")
+        ranges = (r.LockedRange(keys[0], keys[1] if len(keys) > 1 else None),) if ranged else ()
+        points = () if ranged else (fingerprint(keys[0]),)
+        holds = window.holds(r.TableLocks("bank/a", since, last, points, ranges), 200)
+        rows.append([since, last, locked, "commits" if holds else "`LookAgain`"])
+    return table("`since` | `last` | locked | answer", rows)
+
+
 def blocks() -> dict[str, str]:
     found = {
         "types": types_block(),
@@ -574,6 +607,7 @@ def blocks() -> dict[str, str]:
         "checksums": checksums_block(),
         "errors": table("code | kind | meaning", error_rows()),
         "limits": limits_block(),
+        "judged": judged_block(),
         "rows": rows_block(),
         "examples": "\n".join(example(name) for name in EXAMPLES if name not in IN_THE_TEXT),
     }

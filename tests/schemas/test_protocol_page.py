@@ -81,7 +81,7 @@ def test_an_example_is_what_its_bytes_say(name: str, text: str, shown: str) -> N
     assert decode(data) == record
     assert encode(record) == data
     if ": " in name:
-        assert type(record.result).__name__ == name.partition(": ")[2]
+        assert type(record.result).__name__ == name.split()[1]
 
 
 def test_every_kind_of_command_and_reply_has_an_example() -> None:
@@ -97,6 +97,22 @@ def test_type_numbers() -> None:
     assert on_page == {number: cls.__name__ for number, cls in TYPES.items()}
     assert all(int(row[1], 16) == int(row[0]) for row in cells("types"))
     assert f"format version: {FORMAT_VERSION:02x}" in TEXT
+
+
+def test_locks_are_judged_as_the_page_says() -> None:
+    """By the rule alone: what was written above `since`, who has read all of it, and what the leader remembers."""
+    writes, newest, reach = {b"ann": 100, b"bob": 200, b"cat": 200}, 200, 50
+    for since_text, last_text, locked, answer in cells("judged"):
+        since, last = int(since_text), int(last_text)
+        keys = [key.encode() for key in re.findall("`(.+?)`", locked)]
+        low, high = keys[0], keys[1] if len(keys) > 1 else b"\xff"
+        if not locked.startswith("["):
+            high = low + b"\0"
+        read_all = last == max([at for at in writes.values() if at <= since], default=0)
+        untouched = not any(low <= key < high and at > since for key, at in writes.items())
+        remembers = newest <= since or since >= reach
+        holds = read_all and untouched and remembers
+        assert answer == ("commits" if holds else "`LookAgain`"), (since, last, locked)
 
 
 def test_the_errors_are_those_of_the_code() -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from anabranch.cli.looking import system
 from anabranch.cli.options import App, ClusterOptions, argument, option
 from anabranch.cli.output import (
     count_of,
     print_json,
     print_line,
     print_result,
-    print_table,
+    progress_bar,
     put_bytes,
 )
 from anabranch.cli.read import moment_of, start_of
@@ -23,12 +25,15 @@ from anabranch.cli.session import parse_kafka
 from anabranch.cli.stream.commands import Settings
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import split_stream
-from anabranch.core.stream_settings import VERSIONS_MS, is_table
-from anabranch.errors import InvalidArgument
+from anabranch.core.stream_settings import is_table
+from anabranch.errors import InvalidArgument, NotReady
 
 if TYPE_CHECKING:
+    from anabranch import Client
+    from anabranch.tables.replica import Replica
     from anabranch.tables.snapshot import TableSnapshot
 
+_LOOK_S = 0.2
 app = App(no_args_is_help=True, help="Create tables, and read and write their rows.")
 Table = Annotated[str, argument("SCOPE/TABLE", "The table.")]
 Key = Annotated[str, argument("KEY", "The row's key.")]
@@ -69,28 +74,18 @@ def create(
     )
 
 
-@app.command("list")
-def list_tables(
-    options: ClusterOptions,
-    scope: Annotated[str | None, argument("SCOPE", "Only this scope.")] = None,
-) -> None:
-    """List tables."""
+app.command("list")(system.tables)
+
+
+@app.command("describe")
+def describe(options: ClusterOptions, table: Table) -> None:
+    """Show a table: its segments, settings, newest commit, and how many events its rows came by."""
     with options.client() as client:
-        found = [each for each in client.streams(scope) if is_table(each.settings)]
-    rows = [
-        {
-            "table": each.stream,
-            "state": each.state,
-            "segments": len(each.segments),
-            "history_ms": int(each.settings.get(VERSIONS_MS, 3_600_000)),
-        }
-        for each in found
-    ]
-    if options.json:
-        print_json({"tables": rows})
-    else:
-        heads = ("table", "state", "segments", "versions kept, ms")
-        print_table("Tables", heads, (tuple(row.values()) for row in rows))
+        _check_table(client, table)
+        found = client.system("tables", split_stream(table)[0], limit=10_000)
+        events = client.count_events(table)
+    row = next(each for each in found if each.table == table)
+    system.show("tables", [row], options, events=events.events, exact=events.exact)
 
 
 @app.command("get")
@@ -140,42 +135,20 @@ def scan(
                 print_line(f"{key.decode(errors='replace')}\t{value.decode(errors='replace')}")
 
 
+@system.app.command("versions")
 @app.command("versions")
 def versions(
     options: ClusterOptions, table: Table, key: Key, at: At = None, folder: Folder = None
 ) -> None:
-    """Show from when to when each value of a key was valid, and which transaction wrote it.
+    """Show from when to when each value of a row was valid, which transaction wrote it, and which one ended it.
 
     As far back as versions are kept (`table.history.ms`), the newest first.
     """
+    from anabranch.shown.system import version_rows
+
     with _view(options, table, at, folder) as view:
-        found = list(view.versions(table, key.encode()))
-    rows, until = [], None
-    for each in found:
-        row: dict[str, Any] = {
-            "since": to_text(each.timestamp),
-            "until": until and to_text(until),
-            "timestamp": each.timestamp,
-            "until_timestamp": until,
-            "txn_id": each.txn_id.hex(),
-            "deleted": each.value is None,
-        }
-        put_bytes(row, "value", each.value)
-        rows.append(row)
-        until = each.timestamp
-    if options.json:
-        print_json({"key": key, "versions": rows})
-        return
-    cells = (
-        (
-            row["since"],
-            row["until"] or "now",
-            row["txn_id"],
-            "(deleted)" if each.value is None else each.value.decode(errors="replace"),
-        )
-        for row, each in zip(rows, found, strict=True)
-    )
-    print_table(f"{table} {key}", ("from", "until", "transaction", "row"), cells)
+        found = list(version_rows(table, view.versions(table, key.encode())))
+    system.show("versions", found, options)
 
 
 @app.command("put")
@@ -265,13 +238,19 @@ def changes(
             print_json(document)
 
 
-def _blind(options: ClusterOptions, client: Any, table: str, key: str, value: bytes | None) -> None:
-    if not is_table(client.describe(table).settings):
-        raise InvalidArgument(f"{table} is a stream, and no table: `anabranch write` writes to it")
+def _blind(
+    options: ClusterOptions, client: Client, table: str, key: str, value: bytes | None
+) -> None:
+    _check_table(client, table)
     with client.begin(split_stream(table)[0]) as txn:
         txn.write(table, value, key=key.encode())
         result = txn.commit()
     _told(options, table, key, result, "deleted" if value is None else "written")
+
+
+def _check_table(client: Client, table: str) -> None:
+    if not is_table(client.describe(table).settings):
+        raise InvalidArgument(f"{table} is a stream, and no table: `anabranch write` writes to it")
 
 
 def _told(options: ClusterOptions, table: str, key: str, result: Any, what: str) -> None:
@@ -290,11 +269,41 @@ def _told(options: ClusterOptions, table: str, key: str, result: Any, what: str)
 def _view(
     options: ClusterOptions, table: str, at: str | None, folder: Path | None
 ) -> Iterator[TableSnapshot]:
-    """The table as of a time, by a replica that is built first."""
+    """The table as of a time, by a replica that is built first, for as long as it comes on."""
     when = None if at is None else moment_of(at)
     with (
         options.client() as client,
         client.replica(table, folder=folder) as replica,
-        replica.snapshot(at=when) as view,
+        _brought_up(options, replica, table, when) as view,
     ):
         yield view
+
+
+def _brought_up(options: ClusterOptions, replica: Replica, table: str, at: Any) -> TableSnapshot:
+    """A snapshot, once the replica has laid it down. `NotReady`: --timeout has passed, and nothing came."""
+    most, over = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not over.wait(_LOOK_S):
+            left = replica.lag()[table].records
+            most = max(most, left)
+            bar.update(task, total=most or None, completed=most - left)
+
+    with progress_bar(quiet=options.json) as bar:
+        task = bar.add_task(f"loading {table}", total=None)
+        watcher = threading.Thread(target=watch, name="progress", daemon=True)
+        watcher.start()
+        behind = None
+        try:
+            while True:
+                try:
+                    return replica.snapshot(at, timeout=options.timeout)
+                except NotReady:
+                    left = replica.lag()[table].records
+                    if left >= (most if behind is None else behind):
+                        raise
+                    behind = left
+        finally:
+            over.set()
+            watcher.join()

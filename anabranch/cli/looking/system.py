@@ -1,0 +1,92 @@
+"""`anabranch system`: what the cluster knows of its transactions, commits, tables and versions, as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+from anabranch.cli.options import App, ClusterOptions, argument, option
+from anabranch.cli.output import print_json, print_table, put_bytes
+from anabranch.cli.read import moment_of
+
+app = App(
+    no_args_is_help=True,
+    help="Show system tables: transactions, commits, tables, and a row's versions.",
+)
+Scope = Annotated[str | None, argument("SCOPE", "Only this scope.")]
+Limit = Annotated[int, option("--limit -n", "At most so many rows.", min=1, max=10_000)]
+# Columns for people; --json has all.
+_SHOWN = {
+    "transactions": ("txn_id", "state", "scope", "owner", "name", "begun", "age", "rows", "streams", "reason"),
+    "commits": ("committed_at", "txn_id", "rows", "streams"),
+    "tables": ("table", "state", "segments", "newest_at", "history_ms"),
+    "versions": ("since", "until", "mintid", "maxtid", "value"),
+}  # fmt: skip
+_TEXTS = ("key", "value")  # other bytes are ids
+
+
+@app.command("transactions")
+def transactions(options: ClusterOptions, scope: Scope = None, limit: Limit = 100) -> None:
+    """Transactions: open ones, the oldest first, then those that ended and are kept, the newest first."""
+    with options.client() as client:
+        show("transactions", client.system("transactions", scope, limit=limit), options)
+
+
+@app.command("commits")
+def commits(
+    options: ClusterOptions,
+    of: Annotated[str, argument("SCOPE[/STREAM]", "The scope, or the stream.")],
+    start: Annotated[
+        str | None,
+        option("--from TIME", "After a commit timestamp, or an ISO 8601 time with its zone."),
+    ] = None,
+    until: Annotated[str | None, option("--to TIME", "Up to such a time (default: now).")] = None,
+    limit: Limit = 100,
+) -> None:
+    """Commits of a scope or a stream, the newest first: by which transaction, to which streams, how many rows."""
+    begin, end = (
+        None if text is None else moment_of(text, name)
+        for name, text in (("--from", start), ("--to", until))
+    )
+    with options.client() as client:
+        found = client.system("commits", of, start=begin, until=end, limit=limit)
+    show("commits", found, options)
+
+
+@app.command("tables")
+def tables(options: ClusterOptions, scope: Scope = None, limit: Limit = 1000) -> None:
+    """Tables: their segments, newest commits, and how long versions are kept."""
+    with options.client() as client:
+        show("tables", client.system("tables", scope, limit=limit), options)
+
+
+def show(name: str, rows: Sequence[Any], options: ClusterOptions, **more: object) -> None:
+    """Print a system table. ``more``: columns of all rows beside their own."""
+    found = [row._asdict() | more for row in rows]
+    if options.json:
+        print_json({name: [_document(row) for row in found]})
+        return
+    columns = (*_SHOWN[name], *more)
+    cells = ([_cell(column, row[column]) for column in columns] for row in found)
+    print_table(name, columns, cells)
+
+
+def _document(row: Mapping[str, Any]) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for column, value in row.items():
+        if isinstance(value, bytes) and column in _TEXTS:
+            put_bytes(document, column, value)
+        elif isinstance(value, bytes | datetime):
+            document[column] = _cell(column, value)
+        else:
+            document[column] = dict(value) if isinstance(value, Mapping) else value
+    return document
+
+
+def _cell(column: str, value: object) -> object:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace") if column in _TEXTS else value.hex()
+    if isinstance(value, datetime):
+        return value.isoformat(" ", "milliseconds").removesuffix("+00:00") + "Z"
+    return ", ".join(value) if isinstance(value, tuple) else value

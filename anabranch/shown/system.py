@@ -1,0 +1,224 @@
+"""System tables: what a cluster knows of its transactions, commits, tables and versions, as rows of named columns.
+
+``pandas.DataFrame(client.system("commits", "bank"))`` takes them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from anabranch.core.hybrid_time import to_datetime
+from anabranch.core.ids import NO_TXN, split_stream
+from anabranch.core.stream_settings import is_table, versions_ms
+from anabranch.errors import InvalidArgument
+from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.history_search import HistorySearch
+from anabranch.types import OpenTransaction, StreamDescription, TransactionInfo
+
+if TYPE_CHECKING:
+    from anabranch.tables.store import Seen
+
+MOST_ROWS = 10_000
+# Name -> what it must be of, and the further arguments that it takes.
+_ARGUMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "transactions": ("", ()),
+    "commits": ("scope or stream", ("start", "until")),
+    "tables": ("", ()),
+    "versions": ("table", ("key", "until", "folder")),
+}
+
+
+class TransactionRow(NamedTuple):
+    """A transaction. ``age``: seconds from its begin to its end, or until now.
+
+    ``streams``, ``staged_bytes`` and ``writers`` are those of an open one. ``rows``: that it committed.
+    ``commit_timestamp``: hybrid time; None: it is not committed.
+    """
+
+    txn_id: bytes
+    state: str
+    scope: str
+    owner: str
+    name: str | None
+    begun: datetime
+    age: float
+    commit_timestamp: int | None
+    rows: int
+    streams: tuple[str, ...]
+    staged_bytes: int
+    writers: int
+    reason: str
+
+
+class CommitRow(NamedTuple):
+    """A commit, as the histories of the streams that were asked for tell it.
+
+    ``txn_id``: None for plain writes. ``rows``: events in these streams; a row that was written twice counts twice.
+    """
+
+    commit_timestamp: int
+    committed_at: datetime
+    txn_id: bytes | None
+    streams: tuple[str, ...]
+    rows: int
+
+
+class TableRow(NamedTuple):
+    """A table. ``newest``: its newest commit, hybrid time, or when it was made; None: the lane may not ask.
+
+    ``history_ms``: how long replicas keep versions.
+    """
+
+    table: str
+    scope: str
+    state: str
+    segments: int
+    newest: int | None
+    newest_at: datetime | None
+    history_ms: int
+    settings: Mapping[str, str]
+
+
+class VersionRow(NamedTuple):
+    """A version of a row: ``mintid`` wrote it at ``mincsn``, ``maxtid`` replaced or deleted it at ``maxcsn``.
+
+    A snapshot at S shows it if mincsn <= S < maxcsn, both hybrid times. ``maxcsn`` None: it still stands. Ids are
+    None for plain writes. The names are those of ClickHouse's data parts.
+    """
+
+    table: str
+    key: bytes
+    value: bytes
+    mincsn: int
+    maxcsn: int | None
+    mintid: bytes | None
+    maxtid: bytes | None
+    since: datetime
+    until: datetime | None
+
+
+def check_call(name: str, of: str | None, *, limit: object, **given: object) -> None:
+    """`InvalidArgument` unless a system table can be asked for so."""
+    if name not in _ARGUMENTS:
+        raise InvalidArgument(f"there is no system table {name!r:.100}: {', '.join(_ARGUMENTS)}")
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_ROWS:
+        raise InvalidArgument(f"limit {limit!r}: 1 to {MOST_ROWS:,} rows")
+    needed, allowed = _ARGUMENTS[name]
+    if needed and of is None:
+        raise InvalidArgument(f"system table {name!r} is of one {needed}: give it")
+    for argument, value in given.items():
+        if value is not None and argument not in allowed:
+            raise InvalidArgument(f"system table {name!r} has no argument {argument!r}")
+    if "key" in allowed and given["key"] is None:
+        raise InvalidArgument(f"system table {name!r} is of one row: give its key")
+
+
+def transaction_rows(
+    opened: Iterable[OpenTransaction], listed: Iterable[TransactionInfo], now: float
+) -> Iterator[TransactionRow]:
+    """Open ones, the oldest first, and then the others of a list. ``now``: Unix seconds."""
+    seen = set()
+    for each in opened:
+        seen.add(each.info.txn_id)
+        held = each.info.streams, each.staged_bytes, each.writer_count
+        yield _transaction(each.info, each.age, *held)
+    for info in listed:
+        if info.txn_id not in seen:
+            end_ms = info.finished_ms or now * 1000
+            yield _transaction(info, max(0.0, (end_ms - info.begun_ms) / 1000))
+
+
+def _transaction(
+    info: TransactionInfo,
+    age: float,
+    streams: tuple[str, ...] = (),
+    staged_bytes: int = 0,
+    writers: int = 0,
+) -> TransactionRow:
+    return TransactionRow(
+        txn_id=info.txn_id,
+        state=info.state,
+        scope=info.scope,
+        owner=info.owner,
+        name=info.name,
+        begun=datetime.fromtimestamp(info.begun_ms / 1000, UTC),
+        age=age,
+        commit_timestamp=info.commit_timestamp or None,
+        rows=info.counts.committed if info.commit_timestamp else 0,
+        streams=streams,
+        staged_bytes=staged_bytes,
+        writers=writers,
+        reason=info.reason,
+    )
+
+
+def commit_rows(
+    ports: ReaderPorts, streams: Sequence[str], above: int, until: int, limit: int, timeout: float
+) -> list[CommitRow]:
+    """The newest commits above a hybrid time and up to a safe one, the newest first.
+
+    ``timeout``: seconds, of each search in a history. Raises: NotReady, NotAuthorized.
+    """
+    # A commit has one timestamp in the histories of all its streams, and no other commit of the scope has it.
+    found: dict[int, tuple[bytes, dict[str, int]]] = {}
+    with closing(ports.committed_log(timeout)) as source:
+        for stream in streams:
+            for commit in HistorySearch(source, stream, timeout).commits(above, until, limit):
+                _, rows = found.setdefault(commit.timestamp, (commit.txn_id, {}))
+                rows[stream] = sum(part.count for part in commit.segments)
+            if len(found) > limit:
+                above = max(above, sorted(found)[-limit] - 1)  # older ones are not asked for
+                found = {at: each for at, each in found.items() if at > above}
+    return [
+        CommitRow(
+            at,
+            to_datetime(at),
+            None if txn_id == NO_TXN else txn_id,
+            tuple(sorted(rows)),
+            sum(rows.values()),
+        )
+        for at, (txn_id, rows) in sorted(found.items(), reverse=True)
+    ]
+
+
+def table_rows(found: Iterable[StreamDescription], newest: Mapping[str, int]) -> Iterator[TableRow]:
+    """Those of the streams that are tables. ``newest``: their newest commits, as far as they are known."""
+    for each in found:
+        if is_table(each.settings):
+            last = newest.get(each.stream)
+            yield TableRow(
+                each.stream,
+                split_stream(each.stream)[0],
+                each.state,
+                len(each.segments),
+                last,
+                None if last is None else to_datetime(last),
+                versions_ms(each.settings),
+                each.settings,
+            )
+
+
+def version_rows(table: str, found: Iterable[Seen]) -> Iterator[VersionRow]:
+    """The versions of a row from those that a replica gives, the newest first."""
+    newer: Seen | None = None
+    for each in found:
+        if each.value is not None:
+            yield VersionRow(
+                table,
+                each.key,
+                each.value,
+                each.timestamp,
+                newer and newer.timestamp,
+                _written_by(each),
+                newer and _written_by(newer),
+                to_datetime(each.timestamp),
+                newer and to_datetime(newer.timestamp),
+            )
+        newer = each
+
+
+def _written_by(version: Seen) -> bytes | None:
+    return None if version.txn_id == NO_TXN else version.txn_id

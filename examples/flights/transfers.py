@@ -1,0 +1,84 @@
+"""Airlines pay each other for passengers that they took over: rows of a table that change together, or not."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from anabranch.cli.session import connected
+from examples.flights.child import Say
+from examples.flights.writers import target_from
+
+if TYPE_CHECKING:
+    from anabranch.tables.transaction import TableTransaction
+
+AIRLINES = ("AA", "B6", "DL", "EV", "UA", "US")
+OPENED_WITH = 1000
+TOTAL = len(AIRLINES) * OPENED_WITH
+_WITHIN_S = 120.0  # a transfer, over deaths of controllers
+_EVERY_S = 0.05
+_AUDIT_EVERY_S = 0.2
+
+
+def table_of(scope: str) -> str:
+    """The table of the accounts."""
+    return f"{scope}/accounts"
+
+
+def clerk(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
+    """Pay from one account to another until told to finish, and once more then."""
+    table = table_of(parameters["scope"])
+    paid: Counter[str] = Counter()  # what each account has more, by this process
+    calls: list[str] = []
+    began, longest, last = [], 0.0, False
+    with connected(target_from(parameters)) as client, client.replica(table) as accounts:
+        while not last:
+            last = finish.is_set()
+            payer, payee = random.sample(AIRLINES, 2)
+            amount = random.randint(1, 50)
+            start = time.monotonic()
+            accounts.transact(partial(_pay, calls, table, payer, payee, amount), timeout=_WITHIN_S)
+            began.append(start)
+            longest = max(longest, time.monotonic() - start)
+            paid[payer] -= amount
+            paid[payee] += amount
+            finish.wait(_EVERY_S)
+    say("finished", began=began, again=len(calls) - len(began), longest=longest, paid=paid)
+
+
+def _pay(
+    calls: list[str], table: str, payer: str, payee: str, amount: int, txn: TableTransaction
+) -> None:
+    """Called again where others changed one of the two accounts meanwhile."""
+    calls.append(payer)
+    for name, more in ((payer, -amount), (payee, amount)):
+        held = int(txn.get(table, name.encode()) or 0)
+        txn.put(table, name.encode(), b"%d" % (held + more))
+
+
+def audit(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
+    """Open the accounts; then add them up, snapshot after snapshot, until told to finish, and once more then."""
+    table = table_of(parameters["scope"])
+    wrong: list[int] = []
+    snapshots, last = 0, False
+    with connected(target_from(parameters)) as client:
+        client.create_table(table)
+        with client.replica(table) as accounts:
+            accounts.transact(
+                lambda txn: [txn.put(table, a.encode(), b"%d" % OPENED_WITH) for a in AIRLINES]
+            )
+            say("ready")
+            while not last:
+                last = finish.is_set()
+                with accounts.snapshot(timeout=_WITHIN_S) as view:
+                    held = {key.decode(): int(row) for key, row in view.scan(table)}
+                snapshots += 1
+                if sum(held.values()) != TOTAL:
+                    wrong.append(sum(held.values()))
+                finish.wait(_AUDIT_EVERY_S)
+    say("report", snapshots=snapshots, wrong=wrong, held=held)
