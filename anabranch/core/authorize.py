@@ -217,6 +217,7 @@ RULES: Mapping[type, Rule] = {
     r.ListTransactions: _list_transactions,
     r.ListOpen: _list_open,
     r.LabelWriter: _by_transaction,
+    r.ListRuns: _by_transaction,
     r.CreateProcessor: _processor,
     r.Take: _processor,
     r.Release: _processor,

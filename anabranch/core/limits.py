@@ -142,6 +142,8 @@ def weight(answer: object) -> int:
             return sum(map(weight, answer.transactions))
         case r.OpenList():
             return sum(map(weight, answer.transactions))
+        case r.RunList():
+            return 64 * len(answer.runs) + 32 * len(answer.more)
         case r.OpenInfo():
             writers = sum(128 + 4 * len(one.label) for one in answer.writers)
             return 96 + weight(answer.outcome) + writers + 160 * len(answer.carries)

@@ -68,6 +68,7 @@ TYPES: dict[int, type] = {
     40: r.TruncateStream,
     41: r.ListOpen,
     42: r.LabelWriter,
+    46: r.ListRuns,
     64: r.TermRow,
     65: r.RoundRow,
     66: r.ScopeRow,

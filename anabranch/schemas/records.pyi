@@ -400,6 +400,14 @@ class ListOpen:
     after: bytes | None = None
 
 @dataclass(frozen=True, slots=True)
+class ListRuns:
+    """Command: where the accepted records of writers lie in a stream's journal, as a merge would take them."""
+
+    token: bytes
+    stream: str
+    wanted: tuple[RunsWanted, ...]
+
+@dataclass(frozen=True, slots=True)
 class ListSeries:
     """Command: list the series of a scope, the last name first."""
 
@@ -699,6 +707,7 @@ class Reply(NamedTuple):
         | ProcessorList
         | OpenList
         | LookAgain
+        | RunList
     )
 
 @dataclass(frozen=True, slots=True)
@@ -734,6 +743,34 @@ class RoundRow:
     commands_offset: int
     control_offset: int
     expired_ms: int
+
+@dataclass(frozen=True, slots=True)
+class RunList:
+    """Reply to ListRuns."""
+
+    runs: tuple[RunPlace, ...]
+    more: tuple[RunsWanted, ...]
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """Consecutive records of one writer, and where they lie now."""
+
+    writer: int
+    partition: int
+    first: int
+    end: int
+    records: int
+    at: int
+    batch_base: int
+
+@dataclass(frozen=True, slots=True)
+class RunsWanted:
+    """A writer's records between two offsets of a journal partition, as its receipts speak of them."""
+
+    writer: int
+    partition: int
+    first: int
+    end: int
 
 @dataclass(frozen=True, slots=True)
 class SafeTime:

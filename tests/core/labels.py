@@ -112,6 +112,8 @@ class Labels:
             return ", ".join(map(self.processor_text, result.processors))
         if isinstance(result, r.SafeTimeIs):
             return f"safe at {result.timestamp}"
+        if isinstance(result, r.RunList):
+            return f"{len(result.runs)} runs, {len(result.more)} more"
         if isinstance(result, r.LookAgain):
             return "look again"
         raise AssertionError(f"no text for {result}")

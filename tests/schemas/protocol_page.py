@@ -222,6 +222,13 @@ EXAMPLES: dict[str, Any] = {
     "DescribeStreams": r.DescribeStreams("nyc", None),
     "ListOpen": r.ListOpen("nyc", None, 100),
     "Reply: OpenList": _reply(8, r.OpenList((OPEN_INFO,))),
+    "ListRuns": r.ListRuns(
+        TOKEN, "nyc/flights", (r.RunsWanted(WRITER, 1, 0, 2), r.RunsWanted(WRITER, 0, 0, 1))
+    ),
+    "Reply: RunList": _reply(
+        11,
+        r.RunList((r.RunPlace(WRITER, 1, 0, 2, 2, 4096, 4096),), (r.RunsWanted(WRITER, 0, 0, 1),)),
+    ),
     "LabelWriter": r.LabelWriter(TOKEN, RECEIPT.writer, "loader 7"),
     "ListTransactions": COMMANDS[8],
     "Reply: TransactionList": _reply(8, r.TransactionList(())),

@@ -50,6 +50,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.Resolve: transactions.resolve,
     r.ListTransactions: questions.list_transactions,
     r.ListOpen: questions.list_open,
+    r.ListRuns: questions.list_runs,
     r.LabelWriter: writers.label,
     r.ListCommands: set_aside.list_commands,
     r.Commit: commit.commit,
