@@ -274,6 +274,10 @@ class TooManyLocks(FixCallError):
     """A transaction on tables has all the locks that it may: scan a range instead, or read with ``lock=False``."""
 
 
+class NonTransactional(FixCallError):
+    """A call takes effect at once, and came inside an open transaction on tables: make it before, or after."""
+
+
 class SnapshotExpired(FixCallError):
     """Retention has deleted what the snapshot needs: take a later one, or keep the stream for longer."""
 

@@ -116,7 +116,7 @@ class Session(StreamCalls):
     def list_runs(
         self, token: bytes, stream: str, wanted: Sequence[r.RunsWanted], deadline: float
     ) -> r.RunList:
-        """Where records of an open transaction lie: some of those that are wanted, and what is left."""
+        """Places of an open transaction's records: some of those that are wanted, and what is left."""
         command = r.ListRuns(token, stream, tuple(wanted))
         with _about(token):
             return self.ask(_partition(token), command, r.RunList, deadline)

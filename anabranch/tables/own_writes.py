@@ -1,4 +1,4 @@
-"""What an open transaction wrote to tables, read back from journals (docs/tables.md, Own writes).
+"""Rows that an open transaction wrote to tables, read back from journals (docs/tables.md, Own writes).
 
 The controller tells which records it accepted and where they lie; a scan of the journal would find rejected ones,
 too, and take a moved copy for the newest. Rows are kept as a replica keeps them, in a temporary folder, with the
@@ -63,7 +63,7 @@ class Places(Protocol):
     def list_runs(
         self, token: bytes, stream: str, wanted: Sequence[r.RunsWanted], deadline: float
     ) -> r.RunList:
-        """Where accepted records lie: some of those that are wanted, and what is left. `NotReady`."""
+        """Places of accepted records: some of those that are wanted, and what is left. `NotReady`."""
 
     def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
         """A transaction with the receipts of its writers."""
@@ -174,7 +174,7 @@ class OwnWrites:
                 with client_errors():
                     self._lay(store, number, receipt.txn_id, table, told.runs)
             except _Moved as moved:
-                # Where it is now stands in the next answer.
+                # The next answer has its new place.
                 if self._ports.clock.monotonic() + pause >= deadline:
                     raise NotReady(f"rows of {table} can't be read back: {moved}") from moved
                 self._ports.clock.sleep(pause)

@@ -29,7 +29,7 @@ from tests.tables.worlds import reader_ports
 
 TABLE = "bank/t"
 KEYS = [b"a", b"a\0", b"b", b"c\xff", b"d"]
-OFTEN = {"clean_ms": 0, "clean_records": 1, "clean_bytes": 1, "move_bytes": 2_000}
+OFTEN: dict[str, Any] = {"clean_ms": 0, "clean_records": 1, "clean_bytes": 1, "move_bytes": 2_000}
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ class Run(NamedTuple):
     pure: bool
     batch_crc: int = 0
     keyless: int = 0  # records without a key
+    unfit: int = 0  # records whose key no row of a table can have
     digest: bytes = b""  # of a table's: its keys (`core.read_locks.Keys`); empty: not known
 
 
