@@ -73,6 +73,10 @@ class TooMuchStaged(RetryError):
     """Open transactions have all the bytes in journals that they may: end some, or wait for some to end."""
 
 
+class TooMuchLocked(RetryError):
+    """Open transactions have all the registered locks that they may: end some, or wait for some to end."""
+
+
 class WriteFailed(RetryError):
     """A write was not acknowledged; this writer gives no receipt any more: join again and rewrite."""
 
@@ -272,6 +276,10 @@ class RowMissing(FixCallError):
 
 class TooManyLocks(FixCallError):
     """A transaction on tables has all the locks that it may: scan a range instead, or read with ``lock=False``."""
+
+
+class NonTransactional(FixCallError):
+    """A call takes effect at once, and came inside an open transaction on tables: make it before, or after."""
 
 
 class SnapshotExpired(FixCallError):

@@ -66,6 +66,8 @@ class Run(NamedTuple):
     size: int
     # The run is the whole batch, of one writer, without gaps: it may be spliced.
     pure: bool
+    # How many records have a key that no row of a table can have: null, empty or too long.
+    unfit: int
 
 
 class Kernels(NamedTuple):
@@ -169,12 +171,12 @@ def _scan_compiled(kernel: ModuleType, body: Buffer, header: BatchHeader) -> lis
 
 
 def _run(row: list[int], body: Buffer, header: BatchHeader) -> Run:
-    first, last, count, checksum, txn_at, low, high, keyless, size, kind = row
+    first, last, count, checksum, txn_at, low, high, keyless, size, kind, unfit = row
     txn = bytes(memoryview(body)[txn_at : txn_at + TXN_HEADER_SIZE]) if txn_at >= 0 else b""
     pure = kind == Kind.WRITE and count == header.record_count and header.is_dense
     pure = pure and not header.is_control
-    return Run(Kind(kind), first, last, count, checksum, txn, low, high, keyless, size, pure)
+    return Run(Kind(kind), first, last, count, checksum, txn, low, high, keyless, size, pure, unfit)
 
 
 def _malformed(last_delta: int, count: int) -> Run:
-    return Run(Kind.MALFORMED, 0, max(last_delta, 0), max(count, 0), 0, b"", -1, -1, 0, 0, False)
+    return Run(Kind.MALFORMED, 0, max(last_delta, 0), max(count, 0), 0, b"", -1, -1, 0, 0, False, 0)

@@ -7,6 +7,7 @@ from zlib import crc32
 from anabranch.batches.format import Buffer
 from anabranch.batches.records import MIN_RECORD_BYTES, Reader
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, TXN_HEADER_SIZE
+from anabranch.core.limits import ROW_KEY
 from anabranch.core.partitioner import mix
 from anabranch.ports import CorruptBatch
 
@@ -15,6 +16,7 @@ _OP = OP_HEADER.encode()
 _RESERVED_PREFIX = b"ab."
 _CHECKSUM_MASK = (1 << 63) - 1
 _I64 = 1 << 63
+MOST_KEY = ROW_KEY.value
 
 WRITE, PLAIN, OP, MALFORMED, DOUBLE_TXN, TXN_AND_OP, DOUBLE_OP, TXN_LENGTH, RESERVED, NO_TEXT = (
     range(10)
@@ -57,7 +59,7 @@ def _scan(body: bytes, count: int, last_offset_delta: int, base_timestamp: int) 
 
         txn = body[txn_at : txn_at + TXN_HEADER_SIZE] if txn_at >= 0 else b""
         if not rows or rows[-1][9] != kind or txn != txn_before:
-            rows.append([delta, delta, 0, 0, txn_at, -1, -1, 0, 0, kind])
+            rows.append([delta, delta, 0, 0, txn_at, -1, -1, 0, 0, kind, 0])
             txn_before = txn
         row = rows[-1]
         row[1] = delta
@@ -69,6 +71,7 @@ def _scan(body: bytes, count: int, last_offset_delta: int, base_timestamp: int) 
             row[5] = position if row[5] < 0 else min(row[5], position)
             row[6] = max(row[6], position)
         row[8] += reader.at - start
+        row[10] += not 0 < len(key or b"") <= MOST_KEY
     if reader.at != len(body):
         raise CorruptBatch("bytes after the last record")
     return rows

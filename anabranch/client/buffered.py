@@ -13,7 +13,7 @@ from anabranch.client.receipt_account import (
     headers_size,
 )
 from anabranch.client.reservation import WRITER, RightNames, narrow_at
-from anabranch.core.ids import is_state
+from anabranch.core.ids import check_type, is_state
 from anabranch.core.tokens import TokenBytes
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.ports import RecordHeaders
@@ -126,6 +126,10 @@ class Buffered(Handle):
                 receipt = self._account.receipt(finished=False, seen=seen)
                 self._session.register(self._token, receipt, deadline)
 
+    def written_to(self, stream: str) -> int:
+        """As `Handle.written_to`."""
+        return super().written_to(stream) + sum(e.stream == stream for e in self._buffer)
+
     # -- writing --------------------------------------------------------------------------------------
 
     def write_state(self, task: int, rows: Iterable[StateRow]) -> int:
@@ -231,3 +235,14 @@ class Buffered(Handle):
         if self._token is None or self._buffer:
             self._open(deadline)
         return self._touch(stream, deadline)
+
+
+def check_consumed(tenure: Tenure | None, consumed: r.Consumed | None) -> None:
+    """`InvalidArgument` unless a commit moves positions of the tenure that its transaction began with."""
+    if consumed is not None:
+        check_type("consumed", consumed, r.Consumed)
+    began = None if tenure is None else (tenure.processor, tenure.secret)
+    if began != (None if consumed is None else (consumed.processor, consumed.tenure)):
+        raise InvalidArgument(
+            "begin with a tenure, and commit with what its reader gives as `consumed`: both, or neither"
+        )

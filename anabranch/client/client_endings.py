@@ -261,7 +261,7 @@ class Endings(Streams):
         Raises: IllegalState (its number is another one), NotAuthorized, InvalidArgument,
         UnknownScope, NotReady, DeadlineExceeded (repeating is safe).
         """
-        deadline = self._deadline(timeout)
+        deadline = self._alone("set_series", timeout)
         partition = self._session.find_scope(check_scope(scope), deadline)
         command = SetSeries(scope, name, expected, number)
         self._session.ask(partition, command, SeriesList, deadline)

@@ -59,7 +59,7 @@ class Processors(Reading, Streams):
         InvalidArgument, NotAuthorized (the right process), NotReady, DeadlineExceeded, and for its state as
         `create_stream`.
         """
-        deadline = self._deadline(timeout)
+        deadline = self._alone("create_processor", timeout)
         check_type("tasks", tasks, int)
         given = [inputs] if isinstance(inputs, str) else inputs
         names = [one for one in given if isinstance(one, str)]
@@ -104,7 +104,7 @@ class Processors(Reading, Streams):
         IllegalState (another one reset it at the same time), NotReady (a commit of it is being merged),
         NotAuthorized (the right process), DeadlineExceeded.
         """
-        deadline = self._deadline(timeout)
+        deadline = self._alone("reset_processor", timeout)
         info = self._described(processor, deadline)
         inputs: tuple[r.ProcessorInput, ...] = ()
         if start is not None:
@@ -135,7 +135,7 @@ class Processors(Reading, Streams):
             raise InvalidArgument(
                 f"the group {group} is the mirror of {processor} itself, which anybody may move: it is never read"
             )
-        deadline = self._deadline(timeout)
+        deadline = self._alone("import_group", timeout)
         if not inputs:
             info = self._described(processor, deadline)
             if is_plain(info.inputs[0].stream):
@@ -177,7 +177,7 @@ class Processors(Reading, Streams):
 
         Raises: as `reset_processor`.
         """
-        deadline = self._deadline(timeout)
+        deadline = self._alone("delete_processor", timeout)
         resets = self._described(processor, deadline).resets
         command = r.DeleteProcessor(processor, resets)
         self._session.ask_of(processor, command, r.ProcessorList, deadline)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
+from anabranch.client.client_streams import entered
 from anabranch.client.handle import Shared
 from anabranch.client.ports import ClientPorts
 from anabranch.core.hybrid_time import to_text
@@ -48,6 +50,7 @@ class _Controller:
         session = shared.session
         self.new_txn_id, self.random64 = session.new_txn_id, session.random64
         self.locked_shot, self.resolve = session.locked_shot, session.resolve
+        self.entered = partial(entered, shared)
 
     @property
     def last_timestamp(self) -> int:

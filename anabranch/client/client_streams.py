@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from anabranch.client.handle import Shared
 from anabranch.client.ports import ClientPorts
 from anabranch.client.session import Session
 from anabranch.core.ids import check_scope
 from anabranch.core.stream_settings import REPLICATION, TABLE, TOPIC
-from anabranch.errors import InvalidArgument, UnknownStream, UnsupportedSetting
+from anabranch.errors import InvalidArgument, NonTransactional, UnknownStream, UnsupportedSetting
 from anabranch.reading.committed_log import client_errors
 from anabranch.reading.snapshot import check_at
 from anabranch.schemas import records as r
 from anabranch.topics.names import stream_topic
 from anabranch.types import StreamDescription, description_of
+
+
+class Entered(Protocol):
+    """A transaction on tables whose `with` block was entered."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+
+# Clients and their transactions that this thread, or task of asyncio, is inside; the outermost first.
+_entered: ContextVar[tuple[tuple[Shared, weakref.ref[Entered]], ...]] = ContextVar(
+    "anabranch-entered", default=()
+)
+
+
+def entered(shared: Shared, txn: Entered) -> None:
+    """Note that the code from here on, in this thread, is inside a transaction of a client, until it is over."""
+    still = [each for each in _entered.get() if (other := each[1]()) and not other.is_over]
+    _entered.set((*still, (shared, weakref.ref(txn))))
 
 
 class Streams:
@@ -47,7 +68,7 @@ class Streams:
         near that one), UnknownScope (``near``), TopicMisconfigured, NotReady, DeadlineExceeded (repeating is safe).
         """
         texts = {name: _setting(value) for name, value in (settings or {}).items()}
-        deadline = self._deadline(timeout)
+        deadline = self._alone("create_stream", timeout)
         if near is not None:
             check_scope(near)
         info = self._session.create_stream(
@@ -106,14 +127,14 @@ class Streams:
         Raises: InvalidArgument, UnknownStream, NotReady (another scaling waits for its partitions),
         DeadlineExceeded (repeating is safe with ``segments``).
         """
-        self._shared.check()
+        deadline = self._alone("scale", timeout)
         if (segments is None) == (not seal and not ranges):
             raise InvalidArgument(
                 "give a number of segments, or what to seal and which ranges to open"
             )
         opened = tuple(r.KeyRange(low, high) for low, high in ranges)
         command = r.Scale(stream, segments or 0, tuple(seal), opened)
-        info = self._session.ask_stream(stream, command, self._shared.deadline(timeout))
+        info = self._session.ask_stream(stream, command, deadline)
         self._shared.layouts[stream] = info.segments
         return description_of(info)
 
@@ -127,7 +148,7 @@ class Streams:
         that), UnknownScope, UnknownStream, InvalidArgument (the brokers don't delete topics), NotReady,
         DeadlineExceeded (repeating is safe).
         """
-        self._take_away(stream, r.ForgetStream(stream), timeout)
+        self._take_away("forget_stream", stream, r.ForgetStream(stream), timeout)
 
     def delete_stream(self, stream: str, *, timeout: float | None = None) -> None:
         """Delete a stream for good: its topics, events and groups' positions. Its name can be used again.
@@ -140,7 +161,7 @@ class Streams:
         reads it), UnknownScope, UnknownStream, InvalidArgument, NotAuthorized (the brokers don't delete topics),
         NotReady (it is in trouble), DeadlineExceeded (repeating is safe).
         """
-        self._take_away(stream, r.DeleteStream(stream), timeout)
+        self._take_away("delete_stream", stream, r.DeleteStream(stream), timeout)
 
     def alter_stream(
         self, stream: str, settings: Mapping[str, Any], *, timeout: float | None = None
@@ -158,7 +179,9 @@ class Streams:
         """
         texts = {name: _setting(value) for name, value in settings.items() if value is not None}
         command = r.AlterStream(stream, texts, tuple(n for n, v in settings.items() if v is None))
-        return description_of(self._session.ask_stream(stream, command, self._deadline(timeout)))
+        return description_of(
+            self._session.ask_stream(stream, command, self._alone("alter_stream", timeout))
+        )
 
     def truncate_stream(
         self, stream: str, until: int | datetime, *, timeout: float | None = None
@@ -182,7 +205,9 @@ class Streams:
                 "until None: a commit timestamp, or a datetime with its time zone"
             )
         command = r.TruncateStream(stream, at)
-        return description_of(self._session.ask_stream(stream, command, self._deadline(timeout)))
+        return description_of(
+            self._session.ask_stream(stream, command, self._alone("truncate_stream", timeout))
+        )
 
     def effective_settings(self, stream: str, *, timeout: float | None = None) -> dict[str, str]:
         """The settings that the stream's topic has now, by the brokers' word, and not only those that were given.
@@ -202,8 +227,8 @@ class Streams:
         named = {name: found.config[name] for name in sorted(TOPIC) if name in found.config}
         return named | {REPLICATION: str(found.replication_factor)}
 
-    def _take_away(self, stream: str, command: Any, timeout: float | None) -> None:
-        self._session.ask_of(stream, command, r.StreamList, self._deadline(timeout))
+    def _take_away(self, call: str, stream: str, command: Any, timeout: float | None) -> None:
+        self._session.ask_of(stream, command, r.StreamList, self._alone(call, timeout))
         self._shared.layouts.pop(stream, None)
 
     def recover_stream(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
@@ -215,7 +240,20 @@ class Streams:
         DeadlineExceeded (repeating is safe).
         """
         command = r.RecoverStream(stream)
-        return description_of(self._session.ask_stream(stream, command, self._deadline(timeout)))
+        return description_of(
+            self._session.ask_stream(stream, command, self._alone("recover_stream", timeout))
+        )
+
+    def _alone(self, call: str, timeout: float | None) -> float:
+        """As `_deadline`, for a call that takes effect at once. Raises: NonTransactional."""
+        for shared, made in reversed(_entered.get()):
+            txn = made()
+            if shared is self._shared and txn is not None and not txn.is_over:
+                raise NonTransactional(
+                    f"{call} inside the open transaction {txn!r}: it takes effect at once, and no abort takes it "
+                    "back; make the call before or after it"
+                )
+        return self._deadline(timeout)
 
     def _deadline(self, timeout: float | None) -> float:
         """The monotonic second at which a call that begins now ends. Raises: `NotForkSafe`, `IllegalState`."""

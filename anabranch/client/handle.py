@@ -39,8 +39,8 @@ from anabranch.errors import (
 )
 from anabranch.extras import need
 from anabranch.ports import JournalMissing, RecordHeaders
-from anabranch.schemas.records import Consumed, Event, Outcome, Receipt, SegmentRange
-from anabranch.types import Headers, Tenure
+from anabranch.schemas.records import Event, Outcome, Receipt, SegmentRange
+from anabranch.types import Headers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -284,6 +284,25 @@ class Handle:
             lane = self._account.add(touched, deadline)
         return lane
 
+    def written_to(self, stream: str) -> int:
+        """How many events this handle wrote to a stream so far."""
+        lane = self._account.lanes.get(stream) if self._account is not None else None
+        return sum(account.count for account in lane.accounts.values()) if lane is not None else 0
+
+    def acknowledged(self, deadline: float) -> tuple[bytes, Receipt]:
+        """A token, and the receipt of all that was written; it is not registered. Raises: as a flush."""
+        with self._lock:
+            self._check_not_over()
+            self._open(deadline)
+            self._flush(deadline)
+            if self._account is None or self._token is None:
+                raise IllegalState("the transaction is not open")
+            seen = self._session.highest_timestamp
+            return self._token, self._account.receipt(finished=False, seen=seen)
+
+    def _open(self, deadline: float) -> None:
+        raise NotImplementedError
+
     def _flush(self, deadline: float) -> None:
         if self._account is None:
             return
@@ -360,17 +379,6 @@ class Handle:
         """In a forked child: no call may reach the parent's connections or wait for its locks."""
         self._lock = threading.RLock()
         self._hot = {}
-
-
-def check_consumed(tenure: Tenure | None, consumed: Consumed | None) -> None:
-    """`InvalidArgument` unless a commit moves positions of the tenure that its transaction began with."""
-    if consumed is not None:
-        check_type("consumed", consumed, Consumed)
-    began = None if tenure is None else (tenure.processor, tenure.secret)
-    if began != (None if consumed is None else (consumed.processor, consumed.tenure)):
-        raise InvalidArgument(
-            "begin with a tenure, and commit with what its reader gives as `consumed`: both, or neither"
-        )
 
 
 def check_taken(outcome: Outcome, own: Iterable[Receipt], txn_id: bytes | None) -> None:

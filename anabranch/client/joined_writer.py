@@ -146,6 +146,12 @@ class Writer(Handle):
                 self._discard()
             return self._finished
 
+    def acknowledged(self, deadline: float) -> tuple[bytes, r.Receipt]:
+        """As `Handle.acknowledged`; once finished, the receipt of that."""
+        if self._finished is not None and self._token is not None:
+            return self._token, self._finished.record
+        return super().acknowledged(deadline)
+
     def discard(self) -> None:
         """Drop unflushed writes; the commit takes the flushed ones only if it names their receipt."""
         with self._lock:

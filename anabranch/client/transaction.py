@@ -6,11 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import Self
 
-from anabranch.client.buffered import Buffered
+from anabranch.client.buffered import Buffered, check_consumed
 from anabranch.client.handle import (
     QUIET_S,
     Shared,
-    check_consumed,
     check_taken,
     place_null_keys,
 )

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from anabranch.batches.format import crc_of, read_header
 from anabranch.batches.framing import Kind, scan_batch
 from anabranch.batches.framing import Run as FramingRun
-from anabranch.batches.records import decode_records
+from anabranch.batches.records import Record, decode_records
 from anabranch.core.ids import NO_TXN, unpack_txn_header
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.journal.runs import Run
+from anabranch.core.limits import ROW_KEY
 from anabranch.core.overlay import Overlay
+from anabranch.core.partitioner import position_of, record_checksum
 from anabranch.core.read_locks import Keys
+from anabranch.core.receipts import CRC_MODULUS
 from anabranch.core.state import State
 from anabranch.ports import CorruptBatch, Fetched, RawBatch
 
@@ -52,6 +57,7 @@ def index_fetched(
             continue  # the index knows it already
         scanned = scan(batch)
         if stream in state.tables:
+            _leave_out(batch, scanned)
             _digest(batch, scanned)
         runs += scanned.runs
         plain += scanned.plain
@@ -96,6 +102,44 @@ def scan(batch: RawBatch) -> Scanned:
     return out
 
 
+def _leave_out(batch: RawBatch, scanned: Scanned) -> None:
+    """Reject records whose keys no row of a table can have, and cut the runs there."""
+    for runs in (scanned.runs, scanned.plain):
+        unfit = sum(run.unfit for run in runs)
+        if not unfit:
+            continue
+        scanned.rejected["bad_key"] += unfit
+        kept: list[Run] = []
+        records = decode_records(batch.data)
+        for run in runs:
+            if not run.unfit:
+                kept.append(run)
+                continue
+            its = (record for record in records if run.first <= record.offset < run.end)
+            for fits, found in groupby(its, lambda x: 0 < len(x.key or b"") <= ROW_KEY.value):
+                if fits:
+                    kept.append(_part(run, list(found)))
+        runs[:] = kept
+
+
+def _part(run: Run, records: Sequence[Record]) -> Run:
+    """Records of a run that follow each other."""
+    sums = [record_checksum(record.key, record.value) for record in records]
+    positions = [position_of(record.key or b"") for record in records]
+    return run._replace(
+        first=records[0].offset,
+        end=records[-1].offset + 1,
+        records=len(records),
+        crc_sum=sum(sums) % CRC_MODULUS,
+        low=min(positions),
+        high=max(positions),
+        batch_size=run.batch_size * len(records) // run.records,
+        pure=False,
+        keyless=0,
+        unfit=0,
+    )
+
+
 def _digest(batch: RawBatch, scanned: Scanned) -> None:
     """Note which keys the runs write. Bigger batches are left: to read each key in Python would hold others up."""
     count = sum(run.records for run in (*scanned.runs, *scanned.plain))
@@ -131,6 +175,7 @@ def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pu
         pure=pure,
         batch_crc=crc_of(batch.data),
         keyless=run.keyless,
+        unfit=run.unfit,
     )
 
 

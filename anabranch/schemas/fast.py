@@ -19,6 +19,7 @@ from anabranch.schemas import records as r
 from anabranch.schemas.fast_writing import (
     END,
     MAX_NAME,
+    NO_READS,
     NOT_PREPARED,
     OUTCOME,
     PLAIN_TAIL,
@@ -257,7 +258,7 @@ def _read_reply(data: bytes) -> r.Reply:
     # No streams, no writers; not prepared.
     usual = data.startswith(END + END, at) and data.startswith(NOT_PREPARED, end)
     tables, end = _read_all(data, end + len(NOT_PREPARED), _read_table_time)
-    if not usual or end != len(data) or not -(1 << 31) <= keepalive_ms < 1 << 31:
+    if not usual or data[end:] != NO_READS or not -(1 << 31) <= keepalive_ms < 1 << 31:
         raise Unusual
     outcome = r.Outcome(
         txn_id, state, scope, name, commit_timestamp, committed, rejected, left_out, reason, begun_ms,

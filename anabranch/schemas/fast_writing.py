@@ -18,6 +18,8 @@ MAX_NAME = 256  # longer strings are not remembered
 _NULL = b"\x00"
 END = b"\x00"  # ends an array; an empty array is nothing else
 NOT_PREPARED = b"\x00\x00"  # fields of an outcome: 0, no bytes
+NO_READS = b"\x00\x00"  # … and its last ones: no snapshot, no lock broken
+_UNREAD = bytes(3)  # … of a transaction: no positions, no snapshot, no lock broken
 PLAIN_TAIL = b"\x00\x01"  # an event without headers, with timestamp -1
 STATES: tuple[r.TxnState, ...] = get_args(r.TxnState)
 _STATE_BYTES = {state: bytes((2 * i,)) for i, state in enumerate(STATES)}
@@ -190,7 +192,9 @@ def _headers(headers: tuple[r.EventHeader, ...]) -> bytes:
 
 def _write_reply(record: r.Reply) -> bytes:
     found = record.result
-    if type(found) is not r.Outcome or found.writers or found[-3:-1] != (0, b""):
+    if type(found) is not r.Outcome or found.writers:
+        raise Unusual
+    if found[-5:-3] != (0, b"") or found[-2:] != (0, None):
         raise Unusual
     if type(record.correlation_id) is not bytes or type(record.command) is not bytes:
         raise Unusual
@@ -217,13 +221,13 @@ def _write_reply(record: r.Reply) -> bytes:
             _int(found.keepalive_ms),
             streams,
             END + END + _name(found.owner) + NOT_PREPARED,
-            _all(found.tables, _table_time),
+            _all(found.tables, _table_time) + NO_READS,
         )
     )
 
 
 def _write_txn_row(row: r.TxnRow) -> bytes:
-    if row.consumes is not None:
+    if row[-3:] != (None, 0, None):
         raise Unusual
     return b"".join(
         (
@@ -238,7 +242,7 @@ def _write_txn_row(row: r.TxnRow) -> bytes:
             _long(row.commit_timestamp),
             _long(row.committed),
             _losses(row.rejected, row.left_out, row.reason),
-            _optional_secret(row.secret) + _name(row.owner) + _NULL,
+            _optional_secret(row.secret) + _name(row.owner) + _UNREAD,
         )
     )
 

@@ -52,6 +52,9 @@ class Commits(Protocol):
     def random64(self) -> int:
         """64 random bits, as a signed number."""
 
+    def entered(self, txn: TableTransaction) -> None:
+        """Refuse calls of this client, on this thread, that take effect at once, until the transaction is over."""
+
 
 class Vouching(Protocol):
     """A replica, as its transactions see it."""
@@ -102,6 +105,7 @@ class TableTransaction:
         self._result: Result | None = None
 
     def __enter__(self) -> Self:
+        self.commits.entered(self)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
@@ -120,6 +124,11 @@ class TableTransaction:
     def timestamp(self) -> int:
         """The hybrid time that all reads are at."""
         return self._view.timestamp
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was committed or dropped, or its locks are broken."""
+        return bool(self._over)
 
     @property
     def txn_id(self) -> bytes | None:

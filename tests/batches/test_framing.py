@@ -18,6 +18,7 @@ from anabranch.batches.kernels import scan as scan_kernel
 from anabranch.batches.kernels.parts import MALFORMED_RESULT
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
+from anabranch.core.limits import ROW_KEY
 from anabranch.core.partitioner import position_of, record_checksum
 from anabranch.ports import RawBatch
 from tests.batches.made import encode_sparse
@@ -111,7 +112,7 @@ def test_what_the_decoder_refuses_is_one_bad_run(case: str) -> None:
 
 def test_a_header_that_is_none_is_one_bad_run() -> None:
     assert scan_batch(RawBatch(5, 9, memoryview(b"junk"))) == [
-        Run(Kind.MALFORMED, 0, 3, 4, 0, b"", -1, -1, 0, 0, False)
+        Run(Kind.MALFORMED, 0, 3, 4, 0, b"", -1, -1, 0, 0, False, 0)
     ]
     (run,) = scan_batch(RawBatch(5, 5, memoryview(b"")))
     assert run.records == 0
@@ -144,6 +145,14 @@ def test_runs_are_cut_where_the_writer_changes(monkeypatch: pytest.MonkeyPatch) 
     assert plain.keyless == 1
     assert first.size + second.size == len(encode_batch(made[:3])) - HEADER_SIZE
     assert not any(run.pure for run in found)
+
+
+def test_keys_that_no_row_can_have_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = ROW_KEY.value
+    keys = [b"a", None, b"", b"k" * most, b"k" * (most + 1), b"k" * (most + 100)]
+    made = [Record(n, 5, key, b"v", IN_A if n < 3 else ()) for n, key in enumerate(keys)]
+    found = scan_both(encode_batch(made), monkeypatch)
+    assert [(run.records, run.keyless, run.unfit) for run in found] == [(3, 1, 2), (3, 0, 2)]
 
 
 BAD_HEADERS = {

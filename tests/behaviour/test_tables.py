@@ -19,6 +19,7 @@ from anabranch.errors import (
     IllegalState,
     InvalidArgument,
     LocksBroken,
+    NonTransactional,
     NotReady,
     RowExists,
     RowMissing,
@@ -322,18 +323,19 @@ def test_all_ways_to_write_reach_a_table(
             reader.put(table, b"other", b"x")
             with pytest.raises(LocksBroken):
                 reader.commit()
-    # A plain producer knows no limit of keys.
-    long = b"l" * 70_000
+    # A plain producer knows nothing of keys.
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
-    producer.produce(journal_topic(table), b"3", long, partition=0)
+    for key in (b"plain", None, b"", b"l" * 70_000):
+        producer.produce(journal_topic(table), b"3", key, partition=0)
     assert producer.flush(20) == 0
-    wanted = {b"journal": b"1", long: b"3", b"prepared": b"2"}
+    wanted = {b"journal": b"1", b"plain": b"3", b"prepared": b"2"}
     until = time.monotonic() + 20
     found: dict[bytes, bytes] = {}
     while found != wanted and time.monotonic() < until:
         with bank.snapshot() as now:
             found = dict(now.scan(table))
     assert found == wanted
+    assert client.describe(table).rejected == {"bad_key": 3}
 
 
 @pytest.mark.parametrize(("others", "sent"), [(0, 1), (4400, 2)])
@@ -497,6 +499,65 @@ def test_bad_input(
     txn.abort()
     with pytest.raises(IllegalState, match="over"):
         txn.get(table, b"k")
+
+
+def test_calls_that_take_effect_at_once_are_refused_inside(
+    client: anabranch.Client, cluster: Cluster, tables: tuple[str, str], bank: Replica, unique: str
+) -> None:
+    table = tables[0]
+    before = {s.stream: s for s in client.streams(unique)}
+    at_once: dict[str, Callable[[], Any]] = {
+        "create_stream": lambda: client.create_stream(f"{unique}/new"),
+        "create_stream inside": lambda: client.create_table(f"{unique}/new"),
+        "scale": lambda: client.scale(table, 3),
+        "alter_stream": lambda: client.alter_stream(table, {"segment.ms": 60_000}),
+        "forget_stream": lambda: client.forget_stream(table),
+        "delete_stream": lambda: client.delete_stream(table),
+        "recover_stream": lambda: client.recover_stream(table),
+        "truncate_stream": lambda: client.truncate_stream(table, 1),
+        "create_processor": lambda: client.create_processor(f"{unique}/p", table),
+        "reset_processor": lambda: client.reset_processor(f"{unique}/p", "begin"),
+        "delete_processor": lambda: client.delete_processor(f"{unique}/p"),
+        "import_group": lambda: client.import_group(f"{unique}/p", "group"),
+        "set_series": lambda: client.set_series(unique, "s", 1, expected=None),
+    }
+
+    def refused(_: object = None) -> None:
+        for call, at_once_call in at_once.items():
+            with pytest.raises(NonTransactional, match=f"^{call.split()[0]} inside the open"):
+                at_once_call()
+
+    with bank.begin() as txn:
+        refused()
+        assert txn.get(table, b"k") is None
+        # Reading, another transaction, thread or client are no part of it.
+        client.describe(table)
+        put(client, table, other=1)
+        with bank.begin() as inner:
+            refused()
+            inner.put(table, b"k", b"inner")
+            inner.commit()
+        refused()
+        thread = threading.Thread(target=lambda: made.append(client.create_stream(f"{unique}/2")))
+        made: list[Any] = []
+        thread.start()
+        thread.join()
+        assert made
+        with anabranch.connect(cluster.bootstrap) as stranger:
+            stranger.create_stream(f"{unique}/3")
+        txn.abort()
+        client.create_stream(f"{unique}/4")
+    with pytest.raises(NonTransactional):
+        bank.transact(lambda txn: client.scale(txn.get(table, b"k") and table, 3))
+    bank.transact(refused)
+    with pytest.raises(ZeroDivisionError), bank.begin():
+        raise ZeroDivisionError
+    kept = bank.begin()  # no `with`: nobody says where it ends
+    client.create_stream(f"{unique}/5")
+    kept.abort()
+    found = {s.stream: s for s in client.streams(unique)}
+    assert found.keys() - before.keys() == {f"{unique}/{n}" for n in (2, 3, 4, 5)}
+    assert all(found[name] == before[name] for name in before)
 
 
 def test_a_takeover_costs_no_transaction(

@@ -112,8 +112,12 @@ class Labels:
             return ", ".join(map(self.processor_text, result.processors))
         if isinstance(result, r.SafeTimeIs):
             return f"safe at {result.timestamp}"
+        if isinstance(result, r.RunList):
+            return f"{len(result.runs)} runs, {len(result.more)} more"
         if isinstance(result, r.LookAgain):
             return "look again"
+        if isinstance(result, r.ReadsLocked):
+            return "locked" if result.broken is None else "broken"
         raise AssertionError(f"no text for {result}")
 
     def processor_text(self, info: r.ProcessorInfo) -> str:

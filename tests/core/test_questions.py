@@ -12,7 +12,9 @@ from anabranch.core.authorize import Right
 from anabranch.core.decisions import questions
 from anabranch.core.decisions.questions import MAX_LISTED
 from anabranch.core.ids import make_txn_id
+from anabranch.core.tokens import Rights
 from anabranch.schemas import records as r
+from tests.core.cleaning import crowd, opened, relocate
 from tests.core.harness import DAY, World, event, nyc
 
 # -- open ones ---------------------------------------------------------------------------------
@@ -49,6 +51,70 @@ def test_open_ones_tell_what_they_hold_and_how_long_they_may_be_silent(world: Wo
     assert world.result.transactions[0].outcome.state == "ABORTED"
     for limit in (0, MAX_LISTED + 1):
         assert world.ask("list", r.ListOpen(None, None, limit)) == "InvalidArgument"
+
+
+# -- where its records lie ---------------------------------------------------------------------
+
+
+def test_runs_are_those_that_a_merge_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces, after moves, without what is rejected, and no sooner than the journal is read."""
+    world = opened("A", "B", move_bytes=25_000)
+    runs = [world.write("A", w, count=n) for w, n in (("w1", 2), ("w2", 3), ("w1", 4))]
+    world.write("A", "w1", epoch=7)  # rejected
+    world.write("B", "w1", count=9)
+    for _ in range(4):
+        crowd(world)
+    assert relocate(world) >= 3
+    end = world.ends["nyc/a", 0]
+    wanted = tuple(r.RunsWanted(world.writer(w), 0, 0, end) for w in ("w2", "w1"))
+
+    def ask(*wanted: r.RunsWanted, token: bytes | None = None, stream: str = "nyc/a") -> str:
+        return world.ask("runs", r.ListRuns(token or world.token("A"), stream, wanted))
+
+    for size in (1, 2, 4, 100):
+        monkeypatch.setattr(questions, "MAX_LOOKED_AT", size)
+        found: list[r.RunPlace] = []
+        left = wanted
+        while left:
+            ask(*left)
+            found += world.result.runs
+            assert len(world.result.runs) <= size
+            left = world.result.more
+        assert [(x.writer, x.first, x.end, x.records) for x in found] == [
+            (x.writer, x.first, x.end, x.records) for x in (runs[1], runs[0], runs[2])
+        ], size
+        stored = {x.first: x for x in world.index.runs(world.id("A"), "nyc/a", 0)}
+        assert all((x.at, x.batch_base) == (stored[x.first].at,) * 2 for x in found)
+        assert all(x.at > x.first for x in found), "they have moved"
+    inside = r.RunsWanted(world.writer("w1"), 0, runs[0].end, runs[2].end)
+    assert ask(inside) == "1 runs, 0 more"
+    assert ask(replace(inside, end=inside.end - 1)) == "0 runs, 0 more"
+    world.held = True
+    later = world.write("A", "w1")
+    due = replace(inside, end=later.end)
+    assert ask(due) == "NotReady"
+    world.held = False
+    world.turn()
+    assert ask(due) == "2 runs, 0 more"
+    refused = {
+        "no such partition": (replace(inside, partition=7), "InvalidArgument"),
+        "no writer": (replace(inside, writer=0), "InvalidArgument"),
+        "falling": (replace(inside, end=inside.first - 1), "InvalidArgument"),
+        "below nothing": (replace(inside, first=-1), "InvalidArgument"),
+    }
+    for why, (bad, said) in refused.items():
+        assert ask(bad) == said, why
+    assert ask(*(inside,) * 20_001) == "InvalidArgument"
+    assert ask(inside, stream="nyc/other") == "UnknownStream"
+    rights = {
+        Rights.WRITE: "2 runs, 0 more",
+        Rights.STATE: "2 runs, 0 more",
+        Rights.ABORT: "NotAuthorized",
+    }
+    for right, said in rights.items():
+        assert ask(due, token=world.token("A", rights=right)) == said, right
+    world.abort("A", "why")
+    assert ask(inside) == "TransactionAborted"
 
 
 # -- heartbeat ---------------------------------------------------------------------------------

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from anabranch.batches.records import Record
 from anabranch.errors import (
     IllegalState,
     InvalidArgument,
     NotReady,
+    ReceiptMismatch,
     RetryError,
     SnapshotExpired,
     UnknownStream,
@@ -23,7 +25,7 @@ from anabranch.tables import replica as replica_module
 from anabranch.tables.replica import Replica
 from anabranch.tables.snapshot import TableSnapshot, bounds
 from anabranch.tables.store import Rows
-from anabranch.topics.names import history_topic
+from anabranch.topics.names import history_topic, journal_topic
 from tests.client.world import World
 from tests.tables.worlds import Truth, as_it_lies, reader_ports, replica, visible
 
@@ -265,3 +267,37 @@ def test_an_error_reaches_who_waits(world: World) -> None:
         pytest.raises(UnknownStream, match="create it first"),
     ):
         found.wait(5, {}, world.clock.now + 10)
+
+
+@pytest.mark.parametrize("others", [0, 40, 2000])  # batches of all walks, and too many for a digest
+def test_rows_whose_keys_none_can_have_are_rejected_and_the_others_are_not(
+    world: World, others: int
+) -> None:
+    """By plain writes and by journals; a transaction that wrote one can't commit."""
+    table = "bank/table"
+    world.client.create_table(table, 2)
+    topic = journal_topic(table)
+    bad = [None, b"", b"k" * 8193]
+    keys = [b"first", bad[0], bad[1], b"k" * 8192, bad[2], *(b"%d" % n for n in range(others))]
+    world.cluster.log("plain").produce(
+        TopicPartition(topic, 0), [Record(0, 1, key, b"plain") for key in keys]
+    )
+    good = {key for key in keys if key is not None} - set(bad)
+    for _ in range(60):
+        world.step()
+    assert {event.key for event in world.events(table)} == good
+    assert world.client.describe(table).rejected == {"bad_key": 3}
+    at_once = world.new_client(one_shot_bytes=100_000)
+    for key in bad:
+        with at_once.begin("bank") as txn:
+            txn.write(table, b"v", key)
+            with pytest.raises(InvalidArgument):
+                txn.commit()
+        with world.client.begin("bank") as txn:
+            txn.token()
+            txn.write(table, b"v", b"beside")
+            txn.write(table, b"v", key)
+            with pytest.raises(ReceiptMismatch):
+                txn.commit()
+    assert world.client.describe(table).rejected == {"bad_key": 6}
+    assert {event.key for event in world.events(table)} == good

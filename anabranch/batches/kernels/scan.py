@@ -31,11 +31,13 @@ from anabranch.batches.kernels.parts import (
     compiled,
 )
 from anabranch.core.ids import TXN_HEADER_SIZE
+from anabranch.core.limits import ROW_KEY
 
 # Columns of a run's row. Positions are -1 where no record has a key; TXN_AT is the place of the ab.txn
-# header's 28 bytes in the body, -1 if there is none.
-FIRST, LAST, COUNT, CHECKSUM, TXN_AT, LOW, HIGH, KEYLESS, BYTES, KIND = range(10)
-COLUMNS = 10
+# header's 28 bytes in the body, -1 if there is none. UNFIT: records whose key no row of a table can have.
+FIRST, LAST, COUNT, CHECKSUM, TXN_AT, LOW, HIGH, KEYLESS, BYTES, KIND, UNFIT = range(11)
+COLUMNS = 11
+MOST_KEY = ROW_KEY.value
 # Without sums, CHECKSUM, LOW and HIGH mean nothing, and the walk takes half the time.
 
 # Kinds; the order of the BAD ones is the order in which they are looked for.
@@ -141,6 +143,7 @@ def _scan(body, count, last_offset_delta, base_timestamp, sums, rows):
         if at < 0 or length < -1 or length > stop - at:
             return MALFORMED_RESULT
         keyed = length >= 0
+        unfit = length < 1 or length > MOST_KEY
         crc = _U(0xFFFFFFFF)
         position = np.int64(-1)
         if keyed and not sums:
@@ -233,6 +236,7 @@ def _scan(body, count, last_offset_delta, base_timestamp, sums, rows):
             rows[runs, KEYLESS] = 0
             rows[runs, BYTES] = 0
             rows[runs, KIND] = kind
+            rows[runs, UNFIT] = 0
             runs += 1
         run = runs - 1
         rows[run, LAST] = delta
@@ -246,6 +250,8 @@ def _scan(body, count, last_offset_delta, base_timestamp, sums, rows):
                 rows[run, HIGH] = position
         else:
             rows[run, KEYLESS] += 1
+        if unfit:
+            rows[run, UNFIT] += 1
     if at != end:
         return MALFORMED_RESULT
     return runs

@@ -1,31 +1,40 @@
-"""Questions whose answers decide nothing: lists of transactions, and which timestamps are safe."""
+"""Questions whose answers decide nothing: lists of transactions, where records lie, which timestamps are safe."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
-from anabranch.core.authorize import sees
+from anabranch.core.authorize import check_writes, sees
 from anabranch.core.decisions.commits import locks
 from anabranch.core.decisions.commits.prepared import proves
 from anabranch.core.decisions.commits.writers import label_of
-from anabranch.core.decisions.scopes import check_served
-from anabranch.core.decisions.transactions import check_id_partition
+from anabranch.core.decisions.scopes import active_stream, check_served
+from anabranch.core.decisions.transactions import check_id_partition, named_by
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import TXN_ID_SIZE
+from anabranch.core.journal.index import segment_on
+from anabranch.core.journal.runs import wanted_runs
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
-from anabranch.core.tokens import SEE
-from anabranch.errors import InvalidArgument, NotReady
+from anabranch.core.tokens import SEE, Rights
+from anabranch.core.transaction_states import TRANSACTIONS
+from anabranch.errors import InvalidArgument, NotReady, UnknownStream
 from anabranch.schemas.records import (
     CarryInfo,
     CarryRow,
+    GetState,
     ListOpen,
+    ListRuns,
     ListTransactions,
     OpenInfo,
     OpenList,
+    RunList,
+    RunPlace,
+    RunsWanted,
     SafeTime,
     SafeTimeIs,
     TransactionList,
@@ -36,6 +45,12 @@ from anabranch.schemas.records import (
 T = TypeVar("T")
 MAX_LISTED = 10_000
 MAX_LOOKED_AT = 5_000  # status keys; some 20 ms
+
+
+def get_state(turn: Turn, command: GetState, to: ReplyTo | None) -> None:
+    """Tell the state as it is; nothing is logged."""
+    check_id_partition(turn, command.txn_id)
+    turn.reply(to, turn.outcome(turn.transaction(named_by(command), SEE)))
 
 
 def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None) -> None:
@@ -172,6 +187,57 @@ def _open_after(
     for txn_id in sorted(txn_ids):
         if k.txn_key(txn_id) > key:
             yield k.txn_key(txn_id), turn.state.open[txn_id].row
+
+
+def list_runs(turn: Turn, command: ListRuns, to: ReplyTo | None) -> None:
+    """Tell an open transaction's writers where their accepted records lie, as far as one answer goes.
+
+    `NotReady` until the journals are indexed up to all that is wanted: what is rejected is known then.
+    """
+    row = turn.transaction(command.token, Rights.WRITE | SEE)
+    TRANSACTIONS.judge(row.state, "touch", row.reason)
+    check_writes(turn.state, row, (command.stream,))
+    epoch = turn.open(row.txn_id).participants.get(command.stream)
+    if epoch is None:
+        raise UnknownStream(f"the transaction never touched {command.stream}")
+    active_stream(turn, command.stream)
+    limits.EXTENTS.check(len(command.wanted), "a list of runs")
+    for wanted in command.wanted:
+        segment = segment_on(turn.state, command.stream, epoch, wanted.partition)
+        if segment is None or not wanted.writer or not 0 <= wanted.first <= wanted.end:
+            raise InvalidArgument(
+                f"{wanted}: name a writer, a journal partition of {command.stream} in stream epoch {epoch}, and "
+                "offsets that rise"
+            )
+    turn.hear(row.txn_id)
+    positions = turn.index.positions
+    behind = [w for w in command.wanted if positions.get((command.stream, w.partition), 0) < w.end]
+    if behind:
+        raise NotReady(
+            f"journal partition {behind[0].partition} of {command.stream} is not read up to {behind[0].end} yet"
+        )
+    turn.reply(to, _runs(turn, row.txn_id, command.stream, command.wanted))
+
+
+def _runs(turn: Turn, txn_id: bytes, stream: str, wanted: tuple[RunsWanted, ...]) -> RunList:
+    found: list[RunPlace] = []
+    for number, each in enumerate(wanted):
+        left = MAX_LOOKED_AT - number
+        if len(found) >= left:
+            return RunList(tuple(found), wanted[number:])
+        turn.look(1)
+        for run in wanted_runs(turn.index.rows, stream, txn_id, each):
+            if len(found) >= left:
+                more = replace(each, first=run.first), *wanted[number + 1 :]
+                return RunList(tuple(found), more)
+            turn.look(1)
+            found.append(
+                RunPlace(
+                    run.writer, each.partition, run.first, run.end, run.records, run.at,
+                    run.batch_base,
+                )
+            )  # fmt: skip
+    return RunList(tuple(found), ())
 
 
 def safe_time(turn: Turn, command: SafeTime, to: ReplyTo | None) -> None:

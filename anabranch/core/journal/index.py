@@ -50,6 +50,7 @@ REASONS = (
     "plain_write",
     "native_transaction",
     "malformed_batch",
+    "bad_key",
 )
 
 

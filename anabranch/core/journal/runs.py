@@ -13,15 +13,17 @@ below the journal's low water are counted in the transaction's row instead.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core.ids import TXN_ID_SIZE
-from anabranch.schemas.records import Extent, MovedRun, Receipt
+from anabranch.core.overlay import Rows
+from anabranch.schemas.records import Extent, MovedRun, Receipt, RunsWanted
 
 # End, records, sum of checksums; base offset and size of the batch; new place (0: not moved); pure; CRC.
 _VALUE = struct.Struct(">qqqqqq?I")
+REFUSED = "plain_write"  # the reason that counts records which the broker does not take
 FORM = 3  # version of these rows and `rows.OUTCOMES`: a table of another one is rebuilt
 _AFTER_PARTITION = TXN_ID_SIZE + 16  # bytes of an index key: transaction id, writer, first offset
 
@@ -48,6 +50,7 @@ class Run(NamedTuple):
     pure: bool
     batch_crc: int = 0
     keyless: int = 0  # records without a key
+    unfit: int = 0  # records whose key no row of a table can have
     digest: bytes = b""  # of a table's: its keys (`core.read_locks.Keys`); empty: not known
 
 
@@ -121,7 +124,17 @@ def stored_run_key(stream: str, partition: int, txn_id: bytes, run: StoredRun) -
     return runs_prefix(stream, partition) + txn_id + _run_id(run)
 
 
-def _run_id(run: Run | StoredRun | MovedRun) -> bytes:
+def wanted_runs(rows: Rows, stream: str, txn_id: bytes, wanted: RunsWanted) -> Iterator[StoredRun]:
+    """The runs of a writer between two offsets of a journal partition, in their order; read as they are taken."""
+    first = runs_prefix(stream, wanted.partition) + txn_id + _run_id(wanted)
+    for key, value in rows.scan(first[:-8], first):
+        run = unpack_run(key, value)
+        if run.end > wanted.end:
+            return
+        yield run
+
+
+def _run_id(run: Run | StoredRun | MovedRun | RunsWanted) -> bytes:
     return struct.pack(">Qq", run.writer + (1 << 63), run.first)
 
 
