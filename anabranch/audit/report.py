@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Any
 
 from anabranch.core import hybrid_time
@@ -141,9 +141,6 @@ def make_checks(
     )
 
 
-_MOST_DIGITS = 100  # of a number
-
-
 def moment_of(text: str | None) -> int | None:
     """A hybrid time from a number, or from a time in ISO 8601 (without a zone: UTC). None stays None.
 
@@ -152,12 +149,11 @@ def moment_of(text: str | None) -> int | None:
     """
     if text is None:
         return None
-    if text.isdecimal() and len(text) < _MOST_DIGITS:
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
+    moment = hybrid_time.read_moment(text)
+    if moment is None:
         raise InvalidArgument(
             f"--at {text!r}: a commit timestamp (a number) or a time such as 2026-01-31T12:00:00Z"
-        ) from error
+        )
+    if isinstance(moment, int):
+        return moment
     return hybrid_time.from_datetime(moment if moment.tzinfo else moment.replace(tzinfo=UTC))

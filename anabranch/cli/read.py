@@ -19,7 +19,7 @@ from anabranch.cli.options import (
 )
 from anabranch.cli.output import print_json, print_line, put_bytes
 from anabranch.cli.stream.commands import parse_segment
-from anabranch.core.hybrid_time import to_text
+from anabranch.core.hybrid_time import read_moment, to_text
 from anabranch.core.ids import OPEN_LANE
 from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from anabranch.reading.snapshot import Mode
 
 _CONNECT_TIMEOUT_S = 30.0
-_MOST_DIGITS = 100  # of a number
 
 
 def command(
@@ -144,14 +143,12 @@ def moment_of(text: str, option: str = "--at") -> int | datetime | None:
     """The moment of an option: a hybrid time, a time, or None for now. Else `InvalidArgument`."""
     if text == "now":
         return None
-    if text.isdecimal() and len(text) < _MOST_DIGITS:
-        return int(text)
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError as error:
+    moment = read_moment(text)
+    if moment is None:
         raise InvalidArgument(
             f"{option} {text!r} is no commit timestamp, no ISO 8601 time, and not `now`"
-        ) from error
+        )
+    return moment
 
 
 def start_of(text: str, option: str) -> str | int | datetime:

@@ -17,6 +17,7 @@ _MAX_US = MAX >> LOGICAL_BITS
 _LOGICAL_MASK = (1 << LOGICAL_BITS) - 1
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US_PER_MS = 1000
+_MOST_DIGITS = 100  # of a number in a text
 
 
 def next_after(previous: int, now_us: int) -> int:
@@ -78,6 +79,16 @@ def from_datetime(moment: datetime) -> int:
     if moment.utcoffset() is None:
         raise InvalidArgument(f"{moment.isoformat()} has no time zone")
     return from_us((moment - _UNIX_EPOCH) // timedelta(microseconds=1))
+
+
+def read_moment(text: str) -> int | datetime | None:
+    """A moment as people give it: a commit timestamp (a number), or a time in ISO 8601; None: neither."""
+    if text.isdecimal() and len(text) < _MOST_DIGITS:
+        return int(text)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
 
 
 def to_text(timestamp: int) -> str:

@@ -15,13 +15,6 @@ from tests.client.answers import STREAM
 from tests.client.world import World
 
 
-@pytest.fixture
-def world() -> World:
-    world = World()
-    world.client.create_stream(STREAM, segments=2)
-    return world
-
-
 def states(world: World) -> list[str]:
     """Ids of all transactions that were ever begun."""
     return [info.state for info in world.client.transactions(finished=True)]

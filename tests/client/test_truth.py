@@ -27,13 +27,6 @@ from tests.client.bench import Bench, override
 from tests.client.world import World
 
 
-@pytest.fixture
-def world() -> World:
-    world = World()
-    world.client.create_stream(STREAM, segments=2)
-    return world
-
-
 def commands(kind: str, txn: Transaction) -> Callable[[], object]:
     """The call that is interrupted, with all that comes before its command done."""
     txn.write(STREAM, b"v", key=b"k")

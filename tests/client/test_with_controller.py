@@ -19,13 +19,6 @@ from tests.client.answers import STREAM
 from tests.client.world import World
 
 
-@pytest.fixture
-def world() -> World:
-    world = World()
-    world.client.create_stream(STREAM, segments=2)
-    return world
-
-
 def values(world: World) -> Counter[bytes | None]:
     return Counter(event.value for event in world.events(STREAM))
 

@@ -26,7 +26,7 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.processors.durability import native_transaction
-from anabranch.processors.streams.beside import helper
+from anabranch.processors.streams.helper_thread import helper
 from anabranch.processors.streams.histories import Histories
 from anabranch.topics.names import history_topic, journal_topic
 

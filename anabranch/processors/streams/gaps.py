@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from anabranch.batches.format import read_header
 from anabranch.ports import CorruptBatch, Log, LogError, LogUnavailable, TopicPartition
-from anabranch.processors.streams.beside import helper
+from anabranch.processors.streams.helper_thread import helper
 from anabranch.topics.names import stream_topic
 
 log = logging.getLogger("anabranch.controller")

@@ -17,7 +17,7 @@ from anabranch.core.stream_states import ACTIVE
 from anabranch.ports import Log, LogError, LogRefused, LogUnavailable, TopicPartition
 from anabranch.processors.carrier import Carriers
 from anabranch.processors.leadership import Lease
-from anabranch.processors.streams.beside import helper
+from anabranch.processors.streams.helper_thread import helper
 from anabranch.processors.streams.trouble import StreamTrouble, places_of
 
 log = logging.getLogger("anabranch.controller")

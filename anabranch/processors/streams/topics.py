@@ -47,9 +47,9 @@ from anabranch.ports import (
     TopicInfo,
 )
 from anabranch.processors.history_tail import events_until, load_tail
-from anabranch.processors.streams.beside import helper
 from anabranch.processors.streams.cleanup import Cutter
 from anabranch.processors.streams.health import next_pause
+from anabranch.processors.streams.helper_thread import helper
 from anabranch.schemas.records import StreamRow
 from anabranch.topics.altering import alter_stream_topics
 from anabranch.topics.creation import (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from anabranch.core.hybrid_time import MAX
+from anabranch.core.hybrid_time import MAX, read_moment
 from anabranch.core.ids import split_stream
 from anabranch.errors import InvalidArgument, SnapshotExpired
 from anabranch.spark.api import arrow_schema
@@ -19,7 +19,6 @@ from anabranch.spark.options import Connection, Options
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_MOST_DIGITS = 100  # of what is taken for a number
 DEFAULT_ROWS = 1_000_000  # 1 to 2 s of a task's time, which takes a tenth to start
 
 
@@ -54,13 +53,8 @@ def streams_of(options: Options) -> tuple[str, ...]:
 
 def moment(name: str, text: str) -> int | datetime:
     """A hybrid time, or an ISO datetime with its time zone."""
-    if text.isdecimal() and len(text) < _MOST_DIGITS and int(text) <= MAX:
-        return int(text)
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        at = None
-    if at is None or at.utcoffset() is None:
+    at = read_moment(text)
+    if at is None or (at > MAX if isinstance(at, int) else at.utcoffset() is None):
         raise InvalidArgument(
             f"option {name}={text!r}: a commit timestamp, or a time with its zone, as 2026-03-01T12:00:00+00:00"
         )
