@@ -127,7 +127,7 @@ class World:
         """The answers to a command that was repeated."""
         found = []
         lane = self.lane_of.get(correlation_id, OPEN_LANE)
-        for record in self.committed(TopicPartition(replies_topic(lane=lane), 0)):
+        for record in self.committed(TopicPartition(replies_topic(lane=lane), 0), correlation_id):
             if record.key == correlation_id:
                 answer = decode(record.value or b"")
                 assert isinstance(answer, Reply)
@@ -146,8 +146,8 @@ class World:
                 return answer
         raise AssertionError(f"no answer to {command}")
 
-    def committed(self, partition: TopicPartition) -> list[Record]:
-        """The records that a read_committed reader sees."""
+    def committed(self, partition: TopicPartition, having: bytes = b"") -> list[Record]:
+        """The records that a read_committed reader sees; ``having``: only of batches with these bytes in them."""
         log = self.cluster.log("reader")
         position = log.start_offsets([partition])[partition]
         out: list[Record] = []
@@ -156,7 +156,8 @@ class World:
             if partition not in got or got[partition].next_offset == position:
                 return out
             for batch in got[partition].batches:
-                out += [r for r in decode_records(batch.data) if r.offset >= position]
+                if having in bytes(batch.data):
+                    out += [r for r in decode_records(batch.data) if r.offset >= position]
             position = got[partition].next_offset
 
     def stream(self, controller: Controller, stream: str, segments: int = 2) -> None:
