@@ -77,6 +77,7 @@ LOST_MARKERS = LEADERLESS | {"lose_markers": 1.0}
 STEALING = {"workers": 3, "retain_s": 0, "scale_s": 0.7, "worker_freeze": 0.006}
 MOVING = STEALING | {"chunk_bytes": 250}
 # Processes with replicas of two tables, and little besides.
+IN_MEMORY = "tests/tables/test_transactions.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 PREPARED = {"prepared": 1.0, "linger": 0.8}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
@@ -330,6 +331,20 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a round does not see its own writes", tables.round_not_seen, weather=TABLED),
     Mutant("journals write nothing, for locks", tables.journals_unknown, weather=TABLED),
     Mutant("a digest lacks a key", tables.digests_lack, weather=TABLED, seed=1),
+    Mutant("one-shots break no locks", tables.one_shots_unnoticed, weather=TABLED,
+           suite=IN_MEMORY),
+    Mutant("plain writes break no locks", tables.plain_writes_unnoticed, weather=TABLED,
+           suite=IN_MEMORY),
+    Mutant("rolling commits break no locks", tables.rolling_unnoticed, weather=TABLED,
+           suite=IN_MEMORY),
+    Mutant("moved runs break no locks", tables.moved_runs_unnoticed, simulated=False,
+           suite=IN_MEMORY),
+    Mutant("a new leader's window reaches back to the beginning", tables.reach_of_nothing,
+           weather=TABLED | {"director_s": 3.0}, suite=IN_MEMORY),
+    Mutant("what is not sure is broken", tables.unsure_is_broken, weather=TABLED,
+           by_clients=True, suite=IN_MEMORY),
+    Mutant("a commit in doubt is broken by itself", tables.broken_in_doubt, simulated=False,
+           by_clients=True, suite=IN_MEMORY),
     Mutant("a repeated one-shot is judged again", tables.judged_again, simulated=False,
            suite="tests/core/test_table_locks.py"),
     Mutant("own writes break own locks", tables.broken_by_itself, simulated=False,
@@ -338,6 +353,12 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True),
     Mutant("completeness by the broker's word", tables.complete_by_the_broker, simulated=False,
            by_clients=True, suite="tests/tables/test_replica.py"),
+    Mutant("a lock is vouched for by another table", tables.complete_by_another, weather=TABLED,
+           by_clients=True),
+    Mutant("a replica is complete by another table's time", tables.seen_by_another,
+           weather=TABLED, by_clients=True, suite="tests/tables/test_replica.py"),
+    Mutant("a deletion is swept early", tables.deletion_swept_early, weather=TABLED,
+           by_clients=True, suite="tests/tables/test_store.py"),
     Mutant("marks are taken after the look", tables.marks_after_the_look, weather=TABLED,
            by_clients=True),
     Mutant("versions are swept early", tables.swept_early, weather=TABLED, by_clients=True),

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from rocksdict import WriteBatch
+
 from anabranch.core.decisions import decide
 from anabranch.core.decisions.commits import locks as judging
 from anabranch.core.decisions.commits import one_shot as shots
-from anabranch.core.read_locks import Keys, WindowDraft, Write, fingerprint, write_of
-from anabranch.core.round import StreamCommit
-from anabranch.errors import AnabranchError
+from anabranch.core.journal.index import JournalIndex
+from anabranch.core.read_locks import Keys, WindowDraft, Windows, Write, fingerprint, write_of
+from anabranch.core.round import NewEpoch, StreamCommit
+from anabranch.errors import AnabranchError, LocksBroken
 from anabranch.ports import LogError
-from anabranch.processors import index_journals
+from anabranch.processors import controller, index_journals
 from anabranch.schemas.records import LookAgain, OneShot
 from anabranch.tables.follow import Follower
+from anabranch.tables.layout import DELETED, ROW, table_prefix
 from anabranch.tables.locks import Locks
 from anabranch.tables.replica import Replica
 from anabranch.tables.store import Rows, Store
+from anabranch.tables.transaction import TableTransaction
 
 Planted = AbstractContextManager[object]
 
@@ -48,6 +53,79 @@ def digests_lack() -> Planted:
         return real(sorted({key for key in keys if key is not None})[1:])
 
     return patch.object(index_journals, "Keys", SimpleNamespace(of=of))
+
+
+def _unnoticed(is_such: Callable[[Any, StreamCommit], bool]) -> Planted:
+    """Commits of a kind do not come into the window."""
+    real_merge = judging.merge
+
+    def merge(turn: Any, step: StreamCommit) -> None:
+        if not is_such(turn, step):
+            real_merge(turn, step)
+            return
+        with patch.object(judging, "write_of", lambda *_: Write(step.timestamp, (), ())):
+            real_merge(turn, step)
+
+    return patch.object(judging, "merge", merge)
+
+
+def plain_writes_unnoticed() -> Planted:
+    """Commits of plain writes break no locks."""
+    return _unnoticed(lambda _, step: bool(step.plain))
+
+
+def rolling_unnoticed() -> Planted:
+    """Rolling commits, into an epoch before the last one, break no locks."""
+
+    def rolls(turn: Any, step: StreamCommit) -> bool:
+        return any(isinstance(s, NewEpoch) and s.stream == step.stream for s in turn.round.history)
+
+    return _unnoticed(rolls)
+
+
+def one_shots_unnoticed() -> Planted:
+    """One-shots break no locks."""
+    return _unnoticed(lambda _, step: any(part.events for part in step.parts))
+
+
+def moved_runs_unnoticed() -> Planted:
+    """Runs that were moved forward in their journals break no locks."""
+    real = JournalIndex.digests
+
+    def digests(index: Any, stream: str, partition: int, txn_id: bytes, runs: Any) -> Any:
+        kept = [run for run in runs if not run.moved_to]
+        return [*real(index, stream, partition, txn_id, kept), Keys.of(()).to_bytes()]
+
+    return patch.object(JournalIndex, "digests", digests)
+
+
+def reach_of_nothing() -> Planted:
+    """A new leader's window reaches back to the beginning, though it has seen nothing."""
+    return patch.object(controller, "Windows", lambda _: Windows(0))
+
+
+def unsure_is_broken() -> Planted:
+    """A replica takes each look again for a broken lock."""
+    real = Replica.wait
+
+    def wait(replica: Replica, timestamp: int, last: Any, deadline: float) -> None:
+        real(replica, timestamp, last, deadline)
+        table = replica.tables[0]
+        raise LocksBroken("", table=table, key=b"k", by=bytes(16), commit_timestamp=last[table])
+
+    return patch.object(Replica, "wait", wait)
+
+
+def broken_in_doubt() -> Planted:
+    """A commit in doubt that is asked for again is broken by its own write."""
+    real = TableTransaction._given_up
+
+    def given_up(txn: TableTransaction, txn_id: bytes, scope: str, error: AnabranchError) -> Any:
+        if isinstance(error, LocksBroken):
+            txn._fail(error)
+        return real(txn, txn_id, scope, error)
+
+    return patch.object(TableTransaction, "_given_up", given_up)
 
 
 def judged_again() -> Planted:
@@ -100,6 +178,23 @@ def complete_by_the_broker() -> Planted:
     return patch.object(Follower, "told", told)
 
 
+def complete_by_another() -> Planted:
+    """A replica vouches for a lock by the table that is the furthest ahead."""
+    real = Follower.marks
+
+    def marks(follower: Follower) -> dict[str, tuple[int, int]]:
+        found = real(follower)
+        ahead = max(complete for complete, _ in found.values())
+        return {table: (ahead, last) for table, (_, last) in found.items()}
+
+    return patch.object(Follower, "marks", marks)
+
+
+def seen_by_another() -> Planted:
+    """A replica is complete as soon as one of its tables is."""
+    return patch.object(Follower, "timestamp", property(lambda its: max(its.complete.values())))
+
+
 class _Late:
     """Marks that are taken when they are used, and a step before that."""
 
@@ -123,6 +218,23 @@ def swept_early() -> Planted:
     return patch.object(
         Store, "_sweep", lambda store, stream, mark, _: real(store, stream, mark, mark.complete)
     )
+
+
+def deletion_swept_early() -> Planted:
+    """A deletion is swept before what it covers: the row lives again."""
+    real = Store._sweep
+
+    def sweep(store: Store, stream: str, mark: Any, floor: int) -> Iterator[int]:
+        prefix, batch = table_prefix(mark.number), WriteBatch(raw_mode=True)
+        for key, value in store._db.items(from_key=prefix):
+            if not key.startswith(prefix):
+                break
+            if value[ROW - 1 :] == DELETED:
+                batch.delete(key)
+        store._db.write(batch, store._unlogged)
+        yield from real(store, stream, mark, floor)
+
+    return patch.object(Store, "_sweep", sweep)
 
 
 @contextlib.contextmanager
