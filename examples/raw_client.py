@@ -522,7 +522,7 @@ class Bank:
     def _commit(self, snapshot: int, rows: dict[bytes, int]) -> Any:
         """The outcome of a one-shot that commits if the rows are still what they were at the snapshot."""
         events = [one_event(self._name, key, b"%d" % held) for key, held in rows.items()]
-        shot = {"txn_id": new_id(self._control), "scope": self._scope, "name": None}
+        shot: dict[str, Any] = {"txn_id": new_id(self._control), "scope": self._scope, "name": None}
         shot |= {"events": events, "consumed": None}
         points = sorted(map(fingerprint, rows))
         while True:

@@ -28,7 +28,7 @@ from anabranch.core.ids import check_scope, check_type
 from anabranch.core.stream_settings import is_table
 from anabranch.core.stream_states import CREATING, GIVEN_UP
 from anabranch.errors import ClockSkew, InvalidArgument, NotAuthorized, NotForkSafe
-from anabranch.reading.snapshot import At, check_at, check_since
+from anabranch.reading.snapshot import At, check_at
 from anabranch.shown.system import (
     CommitRow,
     TableRow,
@@ -287,7 +287,8 @@ class Client(Endings, Processors, Administration):
         scope, slash, _ = of.partition("/")
         # The histories have all commits up to a safe time before their present ends.
         until = self._session.instant(check_scope(scope), until, deadline)
-        check_since(above, until)
+        if above is not None and above > until:
+            raise InvalidArgument(f"start {to_text(above)} is later than {to_text(until)}, the end")
         if slash:
             names = [self._session.describe(of, deadline).stream]
         else:

@@ -48,15 +48,20 @@ class _Controller:
         self._shared = shared
         self.deadline = shared.deadline
         session = shared.session
-        self.new_txn_id, self.random64 = session.new_txn_id, session.random64
-        self.locked_shot, self.resolve = session.locked_shot, session.resolve
+        self.random64, self.resolve = session.random64, session.resolve
+        self.locked_shot = session.locked_shot
         self.entered = partial(entered, shared)
+
+    def new_txn_id(self, scope: str, deadline: float) -> bytes:
+        self._shared.check()
+        return self._shared.session.new_txn_id(scope, deadline)
 
     @property
     def last_timestamp(self) -> int:
         return self._shared.session.highest_timestamp
 
     def safe(self, tables: Sequence[str], at: int, deadline: float) -> tuple[int, dict[str, int]]:
+        self._shared.check()
         session = self._shared.session
         scope = session.check_together(tables, deadline)
         told = session.safe_tables(scope, None, tables, deadline)

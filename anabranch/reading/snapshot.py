@@ -202,12 +202,12 @@ def check_since(since: int | None, at: int | None) -> None:
 
 def streams_of(streams: str | Sequence[str]) -> list[str]:
     """These streams, each once. `InvalidArgument`."""
-    names = [streams] if isinstance(streams, str) else list(dict.fromkeys(streams))
+    names = [streams] if isinstance(streams, str) else list(streams)
     if not names:
         raise InvalidArgument("a snapshot is of at least one stream")
     for name in names:
         split_stream(name)
-    return names
+    return list(dict.fromkeys(names))
 
 
 def take(

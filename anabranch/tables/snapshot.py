@@ -150,8 +150,8 @@ class TableSnapshot:
 def check_key(key: object) -> bytes:
     """`InvalidArgument` unless it can be a row's key."""
     if not isinstance(key, bytes) or not 1 <= len(key) <= MAX_KEY_BYTES:
-        what = f"{len(key)} bytes" if isinstance(key, bytes) else repr(key)
-        raise InvalidArgument(f"a row's key has 1 to {MAX_KEY_BYTES} bytes, not {what}")
+        what = f"{len(key)} bytes" if isinstance(key, bytes) else f"{key!r:.100}"
+        raise InvalidArgument(f"a row's key is bytes, 1 to {MAX_KEY_BYTES:,} of them, not {what}")
     return key
 
 
@@ -165,6 +165,9 @@ def bounds(
     low: bytes | None, high: bytes | None, prefix: bytes | None
 ) -> tuple[bytes, bytes | None]:
     """A range of keys [low, high) from what a caller gives; high: None is the end. `InvalidArgument`."""
+    for end in (low, high, prefix):
+        if end is not None and not isinstance(end, bytes):
+            raise InvalidArgument(f"ranges and prefixes of keys are bytes, not {end!r:.100}")
     if prefix is not None:
         if low is not None or high is not None:
             raise InvalidArgument("give a prefix, or low and high")

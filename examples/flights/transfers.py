@@ -51,6 +51,11 @@ def clerk(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     say("finished", began=began, again=len(calls) - len(began), longest=longest, paid=paid)
 
 
+def _open(table: str, txn: TableTransaction) -> None:
+    for name in AIRLINES:
+        txn.put(table, name.encode(), b"%d" % OPENED_WITH)
+
+
 def _pay(
     calls: list[str], table: str, payer: str, payee: str, amount: int, txn: TableTransaction
 ) -> None:
@@ -65,13 +70,11 @@ def audit(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Open the accounts; then add them up, snapshot after snapshot, until told to finish, and once more then."""
     table = table_of(parameters["scope"])
     wrong: list[int] = []
-    snapshots, last = 0, False
+    snapshots, held, last = 0, dict[str, int](), False
     with connected(target_from(parameters)) as client:
         client.create_table(table)
         with client.replica(table) as accounts:
-            accounts.transact(
-                lambda txn: [txn.put(table, a.encode(), b"%d" % OPENED_WITH) for a in AIRLINES]
-            )
+            accounts.transact(partial(_open, table))
             say("ready")
             while not last:
                 last = finish.is_set()

@@ -469,6 +469,9 @@ def test_bad_input(
         (InvalidArgument, lambda: client.replica(f"{unique}/plain")),
         (UnknownStream, lambda: client.replica(f"{unique}/none")),
         (InvalidArgument, lambda: client.replica()),
+        (InvalidArgument, lambda: client.replica([table])),  # type: ignore[arg-type]
+        (InvalidArgument, lambda: client.system("commits", unique, start=2, until=1)),
+        (UnknownStream, lambda: client.system("commits", f"{unique}/none")),
         (
             UnsupportedSetting,
             lambda: client.create_table(f"{unique}/t", settings={"retention.ms": 1}),
@@ -488,6 +491,7 @@ def test_bad_input(
         (InvalidArgument, lambda: txn.put(f"{unique}/plain", b"k", b"")),
         (InvalidArgument, lambda: txn.get("no/table", b"k")),
         (InvalidArgument, lambda: txn.scan(table, low=b"b", high=b"a")),
+        (InvalidArgument, lambda: txn.scan(table, prefix="a")),  # type: ignore[arg-type]
     ]
     for error, call in refused:
         with pytest.raises(error):

@@ -185,7 +185,7 @@ def epochs(**changes: Epoch | None) -> Findings:
 
 
 def audited(**changes: Any) -> Findings:
-    return replace(GOOD, audit=GOOD.audit | changes)
+    return replace(GOOD, audit={**GOOD.audit, **changes})
 
 
 PLANTED: list[tuple[Callable[[Findings], Check], Findings, str]] = [
