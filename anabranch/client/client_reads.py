@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, overload
 from anabranch.client.handle import Shared
 from anabranch.client.ports import ClientPorts
 from anabranch.core.hybrid_time import to_text
-from anabranch.core.stream_settings import VERSIONS_MS, is_table
+from anabranch.core.stream_settings import HISTORY_MS, VERSIONS_MS, is_table
 from anabranch.errors import InvalidArgument, NotReady, UnsupportedSetting
 from anabranch.extras import need
 from anabranch.reading.committed_log import ReaderPorts, check_group
@@ -29,6 +29,7 @@ from anabranch.reading.snapshot import (
 )
 from anabranch.reading.tasks.lag import Lag
 from anabranch.reading.transaction_reader import TransactionReader
+from anabranch.schemas.records import BaseRow
 from anabranch.types import Tenure
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ class _Controller:
             session.instant(scope, at, deadline)
             told = session.safe_tables(scope, None, tables, deadline)
         return told.timestamp, {each.table: each.last for each in told.tables}
+
+    def base(self, table: str, deadline: float) -> BaseRow | None:
+        return self._shared.session.describe(table, deadline).base
 
 
 class Reading:
@@ -305,7 +309,7 @@ class Reading:
                 safe, last = controller.safe([table], asked or controller.last_timestamp, deadline)
                 end = End(asked or safe, last[table])
                 timeout = shared.timeout if timeout is None else timeout
-            reader = self._readers().read_transactions(table, group, timeout, begin)
+            reader = self._readers().read_transactions(table, group, timeout, begin, whole=True)
             stack.pop_all()
         first = begin if isinstance(begin, int) else 0
         return Changes(table, reader, rows=rows, begin=first, end=end, timeout=shared.timeout)
@@ -321,7 +325,7 @@ class Reading:
         index: Mapping[str, Index] | None = None,
     ) -> Replica:
         need("rocksdict")
-        from anabranch.tables.replica import HISTORY_MS, Replica
+        from anabranch.tables.replica import Replica
 
         ports, deadline = self._readers().ports, self._shared.deadline(timeout)
         session = self._shared.session

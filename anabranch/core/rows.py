@@ -49,6 +49,7 @@ class Entry(IntEnum):
     PROCESSOR = 34
     TASK = 35
     TABLE = 36
+    BASE = 38
 
 
 _ROWS: dict[Entry, type] = {
@@ -81,6 +82,7 @@ _ROWS: dict[Entry, type] = {
     Entry.PROCESSOR: r.ProcessorRow,
     Entry.TASK: r.TaskRow,
     Entry.TABLE: r.TableRow,
+    Entry.BASE: r.BaseRow,
 }
 _MANY = 1000  # rows are read over before a scan begins behind them
 _ENTRIES = {int(entry): entry for entry in Entry}  # quicker than Entry(…)
@@ -114,6 +116,10 @@ def stream_key(stream: str) -> bytes:
 
 def table_key(stream: str) -> bytes:
     return NO_TXN + bytes((Entry.TABLE,)) + stream.encode()
+
+
+def base_key(table: str) -> bytes:
+    return NO_TXN + bytes((Entry.BASE,)) + table.encode()
 
 
 def epoch_key(stream: str, epoch: int) -> bytes:

@@ -68,6 +68,7 @@ TYPES: dict[int, type] = {
     40: r.TruncateStream,
     41: r.ListOpen,
     42: r.LabelWriter,
+    49: r.PublishBase,
     64: r.TermRow,
     65: r.RoundRow,
     66: r.ScopeRow,
@@ -100,6 +101,7 @@ TYPES: dict[int, type] = {
     96: r.JournalOp,
     97: r.EpochRecord,
     98: r.CommitRecord,
+    105: r.BaseRow,
 }
 _CODES = {cls: code for code, cls in TYPES.items()}
 _PREFIX = {cls: bytes((FORMAT_VERSION, code)) for cls, code in _CODES.items()}

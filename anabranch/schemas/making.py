@@ -34,15 +34,16 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         ListAudit.before ListTransactions.before ListTransactions.secret
         OneShot.consumed PendingCommitRow.consumed PendingCommitRow.prepare ProcessorInfo.more ProcessorList.more
         ListOpen.after OpenList.more
-        Resolve.token Settle.presume StreamList.more StreamRow.change TransactionList.more TxnRow.consumes
+        Resolve.token Settle.presume StreamChange.base StreamInfo.base StreamList.more StreamRow.change
+        TransactionList.more TxnRow.consumes
         """,
     ),
     (
         0,
         """
         CommandList.open_transactions CommandList.outcomes DescribeProcessors.task Outcome.prepared_ms
-        ProcessorInfo.resets ProcessorRow.first_term ProcessorRow.resets StreamInfo.foreign TaskInfo.state_sequence
-        Receipt.seen TaskRow.state_sequence Touch.writer
+        ProcessorInfo.resets ProcessorRow.first_term ProcessorRow.resets StreamInfo.foreign
+        StreamInfo.oldest_snapshot TaskInfo.state_sequence Receipt.seen TaskRow.state_sequence Touch.writer
         """,
     ),
     (False, "CreateStream.adopt ListTransactions.prepared StreamRow.adopt"),

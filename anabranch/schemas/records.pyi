@@ -67,6 +67,17 @@ class AuditRow:
     what: str
 
 @dataclass(frozen=True, slots=True)
+class BaseRow:
+    """Status row: the base that a table begins at."""
+
+    timestamp: int
+    txn_id: bytes
+    commit_timestamp: int
+    rows: int
+    position: int
+    last: int
+
+@dataclass(frozen=True, slots=True)
 class Begin:
     """Command: begin a transaction under an id that the client made. Repeating it is harmless."""
 
@@ -630,6 +641,14 @@ class ProcessorRow:
     kinds: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
+class PublishBase:
+    """Command: begin a table at a base, and delete what no promised snapshot needs. Repeating it is harmless."""
+
+    table: str
+    timestamp: int
+    txn_id: bytes
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """Cumulative account of one writer; of two, the one with the higher sequence wins."""
 
@@ -889,6 +908,7 @@ class StreamChange:
 
     settings: Mapping[str, str]
     until: int
+    base: bytes | None = None
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
@@ -907,6 +927,8 @@ class StreamInfo:
     staged_bytes: int
     trouble: str
     foreign: int = 0
+    base: BaseRow | None = None
+    oldest_snapshot: int = 0
 
 @dataclass(frozen=True, slots=True)
 class StreamList:

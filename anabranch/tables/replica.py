@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self, get_args
 
 from anabranch.core.hybrid_time import from_us, to_text, to_us
+from anabranch.core.stream_settings import HISTORY_MS
 from anabranch.errors import (
     AnabranchError,
     IllegalState,
@@ -25,6 +26,7 @@ from anabranch.errors import (
 from anabranch.ports import Clock
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.snapshot import check_at
+from anabranch.schemas.records import BaseRow
 from anabranch.tables.follow import Follower
 from anabranch.tables.indexes import Index, indexed
 from anabranch.tables.snapshot import TableSnapshot
@@ -34,7 +36,6 @@ from anabranch.types import Result
 
 log = logging.getLogger("anabranch.client")
 
-HISTORY_MS = 3_600_000
 _WAIT_S = 0.5  # a step without news takes so long
 _PAUSE_S = 0.5  # after an error
 # Before a transaction is begun again: the first and the longest. After a longer one it meets the winners of a row
@@ -58,6 +59,9 @@ class SafeTimes(Protocol):
 
         Later commits exceed it. Raises: UnknownStream, NotReady (``at`` is still to come at the deadline).
         """
+
+    def base(self, table: str, deadline: float) -> BaseRow | None:
+        """The base that a table begins at now."""
 
 
 class Lag(NamedTuple):
@@ -101,7 +105,7 @@ class Replica:
         self._temporary = tempfile.mkdtemp(prefix="anabranch-replica-") if folder is None else None
         place = Path(self._temporary or folder or "", "rows")
         self._store = Store(place, cluster_id, indexed(index, tuple(tables)))
-        self._follower = Follower(self._store, ports, tables, timeout)
+        self._follower = Follower(self._store, ports, tables, timeout, controller.base)
         self.tables = self._follower.streams
         self._moved = threading.Condition()
         self._open: set[TableSnapshot] = set()

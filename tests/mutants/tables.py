@@ -21,7 +21,8 @@ from anabranch.schemas.records import LookAgain, OneShot
 from anabranch.tables.follow import Follower
 from anabranch.tables.locks import Locks
 from anabranch.tables.replica import Replica
-from anabranch.tables.store import Rows, Store
+from anabranch.tables.rows import Rows
+from anabranch.tables.store import Store
 
 Planted = AbstractContextManager[object]
 

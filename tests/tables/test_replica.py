@@ -22,7 +22,7 @@ from anabranch.tables import follow
 from anabranch.tables import replica as replica_module
 from anabranch.tables.replica import Replica
 from anabranch.tables.snapshot import TableSnapshot, bounds
-from anabranch.tables.store import Rows
+from anabranch.tables.rows import Rows
 from anabranch.topics.names import history_topic
 from tests.client.world import World
 from tests.tables.worlds import Truth, as_it_lies, reader_ports, replica, visible

@@ -11,8 +11,10 @@ from anabranch.core.authorize import CREATORS, Right, of_scope, rights_of
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.plain import REFUSED
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.hybrid_time import from_us
 from anabranch.core.ids import ADMIN_LANE, DIRECTORY, OPEN_LANE, check_scope
 from anabranch.core.round import ReplyTo
+from anabranch.core.stream_settings import HISTORY_MS, VERSIONS_MS, is_table
 from anabranch.core.stream_states import CREATING, GIVEN_UP, STREAMS, WAITING, state_of
 from anabranch.errors import InvalidArgument, NotReady, TooManyStreams, UnknownScope
 from anabranch.schemas.records import (
@@ -151,6 +153,14 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
     turn.reply(to, StreamList(tuple(found)))
 
 
+def oldest_snapshot(turn: Turn, row: StreamRow) -> int:
+    """The least time as of which a table is promised to be readable, now; 0: it is no table."""
+    if not is_table(row.settings):
+        return 0
+    kept = from_us(int(row.settings.get(VERSIONS_MS, HISTORY_MS)) * 1000)
+    return max(1, max(turn.hybrid_time, from_us(turn.now_us)) - kept)
+
+
 def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
     """A stream as its askers see it."""
     return StreamInfo(
@@ -167,6 +177,8 @@ def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
         staged_bytes=turn.index.staged.by_stream[row.stream],
         trouble=turn.memory.waiting.get(row.stream, ""),
         foreign=turn.memory.foreign.get(row.stream, 0),
+        base=turn.state.bases.get(row.stream),
+        oldest_snapshot=oldest_snapshot(turn, row),
     )
 
 
