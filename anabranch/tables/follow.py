@@ -83,8 +83,15 @@ class Follower:
 
     @property
     def timestamp(self) -> int:
-        """All tables are complete up to here, hybrid time."""
-        return min(self.complete.values())
+        """All tables are complete up to here, and can be read, hybrid time; 0: one begins at a later base."""
+        least = min(self.complete.values())
+        return least if least >= self.floor else 0
+
+    @property
+    def floor(self) -> int:
+        """The least time at which all tables can be read, as far as they are here."""
+        marks = self._store.marks
+        return max(marks[stream].floor if stream in marks else 0 for stream in self.streams)
 
     @property
     def at_end(self) -> bool:

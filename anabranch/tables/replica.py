@@ -220,6 +220,10 @@ class Replica:
     def step(self, deadline: float) -> bool:
         """Do one piece of work, or wait for some until ``deadline``. Whether something came. Raises: as `wait`."""
         came = self._follower.step(deadline)
+        floor = self._follower.floor
+        if not self._follower.is_told(floor):  # an idle table has to reach the base of another one
+            by = self._clock.monotonic() + self._timeout
+            self.told(*self._controller.safe(self.tables, floor, by))
         if not self._store.loading:
             self._sweep()
         elif self._follower.at_end:
