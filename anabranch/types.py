@@ -191,6 +191,8 @@ class StreamDescription:
     ``staged_bytes``: of open transactions in the journal, about. ``state``: ACTIVE; CREATING; WAITING while it
     can't be read or written, and ``trouble`` says why; LOST once it is given up, as a topic of it is gone.
     ``foreign``: the least number of foreign records found in its topic since the present controller began to lead.
+    ``base``: which a table begins at; with ``timestamp``, ``rows`` and ``txn_id``. ``oldest_snapshot``: hybrid time
+    from which on a table is promised to be readable; 0: it is none.
     """
 
     stream: str
@@ -206,6 +208,8 @@ class StreamDescription:
     state: r.ShownStreamState = ACTIVE
     trouble: str = ""
     foreign: int = 0
+    base: r.BaseRow | None = None
+    oldest_snapshot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,21 +356,10 @@ def counts_of(outcome: r.Outcome) -> Counts:
 
 def description_of(info: r.StreamInfo) -> StreamDescription:
     """A `StreamInfo` record for callers."""
-    return StreamDescription(
-        stream=info.stream,
-        stream_epoch=info.stream_epoch,
-        reference_epoch=info.reference_epoch,
-        segments=info.segments,
-        settings=info.settings,
-        rejected=info.rejected,
-        journal={int(partition): offset for partition, offset in info.journal.items()},
-        partitions=info.partitions,
-        low_water={int(partition): offset for partition, offset in info.low_water.items()},
-        staged_bytes=info.staged_bytes,
-        state=info.state,
-        trouble=info.trouble,
-        foreign=info.foreign,
-    )
+    told = {name: getattr(info, name) for name in StreamDescription.__slots__}
+    for name in ("journal", "low_water"):
+        told[name] = {int(partition): offset for partition, offset in told[name].items()}
+    return StreamDescription(**told)
 
 
 def result_of(outcome: r.Outcome) -> Result:

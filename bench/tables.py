@@ -40,6 +40,9 @@ class _Known:
     def safe(self, tables: Sequence[str], at: int, _: float) -> tuple[int, Mapping[str, int]]:
         return max(at, self.last_timestamp), dict.fromkeys(tables, self.last_timestamp)
 
+    def base(self, _table: str, _deadline: float) -> None:
+        return None
+
 
 def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
     """Rates of loading and times of reads."""

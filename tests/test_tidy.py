@@ -27,6 +27,7 @@ IMPORTERS = {
     "rocksdict": (
         "anabranch/processing/table.py",
         "anabranch/processors/checkpoint.py",
+        "anabranch/tables/rows.py",
         "anabranch/tables/store.py",
     ),
     "confluent_kafka": ("anabranch/librdkafka/",),

@@ -7,8 +7,9 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Literal, Self, overload
@@ -27,8 +28,16 @@ from anabranch.core.hybrid_time import MAX, to_text
 from anabranch.core.ids import check_scope, check_type
 from anabranch.core.stream_settings import is_table
 from anabranch.core.stream_states import CREATING, GIVEN_UP
-from anabranch.errors import ClockSkew, InvalidArgument, NotAuthorized, NotForkSafe
+from anabranch.errors import (
+    ClockSkew,
+    InvalidArgument,
+    MalformedRecord,
+    NotAuthorized,
+    NotForkSafe,
+)
+from anabranch.extras import need
 from anabranch.reading.snapshot import At, check_at
+from anabranch.schemas.records import BaseRow, PublishBase
 from anabranch.shown.system import (
     CommitRow,
     TableRow,
@@ -43,6 +52,7 @@ from anabranch.shown.system import (
 from anabranch.types import StreamDescription, Tenure
 
 DEFAULT_TIMEOUT_S = 30.0
+COMPACT_S = 86_400.0
 DEFAULT_KEEPALIVE_S = 30.0
 DEFAULT_ONE_SHOT_BYTES = 256 << 10
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -68,6 +78,7 @@ class Client(Endings, Processors, Administration):
         if not 0 <= one_shot_bytes <= 1 << 30:
             raise InvalidArgument(f"one_shot_bytes {one_shot_bytes!r}: 0 to 2^30")
         self._ports = ports
+        self._threads = threads
         self._session = Session(ports)
         self._heart = Heart(self._session, thread=threads)
         self._shared = Shared(
@@ -309,6 +320,61 @@ class Client(Endings, Processors, Administration):
                 told = self._session.safe_tables(scope, None, list(its), deadline)
                 newest |= {each.table: each.last for each in told.tables}
         return newest
+
+    # -- tables ---------------------------------------------------------------------------------------
+
+    def compact_table(
+        self,
+        table: str,
+        *,
+        plain_readers_lose_history: bool = False,
+        folder: str | Path | None = None,
+        timeout: float = COMPACT_S,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> BaseRow:
+        """Make a base of a table, which new replicas begin at, and delete what no promised snapshot needs.
+
+        A base has all rows as of now minus ``table.history.ms``, each with its own commit. Repeating the call, also
+        in several processes at once, is fine: what one began the next one finishes. ``folder``: of a replica, kept
+        for the next time. ``timeout``: seconds. ``progress``: called with the rows that are written.
+
+        ``plain_readers_lose_history``: say so. A consumer that reads the topic from its beginning afterwards, as a
+        GlobalKTable does, lacks all rows that did not change since; the companion stream ``<table>-base`` has them.
+
+        For operators, of the lane that made the first base.
+
+        Raises: InvalidArgument (also: not said so), IllegalState (groups that read changes have not come so far: it
+        names them), NotReady (the table is too young; a snapshot needs what would go; another process makes a
+        base), NotAuthorized, UnknownStream, DeadlineExceeded.
+        """
+        need("rocksdict", extra="tables")
+        from anabranch.tables.compact import compact
+
+        self._shared.check()
+        if not plain_readers_lose_history:
+            raise InvalidArgument(
+                f"consumers that read the topic of {table} from its beginning will lack rows that don't change any "
+                "more: say plain_readers_lose_history=True (`--plain-readers-lose-history`) if that is fine"
+            )
+        open_replica = partial(self._replica, [table], folder, None, threads=self._threads)
+        return compact(self, table, lambda at: open_replica(held=at), timeout, progress)
+
+    def publish_base(self, table: str, timestamp: int, txn_id: bytes) -> BaseRow:
+        """Let a table begin at a base that is committed, for programs that make bases. Repeating it is harmless.
+
+        ``timestamp``: its rows are as of this hybrid time, of a whole second. ``txn_id``: its transaction, of the
+        companion stream alone, which has that second's number in the series of the companion's name.
+
+        For operators.
+
+        Raises: IllegalState (it is none, or there is a later one), InvalidArgument, NotReady (snapshots need what
+        would go; another change is under way), NotAuthorized, UnknownStream, DeadlineExceeded.
+        """
+        command = PublishBase(table, timestamp, txn_id)
+        info = self._session.ask_stream(table, command, self._deadline(None))
+        if info.base is None:
+            raise MalformedRecord(f"the controller tells no base of {table}")
+        return info.base
 
     # -- its end --------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from anabranch.reading.snapshot import (
 )
 from anabranch.reading.tasks.lag import Lag
 from anabranch.reading.transaction_reader import TransactionReader
+from anabranch.schemas.records import BaseRow
 from anabranch.types import Tenure
 
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ class _Controller:
             session.instant(scope, at, deadline)
             told = session.safe_tables(scope, None, tables, deadline)
         return told.timestamp, {each.table: each.last for each in told.tables}
+
+    def base(self, table: str, deadline: float) -> BaseRow | None:
+        return self._shared.session.describe(table, deadline).base
 
 
 class Reading:
@@ -313,7 +317,7 @@ class Reading:
                 safe, last = controller.safe([table], asked or controller.last_timestamp, deadline)
                 end = End(asked or safe, last[table])
                 timeout = shared.timeout if timeout is None else timeout
-            reader = self._readers().read_transactions(table, group, timeout, begin)
+            reader = self._readers().read_transactions(table, group, timeout, begin, whole=True)
             stack.pop_all()
         first = begin if isinstance(begin, int) else 0
         return Changes(table, reader, rows=rows, begin=first, end=end, timeout=shared.timeout)

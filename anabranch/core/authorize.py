@@ -8,6 +8,8 @@ from enum import IntFlag
 from typing import TYPE_CHECKING, Any
 
 from anabranch.core.ids import ADMIN_LANE, NO_TXN, OPEN_LANE, STATE, is_state
+from anabranch.core.ids import BASE as BASES
+from anabranch.core.stream_settings import BASE
 from anabranch.errors import NotAuthorized
 from anabranch.schemas import records as r
 
@@ -184,9 +186,11 @@ def _begin(state: State, lane: str, command: r.Begin | r.OneShot | r.PrepareEven
 
 
 def _create_stream(state: State, lane: str, command: r.CreateStream) -> None:
-    """A processor's state is made by those who may run it."""
+    """A processor's state is made by those who may run it, a table's companion by those who may compact that."""
     if is_state(command.stream):
         check_right(state, lane, Right.PROCESS, command.stream.removesuffix(STATE))
+    elif BASE in command.settings:
+        check_right(state, lane, Right.OPERATE, command.settings[BASE])
     else:
         check_right(state, lane, Right.CREATE, command.stream)
 
@@ -203,6 +207,7 @@ RULES: Mapping[type, Rule] = {
     r.RecoverStream: _stream(Right.OPERATE),
     r.AlterStream: _stream(Right.OPERATE),
     r.TruncateStream: _stream(Right.OPERATE),
+    r.PublishBase: _on(Right.OPERATE, lambda command: command.table),
     r.Scale: _stream(Right.SCALE),
     r.Begin: _begin,
     r.OneShot: _begin,  # and its decision: write on each stream
@@ -242,6 +247,12 @@ RULES: Mapping[type, Rule] = {
 # -- owners: of transactions, names and series --------------------------------------------------------
 
 
+def table_of(state: State, stream: str) -> str:
+    """The table whose bases a stream has; empty: it has none."""
+    row = state.streams.get(stream)
+    return row.settings.get(BASE, "") if row is not None else ""
+
+
 def operates(state: State, lane: str, scope: str) -> bool:
     """Whether a lane may do all to the scope's transactions, whichever lane owns them."""
     return bool(rights_of(state, lane, of_scope(scope)) & Right.OPERATE)
@@ -264,7 +275,7 @@ def shown(state: State, lane: str, broken: r.BrokenLock | None) -> r.BrokenLock 
 def check_writes(state: State, row: r.TxnRow, streams: Iterable[str] = ()) -> None:
     """`NotAuthorized` unless a transaction's owner may write to these streams; without any, begin it.
 
-    To the state of a processor it writes by the right to run that one.
+    To the state of a processor it writes by the right to run that one, to bases by the right to operate the table.
     A blocked owner may not: its tokens are good for nothing more, in whichever lane.
     """
     owner = state.lanes.get(row.owner)
@@ -273,6 +284,8 @@ def check_writes(state: State, row: r.TxnRow, streams: Iterable[str] = ()) -> No
     for what in sorted(streams) or (row.scope,):
         if is_state(what):
             check_right(state, row.owner, Right.PROCESS, what.removesuffix(STATE))
+        elif what.endswith(BASES) and (table := table_of(state, what)):
+            check_right(state, row.owner, Right.OPERATE, table)
         elif what == row.scope and row.consumes is not None:
             check_right(state, row.owner, _MOVE, what)
         else:

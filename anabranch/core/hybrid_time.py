@@ -42,6 +42,16 @@ def from_us(unix_us: int, logical: int = 0) -> int:
     return unix_us << LOGICAL_BITS | logical
 
 
+def from_s(unix_s: int) -> int:
+    """The hybrid time at which a second begins, which bases are as of; they are numbered by it."""
+    return from_us(unix_s * 1_000_000)
+
+
+def to_s(timestamp: int) -> int:
+    """The Unix seconds of a hybrid time, rounded down."""
+    return to_us(timestamp) // 1_000_000
+
+
 def to_bytes(timestamp: int) -> bytes:
     """The 8 bytes of a hybrid time, as headers have it."""
     return timestamp.to_bytes(8, "big")

@@ -27,6 +27,7 @@ MAX_CONTROL_PARTITION = (1 << 16) - 1
 _MAX_MS = MARK_MS - 1
 OPEN_LANE, ADMIN_LANE = "open", "admin"  # the lanes that are there from the start
 STATE = ".state"  # the end of the name of a processor's state, which no other stream has
+BASE = "-base"  # … and of the companion stream of a table
 PLAIN = "topic:"  # how inputs begin that are no streams
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
@@ -38,6 +39,7 @@ OP_HEADER = "ab.op"
 CORRELATION_HEADER = "ab.cid"
 REPLY_HEADER = "ab.reply"
 TIME_HEADER = "ab.ht"  # the highest hybrid time that the sender has seen: 8 bytes
+VERSION_HEADER = "version"  # of events of a base
 WAIT_HEADER = "ab.wait"  # commit wait: the answer comes once every clock is past the commit
 _TXN_HEADER_FORM = struct.Struct(">16sqi")
 TXN_HEADER_SIZE = _TXN_HEADER_FORM.size  # 28
@@ -211,6 +213,25 @@ def state_stream(processor: str) -> str:
 def is_state(stream: str) -> bool:
     """Whether a stream is the state of the processor `stream.removesuffix(STATE)`."""
     return stream.endswith(STATE)
+
+
+def base_stream(table: str) -> str:
+    """'bank/accounts' -> 'bank/accounts-base': the companion stream, which has the table's bases."""
+    return table + BASE
+
+
+def pack_version(timestamp: int, txn_id: bytes) -> bytes:
+    """The value of a base event's ``version`` header, 24 bytes: when its row was committed, and by whom."""
+    return timestamp.to_bytes(8, "big") + txn_id
+
+
+def unpack_version(value: bytes | None) -> tuple[int, bytes]:
+    """(commit timestamp, transaction id) of a ``version`` header."""
+    if value is None or len(value) != 8 + TXN_ID_SIZE:
+        raise MalformedRecord(
+            f"a {VERSION_HEADER} header has {8 + TXN_ID_SIZE} bytes, not {value!r}"
+        )
+    return int.from_bytes(value[:8], "big"), value[8:]
 
 
 HASH_SIZE = 16

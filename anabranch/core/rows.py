@@ -51,6 +51,7 @@ class Entry(IntEnum):
     PROCESSOR = 34
     TASK = 35
     TABLE = 36
+    BASE = 38
 
 
 _ROWS: dict[Entry, type | tuple[type, ...]] = {
@@ -84,6 +85,7 @@ _ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.PROCESSOR: r.ProcessorRow,
     Entry.TASK: r.TaskRow,
     Entry.TABLE: r.TableRow,
+    Entry.BASE: r.BaseRow,
 }
 _LOCK = struct.Struct(">qq")  # writer, sequence
 _MANY = 1000  # rows are read over before a scan begins behind them
@@ -118,6 +120,10 @@ def stream_key(stream: str) -> bytes:
 
 def table_key(stream: str) -> bytes:
     return NO_TXN + bytes((Entry.TABLE,)) + stream.encode()
+
+
+def base_key(table: str) -> bytes:
+    return NO_TXN + bytes((Entry.BASE,)) + table.encode()
 
 
 def epoch_key(stream: str, epoch: int) -> bytes:

@@ -1,8 +1,7 @@
 """The state of a control partition: the fold of its status log.
 
-Only `State.apply` changes it, live and on replay alike: whole rows are upserted, none judged (compaction
-skips states). The decoded views (open transactions, streams, scopes) derive from the rows alone, so folding a
-log, compacted or not, gives the same tables.
+Only `State.apply` changes it, live and on replay alike: whole rows are upserted, none judged (compaction skips
+states). The decoded views derive from the rows alone, so folding a log, compacted or not, gives the same tables.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
+    BaseRow,
     CarryRow,
     Extent,
     ForgottenRow,
@@ -53,6 +53,7 @@ from anabranch.schemas.records import (
 
 _NO_ROUND = RoundRow(0, 0, 0, 0, 0)
 _BY_NAME = {Entry.FORGOTTEN: "forgotten", Entry.LANE: "lanes", Entry.TABLE: "tables"}
+_BY_NAME |= {Entry.BASE: "bases"}
 _ALONE = {Entry.TERM: "term", Entry.ROUND: "round", Entry.SUSPECT: "suspect"}
 _BY_NUMBER = {Entry.RETIRED: "_retired", Entry.TASK: "tasks"}
 K = TypeVar("K")
@@ -108,6 +109,7 @@ class State:
         self.tasks: dict[tuple[str, int], TaskRow] = {}
         self.tables: dict[str, TableRow] = {}
         self.locks = Registered()
+        self.bases: dict[str, BaseRow] = {}  # of tables
         self.open: dict[bytes, OpenTxn] = {}
         self.open_of: dict[str, set[bytes]] = {}  # by the lane that made them
         self.committing: dict[bytes, bool] = {}  # open ones with a pending commit; or they are
@@ -130,7 +132,8 @@ class State:
             self.scopes, self.scope_owners, self.streams, self.layouts, self.epochs, self.places, self.pins,
             self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.set_aside,
             self.lanes, self.lane_positions, self.grants, self.rights, self.processors, self.deleted,
-            self.tasks, self.tables, self.locks, self.open, self.open_of, self.committing, self.prepared,
+            self.tasks, self.tables, self.locks, self.bases, self.open, self.open_of, self.committing,
+            self.prepared,
         ):  # fmt: skip
             view.clear()
         for key, value in k.rows_of_views(self._table.scan):

@@ -14,6 +14,10 @@ MAX_MESSAGE = "max.message.bytes"
 TABLE = "table"  # whether it is one: keyed rows, for replicas and locks
 VERSIONS_MS = "table.history.ms"  # how long replicas keep versions
 DEFAULT_VERSIONS_MS = 3_600_000
+RATIO = (
+    "table.compact.ratio"  # events for each row, above which `table compact --watch` makes a base
+)
+BASE = "table.base"  # the table whose bases are written to the stream
 PROCESSOR = "processor"  # whose state the stream is
 _LONG = (1 << 63) - 1
 _INT = (1 << 31) - 1
@@ -45,13 +49,14 @@ _SCALING = {
     "max_segments": (MAX_SEGMENTS, _SEGMENTS),
     "cooldown_ms": (COOLDOWN, (1000, 86_400_000)),
 }
-FIXED = frozenset((REPLICATION, PROCESSOR, TABLE))  # from a stream's creation on
-KNOWN = TOPIC.keys() | {name for name, _ in _SCALING.values()} | {TABLE, VERSIONS_MS}
-_NOT_OF_TABLE = frozenset(
-    ("retention.ms", "retention.bytes")
-)  # a row lives until it is replaced or deleted
+FIXED = frozenset((REPLICATION, PROCESSOR, TABLE, BASE))  # from a stream's creation on
+_OF_TABLE = {VERSIONS_MS: (0, _LONG), RATIO: (2, _LONG)}
+KNOWN = TOPIC.keys() | {name for name, _ in _SCALING.values()} | {TABLE, *_OF_TABLE}
+# A row lives until it is replaced or deleted, and its versions as long as a snapshot may need them.
+_NOT_OF_TABLE = frozenset(("retention.ms", "retention.bytes", "cleanup.policy"))
 # A state keeps the newest row of each key, whatever its age, and has as many segments as tasks.
 _OF_STATE = frozenset((PROCESSOR, REPLICATION, MIN_ISR, MAX_MESSAGE, "segment.bytes", "segment.ms"))
+_OF_BASE = _OF_STATE - {PROCESSOR} | {BASE}
 
 HISTORY = 32  # whole buckets that loads are counted in, and kept
 _COOLDOWN_BUCKETS = HISTORY // 4
@@ -83,12 +88,14 @@ def check_settings(settings: Mapping[str, str]) -> None:
     what, known = "a stream", frozenset(KNOWN)
     if PROCESSOR in settings:
         what, known = "a processor's state", _OF_STATE
+    elif BASE in settings:
+        what, known = "the stream of a table's bases", _OF_BASE
+    _check_table(settings)
     unknown = sorted(settings.keys() - known)
     if unknown:
         raise UnsupportedSetting(
             f"{what} has no setting {', '.join(unknown)}; it takes {', '.join(sorted(known))}"
         )
-    _check_table(settings)
     for name in settings.keys() & TOPIC.keys():
         if whole_number(name, settings[name], *TOPIC[name]) == 0 and name == REPLICATION:
             raise InvalidArgument(f"{name}=0: a number from 1, or -1 for the broker's default")
@@ -113,17 +120,18 @@ def versions_ms(settings: Mapping[str, str]) -> int:
 
 def _check_table(settings: Mapping[str, str]) -> None:
     if not is_table(settings):
-        if VERSIONS_MS in settings:
-            raise UnsupportedSetting(f"{VERSIONS_MS} is a setting of tables: set {TABLE}=true, too")
+        for name in settings.keys() & _OF_TABLE.keys():
+            raise UnsupportedSetting(f"{name} is a setting of tables: set {TABLE}=true, too")
         return
     if settings[TABLE] != "true":
         raise InvalidArgument(f"{TABLE}={settings[TABLE]}: true, or leave it out")
     if wrong := sorted(settings.keys() & _NOT_OF_TABLE):
         raise UnsupportedSetting(
-            f"a table has no {', '.join(wrong)}: a row lives until it is replaced or deleted"
+            f"a table has no {', '.join(wrong)}: a row lives until it is replaced or deleted, and `anabranch table "
+            "compact` takes former versions away"
         )
-    if VERSIONS_MS in settings:
-        whole_number(VERSIONS_MS, settings[VERSIONS_MS], 0, _LONG)
+    for name in settings.keys() & _OF_TABLE.keys():
+        whole_number(name, settings[name], *_OF_TABLE[name])
 
 
 def parse_policy(settings: Mapping[str, str]) -> Policy | None:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from anabranch.core.history_records import NO_PREVIOUS, Tail
+from anabranch.core.hybrid_time import to_text
 from anabranch.core.round import Round
 from anabranch.core.vectors import completed
 from anabranch.errors import (
     AnabranchError,
+    InvalidArgument,
     InvariantViolation,
     MalformedRecord,
     NotReady,
@@ -26,7 +28,7 @@ from anabranch.ports import (
 )
 from anabranch.reading.committed_log import CommittedLog, Failed, answered
 from anabranch.reading.history_search import HistorySearch
-from anabranch.schemas.records import EpochRecord, StreamRow
+from anabranch.schemas.records import CommitRecord, EpochRecord
 from anabranch.topics.names import history_topic, stream_topic
 
 DEADLINE_S = 5.0  # everybody waits for it; a history that takes longer is tried again later
@@ -100,18 +102,43 @@ def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
     )
 
 
-def events_until(log: Log, clock: Clock, row: StreamRow, until: int) -> dict[TopicPartition, int]:
+def events_until(log: Log, clock: Clock, stream: str, until: int) -> dict[TopicPartition, int]:
     """Partition -> the end of what was committed at or before a timestamp, where some of that is there."""
-    search = HistorySearch(_LeadersLog(log, clock), row.stream, DEADLINE_S)
+    search = HistorySearch(_LeadersLog(log, clock), stream, DEADLINE_S)
     try:
         found = search.as_of(until)
     except NotReady as error:
-        raise LogUnavailable(str(error), (history_topic(row.stream),)) from error
+        raise LogUnavailable(str(error), (history_topic(stream),)) from error
     ends = {} if found is None else found.vector()
-    starts = log.start_offsets([TopicPartition(stream_topic(row.stream), p) for p in ends])
+    starts = log.start_offsets([TopicPartition(stream_topic(stream), p) for p in ends])
     return {
         place: ends[place.partition] for place, at in starts.items() if at < ends[place.partition]
     }
+
+
+def base_place(log: Log, clock: Clock, stream: str, until: int) -> tuple[int, int]:
+    """Where a history goes on behind a timestamp, and the commit timestamp of its last COMMIT record before.
+
+    If it has none, and never had, the time of its beginning; 0: it was cut behind that record.
+    """
+    search = HistorySearch(_LeadersLog(log, clock), stream, DEADLINE_S)
+    try:
+        found = at = search.as_of(until)
+        if found is None or at is None:
+            raise InvalidArgument(
+                f"{stream} was made after {to_text(until)}: it has no rows as of then"
+            )
+        while not isinstance(at.record, CommitRecord):
+            earlier = search.before(at.offset)
+            if earlier is None:
+                return (
+                    found.offset + 1,
+                    at.record.timestamp if at.record.previous == NO_PREVIOUS else 0,
+                )
+            at = earlier
+    except NotReady as error:
+        raise LogUnavailable(str(error), (history_topic(stream),)) from error
+    return found.offset + 1, at.record.timestamp
 
 
 def check_unread(log: Log, clock: Clock, partition: TopicPartition, low: int, end: int) -> None:

@@ -51,10 +51,17 @@ class Readers:
         return reader
 
     def read_transactions(
-        self, stream: str, group: str | None, timeout: float | None, start: Start
+        self,
+        stream: str,
+        group: str | None,
+        timeout: float | None,
+        start: Start,
+        *,
+        whole: bool = False,
     ) -> TransactionReader:
-        """A reader of whole transactions."""
-        reader = TransactionReader(self.ports, stream, group, timeout, start, self._timeout)
+        """A reader of whole transactions. ``whole``: it passes over none that is deleted."""
+        parts = self.ports, stream, group, timeout, start, self._timeout
+        reader = TransactionReader(*parts, whole=whole)
         self._made.add(reader)
         return reader
 

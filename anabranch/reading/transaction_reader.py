@@ -60,7 +60,10 @@ class TransactionReader(Iteration[Committed]):
         timeout: float | None,
         start: Start,
         ask_timeout: float,
+        *,
+        whole: bool = False,
     ) -> None:
+        """``whole``: `SnapshotExpired` where events are deleted; else such transactions are passed over."""
         super().__init__()
         self._clock = ports.clock
         self._ask_timeout = ask_timeout
@@ -79,7 +82,8 @@ class TransactionReader(Iteration[Committed]):
         self._given: int | None = None
         self._member = None if group is None else ports.member(group)
         self._source = ports.committed_log(ask_timeout)
-        self._history = HistoryCursor(self._source, stream)
+        self._history = HistoryCursor(self._source, stream, whole=whole)
+        self._whole = whole
         self._parts = StreamParts(self._source, stream, ask_timeout)
         self._closed = False
         partitions_of(self._source, [stream], self._assigned_by)
@@ -133,6 +137,8 @@ class TransactionReader(Iteration[Committed]):
 
     def _committed(self, record: CommitRecord) -> Committed | None:
         events = self._parts.events(record)
+        if events is None and self._whole:
+            raise SnapshotExpired(f"events of a transaction in {self._stream} are deleted")
         if events is None:
             return None
         txn_id = None if record.txn_id == NO_TXN else record.txn_id

@@ -71,6 +71,7 @@ TYPES: dict[int, type] = {
     43: r.LockReads,
     44: r.ListLocks,
     46: r.ListRuns,
+    49: r.PublishBase,
     64: r.TermRow,
     65: r.RoundRow,
     66: r.ScopeRow,
@@ -105,6 +106,7 @@ TYPES: dict[int, type] = {
     98: r.CommitRecord,
     100: r.ReadLockRow,
     101: r.LookedRow,
+    105: r.BaseRow,
 }
 _CODES = {cls: code for code, cls in TYPES.items()}
 _PREFIX = {cls: bytes((FORMAT_VERSION, code)) for cls, code in _CODES.items()}

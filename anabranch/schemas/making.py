@@ -34,8 +34,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         ListAudit.before ListTransactions.before ListTransactions.secret
         OneShot.consumed PendingCommitRow.consumed PendingCommitRow.prepare ProcessorInfo.more ProcessorList.more
         ListOpen.after OpenList.more
-        Resolve.token Settle.presume StreamList.more StreamRow.change TransactionList.more TxnRow.consumes
-        Outcome.broken ReadsLocked.broken TxnRow.broken
+        Resolve.token Settle.presume StreamChange.base StreamInfo.base StreamList.more StreamRow.change
+        TransactionList.more TxnRow.consumes Outcome.broken ReadsLocked.broken TxnRow.broken
         """,
     ),
     (

@@ -67,6 +67,17 @@ class AuditRow:
     what: str
 
 @dataclass(frozen=True, slots=True)
+class BaseRow:
+    """Status row: the base that a table begins at."""
+
+    timestamp: int
+    txn_id: bytes
+    commit_timestamp: int
+    rows: int
+    position: int
+    last: int
+
+@dataclass(frozen=True, slots=True)
 class Begin:
     """Command: begin a transaction under an id that the client made. Repeating it is harmless."""
 
@@ -681,6 +692,14 @@ class ProcessorRow:
     kinds: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
+class PublishBase:
+    """Command: begin a table at a base, and delete what no promised snapshot needs. Repeating it is harmless."""
+
+    table: str
+    timestamp: int
+    txn_id: bytes
+
+@dataclass(frozen=True, slots=True)
 class ReadLockRow:
     """Status row: a set of registered locks of an open transaction."""
 
@@ -988,6 +1007,7 @@ class StreamChange:
 
     settings: Mapping[str, str]
     until: int
+    base: bytes | None = None
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
@@ -1006,6 +1026,7 @@ class StreamInfo:
     staged_bytes: int
     trouble: str
     foreign: int = 0
+    base: BaseRow | None = None
     oldest_snapshot: int = 0
 
 @dataclass(frozen=True, slots=True)

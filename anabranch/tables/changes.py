@@ -84,7 +84,13 @@ class Changes(Iteration[Change]):
                 return
             if self._next is None:
                 self._transactions = self._transactions or iter(self._reader)
-                self._next = next(self._transactions, None)
+                try:
+                    self._next = next(self._transactions, None)
+                except SnapshotExpired as error:
+                    raise SnapshotExpired(
+                        f"changes of {self._table} behind {to_text(self._at)} are deleted, as it was compacted: "
+                        "read its rows, and start at the time of its base, which `describe` tells, or a later one"
+                    ) from error
             if self._next is None:
                 self._transactions = None
                 if self._end is not None and not self._closed:

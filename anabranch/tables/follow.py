@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from anabranch.errors import SnapshotExpired, UnknownStream
+from anabranch.core.hybrid_time import to_text
+from anabranch.core.ids import base_stream
+from anabranch.errors import AnabranchError, NotReady, SnapshotExpired, UnknownStream
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.decoded import Run
 from anabranch.reading.feed import FETCH_BYTES
 from anabranch.reading.history import Found, HistoryCursor
+from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.transaction_reader import StreamParts
-from anabranch.schemas.records import CommitRecord, EpochRecord
+from anabranch.schemas.records import BaseRow, CommitRecord, EpochRecord
 from anabranch.tables.layout import Mark
-from anabranch.tables.store import Rows, Store
+from anabranch.tables.rows import Rows
+from anabranch.tables.store import Store
 from anabranch.topics.names import history_topic, stream_topic
 
 BATCH_ROWS = 32_768  # a write has so many rows, or bytes, and a block more
@@ -27,10 +31,18 @@ _NO_PREVIOUS = -1
 class _Table:
     """One table while it is followed."""
 
-    def __init__(self, source: CommittedLog, stream: str, mark: Mark, timeout: float) -> None:
+    def __init__(
+        self,
+        source: CommittedLog,
+        stream: str,
+        mark: Mark,
+        timeout: float,
+        base: BaseRow | None = None,
+    ) -> None:
         self.stream = stream
+        self.base = base  # until it is laid down
         self.cursor = HistoryCursor(source, stream, whole=True)
-        self.cursor.seek(mark.position)
+        self.cursor.seek(mark.position if base is None else base.position)
         self.parts = StreamParts(source, stream, timeout)
         self.found: deque[Found] = deque()
         self.runs: Iterator[Run] | None = None  # of the first record, as far as it is not laid down
@@ -38,20 +50,26 @@ class _Table:
     @property
     def at_end(self) -> bool:
         """Whether all is laid down that brokers told of when they were asked last."""
-        return not self.found and self.cursor.ended_at >= 0
+        return self.base is None and not self.found and self.cursor.ended_at >= 0
 
 
 class Follower:
     """Lays tables down, step by step. No thread and no clock of its own; `step` by one thread at a time."""
 
     def __init__(
-        self, store: Store, ports: ReaderPorts, streams: Sequence[str], timeout: float
+        self,
+        store: Store,
+        ports: ReaderPorts,
+        streams: Sequence[str],
+        timeout: float,
+        base_of: Callable[[str, float], BaseRow | None],
     ) -> None:
-        """``timeout``: seconds that a question to brokers may take."""
+        """``timeout``: seconds that a question may take. ``base_of``: a table's base now, asked by a deadline."""
         self._store = store
         self._ports = ports
         self.streams = tuple(dict.fromkeys(streams))
         self._timeout = timeout
+        self._base_of = base_of
         self._source: CommittedLog | None = None
         self._tables: list[_Table] = []
         self._lock = threading.Lock()
@@ -67,8 +85,15 @@ class Follower:
 
     @property
     def timestamp(self) -> int:
-        """All tables are complete up to here, hybrid time."""
-        return min(self.complete.values())
+        """All tables are complete up to here, and can be read, hybrid time; 0: one begins at a later base."""
+        least = min(self.complete.values())
+        return least if least >= self.floor else 0
+
+    @property
+    def floor(self) -> int:
+        """The least time at which all tables can be read, as far as they are here."""
+        marks = self._store.marks
+        return max(marks[stream].floor if stream in marks else 0 for stream in self.streams)
 
     @property
     def at_end(self) -> bool:
@@ -121,8 +146,8 @@ class Follower:
     def step(self, deadline: float) -> bool:
         """Do one piece of work, or wait for some until ``deadline`` (monotonic seconds). Whether something came.
 
-        Raises: UnknownStream, SnapshotExpired (the table's beginning is gone), MalformedRecord, NotAuthorized,
-        RetryError. After any error the next step goes on from what is stored.
+        Raises: UnknownStream, SnapshotExpired (the table's beginning is gone, and it has no base), MalformedRecord,
+        NotAuthorized, RetryError. After any error the next step goes on from what is stored.
         """
         try:
             tables = self._tables or self._begin(deadline)
@@ -138,11 +163,11 @@ class Follower:
         """Lay down what is there. Whether there was something."""
         now = self._source.clock.monotonic() if self._source is not None else 0.0
         for table in tables:
-            if not table.found:
+            if not table.found and table.base is None:
                 self._look(table, now)
         rows = Rows()
         for table in tables:
-            if not self._lay(table, rows):
+            if not (self._lay_base(table, table.base, rows) and self._lay(table, rows)):
                 break
         if not (rows.rows or rows.marks):
             return False
@@ -170,11 +195,14 @@ class Follower:
             mark = self._store.marks.get(stream)
             if mark is None or mark.ids != own or not self._store.is_indexed(stream):
                 mark = self._anew(stream, own)
+            base = None if mark.last else self._base_of(stream, deadline)
+            if base is not None:
+                mark = self._anew(stream, own)  # perhaps some rows of another base are there
             with self._lock:
                 self.last[stream] = mark.last
                 self.complete[stream] = max(self.complete[stream], mark.complete)
                 self._raise(stream)
-            tables.append(_Table(source, stream, mark, self._timeout))
+            tables.append(_Table(source, stream, mark, self._timeout, base))
         self._tables = tables
         return tables
 
@@ -188,16 +216,44 @@ class Follower:
         try:
             found = table.cursor.next(deadline, _AT_ONCE)
         except SnapshotExpired as error:
-            mark = self._store.marks[table.stream]
-            if not mark.position:
-                raise _incomplete(table.stream) from error
-            self._anew(table.stream, mark.ids)  # what it has is not all that it should have
-            raise
+            raise self._cut(table) from error
         if found and not self._store.marks[table.stream].last:
             first = found[0].record
             if not isinstance(first, EpochRecord) or first.previous != _NO_PREVIOUS:
                 raise _incomplete(table.stream)
         table.found.extend(found)
+
+    def _cut(self, table: _Table) -> AnabranchError:
+        """The log begins behind what a table needs next, so what it has is dropped: a base is laid over no rows."""
+        stream, mark = table.stream, self._store.marks[table.stream]
+        self._anew(stream, mark.ids)
+        deadline = self._ports.clock.monotonic() + self._timeout
+        if mark.position or table.base or self._base_of(stream, deadline) is not None:
+            return NotReady(f"the log of {stream} begins behind the folder: it is loaded again")
+        return _incomplete(stream)
+
+    def _lay_base(self, table: _Table, base: BaseRow | None, rows: Rows) -> bool:
+        """Lay the base down that a table begins at; False: ``rows`` is full. Till the end it shows nothing."""
+        if base is None or self._source is None:
+            return True
+        mark, indexes = self._store.marks[table.stream], self._store.indexes(table.stream)
+        try:
+            table.runs = table.runs or base_runs(self._source, table.stream, base, self._timeout)
+            while rows.rows < BATCH_ROWS and rows.size < BATCH_BYTES:
+                run = next(table.runs, None)
+                if run is None:
+                    table.base = table.runs = None
+                    at = base.timestamp
+                    rows.marks[table.stream] = mark._replace(
+                        position=base.position, last=base.last, complete=at, floor=at
+                    )
+                    return True
+                there = run.block.rows(run.low, run.low + run.stretch.length)
+                some = zip(there.keys, there.values, there.headers, strict=False)
+                rows.add_base(mark.number, some, indexes)
+        except SnapshotExpired as error:  # a later one is there
+            raise self._cut(table) from error
+        return False
 
     def _lay(self, table: _Table, rows: Rows) -> bool:
         """Lay records down until ``rows`` is full: False."""
@@ -219,13 +275,15 @@ class Follower:
 
     def _commit(self, table: _Table, record: CommitRecord, number: int, rows: Rows) -> bool:
         """Lay a commit down, or as much of it as ``rows`` has room for: False."""
-        if table.runs is None:
-            table.runs = table.parts.runs(record)
-            if table.runs is None:
-                raise _incomplete(table.stream)
         indexes = self._store.indexes(table.stream)
+        table.runs = table.runs or table.parts.runs(record)
         while rows.rows < BATCH_ROWS and rows.size < BATCH_BYTES:
-            run = next(table.runs, None)
+            try:
+                if table.runs is None:
+                    raise self._cut(table)
+                run = next(table.runs, None)
+            except SnapshotExpired as error:
+                raise self._cut(table) from error
             if run is None:
                 table.runs = None
                 return True
@@ -238,7 +296,21 @@ class Follower:
         with self._lock:
             for stream, mark in rows.marks.items():
                 self.last[stream] = mark.last
+                self.complete[stream] = max(self.complete[stream], mark.complete)
                 self._raise(stream)
+
+
+def base_runs(source: CommittedLog, table: str, base: BaseRow, timeout: float) -> Iterator[Run]:
+    """The rows of a table's base. `SnapshotExpired`: it is not there any more."""
+    stream = base_stream(table)
+    search = HistorySearch(source, stream, timeout)
+    before = search.as_of(base.commit_timestamp - 1)
+    for _, record in search.since(0 if before is None else before.offset + 1):
+        if isinstance(record, CommitRecord) and record.txn_id == base.txn_id:
+            runs = StreamParts(source, stream, timeout).runs(record)
+            if runs is not None:
+                return runs
+    raise SnapshotExpired(f"the base of {table} as of {to_text(base.timestamp)} is deleted")
 
 
 def _incomplete(stream: str) -> SnapshotExpired:

@@ -28,6 +28,7 @@ from anabranch.errors import (
 from anabranch.ports import Clock
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.snapshot import check_at
+from anabranch.schemas.records import BaseRow
 from anabranch.tables.follow import Follower
 from anabranch.tables.indexes import Index, indexed
 from anabranch.tables.snapshot import TableSnapshot
@@ -60,6 +61,9 @@ class SafeTimes(Protocol):
 
         Later commits exceed it. Raises: UnknownStream, NotReady (``at`` is still to come at the deadline).
         """
+
+    def base(self, table: str, deadline: float) -> BaseRow | None:
+        """The base that a table begins at now."""
 
 
 class Lag(NamedTuple):
@@ -111,7 +115,7 @@ class Replica:
         self._temporary = tempfile.mkdtemp(prefix="anabranch-replica-") if folder is None else None
         place = Path(self._temporary or folder or "", "rows")
         self._store = Store(place, cluster_id, indexed(index, tuple(tables)))
-        self._follower = Follower(self._store, ports, tables, timeout)
+        self._follower = Follower(self._store, ports, tables, timeout, controller.base)
         self.tables = self._follower.streams
         self._moved = threading.Condition()
         # Those who wait for a time, the first one first: a notice to all would wake 64 threads for each commit.
@@ -246,6 +250,10 @@ class Replica:
     def step(self, deadline: float) -> bool:
         """Do one piece of work, or wait for some until ``deadline``. Whether something came. Raises: as `wait`."""
         came = self._follower.step(deadline)
+        floor = self._follower.floor
+        if not self._follower.is_told(floor):  # an idle table has to reach the base of another one
+            by = self._clock.monotonic() + self._timeout
+            self.told(*self._controller.safe(self.tables, floor, by))
         if not self._store.loading:
             self._sweep()
         elif self._follower.at_end:

@@ -123,6 +123,12 @@ class TableSnapshot:
         """
         return self._store.versions(self._number(table), check_key(key), self.timestamp)
 
+    def stamped(self, table: str) -> Iterator[tuple[bytes, bytes, int, bytes]]:
+        """All rows in the order of their keys: key, row, commit timestamp and transaction id. Raises: as `get`."""
+        for row in self._store.stamped(self._number(table), self.timestamp):
+            self._number(table)
+            yield row
+
     def walk(
         self, table: str, low: bytes, high: bytes | None, *, reverse: bool = False
     ) -> Iterator[Seen]:

@@ -6,7 +6,7 @@ the folder is as of some batch, marks and all, and what is lost is fetched again
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,12 +38,12 @@ from anabranch.tables.layout import (
     mark_key,
     place,
     stamp,
-    suffix,
     table_prefix,
     timestamp_of,
     unescaped,
     versions,
 )
+from anabranch.tables.rows import Rows
 
 _VERSION = "1"
 _OPEN_FILES = 256
@@ -65,43 +65,6 @@ class Seen(NamedTuple):
     value: bytes | None
     timestamp: int
     txn_id: bytes
-
-
-class Rows:
-    """Rows and marks for one `Store.write`."""
-
-    def __init__(self) -> None:
-        self.batch = WriteBatch(raw_mode=True)
-        self.marks: dict[str, Mark] = {}
-        self.rows = 0
-
-    def add(
-        self,
-        number: int,
-        txn_id: bytes,
-        timestamp: int,
-        keys: Iterable[bytes | None],
-        values: Iterable[bytes | None],
-        indexes: Indexes = (),
-    ) -> None:
-        """Versions that a commit made. Events without a key are passed over. ``indexes``: with their prefixes."""
-        put, before, after = self.batch.put, table_prefix(number), suffix(timestamp)
-        there, deleted = txn_id + THERE, txn_id + DELETED
-        for key, value in zip(keys, values, strict=True):
-            if key is not None:
-                if indexes and value is not None:
-                    for prefix, index in indexes:
-                        for found in index.of(key, value):
-                            put(entry(prefix, found, key), b"")
-                if b"\0" in key:
-                    key = key.replace(b"\0", b"\0\xff")
-                put(before + key + after, deleted if value is None else there + value)
-        self.rows = self.batch.len()
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.batch.size_in_bytes()
 
 
 class Store:
@@ -238,6 +201,20 @@ class Store:
         end = table_prefix(number + 1) if high is None else place(prefix, high)
         found: Iterator[tuple[Any, Any]] = self._db.items(from_key=place(prefix, low))
         return _visible(found, end, stamp(at))
+
+    def stamped(self, number: int, at: int) -> Iterator[tuple[bytes, bytes, int, bytes]]:
+        """All rows as of ``at``, in the order of their keys: key, row, commit timestamp and transaction id."""
+        end, bound, done = table_prefix(number + 1), stamp(at), b""
+        found: Iterator[tuple[Any, Any]] = self._db.items(from_key=table_prefix(number))
+        for raw, data in found:
+            if raw >= end:
+                return
+            own = raw[:-STAMP]
+            if own != done and raw[-STAMP:] >= bound:
+                done = own
+                row = _row(data)
+                if row is not None:
+                    yield key_of(own), row, timestamp_of(raw), data[:TXN_ID_SIZE]
 
     def scan(
         self, number: int, low: bytes, high: bytes | None, at: int, *, reverse: bool = False

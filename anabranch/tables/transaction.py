@@ -304,7 +304,9 @@ class TableTransaction:
             marks = self._replica.marks()
             found = self._broken or self._locks.look(self._view)
             if found is not None and self._sent:
-                return self._given_up(txn_id, scope, found)  # perhaps by its own commit, or after it
+                return self._given_up(
+                    txn_id, scope, found
+                )  # perhaps by its own commit, or after it
             if found is not None:
                 self._fail(found)
             locks = self._locks.records(self._replica.tables, marks)

@@ -106,7 +106,7 @@ class World:
     def _read(self, partition: TopicPartition) -> list[Record]:
         log = self.cluster.log("reader")
         found: list[Record] = []
-        position = 0
+        position = log.start_offsets([partition])[partition]
         while True:
             fetched = log.fetch(
                 {partition: position}, max_wait=0, max_bytes=1 << 20, committed=True

@@ -25,7 +25,8 @@ from anabranch.tables.follow import Follower
 from anabranch.tables.layout import DELETED, ROW, table_prefix
 from anabranch.tables.locks import Locks
 from anabranch.tables.replica import Replica
-from anabranch.tables.store import Rows, Store
+from anabranch.tables.rows import Rows
+from anabranch.tables.store import Store
 from anabranch.tables.transaction import TableTransaction
 
 Planted = AbstractContextManager[object]

@@ -534,6 +534,7 @@ def rows_block() -> str:
         Entry.PROCESSOR: (r.ProcessorRow, "scope/processor"),
         Entry.TASK: (r.TaskRow, "scope/processor/ and the task, 4 bytes"),
         Entry.TABLE: (r.TableRow, "scope/stream"),
+        Entry.BASE: (r.BaseRow, "scope/table"),
     }
     rows = []
     for entry in Entry:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from anabranch.client.client import Client
 from anabranch.core.hybrid_time import from_us
+from anabranch.core.ids import ADMIN_LANE
 from anabranch.errors import NotReady
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.reader_factory import Readers
+from anabranch.schemas.records import BaseRow
 from anabranch.tables.replica import Replica
 from anabranch.topics.names import stream_topic
+from tests.client.memory import memory_client
 from tests.client.world import CLIENT, World
 
 Versions = dict[bytes, list[tuple[int, bytes | None]]]  # rising
@@ -54,29 +60,35 @@ class Truth:
         self._world = world
         self._tables = tables
         self.last_timestamp = 0
+        self._known: dict[str, dict[int, dict[bytes, bytes | None]]] = {}
 
     def versions(self, table: str) -> Versions:
-        """All of a table, by its COMMIT records alone."""
-        found: Versions = {}
+        """All of a table, by its COMMIT records alone; also what was deleted since the last call."""
+        known = self._known.setdefault(table, {})
         events = {
             (p, e.offset): e
             for p in range(self._world.cluster.topics[stream_topic(table)].partitions)
             for e in self._world._read(TopicPartition(stream_topic(table), p))
         }
         for commit in self._world.commits(table):
+            if commit.timestamp in known:
+                continue
             rows: dict[bytes, bytes | None] = {}
             for part in commit.segments:
                 for offset in range(part.first, part.end):
                     event = events.get((part.partition, offset))
                     if event is not None and event.key is not None:
                         rows[event.key] = event.value
+            known[commit.timestamp] = rows
+        found: Versions = {}
+        for timestamp, rows in sorted(known.items()):
             for key, value in rows.items():
-                found.setdefault(key, []).append((commit.timestamp, value))
+                found.setdefault(key, []).append((timestamp, value))
         return found
 
     def last(self, table: str, at: int) -> int:
-        times = [c.timestamp for c in self._world.commits(table) if c.timestamp <= at]
-        return max(times, default=0)
+        self.versions(table)
+        return max((time for time in self._known[table] if time <= at), default=0)
 
     def safe(
         self, tables: Sequence[str], at: int, _deadline: float
@@ -87,6 +99,10 @@ class Truth:
             raise NotReady("not yet: it is still to come")
         return now, {table: self.last(table, now) for table in tables}
 
+    def base(self, table: str, _deadline: float) -> BaseRow | None:
+        """`SafeTimes`: as the controller tells it."""
+        return self._world.client.describe(table).base
+
 
 def reader_ports(world: World) -> ReaderPorts:
     """A reader's ports on a world."""
@@ -95,6 +111,14 @@ def reader_ports(world: World) -> ReaderPorts:
         raise NotImplementedError
 
     return ReaderPorts(lambda _: world.cluster.log(CLIENT), no_member, world.clock)
+
+
+def operator(world: World) -> Client:
+    """A client that may compact tables."""
+    log, entropy = world.cluster.log(CLIENT), world._entropy
+    made = memory_client(log, world.clock, entropy, lane=ADMIN_LANE, one_shot_bytes=4096)
+    made._ports = replace(made._ports, readers=Readers(reader_ports(world), 30.0))
+    return made
 
 
 def replica(

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from anabranch.core import limits
 from anabranch.core import rows as k
+from anabranch.core.authorize import table_of
 from anabranch.core.decisions.questions import make_safe
 from anabranch.core.decisions.scale import asked, asker
 from anabranch.core.decisions.scopes import active_stream, check_served, stream_info
@@ -30,7 +31,7 @@ from anabranch.schemas.records import (
 
 def alter_stream(turn: Turn, command: AlterStream, to: ReplyTo | None) -> None:
     """Log a stream's settings to be; its topics follow. Repeating it is harmless."""
-    row = _idle_row(turn, command.stream, to)
+    row = idle_row(turn, command.stream, to)
     if row is None:
         return
     named = command.settings.keys() | set(command.unset)
@@ -48,7 +49,7 @@ def alter_stream(turn: Turn, command: AlterStream, to: ReplyTo | None) -> None:
     turn.audit(command, f"{command.stream}: {wanted}")
     changed = replace(row, settings=settings)
     if named & TOPIC.keys():  # also as they are: somebody may have altered the topic by hand
-        _begin(turn, changed, StreamChange(row.settings, 0), to)
+        begin_change(turn, changed, StreamChange(row.settings, 0), to)
     else:
         turn.put(k.stream_key(row.stream), changed)
         turn.reply(to, StreamList((stream_info(turn, changed),)))
@@ -56,19 +57,25 @@ def alter_stream(turn: Turn, command: AlterStream, to: ReplyTo | None) -> None:
 
 def truncate_stream(turn: Turn, command: TruncateStream, to: ReplyTo | None) -> None:
     """Log that a stream's events up to a commit timestamp shall go. Repeating it is harmless."""
-    row = _idle_row(turn, command.stream, to)
+    row = idle_row(turn, command.stream, to)
     if row is None:
         return
     if is_state(command.stream):
         raise InvalidArgument(f"{command.stream} is the state of a processor: reset that instead")
     if command.stream in turn.state.tables:
-        raise InvalidArgument(f"{command.stream} is a table: delete rows instead")
+        raise InvalidArgument(
+            f"{command.stream} is a table: delete rows instead, or compact it (`anabranch table compact`)"
+        )
+    if table := table_of(turn.state, command.stream):
+        raise InvalidArgument(
+            f"{command.stream} has the base of table {table}: compact that again instead"
+        )
     until = make_safe(turn, command.until)
     turn.audit(command, f"{command.stream} up to {until}, {to_text(until)}")
-    _begin(turn, row, StreamChange(row.settings, until), to)
+    begin_change(turn, row, StreamChange(row.settings, until), to)
 
 
-def _idle_row(turn: Turn, stream: str, to: ReplyTo | None) -> StreamRow | None:
+def idle_row(turn: Turn, stream: str, to: ReplyTo | None) -> StreamRow | None:
     """The row of a stream that nothing changes now; None: this command does. `NotReady`: another one does."""
     check_served(turn, split_stream(stream)[0])
     row = active_stream(turn, stream)
@@ -80,7 +87,8 @@ def _idle_row(turn: Turn, stream: str, to: ReplyTo | None) -> StreamRow | None:
     raise NotReady(f"{stream} is being altered or truncated: ask again")
 
 
-def _begin(turn: Turn, row: StreamRow, change: StreamChange, to: ReplyTo | None) -> None:
+def begin_change(turn: Turn, row: StreamRow, change: StreamChange, to: ReplyTo | None) -> None:
+    """Log a change that the stream's topics follow, and who waits for it."""
     turn.put(k.stream_key(row.stream), replace(row, change=change, **asked(to)))
 
 

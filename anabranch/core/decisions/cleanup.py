@@ -51,7 +51,9 @@ def clean_up(turn: Turn) -> None:
     for stream, offset in turn.cleaning.spare.as_dict().items():
         turn.cleaning.spare.put(stream, None)
         place = (stream, k.HISTORY)
-        if turn.usable(stream) and offset > turn.state.low_water.get(place, 0):
+        base = turn.state.bases.get(stream)
+        needed = base is not None and offset > base.position  # by new replicas
+        if turn.usable(stream) and not needed and offset > turn.state.low_water.get(place, 0):
             turn.put(k.low_water_key(*place), LowWaterRow(*place, offset))
             turn.cut[place] = offset
 

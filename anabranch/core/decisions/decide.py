@@ -8,6 +8,7 @@ from typing import Any
 from anabranch.core.authorize import RULES
 from anabranch.core.decisions import (
     alter,
+    bases,
     cleanup,
     expiry,
     grants,
@@ -39,6 +40,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.RecoverStream: streams.recover_stream,
     r.AlterStream: alter.alter_stream,
     r.TruncateStream: alter.truncate_stream,
+    r.PublishBase: bases.publish_base,
     r.Scale: scale.scale,
     r.Begin: transactions.begin,
     r.Touch: transactions.touch,

@@ -10,9 +10,11 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import CREATORS, Right, of_scope, rights_of
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.hybrid_time import from_us
 from anabranch.core.ids import ADMIN_LANE, DIRECTORY, OPEN_LANE, check_scope
 from anabranch.core.journal.runs import REFUSED
 from anabranch.core.round import ReplyTo
+from anabranch.core.stream_settings import is_table, versions_ms
 from anabranch.core.stream_states import CREATING, GIVEN_UP, STREAMS, WAITING, state_of
 from anabranch.errors import InvalidArgument, NotReady, TooManyStreams, UnknownScope
 from anabranch.schemas.records import (
@@ -151,6 +153,17 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
     turn.reply(to, StreamList(tuple(found)))
 
 
+def oldest_snapshot(turn: Turn, row: StreamRow) -> int:
+    """The least time as of which a table is promised to be readable, by its setting and for the transactions
+    that are open now; 0: it is no table.
+    """
+    if not is_table(row.settings):
+        return 0
+    now = max(turn.hybrid_time, from_us(turn.now_us))
+    promised = max(1, now - from_us(versions_ms(row.settings) * 1000))
+    return min([promised, *turn.state.locks.snapshots.values()])
+
+
 def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
     """A stream as its askers see it."""
     return StreamInfo(
@@ -167,7 +180,8 @@ def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
         staged_bytes=turn.index.staged.by_stream[row.stream],
         trouble=turn.memory.waiting.get(row.stream, ""),
         foreign=turn.memory.foreign.get(row.stream, 0),
-        oldest_snapshot=min(turn.state.locks.snapshots.values(), default=0),
+        base=turn.state.bases.get(row.stream),
+        oldest_snapshot=oldest_snapshot(turn, row),
     )
 
 

@@ -2,11 +2,10 @@
 
 The stream's row logs each intent first. Then the shell changes the topics; the result is logged and answered.
 
-A stream that lost a topic is given up in one round (`docs/decisions/0011-lost-topics.md`): its row says LOST, and
-every transaction with a part in it is aborted whole where that is legal, so that none is torn. One past
-FINALIZE_IN_PROGRESS stays, with its trouble, until an operator settles it. A lost stream is taken back, or
-forgotten, so that its name can be used again (`docs/decisions/0012-ways-out-of-a-loss.md`). The row that counts how
-often a name was forgotten stays: it tells a table's rows of the old journal from those of the new one.
+A stream that lost a topic is given up in one round (docs/decisions/0011): its row says LOST, and every transaction
+with a part in it is aborted whole where that is legal, so that none is torn. One past FINALIZE_IN_PROGRESS stays,
+in trouble, until an operator settles it. A lost stream is taken back, or forgotten so that its name is free again
+(0012). The row that counts how often that was stays: it tells a table's rows of the old journal from the new ones.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from typing import Any
 
 from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.authorize import Right, rights_of
+from anabranch.core.authorize import Right, rights_of, table_of
+from anabranch.core.decisions.bases import check_companion
 from anabranch.core.decisions.commits.commit import commit_prepared
 from anabranch.core.decisions.commits.merge import TORN
 from anabranch.core.decisions.commits.positions import processor_of
@@ -25,7 +25,7 @@ from anabranch.core.decisions.scale import asked, asker
 from anabranch.core.decisions.scopes import check_room, check_served, stream_info
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, is_finished, refuse
-from anabranch.core.ids import is_state, split_stream, state_stream, txn_text
+from anabranch.core.ids import base_stream, is_state, split_stream, state_stream, txn_text
 from anabranch.core.partitioner import even_ranges
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create
@@ -101,6 +101,7 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
     even_ranges(command.segments)  # refuses impossible counts
     check_settings(command.settings)
     _check_state(turn, command)
+    check_companion(turn, command)
     row = turn.state.streams.get(command.stream)
     known = rights_of(turn.state, turn.lane, command.stream) & Right.DESCRIBE
     known |= is_state(command.stream)  # the lane has a right on its processor
@@ -280,6 +281,8 @@ def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo 
             f"{stream} has a part in transactions that are not over: {way} them first (`anabranch txn "
             f"{way.split()[-1]}`): {limits.cut(', '.join(map(txn_text, parts)))}"
         )
+    if is_table(row.settings):
+        end_stream(turn, base_stream(stream), "its table is deleted")
     if lives:
         give_up_stream(turn, stream, "it is deleted")
     _begin_forget(turn, stream, to)
@@ -287,7 +290,9 @@ def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo 
 
 
 def _check_unread(turn: Turn, stream: str) -> None:
-    """`IllegalState` if a stream is a processor's state, or its input: its positions would mean nothing."""
+    """`IllegalState` if a processor, whose positions would mean nothing, or a table needs a stream."""
+    if (table := table_of(turn.state, stream)) in turn.state.tables:
+        raise IllegalState(f"{stream} has the base of {table}: it goes with that table")
     for name, row in sorted(turn.state.processors.items()):
         if row.tasks and (
             stream == state_stream(name) or any(one.stream == stream for one in row.inputs)
@@ -305,8 +310,8 @@ def _begin_forget(turn: Turn, stream: str, to: ReplyTo | None = None) -> None:
     _move(turn, turn.state.streams[stream], "begin_forget", to)
 
 
-def end_stream(turn: Turn, stream: str) -> None:
-    """Give up a processor's state, and begin to delete its topics. `NotReady`: it can't end now."""
+def end_stream(turn: Turn, stream: str, why: str) -> None:
+    """Give up what goes with another thing, and begin to delete its topics. `NotReady`: it can't end now."""
     row = turn.state.streams.get(stream)
     if row is None or row.state == FORGETTING:
         return
@@ -315,7 +320,7 @@ def end_stream(turn: Turn, stream: str) -> None:
     for txn in turn.state.open.values():
         if stream in txn.participants and not TRANSACTIONS.moves(txn.row.state, "begin_abort"):
             raise NotReady(f"transaction {txn_text(txn.row.txn_id)} is being merged: ask again")
-    give_up_stream(turn, stream, "its processor is deleted")
+    give_up_stream(turn, stream, why)
     _begin_forget(turn, stream)
 
 
@@ -362,8 +367,9 @@ def _rows_of(state: State, stream: str) -> Iterator[bytes]:
             yield k.plain_key(stream, partition)
     for partition in state.retired(stream):
         yield k.retired_key(stream, partition)
-    if stream in state.tables:
-        yield k.table_key(stream)
+    for rows, key in ((state.tables, k.table_key), (state.bases, k.base_key)):
+        if stream in rows:
+            yield key(stream)
 
 
 # -- transactions that a loss holds up ------------------------------------------------------------------

@@ -250,7 +250,7 @@ def delete_processor(turn: Turn, command: DeleteProcessor, to: ReplyTo | None) -
     if gone is None or to is None or gone.reset_by != to.asker:  # else repeated
         row = processor_of(turn, command.processor)
         tasks = _may_end(turn, row, command.resets)
-        end_stream(turn, state_stream(row.processor))
+        end_stream(turn, state_stream(row.processor), "its processor is deleted")
         for task in tasks:
             turn.put(k.task_key(row.processor, task), None)
         gone = _ended(row, to, keep_state=False)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from anabranch.core.decisions.alter import stream_changed
+from anabranch.core.decisions.bases import base_published, is_published
 from anabranch.core.decisions.scale import partitions_added, partitions_refused
 from anabranch.core.decisions.streams import (
     forget_refused,
@@ -26,6 +27,7 @@ from anabranch.core.decisions.streams import (
 )
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.history_records import NO_PREVIOUS
+from anabranch.core.ids import base_stream
 from anabranch.core.state import State
 from anabranch.core.stream_states import CREATING, FORGETTING, RECOVERING
 from anabranch.errors import (
@@ -46,7 +48,7 @@ from anabranch.ports import (
     TableError,
     TopicInfo,
 )
-from anabranch.processors.history_tail import events_until, load_tail
+from anabranch.processors.history_tail import base_place, events_until, load_tail
 from anabranch.processors.streams.cleanup import Cutter
 from anabranch.processors.streams.health import next_pause
 from anabranch.processors.streams.helper_thread import helper
@@ -117,9 +119,7 @@ class StreamTopics:
             elif row.state in (RECOVERING, FORGETTING) or (
                 row.change is not None and row.stream not in waiting
             ):
-                done = self._contained(row)
-                if done is not None:
-                    yield row.stream, done
+                yield from self._changed(row, state)
         for stream, grown in self._growth.step(state, waiting):
             if isinstance(grown, int):
                 yield stream, partial(partitions_added, stream=stream, partitions=grown)
@@ -127,6 +127,14 @@ class StreamTopics:
                 if isinstance(grown.error, NotReady):
                     self.missed.add(stream)
                 yield stream, partial(partitions_refused, stream=stream, **grown._asdict())
+
+    def _changed(self, row: StreamRow, state: State) -> Iterator[tuple[str, Done]]:
+        """A step of work on a stream that exists; behind the publication of a base also what follows that."""
+        done = self._contained(row, state)
+        while done is not None:
+            yield row.stream, done
+            now = state.streams.get(row.stream)
+            done = self._contained(now, state) if now is not None and now.change else None
 
     def refused(self, state: State, stream: str, error: LogRefused) -> Done | None:
         """The rows for a round, when the broker refused the record of a result; None: it is tried again."""
@@ -175,7 +183,7 @@ class StreamTopics:
             return partial(stream_created, stream=row.stream, starts=starts, topic_ids=ids)
         return partial(stream_refused, stream=row.stream, error=error)
 
-    def _contained(self, row: StreamRow) -> Done | None:
+    def _contained(self, row: StreamRow, state: State) -> Done | None:
         """A step of taking back, deleting, altering or truncating.
 
         If the log fails, it is tried again, a few times; then refused.
@@ -185,7 +193,7 @@ class StreamTopics:
         work, refused = {
             RECOVERING: (self._recover, recovery_refused),
             FORGETTING: (self._delete, forget_refused),
-        }.get(row.state, (self._change, stream_changed))
+        }.get(row.state, (partial(self._change, state=state), stream_changed))
         tries, again_at = self._tried.get(stream, (0, 0.0))
         if self._clock.monotonic() < again_at:
             return None
@@ -227,14 +235,24 @@ class StreamTopics:
                 f"topic, {stream_topic(stream)} and {journal_topic(stream)}, or choose another name"
             )
 
-    def _change(self, row: StreamRow) -> Done | None:
-        """Let the topics of a living stream follow its row. None: it is changed no more."""
+    def _change(self, row: StreamRow, state: State) -> Done | None:
+        """Let the topics of a living stream follow its row. None: it is changed no more.
+
+        A base is told of by a round of its own, before anything is deleted.
+        """
         change, error = row.change, None
         if change is None:
             return None
         try:
+            if not is_published(state.bases.get(row.stream), change):
+                place = base_place(self._log, self._clock, row.stream, change.until)
+                return partial(base_published, stream=row.stream, position=place[0], last=place[1])
             if change.until:
-                self._log.delete_records(events_until(self._log, self._clock, row, change.until))
+                due = events_until(self._log, self._clock, row.stream, change.until)
+                if change.base is not None:  # bases before it go, too
+                    below = state.bases[row.stream].commit_timestamp - 1
+                    due |= events_until(self._log, self._clock, base_stream(row.stream), below)
+                self._log.delete_records(due)
             else:
                 alter_stream_topics(self._log, row, former=change.settings)
         except AnabranchError as wrong:

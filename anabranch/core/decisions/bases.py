@@ -1,0 +1,116 @@
+"""Decisions on bases: all rows of a table as of a time, in a companion stream, at which the table begins.
+
+A base is published, then former versions are deleted: the table's row logs the intent, `base_published` the base,
+and only then the shell deletes, as for a truncation. A successor that finds some of it done does the rest.
+"""
+
+from __future__ import annotations
+
+from anabranch.core import rows as k
+from anabranch.core.authorize import table_of
+from anabranch.core.decisions.alter import begin_change, idle_row, stream_changed
+from anabranch.core.decisions.scopes import active_stream, oldest_snapshot
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.hybrid_time import from_s, to_s, to_text
+from anabranch.core.ids import BASE as BASES
+from anabranch.core.ids import base_stream, split_stream, txn_text
+from anabranch.core.round import ReplyTo
+from anabranch.core.stream_settings import BASE, is_table
+from anabranch.errors import IllegalState, InvalidArgument, NotReady
+from anabranch.schemas.records import BaseRow, CreateStream, PublishBase, StreamChange, StreamRow
+
+
+def check_companion(turn: Turn, command: CreateStream) -> None:
+    """`InvalidArgument` if a stream has the name of a table's companion and is none, or says that it is one."""
+    stream, table = command.stream, command.settings.get(BASE)
+    if table is not None:
+        if table not in turn.state.tables or stream != base_stream(table) or command.adopt:
+            raise InvalidArgument(
+                f"{stream} with setting {BASE}={table}: the companion of a table is named as that with {BASES} "
+                "behind, and begins empty; `compact_table` makes it"
+            )
+    elif stream.endswith(BASES) and stream.removesuffix(BASES) in turn.state.tables:
+        raise InvalidArgument(f"{stream} is the name of a table's companion: choose another one")
+    elif is_table(command.settings):
+        companion = base_stream(stream)
+        split_stream(companion)  # refuses a name that is too long for one
+        if companion in turn.state.streams and table_of(turn.state, companion) != stream:
+            raise InvalidArgument(
+                f"there is a stream {companion}, which would be the companion of {stream}: choose another name"
+            )
+
+
+def publish_base(turn: Turn, command: PublishBase, to: ReplyTo | None) -> None:
+    """Log that a table shall begin at a base, and what that covers shall go. Repeating it is harmless."""
+    row = idle_row(turn, command.table, to)
+    if row is None:
+        return
+    if command.table not in turn.state.tables:
+        raise InvalidArgument(f"{command.table} is no table")
+    active_stream(turn, base_stream(command.table))
+    known = turn.state.bases.get(command.table)
+    if known is None or (known.timestamp, known.txn_id) != (command.timestamp, command.txn_id):
+        _check(turn, command, row, known)
+        turn.audit(command, f"{command.table} as of {to_text(command.timestamp)}")
+    begin_change(turn, row, StreamChange(row.settings, command.timestamp, command.txn_id), to)
+
+
+def _check(turn: Turn, command: PublishBase, row: StreamRow, known: BaseRow | None) -> None:
+    """`IllegalState`, `InvalidArgument`, `NotReady` unless this is a base, and no snapshot needs what it covers.
+
+    Its rows are the word of who may operate the table; nobody else writes to the companion stream.
+    """
+    table, at, txn_id = command.table, command.timestamp, command.txn_id
+    companion = base_stream(table)
+    if known is not None and at <= known.timestamp:
+        raise IllegalState(f"{table} begins at a later base, of {to_text(known.timestamp)}")
+    if at < 1 or at != from_s(to_s(at)):
+        raise InvalidArgument(f"timestamp {at}: a base is as of a whole second")
+    oldest = oldest_snapshot(turn, row)
+    if at > oldest:
+        raise NotReady(
+            f"{table} has to be readable from {to_text(oldest)} on, before {to_text(at)}: ask later"
+        )
+    txn, series = turn.state.txn_row(txn_id), turn.state.series(row_scope(table), companion)
+    into = set(turn.state.participants(txn_id))  # not empty: anybody may commit nothing
+    if txn is None or txn.state != "COMMITTED" or into != {companion}:
+        raise IllegalState(f"{txn_text(txn_id)} is no base: commit one to {companion} alone")
+    if series is None or (series.number, series.txn_id) != (to_s(at), txn_id):
+        raise IllegalState(
+            f"{txn_text(txn_id)} is not number {to_s(at)}, the last one, of the series {companion!r}: make "
+            "another base"
+        )
+
+
+def row_scope(stream: str) -> str:
+    """The scope of a stream."""
+    return split_stream(stream)[0]
+
+
+def base_published(turn: Turn, stream: str, position: int, last: int) -> None:
+    """Log the base that the row of its table asks for: new replicas begin there, and deleting may begin.
+
+    ``position``: offset in the history behind all that it covers. ``last``: the newest commit of that; 0: the
+    history does not tell it any more.
+    """
+    row = turn.state.streams[stream]
+    change, before = row.change, turn.state.bases.get(stream)
+    if change is None or change.base is None:
+        return
+    txn = turn.state.txn_row(change.base)
+    if txn is None:
+        stream_changed(
+            turn,
+            stream,
+            IllegalState("the outcome of the base is not kept any more: make another one"),
+        )
+        return
+    last = last or (before.last if before is not None else 0)
+    made = change.until, txn.txn_id, txn.commit_timestamp, txn.committed, position, last
+    turn.put(k.base_key(stream), BaseRow(*made))
+
+
+def is_published(base: BaseRow | None, change: StreamChange) -> bool:
+    """Whether the base is there for which a change deletes."""
+    wanted = change.until, change.base
+    return change.base is None or (base is not None and (base.timestamp, base.txn_id) == wanted)

@@ -1,0 +1,216 @@
+"""Compacting a table: its rows as of a time go to its companion stream, then the table begins there.
+
+Each step can be repeated, and another process finishes what one has begun: the rows are one transaction, which is
+number B of the companion's series, B being the second that they are as of. Two that make the same base make one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from itertools import takewhile
+from typing import Any, Protocol
+
+from anabranch.core import limits
+from anabranch.core import stream_settings as settings
+from anabranch.core.hybrid_time import from_s, to_s, to_text
+from anabranch.core.ids import VERSION_HEADER, base_stream, pack_version, split_stream
+from anabranch.errors import (
+    AlreadyCommitted,
+    IllegalState,
+    InvalidArgument,
+    NotReady,
+    UnknownStream,
+)
+from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.tasks.standing import HISTORY, ConsumerGroup
+from anabranch.schemas.records import BaseRow, CommitRecord, SeriesInfo
+from anabranch.tables.replica import Replica
+from anabranch.types import StreamDescription, TransactionInfo
+
+STEPS = 10  # bases within `table.history.ms`, at most
+LEAST_ROWS = 1000  # a smaller table counts as one of so many
+_ROWS, _BYTES = 8192, 4 << 20  # of a batch
+_MORE_BYTES = 1 << 10  # an event of a base is so much bigger than the table's, at most
+_LIKE_TABLE = (settings.REPLICATION, settings.MIN_ISR, "segment.bytes", "segment.ms")
+Progress = Callable[[int], None]
+Row = tuple[bytes, bytes, int, bytes]  # key, row, commit timestamp, transaction id
+
+
+class Compacting(Protocol):
+    """The calls of a client that a compaction makes."""
+
+    def describe(self, stream: str) -> StreamDescription: ...
+
+    def create_stream(
+        self, stream: str, segments: int, settings: Mapping[str, Any]
+    ) -> StreamDescription: ...
+
+    def alter_stream(self, stream: str, settings: Mapping[str, Any]) -> StreamDescription: ...
+
+    def series(self, scope: str, name: str) -> list[SeriesInfo]: ...
+
+    def state(self, transaction: bytes) -> TransactionInfo: ...
+
+    def groups(self, stream: str) -> list[ConsumerGroup]: ...
+
+    def reader_ports(self) -> ReaderPorts: ...
+
+    def begin(self, scope: str) -> Any: ...
+
+    def publish_base(self, table: str, timestamp: int, txn_id: bytes) -> BaseRow: ...
+
+
+def compact(
+    client: Compacting,
+    table: str,
+    open_replica: Callable[[int], Replica],
+    timeout: float,
+    progress: Progress,
+) -> BaseRow:
+    """Make a base of a table, or finish one that another process began, and let the table begin there.
+
+    ``open_replica``: one that keeps versions from this time on. ``timeout``: seconds.
+    """
+    clock = client.reader_ports().clock
+    deadline = clock.monotonic() + timeout
+    found = client.describe(table)
+    if not settings.is_table(found.settings):
+        raise InvalidArgument(f"{table} is a stream, and no table")
+    at, known = wanted_base(found), found.base
+    if known is not None and at <= known.timestamp:
+        at, txn_id = known.timestamp, known.txn_id
+        return client.publish_base(table, at, txn_id)  # former rows may not be deleted yet
+    _check_groups(client, table, at, timeout)
+    companion = _companion(client, found)
+    scope = split_stream(table)[0]
+    made = _made(client, companion, at)
+    if made is None:
+        with (
+            open_replica(at) as replica,
+            replica.snapshot(at=at, timeout=timeout) as view,
+            client.begin(scope) as txn,
+        ):
+            written = 0
+            for batch in _batches(view.stamped(table)):
+                written += txn.write_batch(companion, _arrow(batch))
+                progress(written)
+            if not written:
+                txn.write(companion)  # so that it is one who may that commits it
+            left = max(1.0, deadline - clock.monotonic())
+            with suppress(AlreadyCommitted):  # by another process; then that one's counts
+                txn.commit(name=companion, number=to_s(at), timeout=left)
+        made = _made(client, companion, at)
+    if made is None:
+        raise NotReady(f"the base of {table} is not committed: call again")
+    return client.publish_base(table, from_s(made.number), made.txn_id)
+
+
+def _made(client: Compacting, companion: str, at: int) -> SeriesInfo | None:
+    """The last base, published or not, if it is as of this time or a later one."""
+    for last in client.series(split_stream(companion)[0], companion):
+        if last.number >= to_s(at) and client.state(last.txn_id).state == "COMMITTED":
+            return last
+    return None
+
+
+def wanted_base(found: StreamDescription) -> int:
+    """The time of the base that a table should begin at now: no snapshot needs older rows.
+
+    It moves by whole seconds, some at a time, so that two processes that work together make the same one.
+    """
+    step = max(1, history_ms(found) // 1000 // STEPS)
+    return from_s(to_s(found.oldest_snapshot) // step * step)
+
+
+def history_ms(found: StreamDescription) -> int:
+    """So long versions of a table are kept, milliseconds."""
+    return settings.versions_ms(found.settings)
+
+
+def is_due(found: StreamDescription, events: int) -> bool:
+    """Whether a table with so many events has more for each row than `table.compact.ratio` allows.
+
+    Rows are those of its base. There is one base in the time that versions are kept, or a minute, at most: more
+    often there would be little to delete.
+    """
+    ratio, base = found.settings.get(settings.RATIO), found.base
+    if ratio is None:
+        return False
+    least_s = max(60, history_ms(found) // 1000)
+    if base is not None and to_s(wanted_base(found)) - to_s(base.timestamp) < least_s:
+        return False
+    return events > int(ratio) * max(LEAST_ROWS, base.rows if base is not None else 0)
+
+
+def _check_groups(client: Compacting, table: str, at: int, timeout: float) -> None:
+    """`IllegalState`: a group that reads changes or transactions has not come to the time of the base.
+
+    `NotReady`: the table is younger than that.
+    """
+    ports = client.reader_ports()
+    behind = []
+    with closing(ports.committed_log(timeout)) as source:
+        search = HistorySearch(source, table, timeout)
+        base = search.as_of(at)
+        if base is None:
+            raise NotReady(
+                f"{table} is younger than its {settings.VERSIONS_MS}: nothing is to be compacted yet"
+            )
+        for group in client.groups(table) if ports.groups is not None else ():
+            for place in group.streams:
+                since = place.offsets.get(HISTORY)
+                if since is None:
+                    continue
+                missed = takewhile(lambda at: at.offset <= base.offset, search.since(since))
+                if any(isinstance(each.record, CommitRecord) for each in missed):
+                    behind.append(group.name)
+    if behind:
+        raise IllegalState(
+            f"changes of {table} up to {to_text(at)} would be lost to {limits.cut(', '.join(behind))}: let them "
+            "come so far, or move these groups (`anabranch group reset`)"
+        )
+
+
+def _companion(client: Compacting, table: StreamDescription) -> str:
+    """The companion stream, which is made with the first base."""
+    name, given = base_stream(table.stream), table.settings
+    wanted = {n: given[n] for n in _LIKE_TABLE if n in given}
+    size = given.get(settings.MAX_MESSAGE)
+    if size is not None:
+        wanted[settings.MAX_MESSAGE] = str(min(int(size) + _MORE_BYTES, limits.MESSAGE.value))
+    try:
+        found = client.describe(name)
+    except UnknownStream:
+        client.create_stream(name, len(table.segments), {settings.BASE: table.stream, **wanted})
+        return name
+    if size is not None and int(found.settings.get(settings.MAX_MESSAGE, 0)) < int(size):
+        client.alter_stream(name, {settings.MAX_MESSAGE: wanted[settings.MAX_MESSAGE]})
+    return name
+
+
+def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    batch: list[Row] = []
+    size = 0
+    for row in rows:
+        batch.append(row)
+        size += len(row[0]) + len(row[1])
+        if len(batch) == _ROWS or size >= _BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _arrow(rows: list[Row]) -> Any:
+    """The events of these rows."""
+    import pyarrow as pa
+
+    keys, values, times, txn_ids = zip(*rows, strict=True)
+    versions = [pack_version(*each) for each in zip(times, txn_ids, strict=True)]
+    names = pa.array([VERSION_HEADER] * len(rows), pa.string())
+    pairs = pa.StructArray.from_arrays([names, pa.array(versions, pa.binary())], ["key", "value"])
+    headers = pa.ListArray.from_arrays(pa.array(range(len(rows) + 1), pa.int32()), pairs)
+    of = [pa.array(column, pa.binary()) for column in (keys, values)]
+    return pa.RecordBatch.from_arrays([*of, headers], ["key", "value", "headers"])

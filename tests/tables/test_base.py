@@ -1,0 +1,246 @@
+"""Bases over a real controller and the log in memory: what begins at one shows what the whole log showed."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.client.client import Client
+from anabranch.core.hybrid_time import from_s
+from anabranch.errors import NotReady, RetryError, SnapshotExpired
+from anabranch.ports import LogUnavailable, TopicPartition
+from anabranch.tables import follow
+from anabranch.tables.replica import Replica
+from anabranch.topics.names import stream_topic
+from tests.client.world import World
+from tests.tables.test_replica import KEYS, check, write
+from tests.tables.worlds import Truth, as_it_lies, operator, replica
+
+ONE, TWO = "bank/one", "bank/two"
+BASE = "bank/one-base"
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    for table in (ONE, TWO):
+        made.client.create_table(table, 2, {"table.history.ms": 2000})
+    return made
+
+
+def compacted(client: Client, truth: Truth, table: str = ONE, **how: Any) -> Any:
+    truth.versions(table)  # a base is of an earlier time
+    return client.compact_table(table, plain_readers_lose_history=True, **how)
+
+
+def written(world: World, rounds: int = 5, rows: int = 20, table: str = ONE) -> None:
+    """Each row is written so often, a second apart."""
+    for i in range(rounds):
+        with world.client.begin("bank") as txn:
+            for key in range(rows):
+                txn.write(table, None if (key + i) % 7 == 0 else b"%d" % i, b"k%d" % key)
+            txn.commit()
+        world.clock.sleep(1)
+
+
+def first_offset(world: World, topic: str) -> int:
+    """The first offset of a topic, of all partitions together."""
+    log = world.cluster.log("reader")
+    places = [TopicPartition(topic, p) for p in range(world.cluster.topics[topic].partitions)]
+    return sum(log.start_offsets(places).values())
+
+
+def loaded(world: World, truth: Truth, folder: Path | None = None) -> Replica:
+    """A replica of all that is committed."""
+    found = replica(world, truth, [ONE], folder, history_ms=1 << 40)
+    found.snapshot(timeout=300).close()
+    return found
+
+
+def agrees(world: World, truth: Truth, base: Any) -> None:
+    """A new replica shows all that it is promised to show."""
+    with loaded(world, truth) as found:
+        assert found._store.marks[ONE].floor == base.timestamp
+        for commit in [*world.commits(ONE), base]:
+            check(found, truth, max(base.timestamp, commit.timestamp))
+        with pytest.raises(SnapshotExpired):
+            found.snapshot(at=base.timestamp - 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_new_replicas_show_what_the_whole_log_showed(
+    seed: int, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bases while others write, compactors that die, old folders; small batches, and errors of brokers."""
+    monkeypatch.setattr(follow, "BATCH_ROWS", 3)
+    chance = random.Random(seed)
+    truth = Truth(world, [ONE, TWO])
+    client, bases = operator(world), 0
+    for _ in range(30):
+        kind = chance.choices(["write", "compact", "scale", "folder"], [4, 3, 1, 3])[0]
+        world.clock.sleep(chance.choice([0, 0.5, 2]))
+        if kind == "write":
+            write(world, chance, KEYS[:-1])
+        elif kind == "scale":
+            world.client.scale(
+                chance.choice([ONE, BASE][: 1 + bool(bases)]), chance.choice([1, 2, 3])
+            )
+        elif kind == "compact":
+            dies = chance.random() < 0.3
+
+            def meanwhile(_: int, dies: bool = dies) -> None:
+                write(world, chance, KEYS[:-1])
+                if dies:
+                    raise ZeroDivisionError
+
+            with contextlib.suppress(NotReady, ZeroDivisionError):
+                base = compacted(client, truth, progress=meanwhile)
+                bases += 1
+                agrees(world, truth, base)
+        else:
+            now = tmp_path / str(chance.randrange(3))  # some were not used for long
+            with replica(world, truth, [ONE, TWO], now, history_ms=2000) as found:
+                odds = chance.choice([0, 0.1])
+
+                def fault(_: str, odds: float = odds) -> BaseException | None:
+                    return LogUnavailable("gone") if chance.random() < odds else None
+
+                for _ in range(chance.choice([3, 30])):
+                    world.fault = fault
+                    with contextlib.suppress(RetryError):
+                        found.step(world.clock.now)
+                    world.fault = None
+                    if not found._store.loading and found.timestamp:
+                        check(found, truth, found.timestamp)
+    world.clock.sleep(9)
+    agrees(world, truth, compacted(client, truth))
+    assert bases
+    for name in tmp_path.iterdir():
+        with replica(world, truth, [ONE, TWO], name) as found, found.snapshot(timeout=300) as view:
+            check(found, truth, view.timestamp)
+
+
+def test_a_base_is_what_the_floor_shows_and_the_log_goes_below_it(world: World) -> None:
+    """Row at 10, again at 60: the base of now would have nothing that shows 10 at 55."""
+    truth = Truth(world, [ONE])
+    written(world, 2)
+    before = truth.last(ONE, 1 << 63)
+    world.clock.sleep(1)
+    middle = from_s(int(world.clock.wall()))
+    world.clock.sleep(1)
+    written(world, 1)
+    base = compacted(operator(world), truth)
+    assert before <= base.timestamp <= middle
+    agrees(world, truth, base)
+    with loaded(world, truth) as found, found.snapshot(at=middle) as view:
+        assert view.get(ONE, b"k1") == b"1"
+        seen = next(view.versions(ONE, b"k1"))
+        mine = next(c for c in world.commits(BASE))
+        assert (seen.timestamp, base.rows) == (before, sum(s.count for s in mine.segments))
+        assert seen.txn_id not in (mine.txn_id, bytes(16)), "its own, not the compactor's"
+    info = world.client.describe(ONE)
+    assert (info.base, info.oldest_snapshot > base.timestamp) == (base, True)
+    assert first_offset(world, stream_topic(ONE)) > 0
+    again = compacted(operator(world), truth)
+    assert again == base, "nothing new is to be gained"
+    world.clock.sleep(60)
+    later = compacted(operator(world), truth)
+    assert later.timestamp > base.timestamp
+    assert [c.txn_id for c in world.commits(BASE)][-1] == later.txn_id
+    starts = first_offset(world, stream_topic(BASE))
+    assert starts >= base.rows, "the base before is deleted"
+    agrees(world, truth, later)
+
+
+def test_two_compactors_make_one(world: World) -> None:
+    truth = Truth(world, [ONE])
+    written(world)
+    one, two, inner = operator(world), operator(world), []
+    base = compacted(one, truth, progress=lambda _: inner or inner.append(compacted(two, truth)))
+    assert [base] == inner
+    assert len(world.commits(BASE)) == 1
+    agrees(world, truth, base)
+
+
+def test_an_empty_table_and_one_of_a_row(world: World) -> None:
+    truth = Truth(world, [ONE])
+    client = operator(world)
+    with pytest.raises(NotReady, match="younger"):
+        compacted(client, truth)
+    for value in (b"v", None):
+        with world.client.begin("bank") as txn:
+            txn.write(ONE, value, b"k")
+            txn.commit()
+        world.clock.sleep(9)
+        base = compacted(client, truth)
+        assert base.rows == 1
+        agrees(world, truth, base)
+        with loaded(world, truth) as found, found.snapshot() as view:
+            assert list(view.scan(ONE)) == ([] if value is None else [(b"k", value)])
+
+
+def test_a_folder_from_before_the_base_is_loaded_from_it(world: World, tmp_path: Path) -> None:
+    """Deleted since: nothing in the base says so."""
+    truth = Truth(world, [ONE])
+    with world.client.begin("bank") as txn:
+        txn.write(ONE, b"v", b"gone")
+        txn.write(ONE, b"v", b"stays")
+        txn.commit()
+    loaded(world, truth, tmp_path).close()
+    with world.client.begin("bank") as txn:
+        txn.write(ONE, None, b"gone")
+        txn.commit()
+    world.clock.sleep(9)
+    base = compacted(operator(world), truth)
+    with loaded(world, truth, tmp_path) as found, found.snapshot() as view:
+        assert list(view.scan(ONE)) == [(b"stays", b"v")]
+        assert found._store.marks[ONE].floor == base.timestamp
+
+
+@pytest.mark.parametrize("stop", ["flush", "no flush"])
+def test_a_crash_while_a_base_is_laid_down_shows_nothing_of_it(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: str
+) -> None:
+    monkeypatch.setattr(follow, "BATCH_ROWS", 3)
+    truth = Truth(world, [ONE])
+    written(world)
+    world.clock.sleep(9)
+    compacted(operator(world), truth)
+    found = replica(world, truth, [ONE], tmp_path / "a")
+    found.step(world.clock.now)
+    assert not found.timestamp
+    assert list(found._store.rows(found._store.marks[ONE].number, b"", None, 1 << 63))
+    if stop == "flush":
+        found._store._db.flush()
+    (tmp_path / "b").mkdir()
+    as_it_lies(tmp_path / "a" / "rows", tmp_path / "b" / "rows")
+    found.close()
+    world.clock.sleep(9)
+    for key in (b"k1", b"k2"):
+        with world.client.begin("bank") as txn:
+            txn.write(ONE, None, key)
+            txn.commit()
+    world.clock.sleep(9)
+    base = compacted(operator(world), truth)
+    with loaded(world, truth, tmp_path / "b") as found:
+        check(found, truth, found.timestamp)
+        assert found._store.marks[ONE].floor == base.timestamp
+
+
+def test_a_replica_goes_on_where_the_base_overtakes_it(world: World) -> None:
+    """It is loaded again; who waits for it is told nothing but what there is."""
+    truth = Truth(world, [ONE])
+    found = replica(world, truth, [ONE], None)
+    written(world, 1)
+    found.snapshot().close()
+    written(world, 3)
+    world.clock.sleep(9)
+    base = compacted(operator(world), truth)
+    with found.snapshot(timeout=60) as view:
+        check(found, truth, view.timestamp)
+        assert found._store.marks[ONE].floor == base.timestamp
+    found.close()
