@@ -203,50 +203,21 @@ class Client(Endings, Processors, Administration):
 
     @overload
     def system(
-        self,
-        name: Literal["transactions"],
-        of: str | None = None,
-        *,
-        limit: int = 1000,
-        timeout: float | None = None,
+        self, name: Literal["transactions"], of: str | None = None, **how: Any
     ) -> list[TransactionRow]: ...
 
     @overload
-    def system(
-        self,
-        name: Literal["commits"],
-        of: str,
-        *,
-        start: At = None,
-        until: At = None,
-        limit: int = 1000,
-        timeout: float | None = None,
-    ) -> list[CommitRow]: ...
+    def system(self, name: Literal["commits"], of: str, **how: Any) -> list[CommitRow]: ...
 
     @overload
     def system(
-        self,
-        name: Literal["tables"],
-        of: str | None = None,
-        *,
-        limit: int = 1000,
-        timeout: float | None = None,
+        self, name: Literal["tables"], of: str | None = None, **how: Any
     ) -> list[TableRow]: ...
 
     @overload
-    def system(
-        self,
-        name: Literal["versions"],
-        of: str,
-        *,
-        key: bytes,
-        until: At = None,
-        folder: str | Path | None = None,
-        limit: int = 1000,
-        timeout: float | None = None,
-    ) -> list[VersionRow]: ...
+    def system(self, name: Literal["versions"], of: str, **how: Any) -> list[VersionRow]: ...
 
-    def system(
+    def system(  # type: ignore[misc] # `check_call` judges `how`
         self,
         name: str,
         of: str | None = None,

@@ -21,8 +21,8 @@ AIRLINES = ("AA", "B6", "DL", "EV", "UA", "US")
 OPENED_WITH = 1000
 TOTAL = len(AIRLINES) * OPENED_WITH
 _WITHIN_S = 120.0  # a transfer, over deaths of controllers
-_EVERY_S = 0.05
-_AUDIT_EVERY_S = 0.2
+_EVERY_S = 0.1
+_AUDIT_EVERY_S = 0.5
 
 
 def table_of(scope: str) -> str:

@@ -168,7 +168,7 @@ def test_snapshots(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 assert found.snapshot(at=first).get(one, b"a") == b"1"
                 bad: list[Any] = [b"", b"k" * 8193, "a"]
                 for key in bad:
-                    with pytest.raises(InvalidArgument, match="1 to 8192 bytes"):
+                    with pytest.raises(InvalidArgument, match="1 to 8,192 of them"):
                         now.get(one, key)
                 with pytest.raises(InvalidArgument, match="not in this replica of bank/one"):
                     now.get(TABLES[1], b"a")

@@ -20,7 +20,7 @@ Limit = Annotated[int, option("--limit -n", "At most so many rows.", min=1, max=
 _SHOWN = {
     "transactions": ("txn_id", "state", "scope", "owner", "name", "begun", "age", "rows", "streams", "reason"),
     "commits": ("committed_at", "txn_id", "rows", "streams"),
-    "tables": ("table", "state", "segments", "newest_at", "history_ms"),
+    "tables": ("table", "state", "segments", "newest_at", "history_ms", "settings"),
     "versions": ("since", "until", "mintid", "maxtid", "value"),
 }  # fmt: skip
 _TEXTS = ("key", "value")  # other bytes are ids
@@ -89,4 +89,6 @@ def _cell(column: str, value: object) -> object:
         return value.decode(errors="replace") if column in _TEXTS else value.hex()
     if isinstance(value, datetime):
         return value.isoformat(" ", "milliseconds").removesuffix("+00:00") + "Z"
+    if isinstance(value, Mapping):
+        value = tuple(f"{name}={text}" for name, text in sorted(value.items()))
     return ", ".join(value) if isinstance(value, tuple) else value
