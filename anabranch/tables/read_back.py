@@ -8,15 +8,16 @@ offset that their writer saw as the version: that is the order of the merge, in 
 from __future__ import annotations
 
 import shutil
+import struct
 import tempfile
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.records import Record, decode_records
-from anabranch.core.ids import NO_TXN, TXN_HEADER, TXN_ID_SIZE, pack_txn_header
+from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE, pack_txn_header
 from anabranch.errors import NotReady
 from anabranch.ports import (
     Log,
@@ -30,7 +31,7 @@ from anabranch.ports import (
 from anabranch.reading.committed_log import ReaderPorts, client_errors
 from anabranch.schemas import records as r
 from anabranch.tables.layout import DELETED, THERE
-from anabranch.tables.store import Rows, Store
+from anabranch.tables.store import Rows, Seen, Store
 from anabranch.topics.names import journal_topic
 
 Writers = Literal["own", "all"]
@@ -38,13 +39,15 @@ BATCH_BYTES = 8 << 20
 _ANSWER_S = 5.0  # the longest that one answer of a broker is waited for
 _PAUSES_S = (0.02, 0.5)  # before runs are asked for again
 _NEWEST = (1 << 63) - 1
+_BY = struct.Struct(">qq")  # a writer and its receipt's sequence: in place of a row's transaction
 _BEFORE_EPOCH = TXN_ID_SIZE + 8  # bytes of a header: transaction id, writer
 
 
 class Written(NamedTuple):
-    """A row that the transaction wrote. ``value``: None: it deleted it."""
+    """A row that the transaction wrote. ``value`` None: deleted. ``by``: another of its writers, which wrote it."""
 
     value: bytes | None
+    by: r.WriterAt | None = None
 
 
 class Handle(Protocol):
@@ -69,7 +72,7 @@ class Places(Protocol):
         """A transaction with the receipts of its writers."""
 
 
-class OwnWrites:
+class ReadBack:
     """The rows that a transaction wrote, the last one of each key. Close it. One thread at a time.
 
     A table is read when it is asked about first, and again after more writes of the handle. ``writers`` "all":
@@ -77,11 +80,18 @@ class OwnWrites:
     """
 
     def __init__(
-        self, handle: Handle, places: Places, ports: ReaderPorts, writers: Writers = "own"
+        self,
+        handle: Handle,
+        places: Places,
+        ports: ReaderPorts,
+        deadline: Callable[[], float],
+        writers: Writers = "own",
     ) -> None:
+        """``deadline``: the end of a read that begins now, monotonic seconds."""
         self._handle = handle
         self._places = places
         self._ports = ports
+        self._deadline = deadline
         self._others = writers == "all"
         self._folder = ""
         self._store: Store | None = None
@@ -89,32 +99,33 @@ class OwnWrites:
         self._readers: JournalReaders | None = None
         self._known: dict[str, int] = {}  # events of the handle in a table when it was read last
         self._ends: dict[tuple[str, int, int], int] = {}  # table, writer, partition -> read up to
-        self.read_from: dict[int, int] = {}
-        """Writer -> sequence of its receipt. A commit must take these, or later ones: rows of theirs were read."""
+        self._writer = 0
 
-    def get(self, table: str, key: bytes, deadline: float) -> Written | None:
-        """The row of a key, if the transaction wrote it. ``deadline``: monotonic seconds, as of all calls.
+    def get(self, table: str, key: bytes) -> Written | None:
+        """The row of a key, if the transaction wrote it.
 
-        Raises: NotReady (ask again), NotAuthorized (the right Read on the journal is missing), TransactionAborted
-        and others as of a flush.
+        A commit must take the writer that the row is ``by``, up to that receipt or a later one.
+
+        Raises: NotReady (ask again), NotAuthorized (the right Read on the journal is missing; with other writers
+        the token's right state), TransactionAborted and others as of a flush.
         """
-        store, number = self._read(table, deadline)
-        found = store.get(number, key, _NEWEST).value
-        return None if found is None else _written(found)
+        store, number = self._read(table)
+        found = store.get(number, key, _NEWEST)
+        return None if found.value is None else self._written(found)
 
-    def rows(
-        self,
-        table: str,
-        low: bytes,
-        high: bytes | None,
-        deadline: float,
-        *,
-        reverse: bool = False,
-    ) -> Iterator[tuple[bytes, bytes | None]]:
+    def scan(
+        self, table: str, low: bytes, high: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, Written]]:
         """The rows of [low, high) that it wrote so far, in order; ``high`` None: to the end. Raises: as `get`."""
-        store, number = self._read(table, deadline)
+        store, number = self._read(table)
         found = store.scan(number, low, high, _NEWEST, reverse=reverse)
-        return ((seen.key, _written(seen.value or DELETED).value) for seen in found)
+        return ((seen.key, self._written(seen)) for seen in found)
+
+    def _written(self, seen: Seen) -> Written:
+        data, by = seen.value or DELETED, r.WriterAt(*_BY.unpack(seen.txn_id))
+        return Written(
+            data[1:] if data[:1] == THERE else None, None if by.writer == self._writer else by
+        )
 
     def refresh(self) -> None:
         """Let the next read of each table look for writers that have finished since."""
@@ -132,7 +143,7 @@ class OwnWrites:
 
     # -- reading --------------------------------------------------------------------------------------
 
-    def _read(self, table: str, deadline: float) -> tuple[Store, int]:
+    def _read(self, table: str) -> tuple[Store, int]:
         """Read what is not here yet; the store, and the table's number in it."""
         if self._store is None:
             self._folder = tempfile.mkdtemp(prefix="anabranch-own-")
@@ -140,7 +151,9 @@ class OwnWrites:
         mark = self._store.marks.get(table) or self._store.begin(table, "")
         count = self._handle.written_to(table)
         if self._known.get(table) != count:
+            deadline = self._deadline()
             token, own = self._handle.acknowledged(deadline)
+            self._writer = own.writer
             taken = [own]
             if self._others:
                 state = self._places.state(own.txn_id, token, deadline)
@@ -172,7 +185,7 @@ class OwnWrites:
             told = self._places.list_runs(token, table, wanted, deadline)
             try:
                 with client_errors():
-                    self._lay(store, number, receipt.txn_id, table, told.runs)
+                    self._lay(store, number, receipt, table, told.runs)
             except _Moved as moved:
                 # The next answer has its new place.
                 if self._ports.clock.monotonic() + pause >= deadline:
@@ -182,17 +195,20 @@ class OwnWrites:
             else:
                 wanted = told.more
         self._ends.update({place: e.end for place, e in places.items()})
-        if extents:
-            self.read_from[receipt.writer] = receipt.sequence
 
     def _lay(
-        self, store: Store, number: int, txn_id: bytes, table: str, runs: Iterable[r.RunPlace]
+        self,
+        store: Store,
+        number: int,
+        receipt: r.Receipt,
+        table: str,
+        runs: Iterable[r.RunPlace],
     ) -> None:
         """Lay runs down. `_Moved`: one of them is not there any more; all may be laid down again."""
         if self._log is None:
             self._log = self._ports.open_log(_ANSWER_S)
         readers = self._readers = self._readers or JournalReaders(self._log)
-        topic = journal_topic(table)
+        topic, by = journal_topic(table), _BY.pack(receipt.writer, receipt.sequence)
         last: RawBatch | None = None
         records: list[Record] = []
         rows = Rows()
@@ -207,10 +223,10 @@ class OwnWrites:
                 last, records = batch, decode_records(batch.data)
             at = bisect_left(records, run.at, key=lambda record: record.offset)
             there = records[at : at + run.records]
-            if len(there) < run.records or not _is_of(there[0], txn_id, run.writer):
+            if len(there) < run.records or not _is_of(there[0], receipt):
                 raise _Moved(f"others stand at {run.at} of {topic}[{run.partition}]")
             values = (DELETED if x.value is None else THERE + x.value for x in there)
-            rows.add(number, NO_TXN, run.first + 1, (x.key for x in there), values)
+            rows.add(number, by, run.first + 1, (x.key for x in there), values)
             if rows.size >= BATCH_BYTES:
                 store.write(rows)
                 rows = Rows()
@@ -221,12 +237,8 @@ class _Moved(Exception):
     """Records are not where they were."""
 
 
-def _is_of(record: Record, txn_id: bytes, writer: int) -> bool:
-    own = pack_txn_header(txn_id, writer, 0)[:_BEFORE_EPOCH]
+def _is_of(record: Record, receipt: r.Receipt) -> bool:
+    own = pack_txn_header(receipt.txn_id, receipt.writer, 0)[:_BEFORE_EPOCH]
     return any(
         name == TXN_HEADER and (value or b"").startswith(own) for name, value in record.headers
     )
-
-
-def _written(found: bytes) -> Written:
-    return Written(found[1:] if found[:1] == THERE else None)
