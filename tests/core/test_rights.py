@@ -204,6 +204,8 @@ BY_TOKEN = {
     r.Register,
     r.LabelWriter,
     r.ListRuns,
+    r.LockReads,
+    r.ListLocks,
     r.Heartbeat,
     r.Commit,
     r.Abort,
