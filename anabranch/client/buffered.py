@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from anabranch.client.handle import Handle, Shared, pairs_of
+from anabranch.client.handle import Handle, Shared, check_layout, pairs_of
 from anabranch.client.receipt_account import (
     StateRow,
     StreamLane,
@@ -250,3 +250,17 @@ def check_consumed(tenure: Tenure | None, consumed: r.Consumed | None) -> None:
         raise InvalidArgument(
             "begin with a tenure, and commit with what its reader gives as `consumed`: both, or neither"
         )
+
+
+def place_null_keys(shared: Shared, events: list[r.Event], deadline: float) -> None:
+    """Spread a one-shot's events without a key over the segments, as far as the layout is known."""
+    turn: dict[str, int] = {}
+    for i, event in enumerate(events):
+        if event.key is None and event.segment_id == -1:
+            layout = shared.layouts.get(event.stream)
+            if layout is None:
+                info = shared.session.describe(event.stream, deadline)
+                layout = shared.layouts[event.stream] = info.segments
+            check_layout(event.stream, layout)
+            at = turn.setdefault(event.stream, shared.session.random64() % len(layout))
+            events[i] = event._replace(segment_id=layout[at % len(layout)].segment_id)

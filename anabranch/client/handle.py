@@ -406,20 +406,6 @@ def pairs_of(event: Event) -> RecordHeaders | None:
     return [(h.key, h.value) for h in event.headers] if event.headers else None
 
 
-def place_null_keys(shared: Shared, events: list[Event], deadline: float) -> None:
-    """Spread a one-shot's events without a key over the segments, as far as the layout is known."""
-    turn: dict[str, int] = {}
-    for i, event in enumerate(events):
-        if event.key is None and event.segment_id == -1:
-            layout = shared.layouts.get(event.stream)
-            if layout is None:
-                info = shared.session.describe(event.stream, deadline)
-                layout = shared.layouts[event.stream] = info.segments
-            check_layout(event.stream, layout)
-            at = turn.setdefault(event.stream, shared.session.random64() % len(layout))
-            events[i] = event._replace(segment_id=layout[at % len(layout)].segment_id)
-
-
 def _again(error: AnabranchError) -> AnabranchError:
     """A fresh copy to raise: one error raised twice would collect tracebacks."""
     copy = type(error)(str(error))

@@ -6,12 +6,11 @@ import logging
 from collections.abc import Sequence
 from typing import Self
 
-from anabranch.client.buffered import Buffered, check_consumed
+from anabranch.client.buffered import Buffered, check_consumed, place_null_keys
 from anabranch.client.handle import (
     QUIET_S,
     Shared,
     check_taken,
-    place_null_keys,
 )
 from anabranch.client.reservation import (
     Reservation,

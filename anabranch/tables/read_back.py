@@ -7,13 +7,9 @@ offset that their writer saw as the version: that is the order of the merge, in 
 
 from __future__ import annotations
 
-import shutil
-import struct
-import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol
 
 from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.records import Record, decode_records
@@ -30,24 +26,12 @@ from anabranch.ports import (
 )
 from anabranch.reading.committed_log import ReaderPorts, client_errors
 from anabranch.schemas import records as r
-from anabranch.tables.layout import DELETED, THERE
-from anabranch.tables.store import Rows, Seen, Store
+from anabranch.tables.own_writes import Scratch, Writers, Written
 from anabranch.topics.names import journal_topic
 
-Writers = Literal["own", "all"]
-BATCH_BYTES = 8 << 20
 _ANSWER_S = 5.0  # the longest that one answer of a broker is waited for
 _PAUSES_S = (0.02, 0.5)  # before runs are asked for again
-_NEWEST = (1 << 63) - 1
-_BY = struct.Struct(">qq")  # a writer and its receipt's sequence: in place of a row's transaction
 _BEFORE_EPOCH = TXN_ID_SIZE + 8  # bytes of a header: transaction id, writer
-
-
-class Written(NamedTuple):
-    """A row that the transaction wrote. ``value`` None: deleted. ``by``: another of its writers, which wrote it."""
-
-    value: bytes | None
-    by: r.WriterAt | None = None
 
 
 class Handle(Protocol):
@@ -73,7 +57,7 @@ class Places(Protocol):
 
 
 class ReadBack:
-    """The rows that a transaction wrote, the last one of each key. Close it. One thread at a time.
+    """The rows that a transaction wrote, the last one of each key, by journals. One thread at a time.
 
     A table is read when it is asked about first, and again after more writes of the handle. ``writers`` "all":
     rows of other writers, too, that had finished when the table was read first or when `refresh` was called.
@@ -85,7 +69,7 @@ class ReadBack:
         places: Places,
         ports: ReaderPorts,
         deadline: Callable[[], float],
-        writers: Writers = "own",
+        writers: Writers = "all",
     ) -> None:
         """``deadline``: the end of a read that begins now, monotonic seconds."""
         self._handle = handle
@@ -93,13 +77,11 @@ class ReadBack:
         self._ports = ports
         self._deadline = deadline
         self._others = writers == "all"
-        self._folder = ""
-        self._store: Store | None = None
+        self._rows: Scratch | None = None
         self._log: Log | None = None
         self._readers: JournalReaders | None = None
         self._known: dict[str, int] = {}  # events of the handle in a table when it was read last
         self._ends: dict[tuple[str, int, int], int] = {}  # table, writer, partition -> read up to
-        self._writer = 0
 
     def get(self, table: str, key: bytes) -> Written | None:
         """The row of a key, if the transaction wrote it.
@@ -109,66 +91,54 @@ class ReadBack:
         Raises: NotReady (ask again), NotAuthorized (the right Read on the journal is missing; with other writers
         the token's right state), TransactionAborted and others as of a flush.
         """
-        store, number = self._read(table)
-        found = store.get(number, key, _NEWEST)
-        return None if found.value is None else self._written(found)
+        return self._read(table).get(table, key)
 
     def scan(
         self, table: str, low: bytes, high: bytes | None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, Written]]:
         """The rows of [low, high) that it wrote so far, in order; ``high`` None: to the end. Raises: as `get`."""
-        store, number = self._read(table)
-        found = store.scan(number, low, high, _NEWEST, reverse=reverse)
-        return ((seen.key, self._written(seen)) for seen in found)
+        return self._read(table).scan(table, low, high, reverse=reverse)
 
-    def _written(self, seen: Seen) -> Written:
-        data, by = seen.value or DELETED, r.WriterAt(*_BY.unpack(seen.txn_id))
-        return Written(
-            data[1:] if data[:1] == THERE else None, None if by.writer == self._writer else by
-        )
+    def put(self, table: str, key: bytes, value: bytes | None) -> None:
+        """Nothing is kept here of what goes to a journal."""
 
     def refresh(self) -> None:
         """Let the next read of each table look for writers that have finished since."""
         self._known.clear()
 
     def close(self) -> None:
-        """Delete the folder. Repeating the call is fine."""
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+        """Free all. Repeating the call is fine."""
+        if self._rows is not None:
+            self._rows.close()
         if self._log is not None:
             self._log.close()
-        self._log = self._readers = None
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._rows = self._log = self._readers = None
 
     # -- reading --------------------------------------------------------------------------------------
 
-    def _read(self, table: str) -> tuple[Store, int]:
-        """Read what is not here yet; the store, and the table's number in it."""
-        if self._store is None:
-            self._folder = tempfile.mkdtemp(prefix="anabranch-own-")
-            self._store = Store(Path(self._folder), "own")
-        mark = self._store.marks.get(table) or self._store.begin(table, "")
+    def _read(self, table: str) -> Scratch:
+        """Read what is not here yet."""
+        rows = self._rows = self._rows or Scratch()
         count = self._handle.written_to(table)
         if self._known.get(table) != count:
             deadline = self._deadline()
             token, own = self._handle.acknowledged(deadline)
-            self._writer = own.writer
             taken = [own]
             if self._others:
                 state = self._places.state(own.txn_id, token, deadline)
                 taken += [x for x in state.writers if x.finished and x.writer != own.writer]
             for receipt in taken:
-                self._take(self._store, mark.number, token, receipt, table, deadline)
+                by = None if receipt is own else r.WriterAt(receipt.writer, receipt.sequence)
+                self._take(rows, token, receipt, by, table, deadline)
             self._known[table] = count
-        return self._store, mark.number
+        return rows
 
     def _take(
         self,
-        store: Store,
-        number: int,
+        rows: Scratch,
         token: bytes,
         receipt: r.Receipt,
+        by: r.WriterAt | None,
         table: str,
         deadline: float,
     ) -> None:
@@ -185,7 +155,7 @@ class ReadBack:
             told = self._places.list_runs(token, table, wanted, deadline)
             try:
                 with client_errors():
-                    self._lay(store, number, receipt, table, told.runs)
+                    self._lay(rows, receipt, by, table, told.runs)
             except _Moved as moved:
                 # The next answer has its new place.
                 if self._ports.clock.monotonic() + pause >= deadline:
@@ -198,9 +168,9 @@ class ReadBack:
 
     def _lay(
         self,
-        store: Store,
-        number: int,
+        rows: Scratch,
         receipt: r.Receipt,
+        by: r.WriterAt | None,
         table: str,
         runs: Iterable[r.RunPlace],
     ) -> None:
@@ -208,10 +178,9 @@ class ReadBack:
         if self._log is None:
             self._log = self._ports.open_log(_ANSWER_S)
         readers = self._readers = self._readers or JournalReaders(self._log)
-        topic, by = journal_topic(table), _BY.pack(receipt.writer, receipt.sequence)
+        topic = journal_topic(table)
         last: RawBatch | None = None
         records: list[Record] = []
-        rows = Rows()
         for run in sorted(runs, key=lambda run: (run.partition, run.batch_base, run.at)):
             try:
                 batch = readers.of(TopicPartition(topic, run.partition)).batch(run.batch_base)
@@ -225,12 +194,8 @@ class ReadBack:
             there = records[at : at + run.records]
             if len(there) < run.records or not _is_of(there[0], receipt):
                 raise _Moved(f"others stand at {run.at} of {topic}[{run.partition}]")
-            values = (DELETED if x.value is None else THERE + x.value for x in there)
-            rows.add(number, by, run.first + 1, (x.key for x in there), values)
-            if rows.size >= BATCH_BYTES:
-                store.write(rows)
-                rows = Rows()
-        store.write(rows)
+            rows.add(table, by, run.first + 1, (x.key for x in there), (x.value for x in there))
+        rows.write()
 
 
 class _Moved(Exception):

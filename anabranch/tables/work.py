@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, NoReturn, Protocol, TypeVar
+from typing import Literal, NoReturn, Protocol
 
 from anabranch.errors import IllegalState, InvalidArgument, LocksBroken, RowExists, RowMissing
 from anabranch.schemas.records import WriterAt
 from anabranch.tables.locks import Locks, broken
-from anabranch.tables.own_writes import InMemory, OwnRows, Written
+from anabranch.tables.own_writes import Local, OwnRows, Written, merged
 from anabranch.tables.snapshot import TableSnapshot, bounds, check_key, check_limit
 
 Isolation = Literal["serializable", "snapshot"]
 BROKEN = "its locks are broken"
-T = TypeVar("T")
 
 
 class Vouching(Protocol):
@@ -42,7 +41,7 @@ class TableWork:
         self._replica = replica
         self._view = view
         self._reads_lock = isolation == "serializable"  # else the keys that are written do
-        self._own: OwnRows = InMemory()
+        self._own: OwnRows = Local()
         self._wrote = False
         self._locks = Locks()
         self._read_from: dict[int, int] = {}  # other writers of it, and their receipts
@@ -103,7 +102,7 @@ class TableWork:
         begin, end = bounds(low, high, prefix)
         mine = self._own.scan(table, begin, end, reverse=reverse)
         seen = self._seen(table, begin, end, reverse, lock and self._reads_lock)
-        return self._rows(_merged(seen, mine, reverse), limit)
+        return self._rows(merged(seen, mine, reverse), limit)
 
     def _rows(
         self, found: Iterator[tuple[bytes, Written]], limit: int | None
@@ -160,7 +159,7 @@ class TableWork:
         """Write a row, whether there is one or not.
 
         Raises: InvalidArgument, IllegalState; LocksBroken (what this transaction read was written since); while it
-        is open as `Transaction.write`, and EventTooLarge (64 MiB of own rows are in memory).
+        is open as `Transaction.write`.
         """
         if not isinstance(value, bytes):
             raise InvalidArgument(
@@ -192,7 +191,6 @@ class TableWork:
         check_key(key)
         if not self._reads_lock:
             self._locks.point(table, key)
-        self._own.check_room(table, key, value)
         self._wrote = True
         self._write(table, key, value)
         self._own.put(table, key, value)
@@ -206,6 +204,7 @@ class TableWork:
         if not self._over:
             self._over = why
             self._view.close()
+            self._own.close()
 
     def _break(self, error: LocksBroken) -> None:
         """Note that a lock is broken. A transaction that wrote ends; one that did not may go on reading."""
@@ -230,23 +229,3 @@ class TableWork:
             raise InvalidArgument(
                 f"{table!r} is not in this replica of {', '.join(self._replica.tables)}: open it with that one, too"
             )
-
-
-def _merged(
-    seen: Iterator[tuple[bytes, T]], mine: Iterator[tuple[bytes, T]], reverse: bool
-) -> Iterator[tuple[bytes, T]]:
-    """Rows of the snapshot with the transaction's own over them, in order."""
-    theirs, ours = next(seen, None), next(mine, None)
-    while theirs is not None or ours is not None:
-        if theirs is not None and (ours is None or _first(theirs[0], ours[0], reverse)):
-            yield theirs
-            theirs = next(seen, None)
-        elif ours is not None:
-            if theirs is not None and theirs[0] == ours[0]:
-                theirs = next(seen, None)
-            yield ours
-            ours = next(mine, None)
-
-
-def _first(one: bytes, other: bytes, reverse: bool) -> bool:
-    return one > other if reverse else one < other

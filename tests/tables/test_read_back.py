@@ -21,7 +21,8 @@ from anabranch.errors import NotAuthorized, NotReady, TransactionAborted
 from anabranch.ports import TopicPartition
 from anabranch.processors.streams import cleanup as moving
 from anabranch.schemas import records as r
-from anabranch.tables.read_back import ReadBack, Written
+from anabranch.tables.own_writes import Written
+from anabranch.tables.read_back import ReadBack
 from anabranch.topics.names import journal_topic
 from tests.client import world as worlds
 from tests.client.world import World
