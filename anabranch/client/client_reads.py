@@ -41,14 +41,15 @@ if TYPE_CHECKING:
     from anabranch.reading.tasks.standing import ConsumerGroup
     from anabranch.tables.changes import Changes
     from anabranch.tables.indexes import Index
+    from anabranch.tables.read_back import Handle, ReadBack
     from anabranch.tables.replica import Replica
 
 
 class _Controller:
     """The calls of a client that a replica makes: its `SafeTimes` and `Commits`."""
 
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
+    def __init__(self, shared: Shared, ports: ReaderPorts) -> None:
+        self._shared, self._ports = shared, ports
         self.deadline = shared.deadline
         session = shared.session
         self.new_txn_id, self.random64 = session.new_txn_id, session.random64
@@ -76,6 +77,12 @@ class _Controller:
     def opening(self, scope: str, keepalive: float, snapshot: int) -> Transaction:
         keepalive_ms = keepalive_ms_of(keepalive)
         return Transaction(self._shared, scope, None, keepalive_ms, snapshot=snapshot)
+
+    def reading_back(self, part: Handle) -> ReadBack:
+        from anabranch.tables.read_back import ReadBack
+
+        shared = self._shared
+        return ReadBack(part, shared.session, self._ports, lambda: shared.deadline(None))
 
     def join(self, token: bytes, heartbeat: bool, label: str) -> Writer:
         return Writer(self._shared, token, heartbeat=heartbeat, label=label)
@@ -319,7 +326,7 @@ class Reading:
             else:
                 self._check_tables([table], deadline)
             if until is not None:
-                controller = _Controller(shared)
+                controller = _Controller(shared, self._readers().ports)
                 safe, last = controller.safe([table], asked or controller.last_timestamp, deadline)
                 end = End(asked or safe, last[table])
                 timeout = shared.timeout if timeout is None else timeout
@@ -345,7 +352,7 @@ class Reading:
         session = self._shared.session
         names = streams_of(tables)
         session.check_together(names, deadline)
-        controller = _Controller(self._shared)
+        controller = _Controller(self._shared, ports)
         found = self._check_tables(names, deadline)
         kept = [int(settings.get(VERSIONS_MS, HISTORY_MS)) for settings in found]
         return Replica(

@@ -11,6 +11,7 @@ from anabranch.core.ids import txn_text
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import InvalidArgument, LocksBroken
 from anabranch.schemas import records as r
+from anabranch.tables.own_writes import Writers
 from anabranch.tables.registering import Controller, Part, Registering
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.work import Isolation, TableWork, Vouching
@@ -55,8 +56,11 @@ class JoinedTransaction(TableWork):
         writer: Writing,
         view: TableSnapshot,
         isolation: Isolation,
+        writers: Writers,
     ) -> None:
         super().__init__(replica, view, isolation)
+        if writers == "all":
+            self._own = controller.reading_back(writer)
         self._writer = writer
         self._controller = controller
         self._reads = Registering(controller, writer, replica, view, self._locks, self._read_from)
@@ -129,6 +133,7 @@ def join(
     isolation: Isolation,
     heartbeat: bool,
     label: str,
+    writers: Writers,
     deadline: float,
 ) -> JoinedTransaction:
     """As `Replica.join`."""
@@ -147,4 +152,4 @@ def join(
     except BaseException:
         writer.discard()
         raise
-    return JoinedTransaction(replica, commits, writer, view, isolation)
+    return JoinedTransaction(replica, commits, writer, view, isolation, writers)

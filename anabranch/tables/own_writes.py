@@ -47,6 +47,9 @@ class OwnRows(Protocol):
     def put(self, table: str, key: bytes, value: bytes | None) -> None:
         """Note a write of this process."""
 
+    def refresh(self) -> None:
+        """Let the next read see the writes of those that have finished since."""
+
     def close(self) -> None:
         """Free all. Repeating the call is fine."""
 
@@ -140,6 +143,9 @@ class Local:
         rows[key] = value
         if self._bytes > OWN_BYTES:
             self._spill()
+
+    def refresh(self) -> None:
+        """No other's writes are here."""
 
     def _spill(self) -> None:
         self._spilled = self._spilled or Scratch()

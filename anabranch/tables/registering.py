@@ -11,6 +11,7 @@ from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import LocksBroken, TransactionAborted
 from anabranch.schemas import records as r
 from anabranch.tables.locks import Locks, broken
+from anabranch.tables.own_writes import OwnRows
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.work import TableWork, Vouching
 
@@ -27,6 +28,9 @@ class Controller(Protocol):
     def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
         """The transaction as it is."""
 
+    def reading_back(self, part: Part) -> OwnRows:
+        """What the transaction wrote, by this process and by those that finished."""
+
     def entered(self, work: TableWork) -> None:
         """Refuse calls of this client, on this thread, that take effect at once, until it is over."""
 
@@ -40,6 +44,10 @@ class Part(Protocol):
 
     @property
     def txn_id(self) -> bytes | None: ...
+
+    def written_to(self, stream: str) -> int: ...
+
+    def acknowledged(self, deadline: float) -> tuple[bytes, r.Receipt]: ...
 
 
 class Registering:

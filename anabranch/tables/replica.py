@@ -28,6 +28,7 @@ from anabranch.reading.snapshot import check_at
 from anabranch.tables.follow import Follower, SafeTimes
 from anabranch.tables.indexes import Index, indexed
 from anabranch.tables.joined import JoinedTransaction, join
+from anabranch.tables.own_writes import Writers
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.store import Store
 from anabranch.tables.transaction import Commits, TableTransaction
@@ -322,15 +323,17 @@ class Replica:
         *,
         isolation: Isolation = "serializable",
         keepalive: float | None = None,
+        writers: Writers = "own",
         timeout: float | None = None,
     ) -> TableTransaction:
         """Begin a transaction that reads all tables as of the newest moment here, with all that this client saw.
 
         ``isolation``: 'snapshot' locks what is written instead of what is read (the first committer wins).
         ``keepalive``: it is to be open for long: aborted after so many seconds of silence; the handle sends
-        heartbeats. ``timeout``: seconds, to catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.
+        heartbeats. ``writers``: 'all' reads what its other processes wrote, too, once they finished (`refresh`).
+        ``timeout``: seconds, to catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.
         """
-        commits = self._check_commits(isolation)
+        commits = self._check_commits(isolation, writers)
         seen = max(1, self._controller.last_timestamp, self._broken_at)
         if self.timestamp < seen:
             deadline = self.deadline(timeout)
@@ -338,7 +341,7 @@ class Replica:
                 self.told(*self._controller.safe(self.tables, seen, deadline))
             self._wait(seen, deadline)
         view = self.snapshot(fresh=False, timeout=timeout)
-        return TableTransaction(self, commits, view, isolation, keepalive)
+        return TableTransaction(self, commits, view, isolation, keepalive, writers)
 
     def join(
         self,
@@ -347,23 +350,25 @@ class Replica:
         isolation: Isolation = "serializable",
         heartbeat: bool = False,
         label: str = "",
+        writers: Writers = "own",
         timeout: float | None = None,
     ) -> JoinedTransaction:
         """Take part in a transaction that another process began, by its token: all read at its snapshot.
 
-        ``heartbeat``, ``label``: as of `Client.join`. ``timeout``: seconds, to catch up.
-        Raises: as `snapshot` and `Client.join`; InvalidArgument: it was not begun by a replica; LocksBroken.
+        ``heartbeat``, ``label``: as of `Client.join`. ``writers``: as of `begin`; 'all' needs the right state.
+        ``timeout``: seconds. Raises: as `snapshot`, `Client.join`; LocksBroken, InvalidArgument (no replica's).
         """
-        commits = self._check_commits(isolation)
-        return join(self, commits, token, isolation, heartbeat, label, self.deadline(timeout))
+        commits, deadline = self._check_commits(isolation, writers), self.deadline(timeout)
+        return join(self, commits, token, isolation, heartbeat, label, writers, deadline)
 
-    def _check_commits(self, isolation: Isolation) -> Commits:
+    def _check_commits(self, isolation: Isolation, writers: Writers) -> Commits:
         if self._commits is None:
             raise IllegalState(
                 "this replica has no client to commit by: `Client.replica` makes one that has"
             )
-        if isolation not in get_args(Isolation):
-            raise InvalidArgument(f"isolation {isolation!r}: {' or '.join(get_args(Isolation))}")
+        for given, kind in ((isolation, Isolation), (writers, Writers)):
+            if given not in get_args(kind):
+                raise InvalidArgument(f"{given!r}: {' or '.join(get_args(kind))}")
         return self._commits
 
     def transact(

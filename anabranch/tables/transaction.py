@@ -20,6 +20,7 @@ from anabranch.errors import (
 )
 from anabranch.schemas import records as r
 from anabranch.tables.joined import Joins
+from anabranch.tables.own_writes import Writers
 from anabranch.tables.registering import Part, Registering
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.work import Isolation, TableWork, Vouching
@@ -99,11 +100,13 @@ class TableTransaction(TableWork):
         view: TableSnapshot,
         isolation: Isolation,
         keepalive: float | None = None,
+        writers: Writers = "own",
     ) -> None:
         """``keepalive``: seconds; None: a short one."""
         super().__init__(replica, view, isolation)
         self.commits = commits
         self._keepalive = KEEPALIVE_S if keepalive is None else keepalive
+        self._reads_others = writers == "all"
         self._events: deque[r.Event] = deque()  # that are not handed over
         self._bytes = 0
         self._txn_id: bytes | None = None
@@ -172,6 +175,9 @@ class TableTransaction(TableWork):
                 self.commits, opened, self._replica, self._view, self._locks, self._read_from
             )
             opened.read_by(self._reads)
+            if self._reads_others:
+                self._own.close()
+                self._own = self.commits.reading_back(opened)
         try:
             with self._reads.explained():
                 while self._events:

@@ -153,6 +153,14 @@ class TableWork:
         else:
             self._locks.span(table, *bounds(low, high, prefix))
 
+    def refresh(self) -> None:
+        """Let later reads see the writes of processes of this transaction that have finished since the first read.
+
+        They see none but with ``writers`` "all". Raises: IllegalState.
+        """
+        self._check()
+        self._own.refresh()
+
     # -- writing --------------------------------------------------------------------------------------
 
     def put(self, table: str, key: bytes, value: bytes) -> None:

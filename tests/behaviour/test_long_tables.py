@@ -1,4 +1,4 @@
-"""Long transactions on tables, on a real broker: registered locks, several processes, controllers that are killed."""
+"""Long transactions on tables, on a real broker: registered locks, several processes, killed controllers."""
 
 from __future__ import annotations
 
@@ -163,3 +163,37 @@ def test_how_long_ones_end(
         assert txn.commit([]).counts.left_out == 1
     with client.begin(table.partition("/")[0]) as plain, pytest.raises(InvalidArgument):
         elsewhere.join(plain.token())
+
+
+def test_what_others_wrote_is_read_once_they_finished(
+    client: anabranch.Client, tables: tuple[str, str], bank: Replica, elsewhere: Replica
+) -> None:
+    """Reads from them bind: a commit without them is refused."""
+    table = tables[0]
+    put(client, table, a=1, k=1)
+    bank.snapshot().close()
+    with bank.begin(writers="all") as txn:
+        txn.put(table, b"k", b"mine")
+        txn.delete(table, b"a")
+        token = txn.token("all")
+        assert list(txn.scan(table)) == [(b"k", b"mine")]
+        with elsewhere.join(token, writers="all") as part:
+            part.put(table, b"x", b"theirs")
+            part.put(table, b"k", b"theirs")
+            assert list(part.scan(table)) == [(b"a", b"1"), (b"k", b"theirs"), (b"x", b"theirs")]
+            assert txn.get(table, b"x") is None
+        left = elsewhere.join(token)
+        left.put(table, b"y", b"not finished")
+        left.flush()
+        assert txn.get(table, b"x") is None, "not before it asks again"
+        txn.refresh()
+        assert list(txn.scan(table)) == [(b"k", b"theirs"), (b"x", b"theirs")]
+        txn.put(table, b"k", b"last")
+        assert txn.get(table, b"k") == b"last"
+        with pytest.raises(WritersUnfinished, match="read"):
+            txn.commit(receipts=[])
+        assert txn.commit(receipts=[part.finish()]).counts.left_out == 1
+    with bank.snapshot() as now:
+        assert dict(now.scan(table)) == {b"k": b"last", b"x": b"theirs"}
+    with pytest.raises(InvalidArgument, match="own or all"):
+        bank.begin(writers="none")  # type: ignore[arg-type]

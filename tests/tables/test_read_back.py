@@ -21,7 +21,8 @@ from anabranch.errors import NotAuthorized, NotReady, TransactionAborted
 from anabranch.ports import TopicPartition
 from anabranch.processors.streams import cleanup as moving
 from anabranch.schemas import records as r
-from anabranch.tables.own_writes import Written
+from anabranch.tables import own_writes
+from anabranch.tables.own_writes import Local, Written
 from anabranch.tables.read_back import ReadBack
 from anabranch.topics.names import journal_topic
 from tests.client import world as worlds
@@ -265,3 +266,28 @@ def test_a_joined_writer_reads_its_own_alone(world: World) -> None:
         play.get(b"a")
     own.close()
     own.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_own_rows_that_are_too_many_for_memory(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance, rows = random.Random(f"spilled/{seed}"), dict[bytes, bytes | None]()
+    monkeypatch.setattr(own_writes, "OWN_BYTES", 2_000)
+    monkeypatch.setattr(own_writes, "_AT_ONCE", 3)
+    local = Local()
+    for number in range(300):
+        key = b"%d" % chance.randrange(60)
+        rows[key] = None if chance.random() < 0.2 else b"%d" % number
+        local.put(TABLE, key, rows[key])
+        if number % 20 == 0:
+            low, high = sorted(chance.sample([*sorted(rows), b"", b"a"], 2))
+            found = [(k, row.value) for k, row in local.scan(TABLE, low, high)]
+            assert found == between(rows, low, high)
+            back = [(k, row.value) for k, row in local.scan(TABLE, low, None, reverse=True)]
+            assert back == between(rows, low, None)[::-1]
+            asked = [b"%d" % n for n in range(60)]
+            wanted = [Written(rows[k]) if k in rows else None for k in asked]
+            assert [local.get(TABLE, k) for k in asked] == wanted
+    assert local._spilled is not None
+    assert local.get("bank/other", b"1") is None
+    local.close()
+    local.close()
