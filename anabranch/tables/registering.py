@@ -29,7 +29,7 @@ class Controller(Protocol):
         """The transaction as it is."""
 
     def reading_back(self, part: Part) -> OwnRows:
-        """What the transaction wrote, by this process and by those that finished."""
+        """Rows that the transaction wrote, by this process and by those that finished."""
 
     def entered(self, work: TableWork) -> None:
         """Refuse calls of this client, on this thread, that take effect at once, until it is over."""
