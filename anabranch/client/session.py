@@ -126,14 +126,6 @@ class Session(StreamCalls):
         with _about(token):
             return self.ask(_partition(token), r.Register(token, receipt), r.Registered, deadline)
 
-    def list_runs(
-        self, token: bytes, stream: str, wanted: Sequence[r.RunsWanted], deadline: float
-    ) -> r.RunList:
-        """Places of an open transaction's records: some of those that are wanted, and what is left."""
-        command = r.ListRuns(token, stream, tuple(wanted))
-        with _about(token):
-            return self.ask(_partition(token), command, r.RunList, deadline)
-
     def commit(
         self,
         token: bytes,
