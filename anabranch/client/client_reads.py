@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from anabranch.client.client_streams import entered
 from anabranch.client.handle import Shared
+from anabranch.client.joined_writer import Writer
 from anabranch.client.ports import ClientPorts
+from anabranch.client.reservation import keepalive_ms_of
+from anabranch.client.transaction import Transaction
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.stream_settings import is_table, versions_ms
 from anabranch.errors import InvalidArgument, NotReady, UnsupportedSetting
@@ -39,19 +42,22 @@ if TYPE_CHECKING:
     from anabranch.reading.tasks.standing import ConsumerGroup
     from anabranch.tables.changes import Changes
     from anabranch.tables.indexes import Index
+    from anabranch.tables.read_back import Handle, ReadBack
     from anabranch.tables.replica import Replica
 
 
 class _Controller:
     """The calls of a client that a replica makes: its `SafeTimes` and `Commits`."""
 
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
+    def __init__(self, shared: Shared, ports: ReaderPorts) -> None:
+        self._shared, self._ports = shared, ports
         self.deadline = shared.deadline
         session = shared.session
         self.random64, self.resolve = session.random64, session.resolve
         self.locked_shot = session.locked_shot
         self.entered = partial(entered, shared)
+        self.lock_reads, self.state = session.lock_reads, session.state
+        self.one_shot_bytes = shared.one_shot_bytes
 
     def new_txn_id(self, scope: str, deadline: float) -> bytes:
         self._shared.check()
@@ -73,6 +79,22 @@ class _Controller:
 
     def base(self, table: str, deadline: float) -> BaseRow | None:
         return self._shared.session.describe(table, deadline).base
+
+    def oldest_snapshot(self, table: str, deadline: float) -> int:
+        return self._shared.session.describe(table, deadline).oldest_snapshot
+
+    def opening(self, scope: str, keepalive: float, snapshot: int) -> Transaction:
+        keepalive_ms = keepalive_ms_of(keepalive)
+        return Transaction(self._shared, scope, None, keepalive_ms, snapshot=snapshot)
+
+    def reading_back(self, part: Handle) -> ReadBack:
+        from anabranch.tables.read_back import ReadBack
+
+        shared = self._shared
+        return ReadBack(part, shared.session, self._ports, lambda: shared.deadline(None))
+
+    def join(self, token: bytes, heartbeat: bool, label: str) -> Writer:
+        return Writer(self._shared, token, heartbeat=heartbeat, label=label)
 
 
 class Reading:
@@ -313,7 +335,7 @@ class Reading:
             else:
                 self._check_tables([table], deadline)
             if until is not None:
-                controller = _Controller(shared)
+                controller = _Controller(shared, self._readers().ports)
                 safe, last = controller.safe([table], asked or controller.last_timestamp, deadline)
                 end = End(asked or safe, last[table])
                 timeout = shared.timeout if timeout is None else timeout
@@ -339,7 +361,7 @@ class Reading:
         session = self._shared.session
         names = streams_of(tables)
         session.check_together(names, deadline)
-        controller = _Controller(self._shared)
+        controller = _Controller(self._shared, ports)
         found = self._check_tables(names, deadline)
         kept = [versions_ms(settings) for settings in found]
         return Replica(

@@ -24,6 +24,7 @@ from anabranch.client.session import Session
 from anabranch.core.ids import check_type, is_state
 from anabranch.core.receipts import left_behind
 from anabranch.core.stream_states import ACTIVE, FORGOTTEN, WAITING
+from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -336,6 +337,14 @@ class Handle:
         if self._session.now() >= deadline:
             raise NotReady(f"{stream}: {missing}") from missing
 
+    @property
+    def identity(self) -> tuple[bytes, int]:
+        """The token, and the writer. `IllegalState`: it is not open; as `write`: it is over."""
+        self._check_not_over()
+        if self._token is None or self._account is None:
+            raise IllegalState("the transaction is not open")
+        return self._token, self._account.writer
+
     # -- its end --------------------------------------------------------------------------------------
 
     def _end(self, error: AnabranchError) -> None:
@@ -361,6 +370,8 @@ class Handle:
             return
         if outcome.state == "COMMITTED":
             self._end(AlreadyCommitted("the transaction was committed elsewhere"))
+        elif outcome.broken is not None:
+            self._end(locks_broken(outcome.broken))
         else:
             why = outcome.reason or outcome.state
             self._end(TransactionAborted(f"the transaction is aborted ({why}): begin a new one"))
@@ -393,20 +404,6 @@ def check_taken(outcome: Outcome, own: Iterable[Receipt], txn_id: bytes | None) 
 def pairs_of(event: Event) -> RecordHeaders | None:
     """The headers of a one-shot's event, as journals take them."""
     return [(h.key, h.value) for h in event.headers] if event.headers else None
-
-
-def place_null_keys(shared: Shared, events: list[Event], deadline: float) -> None:
-    """Spread a one-shot's events without a key over the segments, as far as the layout is known."""
-    turn: dict[str, int] = {}
-    for i, event in enumerate(events):
-        if event.key is None and event.segment_id == -1:
-            layout = shared.layouts.get(event.stream)
-            if layout is None:
-                info = shared.session.describe(event.stream, deadline)
-                layout = shared.layouts[event.stream] = info.segments
-            check_layout(event.stream, layout)
-            at = turn.setdefault(event.stream, shared.session.random64() % len(layout))
-            events[i] = event._replace(segment_id=layout[at % len(layout)].segment_id)
 
 
 def _again(error: AnabranchError) -> AnabranchError:

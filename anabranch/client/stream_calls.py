@@ -9,7 +9,8 @@ from typing import Any
 from anabranch.client.exchange import FIRST_RETRY_S, LONGEST_RETRY_S, Exchange, T
 from anabranch.client.ports import ClientPorts
 from anabranch.core.hybrid_time import to_text, to_us
-from anabranch.core.ids import DIRECTORY, check_scope, split_stream
+from anabranch.core.ids import DIRECTORY, check_scope, control_partition_of, split_stream
+from anabranch.core.tokens import id_named
 from anabranch.errors import (
     CrossScope,
     DeadlineExceeded,
@@ -161,6 +162,13 @@ class StreamCalls(Exchange):
                 "clock, more than the timeout; ask later, or for now"
             )
         return self.safe_time(scope, wanted, deadline)
+
+    def list_runs(
+        self, token: bytes, stream: str, wanted: Sequence[r.RunsWanted], deadline: float
+    ) -> r.RunList:
+        """Places of an open transaction's records: some of those that are wanted, and what is left."""
+        there = control_partition_of(id_named(token))
+        return self.ask(there, r.ListRuns(token, stream, tuple(wanted)), r.RunList, deadline)
 
     def series(self, scope: str, name: str | None, deadline: float) -> list[r.SeriesInfo]:
         """The latest number of one series of a scope, or of all, by name. `UnknownScope`."""

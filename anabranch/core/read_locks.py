@@ -18,6 +18,7 @@ from crc32c import crc32c
 from anabranch.core import rows as k
 from anabranch.core.partitioner import position_of
 from anabranch.core.round import StreamCommit
+from anabranch.errors import MalformedRecord
 from anabranch.schemas.records import (
     BrokenLock,
     LockedRange,
@@ -94,12 +95,17 @@ class Keys(NamedTuple):
 
     @classmethod
     def parse(cls, digest: bytes) -> Keys:
-        """The keys of a digest."""
-        (count,) = struct.unpack_from(">I", digest)
-        points = struct.unpack_from(f">{count}q", digest, 4)
+        """The keys of a digest. `MalformedRecord`."""
+        try:
+            (count,) = struct.unpack_from(">I", digest)
+            points = struct.unpack_from(f">{count}q", digest, 4)
+        except struct.error as error:
+            raise MalformedRecord(f"no digest of keys: {error}") from error
         keys, at = [], 4 + 8 * count
         while at < len(digest):
             end = at + 4 + int.from_bytes(digest[at : at + 4], "big")
+            if end > len(digest):
+                raise MalformedRecord("a digest of keys ends in the middle of one")
             keys.append(digest[at + 4 : end])
             at = end
         return cls(points, tuple(keys))

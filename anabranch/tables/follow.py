@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import base_stream
@@ -26,6 +27,28 @@ BATCH_ROWS = 32_768  # a write has so many rows, or bytes, and a block more
 BATCH_BYTES = 8 << 20
 _AT_ONCE = 2000  # history records
 _NO_PREVIOUS = -1
+
+
+class SafeTimes(Protocol):
+    """The controller's word, as a client brings it."""
+
+    @property
+    def last_timestamp(self) -> int:
+        """The highest hybrid time that this client was told of."""
+
+    def safe(
+        self, tables: Sequence[str], at: int, deadline: float
+    ) -> tuple[int, Mapping[str, int]]:
+        """A hybrid time at or above ``at``, 0 being now, and each table's newest commit up to it (0: none).
+
+        Later commits exceed it. Raises: UnknownStream, NotReady (``at`` is still to come at the deadline).
+        """
+
+    def oldest_snapshot(self, table: str, deadline: float) -> int:
+        """The least time as of which the table is promised to be readable, also for open transactions."""
+
+    def base(self, table: str, deadline: float) -> BaseRow | None:
+        """The base that a table begins at now."""
 
 
 class _Table:

@@ -1,232 +1,187 @@
-"""Rows that an open transaction wrote to tables, read back from journals (docs/tables.md, Own writes).
-
-The controller tells which records it accepted and where they lie; a scan of the journal would find rejected ones,
-too, and take a moved copy for the newest. Rows are kept as a replica keeps them, in a temporary folder, with the
-offset that their writer saw as the version: that is the order of the merge, in whichever order they are read.
-"""
+"""The rows that a transaction wrote, which lie over its snapshot: here those of this process."""
 
 from __future__ import annotations
 
 import shutil
+import struct
 import tempfile
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
-from anabranch.batches.journal_refetch import JournalReaders
-from anabranch.batches.records import Record, decode_records
-from anabranch.core.ids import NO_TXN, TXN_HEADER, TXN_ID_SIZE, pack_txn_header
-from anabranch.errors import NotReady
-from anabranch.ports import (
-    Log,
-    LogDenied,
-    LogUnavailable,
-    OffsetOutOfRange,
-    RawBatch,
-    RecordsGone,
-    TopicPartition,
-)
-from anabranch.reading.committed_log import ReaderPorts, client_errors
-from anabranch.schemas import records as r
+from anabranch.schemas.records import WriterAt
 from anabranch.tables.layout import DELETED, THERE
-from anabranch.tables.store import Rows, Store
-from anabranch.topics.names import journal_topic
+from anabranch.tables.rows import Rows
+from anabranch.tables.store import Seen, Store
 
 Writers = Literal["own", "all"]
-BATCH_BYTES = 8 << 20
-_ANSWER_S = 5.0  # the longest that one answer of a broker is waited for
-_PAUSES_S = (0.02, 0.5)  # before runs are asked for again
+OWN_BYTES = 64 << 20  # of rows in memory, about; more of them go to a temporary folder
+_ROW_BYTES = 150
+_AT_ONCE = 4096  # rows
+_BATCH_BYTES = 8 << 20
 _NEWEST = (1 << 63) - 1
-_BEFORE_EPOCH = TXN_ID_SIZE + 8  # bytes of a header: transaction id, writer
+_BY = struct.Struct(
+    ">qq"
+)  # a writer and its receipt's sequence: in place of a row's transaction; 0: this process
+T = TypeVar("T")
 
 
 class Written(NamedTuple):
-    """A row that the transaction wrote. ``value``: None: it deleted it."""
+    """A row that the transaction wrote. ``value`` None: deleted. ``by``: another of its writers, which wrote it."""
 
     value: bytes | None
+    by: WriterAt | None = None
 
 
-class Handle(Protocol):
-    """One writer of a transaction, which `Client.begin` and `Client.join` make."""
+class OwnRows(Protocol):
+    """A transaction's own writes, of this process and of others."""
 
-    def written_to(self, stream: str) -> int:
-        """How many events it wrote to a stream so far."""
+    def get(self, table: str, key: bytes) -> Written | None:
+        """The last write to a key; None: there is none."""
 
-    def acknowledged(self, deadline: float) -> tuple[bytes, r.Receipt]:
-        """A token, and the receipt of all that it wrote, which is acknowledged now. Raises: as its flush."""
+    def scan(
+        self, table: str, low: bytes, high: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, Written]]:
+        """Keys of [low, high) that were written, in their order. Later writes are not seen."""
 
-
-class Places(Protocol):
-    """The controller's word, as a client brings it. Deadlines are monotonic seconds."""
-
-    def list_runs(
-        self, token: bytes, stream: str, wanted: Sequence[r.RunsWanted], deadline: float
-    ) -> r.RunList:
-        """Places of accepted records: some of those that are wanted, and what is left. `NotReady`."""
-
-    def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
-        """A transaction with the receipts of its writers."""
-
-
-class OwnWrites:
-    """The rows that a transaction wrote, the last one of each key. Close it. One thread at a time.
-
-    A table is read when it is asked about first, and again after more writes of the handle. ``writers`` "all":
-    rows of other writers, too, that had finished when the table was read first or when `refresh` was called.
-    """
-
-    def __init__(
-        self, handle: Handle, places: Places, ports: ReaderPorts, writers: Writers = "own"
-    ) -> None:
-        self._handle = handle
-        self._places = places
-        self._ports = ports
-        self._others = writers == "all"
-        self._folder = ""
-        self._store: Store | None = None
-        self._log: Log | None = None
-        self._readers: JournalReaders | None = None
-        self._known: dict[str, int] = {}  # events of the handle in a table when it was read last
-        self._ends: dict[tuple[str, int, int], int] = {}  # table, writer, partition -> read up to
-        self.read_from: dict[int, int] = {}
-        """Writer -> sequence of its receipt. A commit must take these, or later ones: rows of theirs were read."""
-
-    def get(self, table: str, key: bytes, deadline: float) -> Written | None:
-        """The row of a key, if the transaction wrote it. ``deadline``: monotonic seconds, as of all calls.
-
-        Raises: NotReady (ask again), NotAuthorized (the right Read on the journal is missing), TransactionAborted
-        and others as of a flush.
-        """
-        store, number = self._read(table, deadline)
-        found = store.get(number, key, _NEWEST).value
-        return None if found is None else _written(found)
-
-    def rows(
-        self,
-        table: str,
-        low: bytes,
-        high: bytes | None,
-        deadline: float,
-        *,
-        reverse: bool = False,
-    ) -> Iterator[tuple[bytes, bytes | None]]:
-        """The rows of [low, high) that it wrote so far, in order; ``high`` None: to the end. Raises: as `get`."""
-        store, number = self._read(table, deadline)
-        found = store.scan(number, low, high, _NEWEST, reverse=reverse)
-        return ((seen.key, _written(seen.value or DELETED).value) for seen in found)
+    def put(self, table: str, key: bytes, value: bytes | None) -> None:
+        """Note a write of this process."""
 
     def refresh(self) -> None:
-        """Let the next read of each table look for writers that have finished since."""
-        self._known.clear()
+        """Let the next read see the writes of those that have finished since."""
 
     def close(self) -> None:
-        """Delete the folder. Repeating the call is fine."""
-        if self._store is not None:
-            self._store.close()
-            self._store = None
-        if self._log is not None:
-            self._log.close()
-        self._log = self._readers = None
+        """Free all. Repeating the call is fine."""
+
+
+class Scratch:
+    """Rows in a temporary folder, as a replica keeps them: of a key the one with the highest version counts."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="anabranch-own-")
+        self._store = Store(Path(self._folder), "own")
+        self._rows = Rows()
+
+    def add(
+        self,
+        table: str,
+        by: WriterAt | None,
+        version: int,
+        keys: Iterable[bytes | None],
+        values: Iterable[bytes | None],
+    ) -> None:
+        """Lay rows down; those without a value are deletions. `write` lets them be read."""
+        stored = (DELETED if value is None else THERE + value for value in values)
+        whose = _BY.pack(by.writer, by.sequence) if by is not None else bytes(_BY.size)
+        self._rows.add(self._number(table), whose, version, keys, stored)
+        if self._rows.size >= _BATCH_BYTES:
+            self.write()
+
+    def write(self) -> None:
+        """Let all rows be read."""
+        self._store.write(self._rows)
+        self._rows = Rows()
+
+    def get(self, table: str, key: bytes) -> Written | None:
+        found = self._store.get(self._number(table), key, _NEWEST)
+        return None if found.value is None else _written(found)
+
+    def scan(
+        self, table: str, low: bytes, high: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, Written]]:
+        found = self._store.scan(self._number(table), low, high, _NEWEST, reverse=reverse)
+        return ((seen.key, _written(seen)) for seen in found)
+
+    def close(self) -> None:
+        """Delete the folder."""
+        self._store.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # -- reading --------------------------------------------------------------------------------------
-
-    def _read(self, table: str, deadline: float) -> tuple[Store, int]:
-        """Read what is not here yet; the store, and the table's number in it."""
-        if self._store is None:
-            self._folder = tempfile.mkdtemp(prefix="anabranch-own-")
-            self._store = Store(Path(self._folder), "own")
-        mark = self._store.marks.get(table) or self._store.begin(table, "")
-        count = self._handle.written_to(table)
-        if self._known.get(table) != count:
-            token, own = self._handle.acknowledged(deadline)
-            taken = [own]
-            if self._others:
-                state = self._places.state(own.txn_id, token, deadline)
-                taken += [x for x in state.writers if x.finished and x.writer != own.writer]
-            for receipt in taken:
-                self._take(self._store, mark.number, token, receipt, table, deadline)
-            self._known[table] = count
-        return self._store, mark.number
-
-    def _take(
-        self,
-        store: Store,
-        number: int,
-        token: bytes,
-        receipt: r.Receipt,
-        table: str,
-        deadline: float,
-    ) -> None:
-        """Read a writer's rows up to its receipt."""
-        extents = [extent for extent in receipt.extents if extent.stream == table]
-        places = {(table, receipt.writer, e.partition): e for e in extents}
-        wanted = tuple(
-            r.RunsWanted(receipt.writer, e.partition, self._ends.get(place, e.first), e.end)
-            for place, e in places.items()
-            if self._ends.get(place, e.first) < e.end
-        )
-        pause, longest = _PAUSES_S
-        while wanted:
-            told = self._places.list_runs(token, table, wanted, deadline)
-            try:
-                with client_errors():
-                    self._lay(store, number, receipt.txn_id, table, told.runs)
-            except _Moved as moved:
-                # The next answer has its new place.
-                if self._ports.clock.monotonic() + pause >= deadline:
-                    raise NotReady(f"rows of {table} can't be read back: {moved}") from moved
-                self._ports.clock.sleep(pause)
-                pause = min(2 * pause, longest)
-            else:
-                wanted = told.more
-        self._ends.update({place: e.end for place, e in places.items()})
-        if extents:
-            self.read_from[receipt.writer] = receipt.sequence
-
-    def _lay(
-        self, store: Store, number: int, txn_id: bytes, table: str, runs: Iterable[r.RunPlace]
-    ) -> None:
-        """Lay runs down. `_Moved`: one of them is not there any more; all may be laid down again."""
-        if self._log is None:
-            self._log = self._ports.open_log(_ANSWER_S)
-        readers = self._readers = self._readers or JournalReaders(self._log)
-        topic = journal_topic(table)
-        last: RawBatch | None = None
-        records: list[Record] = []
-        rows = Rows()
-        for run in sorted(runs, key=lambda run: (run.partition, run.batch_base, run.at)):
-            try:
-                batch = readers.of(TopicPartition(topic, run.partition)).batch(run.batch_base)
-            except (OffsetOutOfRange, RecordsGone, LogUnavailable) as error:
-                if isinstance(error, LogDenied):
-                    raise
-                raise _Moved(error) from error
-            if last is None or batch.data is not last.data:
-                last, records = batch, decode_records(batch.data)
-            at = bisect_left(records, run.at, key=lambda record: record.offset)
-            there = records[at : at + run.records]
-            if len(there) < run.records or not _is_of(there[0], txn_id, run.writer):
-                raise _Moved(f"others stand at {run.at} of {topic}[{run.partition}]")
-            values = (DELETED if x.value is None else THERE + x.value for x in there)
-            rows.add(number, NO_TXN, run.first + 1, (x.key for x in there), values)
-            if rows.size >= BATCH_BYTES:
-                store.write(rows)
-                rows = Rows()
-        store.write(rows)
+    def _number(self, table: str) -> int:
+        return (self._store.marks.get(table) or self._store.begin(table, "")).number
 
 
-class _Moved(Exception):
-    """Records are not where they were."""
+def _written(seen: Seen) -> Written:
+    by, data = WriterAt(*_BY.unpack(seen.txn_id)), seen.value or DELETED
+    return Written(data[1:] if data[:1] == THERE else None, by if by.writer else None)
 
 
-def _is_of(record: Record, txn_id: bytes, writer: int) -> bool:
-    own = pack_txn_header(txn_id, writer, 0)[:_BEFORE_EPOCH]
-    return any(
-        name == TXN_HEADER and (value or b"").startswith(own) for name, value in record.headers
-    )
+class Local:
+    """The writes of this process: in memory, and what is too much for that in a temporary folder."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[bytes, bytes | None]] = {}
+        self._keys: dict[str, list[bytes]] = {}  # rising
+        self._bytes = 0
+        self._spilled: Scratch | None = None
+        self._spills = 0
+
+    def get(self, table: str, key: bytes) -> Written | None:
+        rows = self._rows.get(table, {})
+        if key in rows:
+            return Written(rows[key])
+        return None if self._spilled is None else self._spilled.get(table, key)
+
+    def scan(
+        self, table: str, low: bytes, high: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, Written]]:
+        keys = self._keys.get(table, [])
+        end = len(keys) if high is None else bisect_left(keys, high)
+        found = keys[bisect_left(keys, low) : end]
+        rows = self._rows.get(table, {})
+        mine = iter([(key, Written(rows[key])) for key in (found[::-1] if reverse else found)])
+        if self._spilled is None:
+            return mine
+        return merged(self._spilled.scan(table, low, high, reverse=reverse), mine, reverse)
+
+    def put(self, table: str, key: bytes, value: bytes | None) -> None:
+        rows = self._rows.setdefault(table, {})
+        self._bytes += len(value or b"") - len(rows.get(key) or b"")
+        if key not in rows:
+            insort(self._keys.setdefault(table, []), key)
+            self._bytes += len(key) + _ROW_BYTES
+        rows[key] = value
+        if self._bytes > OWN_BYTES:
+            self._spill()
+
+    def refresh(self) -> None:
+        """No other's writes are here."""
+
+    def _spill(self) -> None:
+        self._spilled = self._spilled or Scratch()
+        self._spills += 1
+        for table, rows in self._rows.items():
+            keys = list(rows)
+            for at in range(0, len(keys), _AT_ONCE):
+                some = keys[at : at + _AT_ONCE]
+                self._spilled.add(table, None, self._spills, some, (rows[key] for key in some))
+        self._spilled.write()
+        self._rows.clear()
+        self._keys.clear()
+        self._bytes = 0
+
+    def close(self) -> None:
+        if self._spilled is not None:
+            self._spilled.close()
+            self._spilled = None
 
 
-def _written(found: bytes) -> Written:
-    return Written(found[1:] if found[:1] == THERE else None)
+def merged(
+    under: Iterator[tuple[bytes, T]], over: Iterator[tuple[bytes, T]], reverse: bool
+) -> Iterator[tuple[bytes, T]]:
+    """Rows with others over them, in order."""
+    theirs, ours = next(under, None), next(over, None)
+    while theirs is not None or ours is not None:
+        if theirs is not None and (ours is None or _first(theirs[0], ours[0], reverse)):
+            yield theirs
+            theirs = next(under, None)
+        elif ours is not None:
+            if theirs is not None and theirs[0] == ours[0]:
+                theirs = next(under, None)
+            yield ours
+            ours = next(over, None)
+
+
+def _first(one: bytes, other: bytes, reverse: bool) -> bool:
+    return one > other if reverse else one < other

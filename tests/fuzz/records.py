@@ -13,6 +13,7 @@ from anabranch.core.ids import (
     txn_text,
     unpack_txn_header,
 )
+from anabranch.core.read_locks import Keys
 from anabranch.core.rows import epoch_key, name_key, split_key, txn_key, writer_key
 from anabranch.core.tokens import Token, is_genuine, make, narrow, peek
 from anabranch.errors import InvalidArgument, InvalidToken, MalformedRecord, UnsupportedVersion
@@ -83,6 +84,17 @@ def _token_seeds() -> list[bytes]:
     ]
 
 
+def _digests() -> Run:
+    def run(data: bytes) -> None:
+        assert Keys.parse(data).to_bytes() == data
+
+    return run
+
+
+def _digest_seeds() -> list[bytes]:
+    return [Keys.of(b"k%d" % n for n in range(count)).to_bytes() for count in (0, 1, 5, 200)]
+
+
 def _ids() -> Run:
     def run(data: bytes) -> None:
         text = data.decode("utf-8", "replace")
@@ -118,5 +130,6 @@ TARGETS = (
         inputs=300,
     ),
     Target("txn-ids", lambda: [txn_text(_TXN_ID).encode()], _ids, (InvalidArgument,)),
+    Target("digests", _digest_seeds, _digests, (MalformedRecord,)),
     Target("status-keys", _status_keys, lambda: split_key, (MalformedRecord,), inputs=300),
 )

@@ -14,13 +14,23 @@ from rocksdict import WriteBatch
 from anabranch.core.decisions import decide
 from anabranch.core.decisions.commits import locks as judging
 from anabranch.core.decisions.commits import one_shot as shots
+from anabranch.core.decisions.commits import registered
 from anabranch.core.journal.index import JournalIndex
-from anabranch.core.read_locks import Keys, WindowDraft, Windows, Write, fingerprint, write_of
+from anabranch.core.read_locks import (
+    Hits,
+    Keys,
+    Registered,
+    WindowDraft,
+    Windows,
+    Write,
+    fingerprint,
+    write_of,
+)
 from anabranch.core.round import NewEpoch, StreamCommit
 from anabranch.errors import AnabranchError, LocksBroken
 from anabranch.ports import LogError
 from anabranch.processors import controller, index_journals
-from anabranch.schemas.records import LookAgain, OneShot
+from anabranch.schemas.records import BrokenLock, LookAgain, OneShot, TxnRow
 from anabranch.tables.follow import Follower
 from anabranch.tables.layout import DELETED, ROW, table_prefix
 from anabranch.tables.locks import Locks
@@ -194,6 +204,73 @@ def complete_by_another() -> Planted:
 def seen_by_another() -> Planted:
     """A replica is complete as soon as one of its tables is."""
     return patch.object(Follower, "timestamp", property(lambda its: max(its.complete.values())))
+
+
+def registered_never_broken() -> Planted:
+    """Commits are not held against registered locks."""
+    return patch.object(judging, "hold_against", lambda *_: None)
+
+
+def broken_not_logged() -> Planted:
+    """A registered lock that is broken is not marked as that, unless the transaction ends with it."""
+    real = TxnRow._replace
+
+    def replaced(row: TxnRow, **changes: Any) -> TxnRow:
+        return real(row, **{name: value for name, value in changes.items() if name != "broken"})
+
+    return patch.object(TxnRow, "_replace", replaced)
+
+
+def registered_breaks_itself() -> Planted:
+    """A transaction's own writes break its registered locks."""
+    real = Registered.hits
+    return patch.object(
+        Registered, "hits", lambda its, table, write, _: real(its, table, write, b"")
+    )
+
+
+def doubts_dropped() -> Planted:
+    """A commit that may have broken a registered lock, which is not sure, makes no look due."""
+    real = Registered.hits
+    return patch.object(
+        Registered, "hits", lambda its, *given: real(its, *given)._replace(doubted=set())
+    )
+
+
+def what_is_not_sure_breaks() -> Planted:
+    """A commit that may have broken a registered lock is taken to have broken it."""
+    real = Registered.hits
+
+    def hits(its: Registered, table: str, write: Write, by: bytes) -> Hits:
+        found = real(its, table, write, by)
+        broken = {
+            txn_id: BrokenLock(table, b"", None, write.timestamp, by) for txn_id, _ in found.doubted
+        }
+        return Hits(broken | found.broken, set())
+
+    return patch.object(Registered, "hits", hits)
+
+
+def sets_not_looked_at() -> Planted:
+    """A commit takes locks that nobody looked at."""
+    return patch.object(registered, "to_look_at", lambda *_: None)
+
+
+def told_before_the_look() -> Planted:
+    """A process vouches for locks that it registered without looking."""
+    return patch.object(Locks, "look", lambda *_: None)
+
+
+def left_out_forgotten() -> Planted:
+    """Only the locks of one writer of a transaction are kept."""
+    real = Registered.derive
+
+    def derive(its: Registered, txn_id: bytes, identifier: bytes, row: Any) -> None:
+        first = next(iter(its.of(txn_id).looked), None)
+        if first is None or identifier.startswith(first.to_bytes(8, "big", signed=True)):
+            real(its, txn_id, identifier, row)
+
+    return patch.object(Registered, "derive", derive)
 
 
 class _Late:

@@ -61,6 +61,7 @@ class Truth:
         self._tables = tables
         self.last_timestamp = 0
         self._known: dict[str, dict[int, dict[bytes, bytes | None]]] = {}
+        self.oldest = 0  # snapshot of open transactions
 
     def versions(self, table: str) -> Versions:
         """All of a table, by its COMMIT records alone; also what was deleted since the last call."""
@@ -89,6 +90,9 @@ class Truth:
     def last(self, table: str, at: int) -> int:
         self.versions(table)
         return max((time for time in self._known[table] if time <= at), default=0)
+
+    def oldest_snapshot(self, table: str, _deadline: float) -> int:
+        return self.oldest
 
     def safe(
         self, tables: Sequence[str], at: int, _deadline: float

@@ -15,13 +15,15 @@ from anabranch.client.session import Session
 from anabranch.client.transaction import Transaction
 from anabranch.core.decisions.cleanup import Lying, runs_to_move
 from anabranch.core.decisions.turn import Settings, Turn
-from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE, pack_txn_header
+from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE, pack_txn_header, unpack_txn_header
 from anabranch.core.journal.usage import Place
 from anabranch.errors import NotAuthorized, NotReady, TransactionAborted
 from anabranch.ports import TopicPartition
 from anabranch.processors.streams import cleanup as moving
 from anabranch.schemas import records as r
-from anabranch.tables.own_writes import OwnWrites, Written
+from anabranch.tables import own_writes
+from anabranch.tables.own_writes import Local, Written
+from anabranch.tables.read_back import ReadBack
 from anabranch.topics.names import journal_topic
 from tests.client import world as worlds
 from tests.client.world import World
@@ -47,8 +49,16 @@ class Play:
     def __init__(self, world: World, seed: object, writers: Any) -> None:
         self.world, self.chance = world, random.Random(f"own/{seed}")
         self.txn: Transaction = world.client.begin("bank", keepalive=36_000)
-        self.own = OwnWrites(self.txn, world.client._session, reader_ports(world), writers)
-        self.count = 0
+        self.own = self.reading(self.txn, writers)
+        self.count, self.patience = 0, 30.0
+        self.wrote: dict[bytes, int] = {}  # by whom the rows of the commit are
+
+    def reading(
+        self, handle: Transaction | Writer, writers: Any = "own", places: Any = None
+    ) -> ReadBack:
+        places = places or self.world.client._session
+        ports, clock = reader_ports(self.world), self.world.clock
+        return ReadBack(handle, places, ports, lambda: clock.monotonic() + self.patience, writers)
 
     def write(self, by: Transaction | Writer, count: int) -> dict[bytes, bytes | None]:
         rows: dict[bytes, bytes | None] = {}
@@ -89,14 +99,11 @@ class Play:
         return sum(len(row.runs) for row in txn.moved.values())
 
     def rows(self, low: bytes = b"", high: bytes | None = None, **how: Any) -> list[Any]:
-        return list(self.own.rows(TABLE, low, high, self.deadline, **how))
+        found = self.own.scan(TABLE, low, high, **how)
+        return [(key, row.value) for key, row in found]
 
     def get(self, key: bytes) -> Written | None:
-        return self.own.get(TABLE, key, self.deadline)
-
-    @property
-    def deadline(self) -> float:
-        return self.world.clock.monotonic() + 30
+        return self.own.get(TABLE, key)
 
     def committed(self, *receipts: Any) -> dict[bytes, bytes | None]:
         """Commit; the last row of each key that the merge brought."""
@@ -107,6 +114,7 @@ class Play:
             ids = [value for name, value in event.headers if name == TXN_HEADER]
             if ids and (ids[0] or b"")[:TXN_ID_SIZE] == self.txn.txn_id:
                 found[event.key or b""] = event.value
+                self.wrote[event.key or b""] = unpack_txn_header(ids[0] or b"")[1]
         return found
 
 
@@ -118,6 +126,7 @@ def between(rows: dict[bytes, bytes | None], low: bytes, high: bytes | None) -> 
 def test_all_that_finished_writers_wrote(world: World, seed: int) -> None:
     """The merge is the judge: under scalings, moves, rejected records, and reads in between."""
     play = Play(world, seed, "all")
+    sequences: dict[int, int] = {}
     moved = 0
     for step in range(play.chance.randint(4, 9)):
         writer = play.join()
@@ -135,26 +144,28 @@ def test_all_that_finished_writers_wrote(world: World, seed: int) -> None:
         if play.chance.random() < 0.5:
             play.own.refresh()
             play.get(play.chance.choice(KEYS))
-            sequence = finished.record.sequence if finished.events else None
-            assert play.own.read_from.get(finished.writer) == sequence
+        sequences[finished.writer] = finished.record.sequence
         moved = max(moved, play.moved)
     unfinished = play.join()
     play.write(unfinished, 9)
     unfinished.flush()
     play.own.refresh()
-    found = play.rows()
+    found = dict(play.own.scan(TABLE, b"", None))
     low, high = sorted(play.chance.sample(KEYS, 2))
     some, back = play.rows(low, high), play.rows(low, None, reverse=True)
     each = {key: play.get(key) for key in KEYS}
-    taken = [x for x in world.client.state(play.txn.token("all")).writers if x.finished]
-    rows = play.committed(*taken)
-    assert found == between(rows, b"", None)
+    rows = play.committed(
+        *(x for x in world.client.state(play.txn.token("all")).writers if x.finished)
+    )
+    by = {
+        w: None if w == play.writer else r.WriterAt(w, sequences.get(w, 0))
+        for w in play.wrote.values()
+    }
+    assert found == {k: Written(rows[k], by[play.wrote[k]]) for k in rows}
+    assert list(found) == sorted(rows)
     assert some == between(rows, low, high)
     assert back == between(rows, low, None)[::-1]
-    assert each == {k: Written(rows[k]) if k in rows else None for k in KEYS}
-    assert unfinished._account is not None
-    assert unfinished._account.writer not in play.own.read_from
-    assert {x.writer for x in taken} | {play.writer} >= play.own.read_from.keys()
+    assert each == {k: found.get(k) for k in KEYS}
     assert moved or seed % 3, "the case is not met"
     play.own.close()
 
@@ -178,7 +189,7 @@ class Places:
 def test_a_run_that_moves_before_it_is_read_is_asked_for_again(world: World) -> None:
     play = Play(world, "moves", "own")
     places = Places(world.client._session)
-    play.own = OwnWrites(play.txn, places, reader_ports(world))
+    play.own = play.reading(play.txn, places=places)
     wrote = play.write(play.txn, 9)
     play.txn.flush()
 
@@ -210,8 +221,9 @@ def test_a_run_that_moves_before_it_is_read_is_asked_for_again(world: World) -> 
     log, topic = world.cluster.log("gone"), journal_topic(TABLE)
     both = [TopicPartition(topic, partition) for partition in (0, 1)]
     places.after = lambda: log.delete_records(log.end_offsets(both, committed=False))
+    play.patience = 3.0
     with pytest.raises(NotReady, match="can't be read back"):
-        play.own.get(TABLE, b"a", world.clock.monotonic() + 3)
+        play.get(b"a")
 
 
 def test_a_moved_copy_behind_a_later_write_is_not_the_newest(
@@ -237,24 +249,45 @@ def test_a_joined_writer_reads_its_own_alone(world: World) -> None:
     play = Play(world, "joined", "own")
     play.write(play.txn, 5)
     with world.client.join(play.txn.token()) as writer:
-        own = OwnWrites(writer, world.client._session, reader_ports(world))
-        assert own.get(TABLE, b"a", play.deadline) is None
-        assert own.read_from == {}
+        own = play.reading(writer)
+        assert own.get(TABLE, b"a") is None
         writer.write(TABLE, b"1", b"a")
         writer.write(TABLE, None, b"b")
-        assert own.get(TABLE, b"a", play.deadline) == Written(b"1")
-        assert own.get(TABLE, b"b", play.deadline) == Written(None)
-        finished = writer.finish()
+        assert own.get(TABLE, b"a") == Written(b"1")
+        assert own.get(TABLE, b"b") == Written(None)
+        writer.finish()
         own.refresh()
-        assert list(own.rows(TABLE, b"", None, play.deadline)) == [(b"a", b"1"), (b"b", None)]
-        assert own.read_from == {finished.writer: finished.record.sequence}
-    strange = OwnWrites(
-        world.client.join(play.txn.token()), world.client._session, reader_ports(world), "all"
-    )
+        assert list(own.scan(TABLE, b"", None)) == [(b"a", Written(b"1")), (b"b", Written(None))]
+    strange = play.reading(world.client.join(play.txn.token()), "all")
     with pytest.raises(NotAuthorized, match="state"):
-        strange.get(TABLE, b"a", play.deadline)
+        strange.get(TABLE, b"a")
     play.txn.abort()
     with pytest.raises(TransactionAborted):
         play.get(b"a")
     own.close()
     own.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_own_rows_that_are_too_many_for_memory(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance, rows = random.Random(f"spilled/{seed}"), dict[bytes, bytes | None]()
+    monkeypatch.setattr(own_writes, "OWN_BYTES", 2_000)
+    monkeypatch.setattr(own_writes, "_AT_ONCE", 3)
+    local = Local()
+    for number in range(300):
+        key = b"%d" % chance.randrange(60)
+        rows[key] = None if chance.random() < 0.2 else b"%d" % number
+        local.put(TABLE, key, rows[key])
+        if number % 20 == 0:
+            low, high = sorted(chance.sample([*sorted(rows), b"", b"a"], 2))
+            found = [(k, row.value) for k, row in local.scan(TABLE, low, high)]
+            assert found == between(rows, low, high)
+            back = [(k, row.value) for k, row in local.scan(TABLE, low, None, reverse=True)]
+            assert back == between(rows, low, None)[::-1]
+            asked = [b"%d" % n for n in range(60)]
+            wanted = [Written(rows[k]) if k in rows else None for k in asked]
+            assert [local.get(TABLE, k) for k in asked] == wanted
+    assert local._spilled is not None
+    assert local.get("bank/other", b"1") is None
+    local.close()
+    local.close()
