@@ -8,16 +8,13 @@ from dataclasses import dataclass, field
 from anabranch.batches.format import crc_of, read_header
 from anabranch.batches.framing import Kind, scan_batch
 from anabranch.batches.framing import Run as FramingRun
-from anabranch.batches.records import decode_records
 from anabranch.core.ids import NO_TXN, unpack_txn_header
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.journal.runs import Run
 from anabranch.core.overlay import Overlay
-from anabranch.core.read_locks import Keys
 from anabranch.core.state import State
 from anabranch.ports import CorruptBatch, Fetched, RawBatch
 
-DIGESTED_RECORDS = 1024  # batches of tables with more are not looked through for their keys
 _PLAIN_HEADER = (NO_TXN, 0, -1)  # in place of a missing ab.txn header
 
 
@@ -50,9 +47,7 @@ def index_fetched(
         if copy in index.copies:
             index.copies.discard(copy)
             continue  # the index knows it already
-        scanned = scan(batch)
-        if stream in state.tables:
-            _digest(batch, scanned)
+        scanned = scan(batch, digests=stream in state.tables)
         runs += scanned.runs
         plain += scanned.plain
         if counting:
@@ -66,11 +61,11 @@ def index_fetched(
         changes.set(key, value)
 
 
-def scan(batch: RawBatch) -> Scanned:
+def scan(batch: RawBatch, *, digests: bool = False) -> Scanned:
     """Cut a batch into runs.
 
     Batches of native transactions hold the controller's participant ops, which decide nothing, or a raw
-    client's records, which are rejected: they may be aborted after they were read.
+    client's records, which are rejected: they may be aborted after they were read. ``digests``: of a table.
     """
     out = Scanned()
     native = dense = False
@@ -79,7 +74,7 @@ def scan(batch: RawBatch) -> Scanned:
         native, dense = header.is_transactional, header.is_dense
     except CorruptBatch:
         pass  # its one run has the reason
-    found = scan_batch(batch)
+    found = scan_batch(batch, digests=digests)
     for run in found:
         if run.kind is Kind.OP:
             if not native:
@@ -94,21 +89,6 @@ def scan(batch: RawBatch) -> Scanned:
         else:
             out.rejected[_REASONS.get(run.kind, "bad_header")] += run.records
     return out
-
-
-def _digest(batch: RawBatch, scanned: Scanned) -> None:
-    """Note which keys the runs write. Bigger batches are left: to read each key in Python would hold others up."""
-    count = sum(run.records for run in (*scanned.runs, *scanned.plain))
-    if not 0 < count <= DIGESTED_RECORDS:
-        return
-    try:
-        keys = {record.offset: record.key for record in decode_records(batch.data)}
-    except CorruptBatch:
-        return  # a run of it is rejected, and the others' keys are not known
-    for runs in (scanned.runs, scanned.plain):
-        for at, run in enumerate(runs):
-            its = Keys.of(keys.get(offset) for offset in range(run.first, run.end))
-            runs[at] = run._replace(digest=its.to_bytes())
 
 
 def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pure: bool) -> Run:
@@ -131,6 +111,7 @@ def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pu
         pure=pure,
         batch_crc=crc_of(batch.data),
         keyless=run.keyless,
+        digest=run.digest,
     )
 
 

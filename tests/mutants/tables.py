@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,6 @@ from anabranch.core.read_locks import Keys, WindowDraft, Write, fingerprint, wri
 from anabranch.core.round import StreamCommit
 from anabranch.errors import AnabranchError
 from anabranch.ports import LogError
-from anabranch.processors import index_journals
 from anabranch.schemas.records import LookAgain, OneShot
 from anabranch.tables.follow import Follower
 from anabranch.tables.locks import Locks
@@ -42,12 +41,14 @@ def journals_unknown() -> Planted:
 
 def digests_lack() -> Planted:
     """A digest of a journal's run lacks its lowest key."""
-    real = Keys.of
+    real = Keys.to_bytes
 
-    def of(keys: Iterable[bytes | None]) -> Keys:
-        return real(sorted({key for key in keys if key is not None})[1:])
+    def to_bytes(its: Keys) -> bytes:
+        lowest = {fingerprint(key) for key in its.keys[:1]}
+        points = [point for point in its.points if point not in lowest]
+        return real(Keys(points, its.keys[len(lowest) :]))
 
-    return patch.object(index_journals, "Keys", SimpleNamespace(of=of))
+    return patch.object(Keys, "to_bytes", to_bytes)
 
 
 def judged_again() -> Planted:

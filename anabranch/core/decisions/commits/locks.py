@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.journal.runs import StoredRun
 from anabranch.core.read_locks import write_of
 from anabranch.core.round import StreamCommit
 from anabranch.errors import InvalidArgument
@@ -22,24 +23,23 @@ from anabranch.schemas.records import (
 )
 
 
-def merge(turn: Turn, step: StreamCommit) -> None:
-    """Put a merge into the round; a table's is noted, too, for the locks on it."""
+def merge(
+    turn: Turn, step: StreamCommit, taken: Iterable[tuple[int, Sequence[StoredRun]]] = ()
+) -> None:
+    """Put a merge into the round; a table's is noted, too, for the locks on it.
+
+    ``taken``: the runs of a transaction, by journal partition; carried ones, too.
+    """
     turn.round.history.append(step)
     before = turn.state.tables.get(step.stream)
     if before is not None:
-        turn.windows.add(step.stream, write_of(step, _digests(turn, step)), before.last)
+        digests = (
+            digest
+            for source, runs in (*step.plain, *taken)
+            for digest in turn.index.digests(step.stream, source, step.txn_id, runs)
+        )
+        turn.windows.add(step.stream, write_of(step, digests), before.last)
         turn.put(k.table_key(step.stream), TableRow(step.timestamp))
-
-
-def _digests(turn: Turn, step: StreamCommit) -> list[bytes]:
-    """The digests of the runs that a merge takes; an empty one is not known."""
-    found: list[bytes] = []
-    taken = [(part.source, part.runs) for part in step.parts if part.runs]
-    for source, runs in [*taken, *step.plain]:
-        found += turn.index.digests(step.stream, source, step.txn_id, runs)
-    if any(part.carried for part in step.parts):
-        found.append(b"")
-    return found
 
 
 def judge(turn: Turn, command: OneShot) -> LookAgain | None:

@@ -271,6 +271,7 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
             locks.merge(
                 turn,
                 StreamCommit(plan.txn_id, target.stream, current.stream_epoch, timestamp, parts),
+                [(source.partition, source.runs) for source in target.sources],
             )
         op = JournalOp("FINALIZE_COMMIT", plan.txn_id, target.reference_epoch, timestamp)
         journal_op(turn, target.stream, op)
