@@ -73,6 +73,10 @@ class TooMuchStaged(RetryError):
     """Open transactions have all the bytes in journals that they may: end some, or wait for some to end."""
 
 
+class TooMuchLocked(RetryError):
+    """Open transactions have all the registered locks that they may: end some, or wait for some to end."""
+
+
 class WriteFailed(RetryError):
     """A write was not acknowledged; this writer gives no receipt any more: join again and rewrite."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any
 
-from anabranch.core.ids import ADMIN_LANE, OPEN_LANE, STATE, is_state
+from anabranch.core.ids import ADMIN_LANE, NO_TXN, OPEN_LANE, STATE, is_state
 from anabranch.errors import NotAuthorized
 from anabranch.schemas import records as r
 
@@ -217,6 +218,8 @@ RULES: Mapping[type, Rule] = {
     r.ListTransactions: _list_transactions,
     r.ListOpen: _list_open,
     r.LabelWriter: _by_transaction,
+    r.LockReads: _by_transaction,  # and its decision: safe-time on each table
+    r.ListLocks: _by_transaction,
     r.CreateProcessor: _processor,
     r.Take: _processor,
     r.Release: _processor,
@@ -246,6 +249,15 @@ def operates(state: State, lane: str, scope: str) -> bool:
 def sees(state: State, lane: str, row: r.TxnRow) -> bool:
     """Whether a lane may know of a transaction without a token of it."""
     return row.owner == lane or operates(state, lane, row.scope)
+
+
+def shown(state: State, lane: str, broken: r.BrokenLock | None) -> r.BrokenLock | None:
+    """A broken lock as a lane may know of it: who broke it, only if the lane may see that transaction."""
+    if broken is None or broken.by == NO_TXN:
+        return broken
+    row = state.txn_row(broken.by)
+    known = row is not None and sees(state, lane, row)
+    return broken if known else replace(broken, by=b"")
 
 
 def check_writes(state: State, row: r.TxnRow, streams: Iterable[str] = ()) -> None:

@@ -71,6 +71,9 @@ PREPARED_EVENTS = Limit(
 LOCKS = Limit(
     10_000, "locks", "a transaction's, points and ranges; lock a range, or read with `lock=False`"
 )
+LOCK_BYTES = Limit(256 << 10, "bytes", "the locks of one `LockReads`; more of them go in several")
+REGISTERED = Limit(1_000_000, "locks", "registered locks of a control partition")
+RANGES = Limit(1_000, "ranges", "registered ranges of a table")
 ROW_KEY = Limit(8 << 10, "bytes", "the key of a table's row")
 PREPARED = Limit(10_000, "transactions", "PREPARED ones of a control partition")
 SCOPES = Limit(10_000, "scopes", "a control partition")
@@ -107,6 +110,7 @@ QUOTAS = {
     "scopes": Limit(100, "scopes", "scopes that a lane made"),
     "streams": Limit(100, "streams", "streams that a lane made"),
     "partitions": Limit(2_000, "partitions", "partitions of streams that a lane made"),
+    "locks": Limit(100_000, "locks", "registered locks of a lane's open transactions"),
     "keepalive": Limit(86_400_000, "ms", "the keepalive of a lane's transactions"),
 }
 
@@ -156,6 +160,11 @@ def weight(answer: object) -> int:
         case r.ProcessorInfo():
             tasks = sum(160 + len(task.holder) + 40 * len(task.positions) for task in answer.tasks)
             return 256 + 160 * len(answer.inputs) + 4 * sum(map(len, answer.stores)) + tasks
+        case r.ReadsLocked():
+            spans = [span for each in answer.locks for span in each.ranges]
+            points = sum(len(each.points) for each in answer.locks)
+            bounds = sum(8 + len(span.low) + len(span.high or b"") for span in spans)
+            return 256 + 64 * len(answer.tables) + 10 * points + bounds
         case r.StreamList():
             return sum(map(weight, answer.streams))
         case r.StreamInfo() | r.Touched():

@@ -1,23 +1,31 @@
-"""Locks on what transactions read of tables, and a leader's window of the writes that may have broken them.
+"""Locks on what transactions read of tables: a leader's window of recent writes, and the registered ones.
 
-Nothing here says that a lock is broken: a controller that is not sure asks the client to look again.
-`docs/tables.md` has the rules.
+By the window alone no lock is broken: a controller that is not sure asks the client to look again. Registered
+locks are rows of open transactions: each commit is held against them. `docs/tables.md` has the rules.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from crc32c import crc32c
 
+from anabranch.core import rows as k
 from anabranch.core.partitioner import position_of
 from anabranch.core.round import StreamCommit
-from anabranch.schemas.records import LockedRange, TableLocks
+from anabranch.schemas.records import (
+    BrokenLock,
+    LockedRange,
+    LookedRow,
+    ReadLockRow,
+    TableLocks,
+    TxnRow,
+)
 
 FEW_KEYS = 64  # of so many keys of a commit each one is held against ranges; of more, their bounds
 FEW_POINTS = 4_096  # of so many writes of a commit each is noted by itself; more are a packed array
@@ -62,6 +70,16 @@ class Write(NamedTuple):
             return keys[-1] >= span.low and (span.high is None or keys[0] < span.high)
         at = bisect_left(keys, span.low)
         return at < len(keys) and (span.high is None or keys[at] < span.high)
+
+    def key_in(self, span: LockedRange) -> bytes | None:
+        """A key of the range that is among them for certain."""
+        at = bisect_left(self.keys, span.low)
+        found = self.keys[at : at + 1]
+        return found[0] if found and (span.high is None or found[0] < span.high) else None
+
+    def key_of(self, point: int) -> bytes:
+        """The key of a fingerprint; empty if it is not known."""
+        return next((key for key in self.keys if fingerprint(key) == point), b"")
 
     @property
     def size(self) -> int:
@@ -299,3 +317,163 @@ def _newest_at(known: Iterable[_Table], timestamp: int) -> int:
         if its.writes and its.writes[0].timestamp <= timestamp:
             break
     return found
+
+
+Owner = tuple[bytes, int]  # transaction, writer
+
+
+@dataclass(slots=True)
+class Sets:
+    """Registered locks of an open transaction, by writer and sequence, and how far each writer's are looked at."""
+
+    rows: dict[tuple[int, int], ReadLockRow] = field(default_factory=dict)
+    looked: dict[int, LookedRow] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(map(count_of, (row.locks for row in self.rows.values())))
+
+    @property
+    def tables(self) -> list[str]:
+        """The locked tables, sorted."""
+        return sorted({each.table for row in self.rows.values() for each in row.locks})
+
+    def numbers(self) -> list[tuple[int, int]]:
+        """(writer, sequence) of all rows."""
+        return [*self.rows, *((writer, 0) for writer in self.looked)]
+
+    def last(self, writer: int) -> int:
+        """The sequence of a writer's last set; 0: it has none."""
+        return max((sequence for its, sequence in self.rows if its == writer), default=0)
+
+
+def count_of(locks: Iterable[TableLocks]) -> int:
+    """The number of points and ranges."""
+    return sum(len(each.points) + len(each.ranges) for each in locks)
+
+
+@dataclass(slots=True)
+class _Locked:
+    """The registered locks on one table. ``owners``: how many each has."""
+
+    points: dict[int, tuple[Owner, ...]] = field(default_factory=dict)
+    ranges: list[tuple[LockedRange, Owner]] = field(default_factory=list)
+    owners: Counter[Owner] = field(default_factory=Counter)
+
+    def put(self, owner: Owner, locks: TableLocks) -> None:
+        alone = (owner,)  # one for all points
+        for point in locks.points:
+            others = self.points.get(point)
+            self.points[point] = alone if others is None else (*others, owner)
+        self.ranges += [(span, owner) for span in locks.ranges]
+        self.owners[owner] += count_of((locks,))
+
+    def take(self, owner: Owner, locks: TableLocks) -> None:
+        for point in locks.points:
+            rest = list(self.points.pop(point))
+            rest.remove(owner)
+            if rest:
+                self.points[point] = tuple(rest)
+        gone = set(locks.ranges)
+        self.ranges = [(s, its) for s, its in self.ranges if its != owner or s not in gone]
+        self.owners[owner] -= count_of((locks,))
+        if not self.owners[owner]:
+            del self.owners[owner]
+
+
+class Hits(NamedTuple):
+    """Transactions whose locks a commit breaks, and writers of others whose locks it may break."""
+
+    broken: dict[bytes, BrokenLock]
+    doubted: set[Owner]
+
+
+@dataclass(slots=True)
+class Registered:
+    """The registered locks of all open transactions: a view of the status log's rows."""
+
+    sets: dict[bytes, Sets] = field(default_factory=dict)
+    snapshots: dict[bytes, int] = field(default_factory=dict)  # of open transactions that read
+    count: int = 0
+    _tables: dict[str, _Locked] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        for kept in (self.sets, self.snapshots, self._tables):
+            kept.clear()
+        self.count = 0
+
+    def of(self, txn_id: bytes) -> Sets:
+        """A transaction's; empty if it has none."""
+        return self.sets.get(txn_id) or Sets()
+
+    def follow(self, txn_id: bytes, row: TxnRow) -> None:
+        """Follow the row of an open transaction. A PREPARED one reads no more."""
+        if row.snapshot and row.state != "PREPARED":
+            self.snapshots[txn_id] = row.snapshot
+        else:
+            self.snapshots.pop(txn_id, None)
+
+    def derive(self, txn_id: bytes, identifier: bytes, row: ReadLockRow | LookedRow | None) -> None:
+        """Follow a row of locks of an open transaction."""
+        writer, sequence = k.read_lock_of(identifier)
+        sets = self.sets.setdefault(txn_id, Sets())
+        former = sets.rows.pop((writer, sequence), None)
+        if former is not None:
+            self._take((txn_id, writer), former)
+        if isinstance(row, ReadLockRow):
+            sets.rows[writer, sequence] = row
+            self.count += count_of(row.locks)
+            for each in row.locks:
+                self._tables.setdefault(each.table, _Locked()).put((txn_id, writer), each)
+        elif isinstance(row, LookedRow):
+            sets.looked[writer] = row
+        elif not sequence:
+            sets.looked.pop(writer, None)
+
+    def _take(self, owner: Owner, row: ReadLockRow) -> None:
+        self.count -= count_of(row.locks)
+        for each in row.locks:
+            self._tables[each.table].take(owner, each)
+            if not self._tables[each.table].owners:
+                del self._tables[each.table]
+
+    def end(self, txn_id: bytes) -> None:
+        """The transaction is over."""
+        self.snapshots.pop(txn_id, None)
+        sets = self.sets.pop(txn_id, None)
+        for (writer, _), row in sets.rows.items() if sets is not None else ():
+            self._take((txn_id, writer), row)
+
+    def ranges(self, table: str) -> int:
+        """How many ranges of a table are locked."""
+        return len(self._tables[table].ranges) if table in self._tables else 0
+
+    def hits(self, table: str, write: Write, by: bytes) -> Hits:
+        """Hold a commit against all locks on a table, but for the transaction's own.
+
+        A fingerprint is taken for the key: two keys share one in 2^64 cases.
+        """
+        hits = Hits({}, set())
+        locked = self._tables.get(table)
+        if locked is None:
+            return hits
+        if write.points is None:
+            hits.doubted.update(locked.owners)
+        few: Iterable[int] = write.points or ()
+        if len(write.points or ()) > len(locked.points):  # 10 million writes are not walked over
+            few = filter(write.has, locked.points)
+        for point in few:
+            for txn_id, _ in locked.points.get(point, ()):
+                if txn_id not in hits.broken:
+                    key = write.key_of(point)
+                    hits.broken[txn_id] = BrokenLock(table, key, None, write.timestamp, by)
+        for span, owner in locked.ranges if write.points else ():
+            key_in = write.key_in(span)
+            if key_in is not None:
+                its = BrokenLock(table, key_in, span, write.timestamp, by)
+                hits.broken.setdefault(owner[0], its)
+            elif write.touches(span):  # between the bounds of a big commit
+                hits.doubted.add(owner)
+        hits.broken.pop(by, None)
+        doubted = {o for o in hits.doubted if o[0] != by and o[0] not in hits.broken}
+        return Hits(hits.broken, doubted)

@@ -7,6 +7,7 @@ the other prefixes.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any
@@ -44,6 +45,7 @@ class Entry(IntEnum):
     YIELDED = 22
     PREPARED = 23
     LABEL = 24
+    READ_LOCK = 25
     GRANT = 32
     AUDIT = 33
     PROCESSOR = 34
@@ -51,7 +53,7 @@ class Entry(IntEnum):
     TABLE = 36
 
 
-_ROWS: dict[Entry, type] = {
+_ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.TERM: r.TermRow,
     Entry.ROUND: r.RoundRow,
     Entry.SCOPE: r.ScopeRow,
@@ -76,12 +78,14 @@ _ROWS: dict[Entry, type] = {
     Entry.YIELDED: r.YieldedRow,
     Entry.PREPARED: r.PreparedRow,
     Entry.LABEL: r.LabelRow,
+    Entry.READ_LOCK: (r.ReadLockRow, r.LookedRow),
     Entry.GRANT: r.GrantRow,
     Entry.AUDIT: r.AuditRow,
     Entry.PROCESSOR: r.ProcessorRow,
     Entry.TASK: r.TaskRow,
     Entry.TABLE: r.TableRow,
 }
+_LOCK = struct.Struct(">qq")  # writer, sequence
 _MANY = 1000  # rows are read over before a scan begins behind them
 _ENTRIES = {int(entry): entry for entry in Entry}  # quicker than Entry(…)
 _TXN = bytes((Entry.TXN,))
@@ -221,6 +225,20 @@ def pending_key(txn_id: bytes) -> bytes:
     return txn_id + bytes((Entry.PENDING_COMMIT,))
 
 
+def read_lock_key(txn_id: bytes, writer: int, sequence: int) -> bytes:
+    """The key of a set of locks; sequence 0: of how far a replica has looked at the writer's."""
+    return txn_id + bytes((Entry.READ_LOCK,)) + _LOCK.pack(writer, sequence)
+
+
+def read_lock_of(identifier: bytes) -> tuple[int, int]:
+    """(writer, sequence) of a set of locks."""
+    try:
+        writer, sequence = _LOCK.unpack(identifier)
+    except struct.error as error:
+        raise MalformedRecord(f"not the key of locks: {identifier.hex()}") from error
+    return int(writer), int(sequence)
+
+
 def yielded_key(txn_id: bytes) -> bytes:
     return txn_id + bytes((Entry.YIELDED,))
 
@@ -264,7 +282,7 @@ def read_row(key: bytes, value: bytes) -> Any:
     except (MalformedRecord, UnsupportedVersion) as error:
         raise foreign(key, error, type(error)) from error
     if not isinstance(row, _ROWS[entry]):
-        raise foreign(key, f"a {type(row).__name__} where {_ROWS[entry].__name__} belongs")
+        raise foreign(key, f"a {type(row).__name__} where a row of {entry.name} belongs")
     if identifier and entry in (Entry.TERM, Entry.ROUND, Entry.SUSPECT):
         raise foreign(key, "bytes too many in the key")
     return row

@@ -19,6 +19,7 @@ from anabranch.core.journal.runs import extents_of
 from anabranch.core.limits import size_of
 from anabranch.core.overlay import Overlay, Rows
 from anabranch.core.partitioner import Layout
+from anabranch.core.read_locks import Registered
 from anabranch.core.rows import Entry
 from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion
@@ -52,6 +53,7 @@ from anabranch.schemas.records import (
 
 _NO_ROUND = RoundRow(0, 0, 0, 0, 0)
 _BY_NAME = {Entry.FORGOTTEN: "forgotten", Entry.LANE: "lanes", Entry.TABLE: "tables"}
+_ALONE = {Entry.TERM: "term", Entry.ROUND: "round", Entry.SUSPECT: "suspect"}
 _BY_NUMBER = {Entry.RETIRED: "_retired", Entry.TASK: "tasks"}
 K = TypeVar("K")
 V = TypeVar("V")
@@ -105,12 +107,12 @@ class State:
         self.deleted: dict[str, ProcessorRow] = {}  # what is left of processors
         self.tasks: dict[tuple[str, int], TaskRow] = {}
         self.tables: dict[str, TableRow] = {}
+        self.locks = Registered()
         self.open: dict[bytes, OpenTxn] = {}
         self.open_of: dict[str, set[bytes]] = {}  # by the lane that made them
         self.committing: dict[bytes, bool] = {}  # open ones with a pending commit; or they are
         self.prepared: dict[bytes, bool] = {}  # … and no round looks at them
-        # Rows of transactions, until later ones replace them.
-        self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}
+        self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}  # until replaced
         self.finished = 0  # transactions that ended since this was made
         self.outcomes = int.from_bytes(rows.get(k.OUTCOMES) or b"", "big")  # finished ones kept
         self._oldest = k.FINISHED  # no derived key of a finished transaction is below
@@ -123,14 +125,12 @@ class State:
         """
         for error in self.unreadable.values():
             raise error
-        self.term = None
-        self.round = _NO_ROUND
-        self.suspect = None
+        self.term, self.round, self.suspect = None, _NO_ROUND, None
         for view in (
             self.scopes, self.scope_owners, self.streams, self.layouts, self.epochs, self.places, self.pins,
             self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.set_aside,
             self.lanes, self.lane_positions, self.grants, self.rights, self.processors, self.deleted,
-            self.tasks, self.tables, self.open, self.open_of, self.committing, self.prepared,
+            self.tasks, self.tables, self.locks, self.open, self.open_of, self.committing, self.prepared,
         ):  # fmt: skip
             view.clear()
         for key, value in k.rows_of_views(self._table.scan):
@@ -200,10 +200,8 @@ class State:
         txn_id, entry, identifier = k.split_key(key)
         if Entry.TXN <= entry < Entry.GRANT:
             self._derive_txn(txn_id, entry, identifier, row)
-        elif entry is Entry.TERM:
-            self.term = row
-        elif entry is Entry.ROUND:
-            self.round = row
+        elif entry in _ALONE:
+            setattr(self, _ALONE[entry], row)
         elif entry is Entry.SCOPE:
             _put(self.scopes, identifier.decode(), row and row.control_partition)
             _put(self.scope_owners, identifier.decode(), row and row.owner)
@@ -219,8 +217,6 @@ class State:
             _put(self.plain_refused, k.numbered(identifier), (row and row.refused) or None)
         elif entry is Entry.LOW_WATER:
             _put(self.low_water, k.numbered(identifier), row and row.offset)
-        elif entry is Entry.SUSPECT:
-            self.suspect = row
         elif entry is Entry.SET_ASIDE:
             _put(self.set_aside, identifier, row)
         elif entry is Entry.LANE_POSITION:
@@ -243,6 +239,7 @@ class State:
                 gone = self.open.pop(txn_id, None)
                 self.committing.pop(txn_id, None)
                 self.prepared.pop(txn_id, None)
+                self.locks.end(txn_id)
                 if gone is not None:
                     self.open_of[gone.row.owner].discard(txn_id)
                 for stream, epoch in gone.participants.items() if gone is not None else ():
@@ -257,6 +254,7 @@ class State:
             return  # finished: its rows stay for later questions
         if entry is Entry.TXN:
             self._note_commit(txn_id, txn)
+            self.locks.follow(txn_id, txn.row)
         elif entry is Entry.PARTICIPANT:
             self._pin(txn, identifier.decode(), row)
         elif entry is Entry.WRITER:
@@ -274,6 +272,8 @@ class State:
             _put(txn.carries, k.numbered(identifier), row)
         elif entry is Entry.MOVED:
             _put(txn.moved, k.numbered_at(identifier), row)
+        elif entry is Entry.READ_LOCK:
+            self.locks.derive(txn_id, identifier, row)
 
     def _note_commit(self, txn_id: bytes, txn: OpenTxn) -> None:
         prepared = txn.row.state == "PREPARED" or None

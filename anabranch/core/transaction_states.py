@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Generic, Literal, TypeVar, get_args
 
+from anabranch.core import hybrid_time
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -18,7 +19,7 @@ from anabranch.errors import (
     OutcomeUnknown,
     TransactionAborted,
 )
-from anabranch.schemas.records import TxnRow, TxnState
+from anabranch.schemas.records import BrokenLock, TxnRow, TxnState
 
 Op = Literal[
     "begin",  # a client begins it (again)
@@ -130,6 +131,7 @@ def born(
     secret: bytes | None = None,
     owner: str,
     consumes: bytes | None = None,
+    snapshot: int = 0,
 ) -> TxnRow:
     """A transaction's first row. ``wall_ms``: now, Unix milliseconds. Does not put it."""
     state = BIRTHS[birth]
@@ -149,6 +151,7 @@ def born(
         secret=secret,
         owner=owner,
         consumes=consumes,
+        snapshot=snapshot,
     )
 
 
@@ -169,6 +172,16 @@ def _illegal(state: TxnState, op: Op, what: str) -> AnabranchError:
             f"the transaction is prepared{said}: a commit or an abort ends it, {op} does not; nothing was changed"
         )
     return IllegalState(f"{op} is impossible in state {state}{said}; nothing was changed")
+
+
+def broken_text(broken: BrokenLock) -> str:
+    """The reason why a transaction can't commit, for people: it does not say who broke its locks."""
+    what = f"{broken.key!r:.100}" if broken.key else "a key"
+    if broken.range is not None:
+        what += f", of the range from {broken.range.low!r:.100}"
+        what += f" to {broken.range.high!r:.100}" if broken.range.high is not None else " on"
+    at = hybrid_time.to_text(broken.timestamp)
+    return f"{broken.table} {what} was read, and written by another at {at}: begin again"
 
 
 TRANSACTIONS: Machine[TxnState, Op] = Machine(get_args(TxnState), _TABLE, _illegal)

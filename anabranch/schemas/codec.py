@@ -68,6 +68,8 @@ TYPES: dict[int, type] = {
     40: r.TruncateStream,
     41: r.ListOpen,
     42: r.LabelWriter,
+    43: r.LockReads,
+    44: r.ListLocks,
     64: r.TermRow,
     65: r.RoundRow,
     66: r.ScopeRow,
@@ -100,6 +102,8 @@ TYPES: dict[int, type] = {
     96: r.JournalOp,
     97: r.EpochRecord,
     98: r.CommitRecord,
+    100: r.ReadLockRow,
+    101: r.LookedRow,
 }
 _CODES = {cls: code for code, cls in TYPES.items()}
 _PREFIX = {cls: bytes((FORMAT_VERSION, code)) for cls, code in _CODES.items()}

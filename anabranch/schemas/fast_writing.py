@@ -16,7 +16,10 @@ _SECRET_SIZE = 32
 MAX_NAME = 256  # longer strings are not remembered
 _NULL = b"\x00"
 END = b"\x00"  # ends an array; an empty array is nothing else
-NOT_PREPARED = b"\x00\x00\x00"  # the last fields of an outcome: 0, no bytes, no tables
+NOT_PREPARED = bytes(
+    5
+)  # the last fields of an outcome: 0, no bytes, no tables, no snapshot, no lock broken
+_UNREAD = bytes(3)  # … of a transaction: no positions, no snapshot, no lock broken
 NOTHING_MORE = b"\x00\x00"  # … and of a one-shot: no positions, no locks
 PLAIN_TAIL = b"\x00\x01"  # an event without headers, with timestamp -1
 STATES: tuple[r.TxnState, ...] = get_args(r.TxnState)
@@ -156,7 +159,7 @@ def _headers(headers: tuple[r.EventHeader, ...]) -> bytes:
 
 def _write_reply(record: r.Reply) -> bytes:
     found = record.result
-    if type(found) is not r.Outcome or found.writers or found[-3:] != (0, b"", ()):
+    if type(found) is not r.Outcome or found.writers or found[-5:] != (0, b"", (), 0, None):
         raise Unusual
     if type(record.correlation_id) is not bytes or type(record.command) is not bytes:
         raise Unusual
@@ -188,7 +191,7 @@ def _write_reply(record: r.Reply) -> bytes:
 
 
 def _write_txn_row(row: r.TxnRow) -> bytes:
-    if row.consumes is not None:
+    if row[-3:] != (None, 0, None):
         raise Unusual
     return b"".join(
         (
@@ -203,7 +206,7 @@ def _write_txn_row(row: r.TxnRow) -> bytes:
             _long(row.commit_timestamp),
             _long(row.committed),
             _losses(row.rejected, row.left_out, row.reason),
-            _optional_secret(row.secret) + _name(row.owner) + _NULL,
+            _optional_secret(row.secret) + _name(row.owner) + _UNREAD,
         )
     )
 

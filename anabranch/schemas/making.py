@@ -35,6 +35,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         OneShot.consumed PendingCommitRow.consumed PendingCommitRow.prepare ProcessorInfo.more ProcessorList.more
         ListOpen.after OpenList.more
         Resolve.token Settle.presume StreamList.more StreamRow.change TransactionList.more TxnRow.consumes
+        Outcome.broken ReadsLocked.broken TxnRow.broken
         """,
     ),
     (
@@ -42,7 +43,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         """
         CommandList.open_transactions CommandList.outcomes DescribeProcessors.task Outcome.prepared_ms
         ProcessorInfo.resets ProcessorRow.first_term ProcessorRow.resets StreamInfo.foreign TaskInfo.state_sequence
-        Receipt.seen TaskRow.state_sequence Touch.writer
+        Receipt.seen TaskRow.state_sequence Touch.writer Begin.snapshot Outcome.snapshot TxnRow.snapshot
+        StreamInfo.oldest_snapshot ReadsLocked.sequence
         """,
     ),
     (False, "CreateStream.adopt ListTransactions.prepared StreamRow.adopt"),
@@ -52,6 +54,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         """
         CreateProcessor.kinds CreateProcessor.stores PendingCommitRow.held PreparedRow.events ProcessorInfo.stores
         ProcessorRow.kinds ProcessorRow.stores OneShot.locks SafeTime.tables SafeTimeIs.tables Outcome.tables
+        Commit.vouched LockReads.locks LockReads.read_from LockReads.tables LockReads.vouched LookAgain.writers
+        ReadLockRow.read_from ReadsLocked.locks
         """,
     ),
     (b"", "Outcome.prepared_by ProcessorRow.reset_by"),

@@ -76,6 +76,7 @@ class Begin:
     keepalive_ms: int
     secret: bytes
     tenure: bytes | None = None
+    snapshot: int = 0
 
 @dataclass(frozen=True, slots=True)
 class Begun:
@@ -84,6 +85,16 @@ class Begun:
     txn_id: bytes
     keepalive_ms: int
     begun_ms: int
+
+@dataclass(frozen=True, slots=True)
+class BrokenLock:
+    """A lock of a transaction on a table, broken by another's commit."""
+
+    table: str
+    key: bytes
+    range: LockedRange | None
+    timestamp: int
+    by: bytes
 
 @dataclass(frozen=True, slots=True)
 class CarryInfo:
@@ -134,6 +145,7 @@ class Commit:
     consumed: Consumed | None = None
     prepare: Prepare | None = None
     secret: bytes | None = None
+    vouched: tuple[Vouched, ...] = ()
 
 class CommitRecord(NamedTuple):
     """History: a transaction is committed in this stream."""
@@ -391,6 +403,14 @@ class ListLanes:
     """Command: list the lanes."""
 
 @dataclass(frozen=True, slots=True)
+class ListLocks:
+    """Command: tell a set of registered locks, to look at it for a process that is gone."""
+
+    token: bytes
+    writer: int
+    after: int
+
+@dataclass(frozen=True, slots=True)
 class ListOpen:
     """Command: open transactions, the oldest first, with what they hold and wait for."""
 
@@ -419,6 +439,18 @@ class ListTransactions:
     secret: bytes | None = None
 
 @dataclass(frozen=True, slots=True)
+class LockReads:
+    """Command: register what was read of tables: each later commit is held against it. Repeating it is harmless."""
+
+    token: bytes
+    writer: int
+    sequence: int
+    locks: tuple[TableLocks, ...] = ()
+    read_from: tuple[WriterAt, ...] = ()
+    vouched: tuple[Vouched, ...] = ()
+    tables: tuple[str, ...] = ()
+
+@dataclass(frozen=True, slots=True)
 class LockedRange:
     """A range of a table's keys that a transaction read."""
 
@@ -427,10 +459,19 @@ class LockedRange:
 
 @dataclass(frozen=True, slots=True)
 class LookAgain:
-    """Reply to OneShot: nothing was logged; look at its locks as of this timestamp, and send it again."""
+    """Reply to OneShot and Commit: nothing was decided; look at the locks as of this time, and send it again."""
 
     timestamp: int
     tables: tuple[TableTime, ...]
+    writers: tuple[int, ...] = ()
+
+@dataclass(frozen=True, slots=True)
+class LookedRow:
+    """Status row: how far a replica has looked at the registered locks of a writer."""
+
+    sequence: int
+    through: int
+    due: int
 
 @dataclass(frozen=True, slots=True)
 class LowWaterRow:
@@ -519,6 +560,8 @@ class Outcome(NamedTuple):
     prepared_ms: int = 0
     prepared_by: bytes = b""
     tables: tuple[TableTime, ...] = ()
+    snapshot: int = 0
+    broken: BrokenLock | None = None
 
 @dataclass(frozen=True, slots=True)
 class ParticipantRow:
@@ -630,6 +673,24 @@ class ProcessorRow:
     kinds: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
+class ReadLockRow:
+    """Status row: a set of registered locks of an open transaction."""
+
+    locks: tuple[TableLocks, ...]
+    read_from: tuple[WriterAt, ...] = ()
+
+@dataclass(frozen=True, slots=True)
+class ReadsLocked:
+    """Reply to LockReads and ListLocks."""
+
+    snapshot: int
+    timestamp: int
+    tables: tuple[TableTime, ...]
+    broken: BrokenLock | None = None
+    sequence: int = 0
+    locks: tuple[TableLocks, ...] = ()
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """Cumulative account of one writer; of two, the one with the higher sequence wins."""
 
@@ -699,6 +760,7 @@ class Reply(NamedTuple):
         | ProcessorList
         | OpenList
         | LookAgain
+        | ReadsLocked
     )
 
 @dataclass(frozen=True, slots=True)
@@ -907,6 +969,7 @@ class StreamInfo:
     staged_bytes: int
     trouble: str
     foreign: int = 0
+    oldest_snapshot: int = 0
 
 @dataclass(frozen=True, slots=True)
 class StreamList:
@@ -1086,6 +1149,23 @@ class TxnRow(NamedTuple):
     secret: bytes | None
     owner: str
     consumes: bytes | None = None
+    snapshot: int = 0
+    broken: BrokenLock | None = None
+
+@dataclass(frozen=True, slots=True)
+class Vouched:
+    """A client's word: no lock of these sets was broken by any commit above the snapshot and up to a time."""
+
+    writer: int
+    sequence: int
+    through: int
+
+@dataclass(frozen=True, slots=True)
+class WriterAt:
+    """A writer of a transaction, up to one of its receipts."""
+
+    writer: int
+    sequence: int
 
 @dataclass(frozen=True, slots=True)
 class WriterInfo:

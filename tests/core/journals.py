@@ -47,6 +47,7 @@ class Journals(Labels):
         epoch: int = 0,
         keys: tuple[int, int] = (-1, -1),
         size: int | None = None,
+        digest: bytes = b"",
     ) -> Run:
         """One batch of a writer's records in a journal; read in the next turn, unless held."""
         place = (stream, partition)
@@ -67,12 +68,19 @@ class Journals(Labels):
             batch_base=first,
             batch_size=100 * count if size is None else size,
             pure=True,
+            digest=digest,
         )
         self.journals.setdefault(place, []).append(Written(run, checksums))
         return run
 
     def write_plainly(
-        self, stream: str = "nyc/a", count: int = 1, *, partition: int = 0, size: int | None = None
+        self,
+        stream: str = "nyc/a",
+        count: int = 1,
+        *,
+        partition: int = 0,
+        size: int | None = None,
+        digest: bytes = b"",
     ) -> Run:
         """One batch of plain records in a journal; read in the next turn, unless held."""
         place = (stream, partition)
@@ -80,6 +88,7 @@ class Journals(Labels):
         self.ends[place] = first + count
         size = 100 * count if size is None else size
         run = Run(NO_TXN, 0, -1, first, first + count, count, 0, 0, 9, first, size, pure=True)
+        run = run._replace(digest=digest)
         self.plain_runs.setdefault(place, []).append(run)
         return run
 

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import re
+from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -136,6 +137,14 @@ COMMANDS: dict[int, Any] = {
     13: r.SetLane("etl", False, IDS, {"open": 1000}),
     14: r.SetGrant("etl", "nyc/*", 7),
     15: r.ListAudit(None),
+    17: r.LockReads(
+        TOKEN,
+        WRITER,
+        1,
+        (replace(LOCKS[0], since=0, last=0),),
+        vouched=(r.Vouched(WRITER, 0, STAMP - 8192),),
+        tables=("bank/rates",),
+    ),
     16: r.Take("nyc/delays", TENURE, "host:4711", (0, 1), (0, 0)),
 }
 EXAMPLES: dict[str, Any] = {
@@ -289,6 +298,19 @@ EXAMPLES: dict[str, Any] = {
     "Reply: LookAgain": _reply(
         10, r.LookAgain(STAMP, (r.TableTime("bank/accounts", STAMP - 4096),))
     ),
+    "Begin of a transaction that reads tables": replace(COMMANDS[3], snapshot=STAMP - 8192),
+    "LockReads": COMMANDS[17],
+    "ListLocks": r.ListLocks(TOKEN, WRITER, 0),
+    "Reply: ReadsLocked": _reply(
+        17,
+        r.ReadsLocked(
+            STAMP - 8192,
+            STAMP,
+            tuple(r.TableTime(table, STAMP - 4096) for table in ("bank/accounts", "bank/rates")),
+            r.BrokenLock("bank/accounts", b"ann", None, STAMP - 4096, SHOT),
+        ),
+    ),
+    "Commit that vouches": replace(COMMIT, vouched=(r.Vouched(WRITER, 1, STAMP),)),
     "SafeTime of tables": r.SafeTime("bank", None, ("bank/accounts",)),
     "Release": r.Release("nyc/delays", TENURE, (0, 1)),
     "JournalOp": r.JournalOp("FINALIZE_COMMIT", TXN, 0, STAMP),
@@ -488,6 +510,10 @@ def rows_block() -> str:
         Entry.YIELDED: (r.YieldedRow, "empty"),
         Entry.PREPARED: (r.PreparedRow, "empty"),
         Entry.LABEL: (r.LabelRow, "writer, 8 bytes"),
+        Entry.READ_LOCK: (
+            r.ReadLockRow,
+            "writer and number, 8 bytes each; number 0: a `LookedRow`",
+        ),
         Entry.SUSPECT: (r.SuspectRow, "empty"),
         Entry.SET_ASIDE: (r.SetAsideRow, "the offset, 8 bytes, and the lane"),
         Entry.LANE: (r.LaneRow, "lane"),

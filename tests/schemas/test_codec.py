@@ -221,7 +221,7 @@ def test_blocks_with_sizes_are_read() -> None:
 def test_an_int_has_32_bits_both_ways(value: int) -> None:
     good = encode(r.Begin(bytes(16), "nyc", None, 0, SECRET))
     with pytest.raises(MalformedRecord, match="32 bits"):
-        decode(good[: -len(SECRET) - 2] + zigzag(value) + SECRET + b"\0")
+        decode(good[: -len(SECRET) - 3] + zigzag(value) + SECRET + bytes(2))
     with pytest.raises(MalformedRecord, match="32 bits"):
         encode(r.Begin(bytes(16), "nyc", None, value, SECRET))
     receipt = r.Receipt(bytes(16), 1, value, True, ())

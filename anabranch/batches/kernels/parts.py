@@ -223,7 +223,7 @@ def _byte(body, at):
 
 def _crc_by(tables):
     """A walk that goes on with a CRC's running value."""
-    T = tables  # noqa: N806 a constant of the compiled code
+    T = tables
 
     @_inline
     def _crc(body, start, stop, crc):

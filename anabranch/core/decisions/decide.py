@@ -21,7 +21,7 @@ from anabranch.core.decisions import (
     tenures,
     transactions,
 )
-from anabranch.core.decisions.commits import commit, one_shot, writers
+from anabranch.core.decisions.commits import commit, one_shot, registered, writers
 from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
@@ -46,11 +46,13 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.Heartbeat: transactions.heartbeat,
     r.Abort: transactions.abort,
     r.Settle: streams.settle,
-    r.GetState: transactions.get_state,
+    r.GetState: questions.get_state,
     r.Resolve: transactions.resolve,
     r.ListTransactions: questions.list_transactions,
     r.ListOpen: questions.list_open,
     r.LabelWriter: writers.label,
+    r.LockReads: registered.lock_reads,
+    r.ListLocks: registered.list_locks,
     r.ListCommands: set_aside.list_commands,
     r.Commit: commit.commit,
     r.OneShot: one_shot.one_shot,

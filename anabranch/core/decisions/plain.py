@@ -16,8 +16,6 @@ from anabranch.core.round import Part, PlainWrites, Round, StreamCommit
 from anabranch.errors import check
 from anabranch.schemas.records import PlainRow
 
-REFUSED = "plain_write"  # the reason that counts records which the broker does not take
-
 
 def commit_plain(turn: Turn) -> None:
     """Commit the plain writes that wait, as many as fit into the round: one commit for each stream.

@@ -12,7 +12,7 @@ from anabranch.core.decisions.commits import locks
 from anabranch.core.decisions.commits.prepared import proves
 from anabranch.core.decisions.commits.writers import label_of
 from anabranch.core.decisions.scopes import check_served
-from anabranch.core.decisions.transactions import check_id_partition
+from anabranch.core.decisions.transactions import check_id_partition, named_by
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.core.round import ReplyTo
@@ -22,6 +22,7 @@ from anabranch.errors import InvalidArgument, NotReady
 from anabranch.schemas.records import (
     CarryInfo,
     CarryRow,
+    GetState,
     ListOpen,
     ListTransactions,
     OpenInfo,
@@ -36,6 +37,12 @@ from anabranch.schemas.records import (
 T = TypeVar("T")
 MAX_LISTED = 10_000
 MAX_LOOKED_AT = 5_000  # status keys; some 20 ms
+
+
+def get_state(turn: Turn, command: GetState, to: ReplyTo | None) -> None:
+    """Tell the state as it is; nothing is logged."""
+    check_id_partition(turn, command.txn_id)
+    turn.reply(to, turn.outcome(turn.transaction(named_by(command), SEE)))
 
 
 def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None) -> None:

@@ -20,6 +20,7 @@ from anabranch.errors import (
     InvalidArgument,
     TooManyStreams,
     TooManyTransactions,
+    TooMuchLocked,
     TooMuchStaged,
 )
 from anabranch.schemas.records import StreamRow
@@ -30,6 +31,7 @@ _ERRORS: dict[str, type[AnabranchError]] = {
     "scopes": TooManyStreams,
     "streams": TooManyStreams,
     "partitions": TooManyStreams,
+    "locks": TooMuchLocked,
     "keepalive": InvalidArgument,
 }
 
@@ -80,6 +82,16 @@ def check_room(turn: Turn, lane: str, streams: int, partitions: int) -> None:
     _check(turn, lane, "partitions", sum(map(partitions_of, rows)) + partitions)
 
 
+def check_locks(turn: Turn, lane: str, more: int) -> None:
+    """`TooMuchLocked` if the lane's open transactions would have more registered locks than they may."""
+    if quota(turn.state, lane, "locks") is not None:
+        _check(turn, lane, "locks", _locks_of(turn.state, lane) + more)
+
+
+def _locks_of(state: State, lane: str) -> int:
+    return sum(state.locks.of(txn_id).count for txn_id in state.open_of.get(lane, ()))
+
+
 def check_keepalive(turn: Turn, lane: str, keepalive_ms: int) -> None:
     """`InvalidArgument` for a keepalive that is longer than the lane may have."""
     _check(turn, lane, "keepalive", keepalive_ms)
@@ -106,6 +118,7 @@ def usages(state: State, staged: Staged, lanes: Iterable[str]) -> dict[str, Coun
     for lane in lanes:
         mine = state.open_of.get(lane, ())
         found[lane] = Counter(open=len(mine), staged=staged.size_of(mine))
+        found[lane]["locks"] = _locks_of(state, lane)
     for owner in state.scope_owners.values():
         if owner in found:
             found[owner]["scopes"] += 1

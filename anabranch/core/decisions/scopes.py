@@ -9,9 +9,9 @@ from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import CREATORS, Right, of_scope, rights_of
 from anabranch.core.decisions import quotas
-from anabranch.core.decisions.plain import REFUSED
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import ADMIN_LANE, DIRECTORY, OPEN_LANE, check_scope
+from anabranch.core.journal.runs import REFUSED
 from anabranch.core.round import ReplyTo
 from anabranch.core.stream_states import CREATING, GIVEN_UP, STREAMS, WAITING, state_of
 from anabranch.errors import InvalidArgument, NotReady, TooManyStreams, UnknownScope
@@ -167,6 +167,7 @@ def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
         staged_bytes=turn.index.staged.by_stream[row.stream],
         trouble=turn.memory.waiting.get(row.stream, ""),
         foreign=turn.memory.foreign.get(row.stream, 0),
+        oldest_snapshot=min(turn.state.locks.snapshots.values(), default=0),
     )
 
 

@@ -207,7 +207,8 @@ def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
     aborted = []
     for txn_id in sorted(turn.state.open):
         txn = turn.state.open[txn_id]
-        if stream in txn.participants and TRANSACTIONS.moves(txn.row.state, "lose_stream"):
+        has_part = stream in txn.participants or stream in turn.state.locks.of(txn_id).tables
+        if has_part and TRANSACTIONS.moves(txn.row.state, "lose_stream"):
             abort_txn(turn, txn_id, f"{stream} is lost: {why}", op="lose_stream")
             aborted.append(txn_id)
     return aborted

@@ -27,7 +27,7 @@ from anabranch.core.ids import (
 )
 from anabranch.core.round import ReplyTo
 from anabranch.core.tokens import SEE, Rights, peek
-from anabranch.core.transaction_states import TRANSACTIONS, Op, born
+from anabranch.core.transaction_states import TRANSACTIONS, Op, born, broken_text
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -35,6 +35,7 @@ from anabranch.errors import (
     Expired,
     InvalidArgument,
     InvalidToken,
+    LocksBroken,
     NotAuthorized,
     NotReady,
     TooManyTransactions,
@@ -72,6 +73,8 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         raise InvalidArgument(
             "ids like this one are of one-shots that move positions: make another one"
         )
+    if not 0 <= command.snapshot <= turn.hybrid_time:
+        raise InvalidArgument(f"snapshot {command.snapshot}: a hybrid time that a controller told")
     if command.tenure is not None and (command.name or len(command.tenure) != HASH_SIZE):
         raise InvalidArgument(
             f"a transaction that moves positions has no name; its tenure's hash has {HASH_SIZE} bytes"
@@ -91,11 +94,12 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         # Begun without a name, its commit may have claimed one.
         name = row.name if row.state == "OPEN" or command.name is not None else None
         moves = row.consumes if row.state == "OPEN" else command.tenure
-        if (row.scope, name, row.keepalive_ms, moves) != (
+        if (row.scope, name, row.keepalive_ms, moves, row.snapshot) != (
             command.scope,
             command.name,
             command.keepalive_ms,
             command.tenure,
+            command.snapshot,
         ):
             raise InvalidArgument(
                 "the transaction id is in use with other arguments: make a new one"
@@ -109,7 +113,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
                     "the transaction was begun with another secret: hand on its reservation, or its token"
                 )
             turn.hear(command.txn_id)
-            turn.reply(to, _begun(row))
+            turn.reply(to, Begun(row.txn_id, row.keepalive_ms, row.begun_ms))
         return
     turn.check_new_id(command.txn_id)
     held = prepared.prepared_of_name(turn, command.scope, command.name)
@@ -135,10 +139,11 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         secret=command.secret,
         owner=turn.lane,
         consumes=command.tenure,
+        snapshot=command.snapshot,
     )
     turn.put(k.txn_key(command.txn_id), row)
     turn.hear(command.txn_id)
-    turn.reply(to, _begun(row))
+    turn.reply(to, Begun(row.txn_id, row.keepalive_ms, row.begun_ms))
 
 
 def _gave_way_to(turn: Turn, row: TxnRow) -> Outcome | None:
@@ -172,10 +177,6 @@ def check_staged(turn: Turn, lane: str) -> None:
             f"open transactions have {staged:,} bytes in journals, {limit:,} are allowed: commit or abort "
             "some, or wait for some to end"
         )
-
-
-def _begun(row: TxnRow) -> Begun:
-    return Begun(row.txn_id, row.keepalive_ms, row.begun_ms)
 
 
 def check_id_partition(turn: Turn, txn_id: bytes) -> None:
@@ -222,6 +223,8 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     turn.hear(row.txn_id)  # refused or not, its client is alive
+    if row.broken is not None:
+        raise LocksBroken(broken_text(row.broken))
     check_beside(turn, command.stream, row.scope)
     check_writes(turn.state, row, (command.stream,))
     if is_state(command.stream) and row.consumes is None:
@@ -318,7 +321,10 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
         prepared.drop_events(turn, txn_id)
     if txn.pending is not None:
         positions.give_back(turn, txn.pending.consumed, txn_id)
-    end_pending(turn, txn_id, TransactionAborted(f"the transaction is aborted ({reason})"))
+    if row.broken is None:
+        end_pending(turn, txn_id, TransactionAborted(f"the transaction is aborted ({reason})"))
+    for to in end_pending(turn, txn_id, None):
+        turn.reply(to, turn.outcome(row, lane=to.lane))
     finish(turn, row)
 
 
@@ -349,6 +355,8 @@ def finish(turn: Turn, row: TxnRow) -> None:
     for key in turn.index.forget(turn.state, row.txn_id):
         turn.state.drop(key)
     txn = turn.open(row.txn_id)
+    for writer, sequence in turn.state.locks.of(row.txn_id).numbers():
+        turn.put(k.read_lock_key(row.txn_id, writer, sequence), None)
     for stream, number in list(txn.carries):
         turn.put(k.carry_key(row.txn_id, stream, number), None)
     for stream, partition, at in list(txn.moved):
@@ -366,13 +374,7 @@ def drop_epoch(turn: Turn, stream: str, epoch: int) -> None:
         turn.put(k.epoch_key(stream, epoch), None)
 
 
-def get_state(turn: Turn, command: GetState, to: ReplyTo | None) -> None:
-    """Tell the state as it is; nothing is logged."""
-    check_id_partition(turn, command.txn_id)
-    turn.reply(to, turn.outcome(turn.transaction(_named(command), SEE)))
-
-
-def _named(command: GetState | Resolve) -> bytes:
+def named_by(command: GetState | Resolve) -> bytes:
     """The token of a question, or the bare id."""
     if command.token is None:
         return command.txn_id
@@ -384,7 +386,7 @@ def _named(command: GetState | Resolve) -> bytes:
 def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
     """Tell the outcome. Without a row ABORTED is logged first, so that the answer never changes."""
     check_id_partition(turn, command.txn_id)
-    named = _named(command)
+    named = named_by(command)
     row = turn.state.txn_row(command.txn_id)
     where = check_scope(command.scope) if command.scope else EVERYWHERE
     if row is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
-from anabranch.core.authorize import Right, of_scope, rights_of
+from anabranch.core.authorize import Right, of_scope, rights_of, shown
 from anabranch.core.ids import OPEN_LANE, TXN_ID_SIZE, control_partition_of, made_ms_of
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.memory import (
@@ -342,8 +342,11 @@ class Turn:
         parts = self._keepalives, self._merging, self._cleaning, self._histories
         self.memory.follow(*parts, self._windows, self.ended, self.forgotten)
 
-    def outcome(self, row: TxnRow, *, full: bool = True) -> Outcome:
-        """A transaction as its askers see it: one whose commit waits is not called OPEN."""
+    def outcome(self, row: TxnRow, *, full: bool = True, lane: str | None = None) -> Outcome:
+        """A transaction as its askers see it: one whose commit waits is not called OPEN.
+
+        ``lane``: the asker's; None: of this command.
+        """
         writers = self.state.writers(row.txn_id) if full else {}
         waits = row.state == "OPEN" and row.txn_id in self.state.committing
         ended = row.state in FINISHED
@@ -367,6 +370,8 @@ class Turn:
             owner=row.owner,
             prepared_ms=0 if prepared is None else prepared.prepared_ms,
             prepared_by=b"" if prepared is None else prepared.prepare.by,
+            snapshot=row.snapshot,
+            broken=shown(self.state, lane or self.lane, row.broken),
         )
 
 

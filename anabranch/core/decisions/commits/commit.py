@@ -17,7 +17,8 @@ from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_writes
 from anabranch.core.decisions.commits import names_and_series as claims
-from anabranch.core.decisions.commits import one_shot, positions, prepared
+from anabranch.core.decisions.commits import one_shot, positions, prepared, registered
+from anabranch.core.decisions.commits.askers import is_waiting, join_waiting
 from anabranch.core.decisions.commits.merge import merge_decided
 from anabranch.core.decisions.commits.writers import (
     check_receipts,
@@ -44,8 +45,10 @@ from anabranch.core.transaction_states import TRANSACTIONS, Op
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
+    EventTooLarge,
     FixCallError,
     InvalidArgument,
+    LocksBroken,
     NotAuthorized,
     NotReady,
     OutcomeUnknown,
@@ -80,6 +83,8 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         _check_decided(row, command)
         if command.prepare is not None:
             prepared.check_same(turn, row, command.prepare)
+    sets = turn.state.locks.of(row.txn_id)
+    looked = registered.looked_at(turn, sets, command.vouched)
     if row.state == "COMMITTED":
         behind = left_behind(named, turn.state.writers(row.txn_id))
         if behind:
@@ -95,6 +100,9 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         if earlier is not None:
             turn.reply(to, earlier)
             return
+        if row.broken is not None:
+            turn.reply(to, turn.outcome(row))
+            return
     moves = TRANSACTIONS.judge(row.state, "begin_commit", row.reason) is not None
     txn = turn.open(row.txn_id)
     if row.state == "PREPARED":
@@ -103,10 +111,15 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     if not moves:  # decided already: this asker waits too
         _check_replaced(named, txn.writers)
         turn.hear(row.txn_id)
-        turn.put(k.pending_key(row.txn_id), _join_waiting(txn.pending, to))
+        registered.put_looked(turn, row.txn_id, looked)
+        if (again := registered.to_look_at(turn, row.txn_id)) is not None:
+            turn.reply(to, again)
+            return
+        turn.merging.not_before_ms.put(row.txn_id, None)
+        turn.put(k.pending_key(row.txn_id), join_waiting(txn.pending, to))
         return
     turn.hear(row.txn_id)
-    if _waits(txn.pending, to):
+    if is_waiting(txn.pending, to):
         return  # repeated: the first request and its deadline count
     check_writes(turn.state, row, txn.participants)
     with suppress(TenureLost):  # that aborts it, when it is to be decided
@@ -122,6 +135,11 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     check_receipts(turn, row.txn_id, named)
     writers = choose_writers(turn.state, txn, command)
     positions.check_state(command.consumed, positions.state_of(txn.participants, writers))
+    registered.check_commit(turn, txn, writers, command)
+    if (again := registered.to_look_at(turn, row.txn_id, looked)) is not None:
+        registered.put_looked(turn, row.txn_id, looked)
+        turn.reply(to, again)
+        return
     former = txn.pending
     if former is not None:
         same = (former.name, former.number, former.consumed, former.prepare) == (
@@ -134,19 +152,17 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
             _check_replaced(former.writers, {receipt.writer: receipt for receipt in writers}, same)
         except OutcomeUnknown as error:  # this commit may end otherwise than the former
             end_pending(turn, row.txn_id, error)
-    waiting = _join_waiting(txn.pending, to)
-    turn.put(
-        k.pending_key(row.txn_id),
-        replace(
-            waiting,
-            writers=writers,
-            name=command.name,
-            number=command.number,
-            deadline_ms=turn.wall_ms + command.wait_ms,
-            consumed=command.consumed,
-            prepare=command.prepare,
-        ),
+    pending = replace(
+        join_waiting(txn.pending, to),
+        writers=writers,
+        name=command.name,
+        number=command.number,
+        deadline_ms=turn.wall_ms + command.wait_ms,
+        consumed=command.consumed,
+        prepare=command.prepare,
     )
+    registered.put_looked(turn, row.txn_id, looked)
+    turn.put(k.pending_key(row.txn_id), pending)
 
 
 def _commit_prepared(turn: Turn, txn: OpenTxn, command: Commit, to: ReplyTo | None) -> None:
@@ -167,7 +183,7 @@ def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
     if txn.pending is None:
         one_shot.commit_events(turn, txn, to)
         return
-    waiting = _join_waiting(txn.pending, to)
+    waiting = join_waiting(txn.pending, to)
     turn.put(k.txn_key(txn_id), turn.move(txn.row, "begin_commit"))
     turn.put(k.pending_key(txn_id), waiting)
     turn.told.add(txn_id)
@@ -211,7 +227,7 @@ def _check_decided(row: TxnRow, command: Commit) -> None:
 
 def _heard_late(turn: Turn, to: ReplyTo | None, row: TxnRow) -> bool:
     """Whether a commit is answered although its token's time is over: perhaps it came before, in time."""
-    return row.state not in ("OPEN", "PREPARED") or _waits(turn.open(row.txn_id).pending, to)
+    return row.state not in ("OPEN", "PREPARED") or is_waiting(turn.open(row.txn_id).pending, to)
 
 
 def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
@@ -240,31 +256,6 @@ def _check_replaced(
             f"another commit of this transaction is under way, without {without}: ask for the outcome; "
             "while it is open, commit again with all receipts"
         )
-
-
-def _waits(pending: PendingCommitRow | None, to: ReplyTo | None) -> bool:
-    if pending is None or to is None:
-        return False
-    waiting = zip(pending.lanes, pending.reply_partitions, pending.correlation_ids, strict=True)
-    return (to.lane, to.partition, to.correlation_id) in waiting
-
-
-def _join_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> PendingCommitRow:
-    """Add an asker who waits for the answer; a repeated command does not wait twice."""
-    if pending is None:
-        pending = PendingCommitRow((), (), (), (), False, (), None, None, 0)
-    if to is None or _waits(pending, to):
-        return pending
-    if len(pending.correlation_ids) >= limits.WAITERS.value:
-        raise NotReady(f"{limits.WAITERS.value:,} wait for the outcome already: ask again")
-    return replace(
-        pending,
-        correlation_ids=(*pending.correlation_ids, to.correlation_id),
-        reply_partitions=(*pending.reply_partitions, to.partition),
-        lanes=(*pending.lanes, to.lane),
-        commands=(*pending.commands, to.command),
-        held=(*pending.held, *((to.correlation_id,) if to.held else ())),
-    )
 
 
 # -- due work -----------------------------------------------------------------------------------------
@@ -321,6 +312,11 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
         unmoved = refusal
     if not late and not turn.index.covers(pending.writers):
         return  # the usual wait: don't weigh in vain
+    if (again := registered.to_look_at(turn, txn_id)) is not None:
+        for to in end_pending(turn, txn_id, None):
+            turn.reply(to, again)
+        turn.hear(txn_id)
+        return
     weighed = turn.index.weigh(turn.state, txn_id, pending.writers)
     error = _why_not(turn, txn, weighed, pending) or unmoved
     if error is None:
@@ -346,11 +342,17 @@ def _why_not(
         return ReceiptMismatch(weighed.wrong)
     try:
         check_writes(turn.state, txn.row, txn.participants)
+        registered.check_commit(turn, txn, pending.writers, pending)
         positions.check_state_size(turn, weighed.state)
         _earlier(turn, txn.row, pending)
         if pending.prepare is not None:
             prepared.check_room(turn, txn, weighed)
-    except (FixCallError, RetryError) as error:
+        if weighed.size > turn.settings.chunk_bytes and turn.state.locks.of(txn.row.txn_id).rows:
+            raise EventTooLarge(
+                f"a transaction with registered locks writes {weighed.size:,} bytes; "
+                f"{turn.settings.chunk_bytes:,} are allowed: read with lock=False"
+            )
+    except (FixCallError, RetryError, LocksBroken) as error:
         return error
     return None
 

@@ -1,4 +1,7 @@
-"""Decisions on locks: what a one-shot read must hold just below its commit timestamp (`docs/tables.md`)."""
+"""Decisions on locks: what was read must hold just below the commit timestamp (`docs/tables.md`).
+
+The locks of one-shots are judged here, and each commit is held against the registered ones, those of `registered`.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,21 @@ from itertools import pairwise
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right
+from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal.runs import StoredRun
-from anabranch.core.read_locks import write_of
+from anabranch.core.read_locks import Write, count_of, write_of
 from anabranch.core.round import StreamCommit
+from anabranch.core.state import OpenTxn
+from anabranch.core.transaction_states import TRANSACTIONS, broken_text
 from anabranch.errors import InvalidArgument
 from anabranch.schemas.records import (
+    Commit,
     LockedRange,
     LookAgain,
+    LookedRow,
     OneShot,
+    PendingCommitRow,
     TableLocks,
     TableRow,
     TableTime,
@@ -38,8 +47,36 @@ def merge(
             for source, runs in (*step.plain, *taken)
             for digest in turn.index.digests(step.stream, source, step.txn_id, runs)
         )
-        turn.windows.add(step.stream, write_of(step, digests), before.last)
+        write = write_of(step, digests)
+        turn.windows.add(step.stream, write, before.last)
         turn.put(k.table_key(step.stream), TableRow(step.timestamp))
+        hold_against(turn, step.stream, write, step.txn_id)
+
+
+def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
+    """Hold a commit against the registered locks of a table: what it breaks is logged with it.
+
+    A transaction that has a part in a stream ends; one that only reads goes on.
+    """
+    hits = turn.state.locks.hits(table, write, by)
+    for txn_id, broken in sorted(hits.broken.items()):
+        txn = turn.open(txn_id)
+        if txn.row.broken is not None:
+            continue
+        turn.put(k.txn_key(txn_id), txn.row._replace(broken=broken))
+        # One that is carried can't be aborted; none with locks is begun to be carried.
+        if acts(txn, txn.pending) and TRANSACTIONS.moves(txn.row.state, "begin_abort"):
+            abort_txn(turn, txn_id, broken_text(broken))
+    for txn_id, writer in sorted(hits.doubted):
+        row = turn.state.locks.of(txn_id).looked[writer]
+        doubt = LookedRow(row.sequence, row.through, write.timestamp)
+        turn.put(k.read_lock_key(txn_id, writer, 0), doubt)
+
+
+def acts(txn: OpenTxn, wanted: Commit | PendingCommitRow | None) -> bool:
+    """Whether the transaction does more than read."""
+    claims = wanted is not None and (wanted.name or txn.row.name) is not None
+    return bool(txn.participants) or claims
 
 
 def judge(turn: Turn, command: OneShot) -> LookAgain | None:
@@ -47,7 +84,8 @@ def judge(turn: Turn, command: OneShot) -> LookAgain | None:
 
     Raises: InvalidArgument, NotAuthorized, UnknownStream, CrossScope.
     """
-    _check(turn, command)
+    limits.LOCKS.check(count_of(command.locks), "a transaction")
+    check_locks(turn, command.locks)
     state, windows = turn.state, turn.windows
     for locks in command.locks:
         asks = locks.points or locks.ranges
@@ -75,9 +113,8 @@ def check_table(turn: Turn, table: str) -> None:
         )
 
 
-def _check(turn: Turn, command: OneShot) -> None:
-    locks = command.locks
-    limits.LOCKS.check(sum(len(each.points) + len(each.ranges) for each in locks), "a transaction")
+def check_locks(turn: Turn, locks: Sequence[TableLocks]) -> None:
+    """`InvalidArgument`, `NotAuthorized`: locks that can't be."""
     if not _rise(named(locks)):
         raise InvalidArgument("locks name each table once, in rising order")
     for each in locks:

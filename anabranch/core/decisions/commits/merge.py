@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
-from anabranch.core.decisions.commits import locks, positions
+from anabranch.core.decisions.commits import locks, positions, registered
 from anabranch.core.decisions.commits.prepared import is_gone, leave_out_lost
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish, journal_op
@@ -137,7 +137,9 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
         if limit is not None and merged >= limit:
             break
         rolls = bool(_rolled(turn, plan))
-        if sizes[rolls] < share and _merge(turn, layouts, plan):
+        if not registered.ready_to_merge(turn, plan.txn_id):
+            _wait(turn, plan.txn_id, LOOK_AGAIN_MS)
+        elif sizes[rolls] < share and _merge(turn, layouts, plan):
             merged += 1
             sizes[rolls] += plan.state if plan.carried else plan.size
     layouts.close()

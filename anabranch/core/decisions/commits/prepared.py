@@ -14,6 +14,7 @@ from hmac import compare_digest
 
 from anabranch.core import limits
 from anabranch.core import rows as k
+from anabranch.core.decisions.commits.askers import without_askers
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import SECRET_SIZE, txn_text
 from anabranch.core.journal.index import Weighed
@@ -152,10 +153,7 @@ def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
 
 def log_prepared(turn: Turn, txn_id: bytes, pending: PendingCommitRow, prepare: Prepare) -> None:
     """Log that it waits for its coordinator: it needs no asker and no deadline any more."""
-    kept = replace(
-        pending, correlation_ids=(), reply_partitions=(), lanes=(), commands=(), held=(),
-        deadline_ms=0, decided=True
-    )  # fmt: skip
+    kept = replace(without_askers(pending), deadline_ms=0, decided=True)
     turn.put(k.pending_key(txn_id), kept)
     turn.put(k.prepared_key(txn_id), PreparedRow(prepare, turn.wall_ms))
 

@@ -1,0 +1,237 @@
+"""Decisions on registered locks: rows that each commit is held against, in the round that gives its timestamp.
+
+A set of locks is *registered* first; from that round on nothing that breaks it is missed. Then a replica looks at
+all commits up to there, and the client vouches for that. A commit that may have broken a lock, which is not sure,
+makes a look due again. `docs/tables.md` has the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from anabranch.core import limits
+from anabranch.core import rows as k
+from anabranch.core.authorize import check_writes, shown
+from anabranch.core.decisions import quotas
+from anabranch.core.decisions.commits.askers import without_askers
+from anabranch.core.decisions.commits.locks import (
+    acts,
+    check_locks,
+    check_table,
+    named,
+    table_times,
+)
+from anabranch.core.decisions.commits.writers import writers_text
+from anabranch.core.decisions.transactions import abort_txn, end_pending
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.read_locks import Sets, count_of
+from anabranch.core.round import ReplyTo
+from anabranch.core.state import OpenTxn
+from anabranch.core.tokens import Rights
+from anabranch.core.transaction_states import TRANSACTIONS, broken_text
+from anabranch.errors import (
+    InvalidArgument,
+    LocksBroken,
+    TooManyLocks,
+    TooMuchLocked,
+    WritersUnfinished,
+)
+from anabranch.schemas.records import (
+    Commit,
+    ListLocks,
+    LockReads,
+    LookAgain,
+    LookedRow,
+    PendingCommitRow,
+    ReadLockRow,
+    ReadsLocked,
+    Receipt,
+    TableLocks,
+    TxnRow,
+    Vouched,
+)
+
+# -- registering ----------------------------------------------------------------------------------------
+
+
+def lock_reads(turn: Turn, command: LockReads, to: ReplyTo | None) -> None:
+    """Register a set of locks; of a broken transaction none, as it only reads on."""
+    row = turn.transaction(command.token, Rights.WRITE)
+    TRANSACTIONS.judge(row.state, "touch", row.reason)
+    check_writes(turn.state, row)
+    sets = turn.state.locks.of(row.txn_id)
+    looked = looked_at(turn, sets, command.vouched)
+    for table in command.tables:
+        check_table(turn, table)
+    kept = ReadLockRow(command.locks, command.read_from)
+    known = sets.rows.get((command.writer, command.sequence))
+    if known not in (None, kept):
+        raise InvalidArgument(
+            "this set of locks is registered with others: give it a higher number"
+        )
+    adds = bool(command.sequence) and known is None and row.broken is None
+    if adds:
+        _check(turn, row, command, sets)
+    turn.hear(row.txn_id)
+    put_looked(turn, row.txn_id, looked)
+    if adds:
+        turn.put(k.read_lock_key(row.txn_id, command.writer, command.sequence), kept)
+        before = looked.get(command.writer) or sets.looked.get(command.writer, LookedRow(0, 0, 0))
+        due = LookedRow(before.sequence, before.through, max(before.due, turn.hybrid_time))
+        turn.put(k.read_lock_key(row.txn_id, command.writer, 0), due)
+    asked = sorted({*named(command.locks), *command.tables})
+    turn.reply(to, _told(turn, row, asked))
+
+
+def _told(
+    turn: Turn,
+    row: TxnRow,
+    tables: Iterable[str],
+    sequence: int = 0,
+    locks: tuple[TableLocks, ...] = (),
+) -> ReadsLocked:
+    times = table_times(turn, tables)
+    return ReadsLocked(
+        row.snapshot,
+        turn.hybrid_time,
+        times,
+        shown(turn.state, turn.lane, row.broken),
+        sequence,
+        locks,
+    )
+
+
+def _check(turn: Turn, row: TxnRow, command: LockReads, sets: Sets) -> None:
+    if not row.snapshot:
+        raise InvalidArgument(
+            "the transaction began without a snapshot: it can't lock what it reads"
+        )
+    if command.writer == 0 or command.sequence <= sets.last(command.writer):
+        raise InvalidArgument(
+            f"set {command.sequence} of writer {command.writer}: no writer is 0, and its sets have rising numbers"
+        )
+    check_locks(turn, command.locks)
+    more = count_of(command.locks)
+    spans = [span for each in command.locks for span in each.ranges]
+    size = 8 * (more - len(spans)) + sum(len(s.low) + len(s.high or b"") for s in spans)
+    limits.LOCK_BYTES.check(size, "a command that registers locks")
+    limits.EXTENTS.check(len(command.read_from), "what a set of locks was read from")
+    most = limits.LOCKS.value
+    if sets.count + more > most or len(sets.rows) >= most:
+        raise TooManyLocks(
+            f"the transaction would have {sets.count + more:,} locks, {most:,} are allowed: lock a range, or read "
+            "with lock=False"
+        )
+    most = limits.REGISTERED.value
+    if turn.state.locks.count + more > most:
+        raise TooMuchLocked(f"{most:,} locks are registered: wait for some transactions to end")
+    quotas.check_locks(turn, row.owner, more)
+    most = limits.RANGES.value
+    for each in command.locks:
+        if each.ranges and turn.state.locks.ranges(each.table) + len(each.ranges) > most:
+            raise TooMuchLocked(
+                f"{most:,} ranges of {each.table} are locked: wait for some transactions to end, or lock keys"
+            )
+
+
+def list_locks(turn: Turn, command: ListLocks, to: ReplyTo | None) -> None:
+    """Tell a set of locks, for who looks at it in place of a process that is gone."""
+    row = turn.transaction(command.token, Rights.WRITE | Rights.COMMIT)
+    rows = turn.state.locks.of(row.txn_id).rows
+    later = [s for writer, s in rows if writer == command.writer and s > command.after]
+    sequence = min(later, default=0)
+    locks = rows[command.writer, sequence].locks if sequence else ()
+    turn.reply(to, _told(turn, row, named(locks), sequence, locks))
+
+
+# -- looking --------------------------------------------------------------------------------------------
+
+
+def looked_at(turn: Turn, sets: Sets, vouched: Iterable[Vouched]) -> dict[int, LookedRow]:
+    """How far the locks of writers are looked at with these words. Nothing is put. `InvalidArgument`."""
+    found: dict[int, LookedRow] = {}
+    for word in vouched:
+        row = found.get(word.writer) or sets.looked.get(word.writer)
+        if not 0 <= word.through <= turn.hybrid_time:
+            raise InvalidArgument(
+                f"a look through {word.through}: a time that a controller told, {turn.hybrid_time} at most"
+            )
+        if word.sequence > sets.last(word.writer):
+            raise InvalidArgument(f"set {word.sequence} of writer {word.writer} is not registered")
+        if row is None or word.sequence < row.sequence:
+            continue
+        through = word.through if word.sequence > row.sequence else max(row.through, word.through)
+        found[word.writer] = LookedRow(word.sequence, through, row.due)
+    return found
+
+
+def put_looked(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow]) -> None:
+    """Put what `looked_at` found."""
+    sets = turn.state.locks.of(txn_id)
+    for writer, row in looked.items():
+        if sets.looked.get(writer) != row:
+            turn.put(k.read_lock_key(txn_id, writer, 0), row)
+
+
+def to_look_at(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow] = {}) -> LookAgain | None:
+    """The answer to a commit while locks have to be looked at, of whichever writer; None: all hold until now."""
+    sets = turn.state.locks.of(txn_id)
+    rows = {**sets.looked, **looked}
+    last = {writer: sets.last(writer) for writer in rows}
+    due = [w for w, row in rows.items() if row.sequence < last[w] or row.through < row.due]
+    if not due:
+        return None
+    return LookAgain(turn.hybrid_time, table_times(turn, sets.tables), tuple(sorted(due)))
+
+
+def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
+    """Whether a decided transaction may be merged, now that others of the round are.
+
+    If its locks have to be looked at, those who wait are told; it is aborted if nothing is heard for a keepalive.
+    """
+    txn = turn.state.open.get(txn_id)
+    if txn is None:
+        return False  # one before it in this round broke its locks
+    again = to_look_at(turn, txn_id)
+    if again is None:
+        return True
+    if turn.now_ms - turn.keepalives.last(txn_id) > txn.row.keepalive_ms:
+        abort_txn(turn, txn_id, "nobody looked at its locks again, which others may have broken")
+        return False
+    pending = txn.pending
+    for to in end_pending(turn, txn_id, None):
+        turn.reply(to, again)
+    if pending is not None:
+        turn.put(k.pending_key(txn_id), without_askers(pending))
+    return False
+
+
+def check_commit(
+    turn: Turn, txn: OpenTxn, writers: Iterable[Receipt], wanted: Commit | PendingCommitRow
+) -> None:
+    """Refuse a commit by what its transaction read.
+
+    Raises: LocksBroken (and it does more than read), InvalidArgument (it prepares), WritersUnfinished (it lacks
+    what was read from).
+    """
+    row, sets = txn.row, turn.state.locks.of(txn.row.txn_id)
+    if row.broken is not None and acts(txn, wanted):
+        raise LocksBroken(broken_text(row.broken))
+    if sets.rows and wanted.prepare is not None:
+        raise InvalidArgument("a transaction with locks on tables can't be prepared: commit it")
+    taken = {receipt.writer: receipt for receipt in writers}
+    behind = {
+        source.writer
+        for kept in sets.rows.values()
+        for source in kept.read_from
+        if not _covers(taken.get(source.writer), source.sequence)
+    }
+    if behind:
+        raise WritersUnfinished(
+            f"the transaction read what writer {writers_text(behind)} wrote, so its commit has to take that: give "
+            "its latest receipt"
+        )
+
+
+def _covers(receipt: Receipt | None, sequence: int) -> bool:
+    return receipt is not None and receipt.sequence >= sequence

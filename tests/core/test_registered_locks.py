@@ -1,0 +1,367 @@
+"""Registered locks: rows of a transaction that each commit is held against, in the round that gives its timestamp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from anabranch.core import limits
+from anabranch.core import rows as k
+from anabranch.core.decisions.streams import give_up_stream
+from anabranch.core.read_locks import FEW_KEYS, Keys, fingerprint
+from anabranch.schemas import records as r
+from tests.core.tables import fold
+from tests.core.test_table_locks import PLAIN, A, B, Bank, told
+
+Ask = Callable[["Long"], str]
+
+
+class Long(Bank):
+    """A bank in which T is open at a snapshot; its handle is writer "w", another's "v"."""
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__(**changes)
+        self.at: dict[tuple[str, str], int] = {}
+        self.open("T")
+
+    def open(self, label: str, **given: Any) -> str:
+        begin = replace(self.beginning(label, **given), snapshot=self.told()[0])
+        return self.ask(f"begin {label}", begin)
+
+    def lock_reads(
+        self,
+        *keys: bytes,
+        label: str = "T",
+        writer: str = "w",
+        sequence: int | None = None,
+        table: str = A,
+        span: Any = None,
+        read_from: tuple[r.WriterAt, ...] = (),
+    ) -> str:
+        """Register a set; ReadsLocked, or the refusal."""
+        sequence = sequence or self.state.locks.of(self.id(label)).last(self.writer(writer)) + 1
+        ranges = () if span is None else (r.LockedRange(*span),)
+        points = tuple(sorted(map(fingerprint, keys)))
+        locks = (r.TableLocks(table, 0, 0, points, ranges),) if points or ranges else ()
+        command = r.LockReads(self.token(label), self.writer(writer), sequence, locks, read_from)
+        self.ask(f"lock {label}", command)
+        if isinstance(self.result, r.ReadsLocked):
+            self.at[label, writer] = self.result.timestamp
+        return told(self.result)
+
+    def vouch(self, *, label: str = "T", writer: str = "w", through: int | None = None) -> str:
+        """The client has looked, through the time that it was told last."""
+        last = self.state.locks.of(self.id(label)).last(self.writer(writer))
+        word = r.Vouched(self.writer(writer), last, through or self.at[label, writer])
+        self.ask("vouch", r.LockReads(self.token(label), self.writer(writer), 0, vouched=(word,)))
+        return told(self.result)
+
+    def locked(self, *keys: bytes, **given: Any) -> None:
+        """Register, look and vouch."""
+        assert self.lock_reads(*keys, **given) == "ReadsLocked"
+        who = {name: given[name] for name in ("label", "writer") if name in given}
+        assert self.vouch(**who) == "ReadsLocked"
+
+    def wrote(self, key: bytes, stream: str = PLAIN, label: str = "T", writer: str = "w") -> None:
+        """A write to the journal, and its receipt."""
+        self.touch(label, stream)
+        self.write(label, writer, stream)
+        self.finish(label, writer)
+
+    def end(self, label: str = "T", **given: Any) -> str:
+        """Commit, with as many rounds as it takes: how it ended, or what it was answered."""
+        self.commit(label, **given)
+        for _ in range(4):
+            if self.said:
+                return told(self.said[-1][1])
+            self.wait(10)
+        return "nothing"
+
+    def commit_to(self, table: str, key: bytes, label: str = "C") -> None:
+        """Another's commit by the journal, with a digest."""
+        self.new_id(label)
+        self.begin(label)
+        self.touch(label, table)
+        self.write(label, label, table, digest=Keys.of([key]).to_bytes())
+        self.finish(label, label)
+        assert self.end(label) == "COMMITTED"
+
+
+def test_registered_vouched_and_committed_through_takeovers() -> None:
+    bank = Long()
+    for number in range(10):
+        bank.locked(*(b"k%d" % n for n in range(100 * number, 100 * number + 100)))
+    assert bank.state.locks.count == 1000
+    bank.wrote(b"x")
+    for keep in (True, False):
+        assert bank.put((A, b"other")) == "COMMITTED"
+        bank.lead(keep_table=keep)
+        assert bank.state.locks.count == 1000
+    assert bank.end() == "COMMITTED"
+    assert bank.state.locks.count == 0
+    assert not [key for key in bank.table.rows if key[17:18] == bytes((k.Entry.READ_LOCK,))]
+
+
+WRITERS: dict[str, Callable[[Long], object]] = {
+    "one-shot": lambda bank: bank.put((A, b"k7")),
+    "journal": lambda bank: bank.commit_to(A, b"k7"),
+    "plain write": lambda bank: (
+        bank.write_plainly(A, digest=Keys.of([b"k7"]).to_bytes()),
+        bank.turn(),
+    ),
+}
+
+
+@pytest.mark.parametrize("lead", [None, True, False])
+@pytest.mark.parametrize("how", [*WRITERS, "nothing"])
+def test_what_breaks_a_lock_ends_the_transaction_in_that_round(how: str, lead: bool | None) -> None:
+    bank = Long()
+    bank.locked(*(b"k%d" % n for n in range(20)))
+    bank.wrote(b"x")
+    if lead is not None:
+        bank.lead(keep_table=lead)
+    if how in WRITERS:
+        WRITERS[how](bank)
+        row = bank.row("T")
+        assert row.state == "ABORTED"
+        assert row.broken is not None
+        assert (row.broken.table, row.broken.timestamp) == (A, bank.state.tables[A].last)
+        assert row.broken.key == b"k7"
+        assert "k7" in row.reason
+        assert bank.state.locks.count == 0
+        bank.heartbeat("T")
+        assert bank.result.not_open[0].broken == row.broken
+    if lead is not None:
+        bank.lead(keep_table=lead)
+    assert bank.end() == ("ABORTED" if how in WRITERS else "COMMITTED")
+    if how in WRITERS:
+        assert bank.result.broken.key == b"k7"
+    assert bank.end(asker="again") == bank.row("T").state
+
+
+def test_who_only_reads_reads_on() -> None:
+    bank = Long()
+    bank.locked(b"k")
+    assert bank.put((A, b"k")) == "COMMITTED"
+    assert bank.row("T").state == "OPEN"
+    assert bank.lock_reads(b"l") == "ReadsLocked"
+    assert bank.result.broken.key == b"k"
+    assert bank.state.locks.count == 1, "no more locks are kept of it"
+    assert bank.touch("T", PLAIN) == "LocksBroken"
+    bank.lead(keep_table=False)
+    assert bank.touch("T", PLAIN) == "LocksBroken"
+    assert bank.end(name="claimed") == "LocksBroken"
+    assert bank.end() == "COMMITTED"
+
+
+@pytest.mark.parametrize(
+    ("span", "written", "state"),
+    [
+        ((b"a", b"m"), b"k", "ABORTED"),
+        ((b"a", b"k"), b"k", "OPEN"),
+        ((b"k", None), b"k", "ABORTED"),
+        ((b"", None), b"k", "ABORTED"),
+        ((b"l", None), b"k", "OPEN"),
+    ],
+)
+def test_ranges(span: Any, written: bytes, state: str) -> None:
+    bank = Long()
+    bank.wrote(b"x")
+    bank.locked(span=span)
+    assert bank.put((A, written)) == "COMMITTED"
+    assert bank.row("T").state == state
+
+
+def test_nobody_breaks_its_own_and_the_second_of_one_round_sees_the_first() -> None:
+    bank = Long()
+    bank.open("U")
+    for label in "TU":
+        bank.touch(label, A)
+        bank.locked(b"k", label=label, writer=label)
+        bank.write(label, label, A, digest=Keys.of([b"k"]).to_bytes())
+        bank.finish(label, label)
+    bank.turn(*((f"commit {label}", bank.committing(label)) for label in "TU"))
+    bank.wait(10)
+    assert sorted(bank.row(label).state for label in "TU") == ["ABORTED", "COMMITTED"]
+    winner = next(label for label in "TU" if bank.row(label).state == "COMMITTED")
+    assert bank.end(winner) == "COMMITTED", "a repeated one is answered"
+
+
+def unknown(bank: Long) -> None:
+    """A commit whose keys are not known."""
+    bank.new_id("C")
+    bank.begin("C")
+    bank.touch("C", A)
+    bank.write("C", "C", A)
+    bank.finish("C", "C")
+    assert bank.end("C") == "COMMITTED"
+
+
+def big(bank: Long) -> None:
+    """One of which the bounds are known."""
+    bank.put(*((A, b"%03d" % i) for i in range(FEW_KEYS + 1)))
+
+
+@pytest.mark.parametrize("lead", [None, True, False])
+@pytest.mark.parametrize("doubt", [unknown, big])
+def test_a_doubt_costs_a_look_and_never_a_transaction(
+    doubt: Callable[[Long], None], lead: bool | None
+) -> None:
+    bank = Long()
+    bank.locked(span=(b"0020", b"0020z"))
+    bank.locked(b"elsewhere", table=B, writer="v")
+    bank.wrote(b"x")
+    doubt(bank)
+    assert bank.row("T").state == "OPEN"
+    if lead is not None:
+        bank.lead(keep_table=lead)
+    assert bank.end() == "LookAgain"
+    again = bank.result
+    assert again.writers == (bank.writer("w"),)
+    assert {at.table: at.last for at in again.tables}[A] == bank.state.tables[A].last
+    bank.ask("list", r.ListLocks(bank.token("T"), bank.writer("w"), 0))
+    assert bank.result.locks[0].ranges == (r.LockedRange(b"0020", b"0020z"),)
+    bank.ask("list", r.ListLocks(bank.token("T"), bank.writer("w"), bank.result.sequence))
+    assert (bank.result.sequence, bank.result.locks) == (0, ())
+    assert bank.vouch(through=bank.at["T", "w"]) == "ReadsLocked"
+    assert bank.end(asker="soon") == "LookAgain", "it was looked at too early"
+    assert bank.vouch(through=again.timestamp) == "ReadsLocked"
+    assert bank.end(asker="then") == "COMMITTED"
+
+
+def test_doubts_while_it_is_decided() -> None:
+    """Those who wait are told; it waits for the look, or is aborted when nobody is heard of."""
+    for looks in (True, False):
+        bank = Long()
+        bank.locked(b"k")
+        bank.wrote(b"x")
+        bank.commit("T")
+        assert bank.row("T").state == "COMMIT_IN_PROGRESS"
+        bank.write_plainly(A)
+        bank.wait(10)
+        (told_,) = [result for _, result in bank.said]
+        assert isinstance(told_, r.LookAgain)
+        assert bank.row("T").state == "COMMIT_IN_PROGRESS"
+        bank.lead(keep_table=looks)
+        bank.wait(100)
+        assert bank.row("T").state == "COMMIT_IN_PROGRESS"
+        if not looks:
+            bank.wait(61_000)
+            assert bank.row("T").state == "ABORTED"
+            continue
+        assert bank.end() == "LookAgain"
+        word = r.Vouched(bank.writer("w"), 1, bank.result.timestamp)
+        bank.ask("commit with it", replace(bank.committing("T"), vouched=(word,)))
+        bank.wait(100)
+        assert bank.row("T").state == "COMMITTED"
+
+
+@pytest.mark.parametrize("who", ["w", "v"])
+def test_a_set_that_nobody_looked_at_is_not_committed(who: str) -> None:
+    bank = Long()
+    bank.wrote(b"x")
+    assert bank.lock_reads(b"k", writer=who) == "ReadsLocked"
+    assert bank.end() == "LookAgain"
+    assert bank.result.writers == (bank.writer(who),)
+    bank.vouch(writer=who)
+    assert bank.lock_reads(b"l", writer=who) == "ReadsLocked"
+    assert bank.end(asker="more") == "LookAgain"
+    bank.vouch(writer=who)
+    assert bank.end(asker="last") == "COMMITTED"
+
+
+def test_locks_of_left_out_writers_count_and_who_was_read_from_must_be_taken() -> None:
+    bank = Long()
+    bank.wrote(b"x", writer="v")
+    bank.wrote(b"y", writer="u")
+    bank.locked(b"k", read_from=(r.WriterAt(bank.writer("v"), 1),))
+    receipts = {name: bank.receipt("T", name) for name in "uv"}
+    assert bank.end(receipts=[receipts["u"]]) == "WritersUnfinished"
+    bank.locked(b"l", writer="gone")
+    assert bank.put((A, b"l")) == "COMMITTED"
+    assert bank.row("T").state == "ABORTED"
+
+
+def test_a_lost_table_ends_who_locked_it() -> None:
+    bank = Long()
+    bank.locked(b"k")
+    turn = bank.new_turn()
+    assert give_up_stream(turn, A, "a test") == [bank.id("T")]
+    bank.close(turn)
+    assert bank.row("T").reason == f"{A} is lost: a test"
+
+
+def test_the_oldest_snapshot_and_what_a_repeated_begin_has_to_say() -> None:
+    bank = Long()
+    first = bank.row("T").snapshot
+    assert first > 0
+    bank.open("U")
+    bank.describe(stream=A)
+    assert bank.result.streams[0].oldest_snapshot == first
+    assert bank.ask("other", bank.beginning("T")) == "InvalidArgument"
+    bank.abort("T")
+    bank.describe(stream=A)
+    assert bank.result.streams[0].oldest_snapshot == bank.row("U").snapshot
+    bank.abort("U")
+    bank.describe(stream=A)
+    assert bank.result.streams[0].oldest_snapshot == 0
+    begin = replace(bank.beginning("V"), snapshot=(1 << 63) - 1)
+    assert bank.ask("ahead", begin) == "InvalidArgument"
+
+
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    bank = Long()
+    assert bank.lock_reads(b"k", table=PLAIN) == "InvalidArgument"
+    assert bank.lock_reads(b"k", table="nyc/none") == "InvalidArgument"
+    assert bank.lock_reads(span=(b"b", b"b")) == "InvalidArgument"
+    assert bank.lock_reads(*(b"%d" % n for n in range(10_001))) == "TooManyLocks"
+    assert bank.lock_reads(span=(b"k" * (1 + (256 << 10)), None)) == "InvalidArgument"
+    assert bank.lock_reads(b"k") == "ReadsLocked"
+    assert bank.lock_reads(b"k", sequence=1) == "ReadsLocked", "the same again"
+    assert bank.lock_reads(b"l", sequence=1) == "InvalidArgument"
+    assert bank.vouch(through=(1 << 63) - 1) == "InvalidArgument"
+    ahead = r.Vouched(bank.writer("w"), 2, 1)
+    command = r.LockReads(bank.token("T"), bank.writer("w"), 0, vouched=(ahead,))
+    assert bank.ask("ahead", command) == "InvalidArgument"
+    bank.begin("P")
+    assert bank.lock_reads(b"k", label="P") == "InvalidArgument", "it has no snapshot"
+    prepare = replace(bank.committing("T"), prepare=r.Prepare(b"", b""))
+    assert bank.ask("prepare", prepare) == "InvalidArgument"
+    bank.grant("writer", "nyc/*", 4)
+    with bank.by("writer"):
+        assert bank.lock_reads(b"z") == "NotAuthorized"
+    for name, value in (("REGISTERED", 2), ("RANGES", 0)):
+        limit = getattr(limits, name)._replace(value=value)
+        with monkeypatch.context() as patched:
+            patched.setattr(limits, name, limit)
+            given = {"span": (b"a", b"b")} if name == "RANGES" else {}
+            assert bank.lock_reads(b"1", b"2", **given) == "TooMuchLocked"
+    bank.abort("T")
+    assert bank.lock_reads(b"m") == "TransactionAborted"
+
+
+def test_who_broke_it_is_told_to_those_who_may_see_it() -> None:
+    bank = Long()
+    bank.locked(b"k")
+    bank.grant("other", "nyc/*", 7)
+    with bank.by("other"):
+        assert bank.put((A, b"k")) == "COMMITTED"
+    bank.get("T")
+    assert bank.result.broken.by == b""
+    row = bank.row("T")
+    assert row.broken is not None
+    assert row.broken.by == bank.id("shot 1")
+
+
+def test_a_fold_gives_the_same_locks() -> None:
+    bank = Long()
+    bank.locked(b"a", b"b", span=(b"c", None))
+    bank.locked(b"d", table=B, writer="v")
+    unknown(bank)
+    folded = fold(bank.log).locks
+    assert folded == bank.state.locks
+    bank.abort("T")
+    assert fold(bank.log).locks == bank.state.locks
