@@ -12,6 +12,7 @@ from anabranch.core.authorize import Right
 from anabranch.core.hybrid_time import to_datetime
 from anabranch.core.ids import OPEN_LANE, check_type, hash_of, state_stream, txn_text
 from anabranch.core.stream_states import ACTIVE
+from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import HeldByPrepared, InvalidArgument, TransactionAborted
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode_as, encode
@@ -383,9 +384,8 @@ def committed(outcome: r.Outcome) -> r.Outcome:
         )
     if outcome.state != "COMMITTED":
         why = f" ({outcome.reason})" if outcome.reason else ""
-        raise TransactionAborted(
-            f"transaction {txn_text(outcome.txn_id)} is aborted{why}: begin a new one"
-        )
+        text = f"transaction {txn_text(outcome.txn_id)} is aborted{why}: begin a new one"
+        raise TransactionAborted(text) if outcome.broken is None else locks_broken(outcome.broken)
     return outcome
 
 

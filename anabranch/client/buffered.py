@@ -36,10 +36,12 @@ class Buffered(Handle):
         name: str | None,
         keepalive_ms: int,
         tenure: Tenure | None,
+        snapshot: int,
     ) -> None:
         super().__init__(shared, scope, keepalive_ms)
         self._name = name
         self._tenure = tenure
+        self._snapshot = snapshot
         self._txn_id: bytes | None = None
         self._secret: bytes | None = None
         self._begun = False  # a Begin was sent
@@ -55,7 +57,9 @@ class Buffered(Handle):
         self._begun = True
         self._secret = self._secret or self._session.new_secret()  # the same when this is repeated
         of = None if self._tenure is None else self._tenure.hash
-        begin = r.Begin(txn_id, self._scope, self._name, self.keepalive_ms, self._secret, of)
+        begin = r.Begin(
+            txn_id, self._scope, self._name, self.keepalive_ms, self._secret, of, self._snapshot
+        )
         begun = self._session.begin(begin, deadline)
         if isinstance(begun, r.Outcome):
             self._take_outcome(begun)
@@ -105,10 +109,10 @@ class Buffered(Handle):
             self._check_usable()
             return self._make_id(self._shared.deadline(None))
 
-    def open_named(self) -> None:
+    def open_named(self, timeout: float | None = None) -> None:
         """Begin at once, under the name; a committed name gives its result."""
         with self._lock:
-            self._begin(self._shared.deadline(None))
+            self._begin(self._shared.deadline(timeout))
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything written is acknowledged and its receipt registered. Opens the transaction.

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 from anabranch.client.handle import Shared
+from anabranch.client.joined_writer import Writer
 from anabranch.client.ports import ClientPorts
+from anabranch.client.reservation import keepalive_ms_of
+from anabranch.client.transaction import Transaction
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.stream_settings import VERSIONS_MS, is_table
 from anabranch.errors import InvalidArgument, NotReady, UnsupportedSetting
@@ -48,6 +51,8 @@ class _Controller:
         session = shared.session
         self.new_txn_id, self.random64 = session.new_txn_id, session.random64
         self.locked_shot, self.resolve = session.locked_shot, session.resolve
+        self.lock_reads, self.state = session.lock_reads, session.state
+        self.one_shot_bytes = shared.one_shot_bytes
 
     @property
     def last_timestamp(self) -> int:
@@ -61,6 +66,16 @@ class _Controller:
             session.instant(scope, at, deadline)
             told = session.safe_tables(scope, None, tables, deadline)
         return told.timestamp, {each.table: each.last for each in told.tables}
+
+    def oldest_snapshot(self, table: str, deadline: float) -> int:
+        return self._shared.session.describe(table, deadline).oldest_snapshot
+
+    def opening(self, scope: str, keepalive: float, snapshot: int) -> Transaction:
+        keepalive_ms = keepalive_ms_of(keepalive)
+        return Transaction(self._shared, scope, None, keepalive_ms, snapshot=snapshot)
+
+    def join(self, token: bytes, heartbeat: bool, label: str) -> Writer:
+        return Writer(self._shared, token, heartbeat=heartbeat, label=label)
 
 
 class Reading:

@@ -24,6 +24,7 @@ from anabranch.client.session import Session
 from anabranch.core.ids import check_type, is_state
 from anabranch.core.receipts import left_behind
 from anabranch.core.stream_states import ACTIVE, FORGOTTEN, WAITING
+from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -317,6 +318,14 @@ class Handle:
         if self._session.now() >= deadline:
             raise NotReady(f"{stream}: {missing}") from missing
 
+    @property
+    def identity(self) -> tuple[bytes, int]:
+        """The token, and the writer. `IllegalState`: it is not open; as `write`: it is over."""
+        self._check_not_over()
+        if self._token is None or self._account is None:
+            raise IllegalState("the transaction is not open")
+        return self._token, self._account.writer
+
     # -- its end --------------------------------------------------------------------------------------
 
     def _end(self, error: AnabranchError) -> None:
@@ -342,6 +351,8 @@ class Handle:
             return
         if outcome.state == "COMMITTED":
             self._end(AlreadyCommitted("the transaction was committed elsewhere"))
+        elif outcome.broken is not None:
+            self._end(locks_broken(outcome.broken))
         else:
             why = outcome.reason or outcome.state
             self._end(TransactionAborted(f"the transaction is aborted ({why}): begin a new one"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from anabranch.client.exchange import FIRST_REPEAT_S, FIRST_RETRY_S, LONGEST_RETRY_S, T
 from anabranch.client.ports import ClientPorts
@@ -30,8 +30,10 @@ from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
     EventTooLarge,
+    LocksBroken,
     MalformedRecord,
     NotAuthorized,
+    NotReady,
     OutcomeUnknown,
     TenureLost,
     TransactionAborted,
@@ -44,7 +46,18 @@ RESOLVE_SHARE = 1 / 3  # of a commit's time, kept to ask for its outcome
 # A controller's refusal at its deadline arrives so long before ours, at least and at most.
 _MARGIN_S = (0.3, 2.0)
 # A refusal that holds for all copies of a command; any other holds only for a command sent once.
-_FINAL = (TransactionAborted, AlreadyCommitted, EventTooLarge, TenureLost)
+_FINAL = (TransactionAborted, LocksBroken, AlreadyCommitted, EventTooLarge, TenureLost)
+
+
+class Reads(Protocol):
+    """The reads of an open transaction on tables, as far as its commit needs them."""
+
+    @property
+    def vouched(self) -> tuple[r.Vouched, ...]:
+        """The sets of locks that were looked at."""
+
+    def look_again(self, answer: r.LookAgain, deadline: float) -> None:
+        """Look at what the controller names. `LocksBroken`; `NotReady`: the replica is not there in time."""
 
 
 class Session(StreamCalls):
@@ -124,17 +137,35 @@ class Session(StreamCalls):
         consumed: r.Consumed | None = None,
         prepare: r.Prepare | None = None,
         secret: bytes | None = None,
+        reads: Reads | None = None,
     ) -> r.Outcome:
         """Commit until the outcome is COMMITTED. `OutcomeUnknown` at the deadline; refusals leave it open.
 
         ``number``: of the series ``name``; `AlreadyCommitted` where the series is beyond it. ``prepare``: only
-        until it is PREPARED. ``secret``: as the command's; ``token`` may be the bare id then.
+        until it is PREPARED. ``secret``: as the command's; ``token`` may be the bare id then. ``reads``: who looks
+        at the registered locks; `NotReady` without it, while a look is due.
         """
         named = None if receipts is None else tuple(receipts)
         # `_until_known` says how long to wait.
         command = r.Commit(token, tuple(own), named, name, 0, number, consumed, prepare, secret)
-        with _about(token):
-            return self._until_known(id_named(token), command, token, deadline)
+        while True:
+            vouched = () if reads is None else reads.vouched
+            try:
+                with _about(token):
+                    command = replace(command, vouched=vouched)
+                    return self._until_known(id_named(token), command, token, deadline)
+            except _LooksAgain as told:
+                if reads is None:
+                    raise NotReady(
+                        "locks of the transaction on tables have to be looked at: commit it where a replica is"
+                    ) from None
+                again = told.answer
+            reads.look_again(again, deadline)
+
+    def lock_reads(self, command: r.LockReads | r.ListLocks, deadline: float) -> r.ReadsLocked:
+        """Register what was read of tables, or tell a set of what was registered."""
+        with _about(command.token):
+            return self.ask(_partition(command.token), command, r.ReadsLocked, deadline)
 
     def one_shot(
         self,

@@ -18,7 +18,7 @@ from anabranch.client.reservation import (
     Reservation,
     abort_reserved,
 )
-from anabranch.client.session import unknown
+from anabranch.client.session import Reads, unknown
 from anabranch.core.ids import check_number, is_marked, txn_text
 from anabranch.errors import (
     AlreadyCommitted,
@@ -26,6 +26,7 @@ from anabranch.errors import (
     EventTooLarge,
     IllegalState,
     InvalidArgument,
+    LocksBroken,
     MalformedRecord,
     NotAuthorized,
     OutcomeUnknown,
@@ -63,8 +64,12 @@ class Transaction(Buffered):
         name: str | None,
         keepalive_ms: int,
         tenure: Tenure | None = None,
+        *,
+        snapshot: int = 0,
     ) -> None:
-        super().__init__(shared, scope, name, keepalive_ms, tenure)
+        """``snapshot``: hybrid time that its reads of tables are at; 0: it has none."""
+        super().__init__(shared, scope, name, keepalive_ms, tenure, snapshot)
+        self._reads: Reads | None = None
         self._result: Result | None = None
         self._outcome: r.Outcome | None = None  # of its prepare or commit
         self._own: r.Receipt | None = None
@@ -72,6 +77,10 @@ class Transaction(Buffered):
         self._told = False  # … and the caller was told that
         self._abort_unanswered = False  # an abort was sent, and not answered
         self._shot: r.PrepareEvents | None = None  # … of all events in one command
+
+    def read_by(self, reads: Reads) -> None:
+        """Let this look at what it read of tables, when it commits."""
+        self._reads = reads
 
     def __enter__(self) -> Self:
         return self
@@ -292,7 +301,16 @@ class Transaction(Buffered):
         before, self._in_doubt, self._told = self._in_doubt, True, False
         try:
             outcome = self._session.commit(
-                self._token, own, others, name, deadline, number, consumed, prepare, secret
+                self._token,
+                own,
+                others,
+                name,
+                deadline,
+                number,
+                consumed,
+                prepare,
+                secret,
+                self._reads,
             )
             check_taken(outcome, own, self._txn_id)
         except AnabranchError as error:
@@ -303,7 +321,7 @@ class Transaction(Buffered):
 
     def _failed_to_commit(self, error: AnabranchError, before: bool) -> None:
         """``before``: a former commit was in doubt; a refusal of this one says nothing about that one."""
-        if isinstance(error, TransactionAborted | AlreadyCommitted | TenureLost):
+        if isinstance(error, TransactionAborted | LocksBroken | AlreadyCommitted | TenureLost):
             self._in_doubt = False
             self._end(error)
             self._discard()

@@ -16,6 +16,7 @@ from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
     IllegalState,
+    LocksBroken,
     OutcomeUnknown,
     TransactionAborted,
 )
@@ -182,6 +183,17 @@ def broken_text(broken: BrokenLock) -> str:
         what += f" to {broken.range.high!r:.100}" if broken.range.high is not None else " on"
     at = hybrid_time.to_text(broken.timestamp)
     return f"{broken.table} {what} was read, and written by another at {at}: begin again"
+
+
+def locks_broken(broken: BrokenLock) -> LocksBroken:
+    """The error for a lock that a commit broke."""
+    return LocksBroken(
+        broken_text(broken),
+        table=broken.table,
+        key=broken.key,
+        by=broken.by,
+        commit_timestamp=broken.timestamp,
+    )
 
 
 TRANSACTIONS: Machine[TxnState, Op] = Machine(get_args(TxnState), _TABLE, _illegal)

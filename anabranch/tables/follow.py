@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 from anabranch.errors import SnapshotExpired, UnknownStream
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
@@ -20,6 +21,25 @@ BATCH_ROWS = 32_768  # a write has so many rows, or bytes, and a block more
 BATCH_BYTES = 8 << 20
 _AT_ONCE = 2000  # history records
 _NO_PREVIOUS = -1
+
+
+class SafeTimes(Protocol):
+    """The controller's word, as a client brings it."""
+
+    @property
+    def last_timestamp(self) -> int:
+        """The highest hybrid time that this client was told of."""
+
+    def safe(
+        self, tables: Sequence[str], at: int, deadline: float
+    ) -> tuple[int, Mapping[str, int]]:
+        """A hybrid time at or above ``at``, 0 being now, and each table's newest commit up to it (0: none).
+
+        Later commits exceed it. Raises: UnknownStream, NotReady (``at`` is still to come at the deadline).
+        """
+
+    def oldest_snapshot(self, table: str, deadline: float) -> int:
+        """The oldest one of the open transactions that may read the table; 0: there is none."""
 
 
 class _Table:

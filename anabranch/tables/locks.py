@@ -22,6 +22,11 @@ class Span:
     def __init__(self, low: bytes, high: bytes | None) -> None:
         self.low, self.high = low, high
 
+    @property
+    def record(self) -> r.LockedRange:
+        """As it is now."""
+        return r.LockedRange(self.low, self.high)
+
 
 class Locks:
     """Points and ranges, by table. One thread at a time."""
@@ -30,6 +35,7 @@ class Locks:
         self._points: dict[str, set[bytes]] = {}
         self._spans: dict[str, list[Span]] = {}
         self._count = 0
+        self._registered: set[tuple[str, int | r.LockedRange]] = set()
 
     def point(self, table: str, key: bytes) -> None:
         """Lock a key, whether there is a row or not. `TooManyLocks`."""
@@ -66,6 +72,37 @@ class Locks:
                         return broken(table, seen, view.timestamp)
         return None
 
+    def fresh(self) -> tuple[r.TableLocks, ...]:
+        """Locks that are not registered, as many as go into a command; empty: all are."""
+        left = limits.LOCK_BYTES.value
+        found = []
+        for table in sorted({*self._points, *self._spans}):
+            known = self._registered
+            prints = {fingerprint(key) for key in self._points.get(table, ())}
+            points = sorted(each for each in prints if (table, each) not in known)[: left // 8]
+            left -= 8 * len(points)
+            spans = [s for s in self._spans.get(table, ()) if (table, s.record) not in known]
+            ranges = []
+            for span in joined(spans):
+                left -= len(span.low) + len(span.high or b"")
+                if left < 0:
+                    break
+                ranges.append(span)
+            if points or ranges:
+                found.append(r.TableLocks(table, 0, 0, tuple(points), tuple(ranges)))
+            if left <= 0:
+                break
+        return tuple(found)
+
+    def registered(self, locks: Iterable[r.TableLocks]) -> None:
+        """Note that these are registered, and what lies in them."""
+        for each in locks:
+            self._registered.update((each.table, point) for point in each.points)
+            for span in self._spans.get(each.table, ()):
+                record = span.record
+                if any(_covers(whole, record) for whole in each.ranges):
+                    self._registered.add((each.table, record))
+
     def records(
         self, tables: Sequence[str], marks: Mapping[str, tuple[int, int]]
     ) -> tuple[r.TableLocks, ...]:
@@ -82,6 +119,12 @@ class Locks:
             )
             for table in sorted(tables)
         )
+
+
+def _covers(whole: r.LockedRange, part: r.LockedRange) -> bool:
+    if whole.low > part.low:
+        return False
+    return whole.high is None or (part.high is not None and part.high <= whole.high)
 
 
 def broken(table: str, seen: Seen, snapshot: int) -> LocksBroken:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self, get_args
+from typing import NamedTuple, Self, get_args
 
 from anabranch.core.hybrid_time import from_us, to_text, to_us
 from anabranch.errors import (
@@ -25,11 +25,13 @@ from anabranch.errors import (
 from anabranch.ports import Clock
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.snapshot import check_at
-from anabranch.tables.follow import Follower
+from anabranch.tables.follow import Follower, SafeTimes
 from anabranch.tables.indexes import Index, indexed
+from anabranch.tables.joined import JoinedTransaction, join
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.store import Store
-from anabranch.tables.transaction import Commits, Isolation, TableTransaction
+from anabranch.tables.transaction import Commits, TableTransaction
+from anabranch.tables.work import Isolation
 from anabranch.types import Result
 
 log = logging.getLogger("anabranch.client")
@@ -41,23 +43,8 @@ _PAUSE_S = 0.5  # after an error
 # that many write in the middle, and loses again: with a quarter of a second one of 16 clients got nothing.
 _PAUSES_S = (0.004, 0.032)
 _LEAST_S = 0.05
+_ASK_S = 1.0  # for the oldest snapshot, before a sweep
 _LEAST_SWEPT = from_us(1_000_000)  # hybrid time between two sweeps of a table
-
-
-class SafeTimes(Protocol):
-    """The controller's word, as a client brings it."""
-
-    @property
-    def last_timestamp(self) -> int:
-        """The highest hybrid time that this client was told of."""
-
-    def safe(
-        self, tables: Sequence[str], at: int, deadline: float
-    ) -> tuple[int, Mapping[str, int]]:
-        """A hybrid time at or above ``at``, 0 being now, and each table's newest commit up to it (0: none).
-
-        Later commits exceed it. Raises: UnknownStream, NotReady (``at`` is still to come at the deadline).
-        """
 
 
 class Lag(NamedTuple):
@@ -259,17 +246,30 @@ class Replica:
             if next(self._sweeping, None) is None:
                 self._sweeping = None
             return
-        with self._moved:  # no snapshot begins below the floor meanwhile
-            # A table may be ahead of the others: all are read at one time.
-            kept = [self._held] if self._held is not None else []
-            kept += [snapshot.timestamp for snapshot in self._open]
-            floor = min([self.timestamp - self._history, *kept])
-            for table in self.tables:
-                if floor - self._swept.get(table, 0) >= max(self._history // 2, _LEAST_SWEPT):
-                    self._swept[table] = floor
-                    self._follower.save()  # else a crash would take the complete time back below the floor
-                    self._sweeping = self._store.sweep(table, floor)
+        for table in self.tables:
+            wanted = self._floor()
+            if wanted - self._swept.get(table, 0) >= max(self._history // 2, _LEAST_SWEPT):
+                self._swept[table] = wanted
+                try:
+                    until = self._clock.monotonic() + _ASK_S
+                    oldest = self._controller.oldest_snapshot(table, until)
+                except AnabranchError as error:
+                    log.info("%s is not swept for now: %s", table, error)
                     return
+                with self._moved:  # no snapshot begins below the floor meanwhile
+                    floor = min(self._floor(), oldest or wanted)
+                    if floor > self._store.marks[table].floor:
+                        self._follower.save()  # else a crash would take the complete time back below it
+                        self._sweeping = self._store.sweep(table, floor)
+                return
+
+    def _floor(self) -> int:
+        """The time that versions are kept from, as far as this replica knows. A table may be ahead of others: all
+        are read at one time.
+        """
+        kept = [self._held] if self._held is not None else []
+        kept += [snapshot.timestamp for snapshot in list(self._open)]
+        return min([self.timestamp - self._history, *kept])
 
     def hold(self, timestamp: int) -> None:
         """Keep the versions of this time and later ones from being swept; earlier ones may go."""
@@ -318,19 +318,19 @@ class Replica:
     # -- transactions ---------------------------------------------------------------------------------
 
     def begin(
-        self, *, isolation: Isolation = "serializable", timeout: float | None = None
+        self,
+        *,
+        isolation: Isolation = "serializable",
+        keepalive: float | None = None,
+        timeout: float | None = None,
     ) -> TableTransaction:
         """Begin a transaction that reads all tables as of the newest moment here, with all that this client saw.
 
         ``isolation``: 'snapshot' locks what is written instead of what is read (the first committer wins).
-        ``timeout``: seconds, to catch up. Raises: as `snapshot`.
+        ``keepalive``: it is to be open for long: aborted after so many seconds of silence; the handle sends
+        heartbeats. ``timeout``: seconds, to catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.
         """
-        if self._commits is None:
-            raise IllegalState(
-                "this replica has no client to commit by: `Client.replica` makes one that has"
-            )
-        if isolation not in get_args(Isolation):
-            raise InvalidArgument(f"isolation {isolation!r}: {' or '.join(get_args(Isolation))}")
+        commits = self._check_commits(isolation)
         seen = max(1, self._controller.last_timestamp, self._broken_at)
         if self.timestamp < seen:
             deadline = self.deadline(timeout)
@@ -338,7 +338,33 @@ class Replica:
                 self.told(*self._controller.safe(self.tables, seen, deadline))
             self._wait(seen, deadline)
         view = self.snapshot(fresh=False, timeout=timeout)
-        return TableTransaction(self, self._commits, view, isolation)
+        return TableTransaction(self, commits, view, isolation, keepalive)
+
+    def join(
+        self,
+        token: bytes,
+        *,
+        isolation: Isolation = "serializable",
+        heartbeat: bool = False,
+        label: str = "",
+        timeout: float | None = None,
+    ) -> JoinedTransaction:
+        """Take part in a transaction that another process began, by its token: all read at its snapshot.
+
+        ``heartbeat``, ``label``: as of `Client.join`. ``timeout``: seconds, to catch up.
+        Raises: as `snapshot` and `Client.join`; InvalidArgument: it was not begun by a replica; LocksBroken.
+        """
+        commits = self._check_commits(isolation)
+        return join(self, commits, token, isolation, heartbeat, label, self.deadline(timeout))
+
+    def _check_commits(self, isolation: Isolation) -> Commits:
+        if self._commits is None:
+            raise IllegalState(
+                "this replica has no client to commit by: `Client.replica` makes one that has"
+            )
+        if isolation not in get_args(Isolation):
+            raise InvalidArgument(f"isolation {isolation!r}: {' or '.join(get_args(Isolation))}")
+        return self._commits
 
     def transact(
         self,

@@ -1,44 +1,76 @@
-"""A transaction that reads and writes tables: one snapshot, own writes over it, locks on what it read.
-
-All is in memory until the commit, which is one command. `docs/tables.md` has the rules.
-"""
+"""A transaction that reads and writes tables, begun here: one command, or one that is open for long."""
 
 from __future__ import annotations
 
 import logging
-from bisect import insort
-from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple, NoReturn, Protocol, Self
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NoReturn, Protocol, Self
 
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import NO_TXN, split_stream, txn_text
 from anabranch.errors import (
     AnabranchError,
     DeadlineExceeded,
-    IllegalState,
     InvalidArgument,
     LocksBroken,
     OutcomeUnknown,
     RetryError,
-    RowExists,
-    RowMissing,
+    TransactionAborted,
 )
 from anabranch.schemas import records as r
-from anabranch.tables.locks import Locks, broken
-from anabranch.tables.snapshot import TableSnapshot, bounds, check_key, check_limit
-from anabranch.types import Counts, Result, result_of
+from anabranch.tables.joined import Joins
+from anabranch.tables.registering import Part, Registering
+from anabranch.tables.snapshot import TableSnapshot
+from anabranch.tables.work import Isolation, TableWork, Vouching
+from anabranch.types import Counts, Receipt, Result, result_of
 
-Isolation = Literal["serializable", "snapshot"]
+KEEPALIVE_S = 30.0
 log = logging.getLogger("anabranch.client")
-_BROKEN = "its locks are broken"
 _GRACE_S = 5.0  # to make sure of an outcome
+_ROW_BYTES = 48  # of an event in a command, besides key, value and table
 
 
-class Commits(Protocol):
+class Opened(Part, Protocol):
+    """The handle of an open transaction: `anabranch.client.transaction.Transaction`."""
+
+    def read_by(self, reads: Registering) -> None:
+        """Let this look at the locks when it commits."""
+
+    def open_named(self, timeout: float | None = None) -> None: ...
+
+    def write(self, stream: str, value: bytes | None = None, key: bytes | None = None) -> None: ...
+
+    def token(
+        self,
+        rights: str | Iterable[str] = ...,
+        *,
+        expires: float | None = None,
+        lane: str | None = None,
+    ) -> bytes: ...
+
+    def flush(self, timeout: float | None = None) -> None: ...
+
+    def commit(
+        self,
+        receipts: Sequence[Receipt | bytes] | None = None,
+        *,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Result: ...
+
+    def abort(self, reason: str = ..., *, timeout: float | None = None) -> None: ...
+
+
+class Commits(Joins, Protocol):
     """Commits, as a client sends them; deadlines are monotonic seconds."""
 
-    def deadline(self, timeout: float | None) -> float:
-        """The end of a call that may take so many seconds."""
+    @property
+    def one_shot_bytes(self) -> int:
+        """As much one command holds."""
+
+    def opening(self, scope: str, keepalive: float, snapshot: int) -> Opened:
+        """A transaction that is not begun yet. ``keepalive``: seconds."""
 
     def new_txn_id(self, scope: str, deadline: float) -> bytes:
         """An id for a transaction of this scope."""
@@ -53,72 +85,52 @@ class Commits(Protocol):
         """64 random bits, as a signed number."""
 
 
-class Vouching(Protocol):
-    """A replica, as its transactions see it."""
-
-    @property
-    def tables(self) -> tuple[str, ...]: ...
-
-    def marks(self) -> Mapping[str, tuple[int, int]]:
-        """Table -> (complete through, its newest commit), both of one moment."""
-
-    def told(self, timestamp: int, last: Mapping[str, int]) -> None:
-        """The controller's word: at ``timestamp`` these were the newest commits."""
-
-    def broken_at(self, timestamp: int) -> None:
-        """Locks are broken by this commit."""
-
-    def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
-        """The same, and wait until all tables are complete up to it."""
-
-
-class _Own(NamedTuple):
-    """The transaction's writes to one table. ``keys``: rising."""
-
-    rows: dict[bytes, bytes | None]
-    keys: list[bytes]
-
-
-class TableTransaction:
+class TableTransaction(TableWork):
     """Made by `Replica.begin`; use it as a context manager. One thread at a time.
 
-    Leaving it without a commit drops it: nothing was sent.
+    A short one is one command. A ``keepalive``, `token`, `flush`, or writes that are too many for a command make a
+    long one of it, which is open at the controller. Leaving it without a commit drops it.
     """
 
     def __init__(
-        self, replica: Vouching, commits: Commits, view: TableSnapshot, isolation: Isolation
+        self,
+        replica: Vouching,
+        commits: Commits,
+        view: TableSnapshot,
+        isolation: Isolation,
+        keepalive: float | None = None,
     ) -> None:
-        self._replica = replica
+        """``keepalive``: seconds; None: a short one."""
+        super().__init__(replica, view, isolation)
         self.commits = commits
-        self._view = view
-        self._reads_lock = isolation == "serializable"  # else the keys that are written do
-        self._own: dict[str, _Own] = {}
-        self._events: list[r.Event] = []
-        self._locks = Locks()
-        self._broken: LocksBroken | None = None
+        self._keepalive = KEEPALIVE_S if keepalive is None else keepalive
+        self._events: deque[r.Event] = deque()  # that are not handed over
+        self._bytes = 0
         self._txn_id: bytes | None = None
-        self._over = ""
         self._result: Result | None = None
+        self._opened: Opened | None = None
+        self._reads: Registering | None = None
+        self._in_doubt = False
+        if keepalive is not None:
+            self._open(None)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        if not self._over and self._events and error is None:
-            log.warning(
-                "%r is left without commit: its %d writes are dropped", self, len(self._events)
-            )
-        self.abort()
+        if not self._over and self._wrote and error is None:
+            log.warning("%r is left without commit: its writes are dropped", self)
+        try:
+            self.abort()
+        except AnabranchError as trouble:
+            if error is None:
+                raise
+            log.warning("%r could not be aborted and will go stale: %s", self, trouble)
 
     def __repr__(self) -> str:
         return (
             f"<TableTransaction of {', '.join(self._replica.tables)} at {to_text(self.timestamp)}>"
         )
-
-    @property
-    def timestamp(self) -> int:
-        """The hybrid time that all reads are at."""
-        return self._view.timestamp
 
     @property
     def txn_id(self) -> bytes | None:
@@ -130,156 +142,110 @@ class TableTransaction:
         """The outcome, once committed."""
         return self._result
 
-    # -- reading --------------------------------------------------------------------------------------
-
-    def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None:
-        """The row of a key, None if there is none: as of the snapshot, with this transaction's own writes.
-
-        The commit will hold only if no other wrote the key meanwhile; ``lock`` False: whatever others write.
-
-        Raises: InvalidArgument, TooManyLocks, LocksBroken (it was written since, and this transaction wrote
-        already), IllegalState (it is over), SnapshotExpired.
-        """
-        self._check()
-        own = self._own.get(table)
-        if own is not None and check_key(key) in own.rows:
-            return own.rows[key]
-        if not (lock and self._reads_lock):
-            return self._view.get(table, key)
-        seen = self._view.look(table, key)
-        self._locks.point(table, key)
-        if seen.timestamp > self.timestamp:
-            self._break(broken(table, seen, self.timestamp))
-        return seen.value
-
-    def scan(
-        self,
-        table: str,
-        low: bytes | None = None,
-        high: bytes | None = None,
-        *,
-        prefix: bytes | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-        lock: bool = True,
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """Rows from ``low`` up to ``high`` (not included), or with a prefix, in byte order of their keys.
-
-        The part that was really iterated over is locked, with all keys that are not there. Own writes that are made
-        while it iterates are not seen. Raises: as `get`.
-        """
-        self._check()
-        check_limit(limit)
-        begin, end = bounds(low, high, prefix)
-        own = self._own.get(table, _Own({}, []))
-        keys = [k for k in own.keys if begin <= k and (end is None or k < end)]
-        mine = [(key, own.rows[key]) for key in (keys[::-1] if reverse else keys)]
-        seen = self._seen(table, begin, end, reverse, lock and self._reads_lock)
-        return self._rows(_merged(seen, iter(mine), reverse), limit)
-
-    def _rows(
-        self, found: Iterator[tuple[bytes, bytes | None]], limit: int | None
-    ) -> Iterator[tuple[bytes, bytes]]:
-        left = -1 if limit is None else limit
-        while left != 0 and (row := next(found, None)) is not None:
-            self._check()
-            if row[1] is not None:
-                left -= 1
-                yield row[0], row[1]
-
-    def _seen(
-        self, table: str, low: bytes, high: bytes | None, reverse: bool, lock: bool
-    ) -> Iterator[tuple[bytes, bytes | None]]:
-        """Rows of the snapshot; what is given, and what lies before it, is locked."""
-        span = None
-        for seen in self._view.walk(table, low, high, reverse=reverse):
-            if lock:
-                first, end = (seen.key, high) if reverse else (low, seen.key + b"\0")
-                span = span or self._locks.span(table, first, end)
-                span.low, span.high = first, end
-                if seen.timestamp > self.timestamp:
-                    self._break(broken(table, seen, self.timestamp))
-            yield seen.key, seen.value
-        if lock:
-            span = span or self._locks.span(table, low, high)
-            span.low, span.high = low, high
-
-    def lock(
-        self,
-        table: str,
-        key: bytes | None = None,
-        *,
-        low: bytes | None = None,
-        high: bytes | None = None,
-        prefix: bytes | None = None,
-    ) -> None:
-        """Lock a key, or a range, without reading it. Raises: as `get`."""
-        self._check()
-        self._check_table(table)
-        if key is not None:
-            self._locks.point(table, check_key(key))
-        else:
-            self._locks.span(table, *bounds(low, high, prefix))
-
     # -- writing --------------------------------------------------------------------------------------
 
-    def put(self, table: str, key: bytes, value: bytes) -> None:
-        """Write a row, whether there is one or not.
-
-        Raises: InvalidArgument, IllegalState; LocksBroken (what this transaction read was written since).
-        """
-        if not isinstance(value, bytes):
-            raise InvalidArgument(
-                f"a row is bytes, not {type(value).__name__}; `delete` takes it away"
-            )
-        self._write(table, key, value)
-
-    def delete(self, table: str, key: bytes) -> None:
-        """Delete a row, if it is there. Raises: as `put`."""
-        self._write(table, key, None)
-
-    def insert(self, table: str, key: bytes, value: bytes) -> None:
-        """Write a row that is not there. Raises: RowExists; as `get` and `put`."""
-        if self.get(table, key) is not None:
-            raise RowExists(f"{table} has a row {key!r:.100}: `put` or `replace` it")
-        self.put(table, key, value)
-
-    def replace(self, table: str, key: bytes, value: bytes) -> None:
-        """Write a row that is there. Raises: RowMissing; as `get` and `put`."""
-        if self.get(table, key) is None:
-            raise RowMissing(f"{table} has no row {key!r:.100}: `put` or `insert` it")
-        self.put(table, key, value)
-
     def _write(self, table: str, key: bytes, value: bytes | None) -> None:
+        self._bytes += len(key) + len(value or b"") + len(table) + _ROW_BYTES
+        event = r.Event(table, -1, key, value, (), -1)
+        self._events.append(event)
+        if self._reads is not None or self._bytes > self.commits.one_shot_bytes:
+            try:
+                self._open(None)
+            except AnabranchError:
+                if self._events and self._events[-1] is event:
+                    self._events.pop()  # it is not written
+                raise
+
+    # -- being open -----------------------------------------------------------------------------------
+
+    def _open(self, timeout: float | None) -> tuple[Opened, Registering]:
+        """Begin it at the controller, unless it is open; hand over what was written so far."""
+        if self._opened is None:
+            scope = split_stream(self._replica.tables[0])[0]
+            self._opened = self.commits.opening(scope, self._keepalive, self.timestamp)
+        opened = self._opened
+        if self._reads is None:
+            opened.open_named(timeout)
+            self._txn_id = opened.txn_id
+            self._reads = Registering(
+                self.commits, opened, self._replica, self._view, self._locks, self._read_from
+            )
+            opened.read_by(self._reads)
+        try:
+            with self._reads.explained():
+                while self._events:
+                    event = self._events[0]
+                    opened.write(event.stream, event.value, key=event.key)
+                    self._events.popleft()
+        except LocksBroken as error:
+            self._fail(error)
+        return opened, self._reads
+
+    def token(
+        self,
+        rights: str | Iterable[str] = ("write", "heartbeat"),
+        *,
+        expires: float | None = None,
+        lane: str | None = None,
+    ) -> bytes:
+        """The secret bytes with which other processes take part, by `Replica.join`: as of `Transaction.token`.
+
+        All reads so far are registered, and still hold. Raises: LocksBroken, TooMuchLocked, as `commit`.
+        """
         self._check()
-        self._check_table(table)
+        opened, _ = self._register(None)
+        return opened.token(rights, expires=expires, lane=lane)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until what was read is registered and looked at, and what was written is stored.
+
+        Raises: LocksBroken, TooMuchLocked; as `Transaction.flush`.
+        """
+        self._check()
+        opened, _ = self._register(timeout)
+        opened.flush(timeout)
+
+    def _register(self, timeout: float | None) -> tuple[Opened, Registering]:
+        opened, reads = self._open(timeout)
         if self._broken is not None:
             self._fail(self._broken)
-        own = self._own.setdefault(table, _Own({}, []))
-        if check_key(key) not in own.rows:
-            insort(own.keys, key)
-        if not self._reads_lock:
-            self._locks.point(table, key)
-        own.rows[key] = value
-        self._events.append(r.Event(table, -1, key, value, (), -1))
+        try:
+            reads.flush(self.commits.deadline(timeout))
+        except LocksBroken as error:
+            self._fail(error)
+        return opened, reads
 
     # -- its end --------------------------------------------------------------------------------------
 
-    def commit(self, *, name: str | None = None, timeout: float | None = None) -> Result:
+    def commit(
+        self,
+        receipts: Sequence[Receipt | bytes] | None = None,
+        *,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Result:
         """Commit: all that was read must be so at the commit timestamp. Repeating it returns the same result.
 
         A transaction without writes and name ends well without a command: its commit timestamp is that of the
-        snapshot. ``name``: as of `Transaction.commit`.
+        snapshot. ``receipts``, ``name``: as of `Transaction.commit`; the reads of all its processes count, whatever
+        writes are taken.
 
         Raises:
             LocksBroken, TransactionAborted: it is over without effect; begin again.
                 DeadlineExceeded, NotReady, EventTooLarge, SnapshotExpired: nothing was written.
                 OutcomeUnknown: commit again, or ask ``client.state`` later.
+                WritersUnfinished, ReceiptMismatch and others: as `Transaction.commit`.
         """
         if self._result is not None:
             return self._result
         self._check()
-        if not self._events and name is None:
+        if self._opened is not None:
+            self._result = self._commit_open(receipts, name, timeout)
+        elif receipts:
+            raise InvalidArgument(
+                "no other process can have written, as the token was never asked for: give no receipts"
+            )
+        elif not self._events and name is None:
             self._result = Result(NO_TXN, self.timestamp, Counts(0, 0, 0))
         else:
             self._result = result_of(self._commit(name, self.commits.deadline(timeout)))
@@ -325,57 +291,51 @@ class TableTransaction:
             f"the replica did not show in time whether the locks hold: {error}; nothing was written, begin again"
         ) from error
 
+    def _commit_open(
+        self, receipts: Sequence[Receipt | bytes] | None, name: str | None, timeout: float | None
+    ) -> Result:
+        opened, reads = self._open(timeout)
+        try:
+            with reads.explained():
+                if not self._in_doubt:  # else only the controller knows whether the locks hold
+                    if self._broken is not None:
+                        raise self._broken
+                    reads.register(self.commits.deadline(timeout))
+                return opened.commit(receipts, name=name, timeout=timeout)
+        except LocksBroken as error:
+            self._broken = self._broken or error
+            if self._wrote or receipts or name is not None or self._others_wrote(opened):
+                self._fail(error)
+            self._drop(opened)
+            return Result(NO_TXN, self.timestamp, Counts(0, 0, 0))
+        except TransactionAborted:
+            self._end("it is aborted")
+            raise
+        except OutcomeUnknown:
+            self._in_doubt = True
+            raise
+
+    def _others_wrote(self, opened: Opened) -> bool:
+        try:
+            token, _ = opened.identity
+        except LocksBroken:
+            return True  # the controller has ended it, so it did more than read
+        state = self.commits.state(opened.txn_id or b"", token, self.commits.deadline(None))
+        return bool(state.streams)
+
+    def _drop(self, opened: Opened) -> None:
+        try:
+            opened.abort("its locks are broken", timeout=_GRACE_S)
+        except AnabranchError as trouble:
+            log.warning("%r could not be aborted and will go stale: %s", self, trouble)
+
     def abort(self) -> None:
-        """Drop it. Repeating the call is fine."""
+        """Drop it. Repeating the call is fine. An open one: as `Transaction.abort`."""
+        if self._opened is not None and not self._over:
+            self._opened.abort()
         self._end("it is aborted")
 
-    def _end(self, why: str) -> None:
-        if not self._over:
-            self._over = why
-            self._view.close()
-
-    def _break(self, error: LocksBroken) -> None:
-        """Note that a lock is broken. A transaction that wrote ends; one that did not may go on reading."""
-        self._broken = self._broken or error
-        if self._events:
-            self._fail(self._broken)
-
     def _fail(self, error: LocksBroken) -> NoReturn:
-        self._broken = error
-        self._replica.broken_at(error.commit_timestamp)
-        self._end(_BROKEN)
-        raise error
-
-    def _check(self) -> None:
-        if self._over:
-            if self._over == _BROKEN and self._broken is not None:
-                raise self._broken
-            raise IllegalState(f"the transaction is over, {self._over}: begin another one")
-
-    def _check_table(self, table: str) -> None:
-        if table not in self._replica.tables:
-            raise InvalidArgument(
-                f"{table!r} is not in this replica of {', '.join(self._replica.tables)}: open it with that one, too"
-            )
-
-
-def _merged(
-    seen: Iterator[tuple[bytes, bytes | None]],
-    mine: Iterator[tuple[bytes, bytes | None]],
-    reverse: bool,
-) -> Iterator[tuple[bytes, bytes | None]]:
-    """Rows of the snapshot with the transaction's own over them, in order; None where there is no row."""
-    theirs, ours = next(seen, None), next(mine, None)
-    while theirs is not None or ours is not None:
-        if theirs is not None and (ours is None or _first(theirs[0], ours[0], reverse)):
-            yield theirs
-            theirs = next(seen, None)
-        elif ours is not None:
-            if theirs is not None and theirs[0] == ours[0]:
-                theirs = next(seen, None)
-            yield ours
-            ours = next(mine, None)
-
-
-def _first(one: bytes, other: bytes, reverse: bool) -> bool:
-    return one > other if reverse else one < other
+        if self._opened is not None and not self._over:
+            self._drop(self._opened)
+        super()._fail(error)

@@ -15,6 +15,7 @@ import pytest
 from anabranch.core import authorize
 from anabranch.core.authorize import ALL, Right
 from anabranch.core.decisions import decide, questions, transactions
+from anabranch.core.decisions.commits import askers as waiting
 from anabranch.core.decisions.commits import commit, one_shot, writers
 from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.turn import Turn
@@ -447,13 +448,13 @@ BUGS: dict[str, tuple[Callable[[], None], Planted]] = {
     "the decision": (grant_gone_while_it_waits, _only_when_received),
     "authority before waiting": (
         grant_gone_while_it_waits,
-        lambda: patch.object(commit, "_waits", lambda *_: False),
+        lambda: patch.object(waiting, "is_waiting", lambda *_: False),
     ),
     "streams of a one-shot": (
         each_stream_of_a_one_shot,
         lambda: patch.object(one_shot, "check_right", _nothing),
     ),
-    "askers": (askers, lambda: patch.object(commit, "_waits", _ids_alone)),
+    "askers": (askers, lambda: patch.object(waiting, "is_waiting", _ids_alone)),
     "scalings": (
         scalings,
         lambda: patch.object(ReplyTo, "asker", property(lambda to: to.correlation_id)),

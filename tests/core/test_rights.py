@@ -199,7 +199,17 @@ MATRIX: dict[str, Row] = {
     "list grants": (lambda w: r.ListGrants(), ADMINS),
     "list audit": (lambda w: r.ListAudit(None), ADMINS),
 }
-BY_TOKEN = {r.Touch, r.Register, r.LabelWriter, r.Heartbeat, r.Commit, r.Abort, r.Settle}
+BY_TOKEN = {
+    r.Touch,
+    r.Register,
+    r.LabelWriter,
+    r.LockReads,
+    r.ListLocks,
+    r.Heartbeat,
+    r.Commit,
+    r.Abort,
+    r.Settle,
+}
 
 
 def verdicts(name: str) -> dict[str, bool]:

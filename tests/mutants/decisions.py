@@ -13,7 +13,7 @@ from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import transactions
 from anabranch.core.decisions import turn as turn_module
-from anabranch.core.decisions.commits import commit, merge, one_shot
+from anabranch.core.decisions.commits import askers, commit, merge, one_shot
 from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
@@ -67,7 +67,7 @@ def others_receipts() -> Iterator[None]:
 
 def moving_deadline() -> Planted:
     """A commit that is sent again waits for its whole time anew."""
-    return patch.object(commit, "_waits", lambda *_: False)
+    return patch.object(askers, "is_waiting", lambda *_: False)
 
 
 def _weighing(change: Callable[[Weighed], Weighed]) -> Planted:

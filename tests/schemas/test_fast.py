@@ -63,6 +63,8 @@ outcomes = st.builds(
     st.just(0) | numbers,
     st.just(b"") | st.binary(max_size=40),
     st.just(()) | st.lists(st.builds(r.TableTime, names, numbers), max_size=2).map(tuple),
+    st.just(0) | numbers,
+    st.none() | record_strategy("BrokenLock"),
 )
 replies = st.builds(r.Reply, st.binary(max_size=70), st.binary(max_size=70), numbers, outcomes)
 hot = st.one_of(one_shots, replies, *[record_strategy(cls.__name__) for cls in WRITTEN])

@@ -54,6 +54,7 @@ class Truth:
         self._world = world
         self._tables = tables
         self.last_timestamp = 0
+        self.oldest = 0  # snapshot of open transactions
 
     def versions(self, table: str) -> Versions:
         """All of a table, by its COMMIT records alone."""
@@ -77,6 +78,9 @@ class Truth:
     def last(self, table: str, at: int) -> int:
         times = [c.timestamp for c in self._world.commits(table) if c.timestamp <= at]
         return max(times, default=0)
+
+    def oldest_snapshot(self, table: str, _deadline: float) -> int:
+        return self.oldest
 
     def safe(
         self, tables: Sequence[str], at: int, _deadline: float

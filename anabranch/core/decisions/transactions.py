@@ -27,7 +27,7 @@ from anabranch.core.ids import (
 )
 from anabranch.core.round import ReplyTo
 from anabranch.core.tokens import SEE, Rights, peek
-from anabranch.core.transaction_states import TRANSACTIONS, Op, born, broken_text
+from anabranch.core.transaction_states import TRANSACTIONS, Op, born, locks_broken
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -35,7 +35,6 @@ from anabranch.errors import (
     Expired,
     InvalidArgument,
     InvalidToken,
-    LocksBroken,
     NotAuthorized,
     NotReady,
     TooManyTransactions,
@@ -224,7 +223,7 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     turn.hear(row.txn_id)  # refused or not, its client is alive
     if row.broken is not None:
-        raise LocksBroken(broken_text(row.broken))
+        raise locks_broken(row.broken)
     check_beside(turn, command.stream, row.scope)
     check_writes(turn.state, row, (command.stream,))
     if is_state(command.stream) and row.consumes is None:

@@ -16,9 +16,8 @@ from functools import partial
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_writes
+from anabranch.core.decisions.commits import askers, one_shot, positions, prepared, registered
 from anabranch.core.decisions.commits import names_and_series as claims
-from anabranch.core.decisions.commits import one_shot, positions, prepared, registered
-from anabranch.core.decisions.commits.askers import is_waiting, join_waiting
 from anabranch.core.decisions.commits.merge import merge_decided
 from anabranch.core.decisions.commits.writers import (
     check_receipts,
@@ -115,10 +114,10 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
             turn.reply(to, again)
             return
         turn.merging.not_before_ms.put(row.txn_id, None)
-        turn.put(k.pending_key(row.txn_id), join_waiting(txn.pending, to))
+        turn.put(k.pending_key(row.txn_id), askers.join_waiting(txn.pending, to))
         return
     turn.hear(row.txn_id)
-    if is_waiting(txn.pending, to):
+    if askers.is_waiting(txn.pending, to):
         return  # repeated: the first request and its deadline count
     check_writes(turn.state, row, txn.participants)
     with suppress(TenureLost):  # that aborts it, when it is to be decided
@@ -152,7 +151,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         except OutcomeUnknown as error:  # this commit may end otherwise than the former
             end_pending(turn, row.txn_id, error)
     pending = replace(
-        join_waiting(txn.pending, to),
+        askers.join_waiting(txn.pending, to),
         writers=writers,
         name=command.name,
         number=command.number,
@@ -182,7 +181,7 @@ def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
     if txn.pending is None:
         one_shot.commit_events(turn, txn, to)
         return
-    waiting = join_waiting(txn.pending, to)
+    waiting = askers.join_waiting(txn.pending, to)
     turn.put(k.txn_key(txn_id), turn.move(txn.row, "begin_commit"))
     turn.put(k.pending_key(txn_id), waiting)
     turn.told.add(txn_id)
@@ -226,7 +225,9 @@ def _check_decided(row: TxnRow, command: Commit) -> None:
 
 def _heard_late(turn: Turn, to: ReplyTo | None, row: TxnRow) -> bool:
     """Whether a commit is answered although its token's time is over: perhaps it came before, in time."""
-    return row.state not in ("OPEN", "PREPARED") or is_waiting(turn.open(row.txn_id).pending, to)
+    return row.state not in ("OPEN", "PREPARED") or askers.is_waiting(
+        turn.open(row.txn_id).pending, to
+    )
 
 
 def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:

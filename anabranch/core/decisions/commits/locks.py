@@ -16,16 +16,13 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal.runs import StoredRun
 from anabranch.core.read_locks import Write, count_of, write_of
 from anabranch.core.round import StreamCommit
-from anabranch.core.state import OpenTxn
 from anabranch.core.transaction_states import TRANSACTIONS, broken_text
 from anabranch.errors import InvalidArgument
 from anabranch.schemas.records import (
-    Commit,
     LockedRange,
     LookAgain,
     LookedRow,
     OneShot,
-    PendingCommitRow,
     TableLocks,
     TableRow,
     TableTime,
@@ -64,7 +61,7 @@ def written(turn: Turn, step: StreamCommit, taken: Iterable[Taken]) -> Write:
 def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
     """Hold a commit against the registered locks of a table: what it breaks is logged with it.
 
-    A transaction that has a part in a stream ends; one that only reads goes on.
+    A transaction that has a part in a stream, or commits, ends; one that only reads goes on.
     """
     hits = turn.state.locks.hits(table, write, by)
     for txn_id, broken in sorted(hits.broken.items()):
@@ -73,7 +70,8 @@ def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
             continue
         turn.put(k.txn_key(txn_id), txn.row._replace(broken=broken))
         # One that is carried can't be aborted; none with locks is begun to be carried.
-        if acts(txn, txn.pending) and TRANSACTIONS.moves(txn.row.state, "begin_abort"):
+        acts = txn.participants or txn.pending is not None
+        if acts and TRANSACTIONS.moves(txn.row.state, "begin_abort"):
             abort_txn(turn, txn_id, broken_text(broken))
     for txn_id, writer in sorted(hits.doubted):
         if txn_id in turn.state.carried:
@@ -81,12 +79,6 @@ def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
         row = turn.state.locks.of(txn_id).looked[writer]
         doubt = LookedRow(row.sequence, row.through, write.timestamp)
         turn.put(k.read_lock_key(txn_id, writer, 0), doubt)
-
-
-def acts(txn: OpenTxn, wanted: Commit | PendingCommitRow | None) -> bool:
-    """Whether the transaction does more than read."""
-    claims = wanted is not None and (wanted.name or txn.row.name) is not None
-    return bool(txn.participants) or claims
 
 
 def judge(turn: Turn, command: OneShot) -> LookAgain | None:

@@ -15,7 +15,6 @@ from anabranch.core.authorize import check_writes, shown
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.commits.askers import without_askers
 from anabranch.core.decisions.commits.locks import (
-    acts,
     check_locks,
     check_table,
     named,
@@ -28,10 +27,9 @@ from anabranch.core.read_locks import Sets, count_of
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
 from anabranch.core.tokens import Rights
-from anabranch.core.transaction_states import TRANSACTIONS, broken_text
+from anabranch.core.transaction_states import TRANSACTIONS, locks_broken
 from anabranch.errors import (
     InvalidArgument,
-    LocksBroken,
     TooManyLocks,
     TooMuchLocked,
     WritersUnfinished,
@@ -211,12 +209,12 @@ def check_commit(
 ) -> None:
     """Refuse a commit by what its transaction read.
 
-    Raises: LocksBroken (and it does more than read), InvalidArgument (it prepares), WritersUnfinished (it lacks
+    Raises: LocksBroken, InvalidArgument (it prepares), WritersUnfinished (it lacks
     what was read from).
     """
     row, sets = txn.row, turn.state.locks.of(txn.row.txn_id)
-    if row.broken is not None and acts(txn, wanted):
-        raise LocksBroken(broken_text(row.broken))
+    if row.broken is not None:
+        raise locks_broken(row.broken)
     if sets.rows and wanted.prepare is not None:
         raise InvalidArgument("a transaction with locks on tables can't be prepared: commit it")
     taken = {receipt.writer: receipt for receipt in writers}

@@ -1,0 +1,149 @@
+"""A process's part in a transaction on tables that was begun elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn, Protocol, Self
+
+from anabranch.core.hybrid_time import to_text
+from anabranch.core.ids import txn_text
+from anabranch.core.transaction_states import locks_broken
+from anabranch.errors import InvalidArgument, LocksBroken
+from anabranch.schemas import records as r
+from anabranch.tables.registering import Controller, Part, Registering
+from anabranch.tables.snapshot import TableSnapshot
+from anabranch.tables.work import Isolation, TableWork, Vouching
+from anabranch.types import Receipt
+
+
+class Writing(Part, Protocol):
+    """The handle of a joined writer: `anabranch.client.joined_writer.Writer`."""
+
+    def write(self, stream: str, value: bytes | None = None, key: bytes | None = None) -> None: ...
+
+    def flush(self, timeout: float | None = None) -> Receipt: ...
+
+    def finish(self, timeout: float | None = None) -> Receipt: ...
+
+    def discard(self) -> None: ...
+
+
+class Joins(Controller, Protocol):
+    """A client's way into a transaction begun elsewhere."""
+
+    def join(self, token: bytes, heartbeat: bool, label: str) -> Writing:
+        """A writer of it. InvalidToken, NotAuthorized."""
+
+
+class Joinable(Vouching, Protocol):
+    """A replica that has snapshots."""
+
+    def snapshot(self, at: int) -> TableSnapshot: ...
+
+
+class JoinedTransaction(TableWork):
+    """Reads and writes of a transaction begun elsewhere, at its snapshot. Made by `Replica.join`.
+
+    Leaving its `with` without an exception finishes it. One thread at a time.
+    """
+
+    def __init__(
+        self,
+        replica: Vouching,
+        controller: Controller,
+        writer: Writing,
+        view: TableSnapshot,
+        isolation: Isolation,
+    ) -> None:
+        super().__init__(replica, view, isolation)
+        self._writer = writer
+        self._controller = controller
+        self._reads = Registering(controller, writer, replica, view, self._locks, self._read_from)
+        self._finished: Receipt | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if error is None and not self._over:
+            self.finish()
+        self.discard()
+
+    def __repr__(self) -> str:
+        return f"<JoinedTransaction {txn_text(self.txn_id)} at {to_text(self.timestamp)}>"
+
+    @property
+    def txn_id(self) -> bytes:
+        """The transaction, 16 bytes."""
+        return self._writer.txn_id or b""
+
+    def _write(self, table: str, key: bytes, value: bytes | None) -> None:
+        with self._broken_fails():
+            self._writer.write(table, value, key=key)
+
+    @contextmanager
+    def _broken_fails(self) -> Iterator[None]:
+        try:
+            with self._reads.explained():
+                yield
+        except LocksBroken as error:
+            self._fail(error)
+
+    def flush(self, timeout: float | None = None) -> Receipt:
+        """Wait until what was read is registered and looked at, and what was written is stored; it goes on.
+
+        Tell others what you concluded behind this only. Raises: LocksBroken; as `Writer.flush`.
+        """
+        self._check()
+        with self._broken_fails():
+            self._reads.flush(self._controller.deadline(timeout))
+            return self._writer.flush(timeout)
+
+    def finish(self, timeout: float | None = None) -> Receipt:
+        """`flush`, and end this part: the receipt is for who commits. Later calls return the same one."""
+        if self._finished is None:
+            self._check()
+            with self._broken_fails():
+                self._reads.flush(self._controller.deadline(timeout))
+                self._finished = self._writer.finish(timeout)
+            self._end("this part of it is finished")
+        return self._finished
+
+    def discard(self) -> None:
+        """Drop writes that are not flushed. Its registered locks count on."""
+        if self._finished is None:
+            self._writer.discard()
+        self._end("this part of it is discarded")
+
+    def _fail(self, error: LocksBroken) -> NoReturn:
+        self._writer.discard()
+        super()._fail(error)
+
+
+def join(
+    replica: Joinable,
+    commits: Joins,
+    token: bytes,
+    isolation: Isolation,
+    heartbeat: bool,
+    label: str,
+    deadline: float,
+) -> JoinedTransaction:
+    """As `Replica.join`."""
+    writer = commits.join(token, heartbeat, label)
+    try:
+        command = r.LockReads(*writer.identity, 0, tables=replica.tables)
+        told = commits.lock_reads(command, deadline)
+        if told.broken is not None:
+            raise locks_broken(told.broken)
+        if not told.snapshot:
+            raise InvalidArgument(
+                "the transaction reads no tables: join it by `Client.join`, or begin it by a replica"
+            )
+        replica.wait(told.snapshot, {each.table: each.last for each in told.tables}, deadline)
+        view = replica.snapshot(at=told.snapshot)
+    except BaseException:
+        writer.discard()
+        raise
+    return JoinedTransaction(replica, commits, writer, view, isolation)

@@ -1,0 +1,170 @@
+"""Registering the locks of one process of an open transaction, and looking at those that may be broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from anabranch.core.read_locks import fingerprint
+from anabranch.core.transaction_states import locks_broken
+from anabranch.errors import LocksBroken, TransactionAborted
+from anabranch.schemas import records as r
+from anabranch.tables.locks import Locks, broken
+from anabranch.tables.snapshot import TableSnapshot
+from anabranch.tables.work import Vouching
+
+
+class Controller(Protocol):
+    """The calls about an open transaction that a client sends; deadlines are monotonic seconds."""
+
+    def deadline(self, timeout: float | None) -> float:
+        """The end of a call that may take so many seconds."""
+
+    def lock_reads(self, command: r.LockReads | r.ListLocks, deadline: float) -> r.ReadsLocked:
+        """Register locks, or tell registered ones."""
+
+    def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
+        """The transaction as it is."""
+
+
+class Part(Protocol):
+    """A process's handle of an open transaction."""
+
+    @property
+    def identity(self) -> tuple[bytes, int]:
+        """The token, and the writer; raises if it is over."""
+
+    @property
+    def txn_id(self) -> bytes | None: ...
+
+
+class Registering:
+    """The reads of one process of an open transaction: registered, looked at, vouched for."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        part: Part,
+        replica: Vouching,
+        view: TableSnapshot,
+        locks: Locks,
+        read_from: Mapping[int, int],
+    ) -> None:
+        self._controller, self._replica = controller, replica
+        self._token, self._writer = part.identity
+        self._view, self._locks = view, locks
+        self._read_from = read_from
+        self._told_from: dict[int, int] = {}
+        self._sequence = 0
+        self._unsure: r.LockReads | None = None  # sent, and not answered
+        self._through: dict[tuple[int, int], int] = {}  # (writer, set) -> looked at up to
+
+    @property
+    def vouched(self) -> tuple[r.Vouched, ...]:
+        """For the commit: the sets that were looked at."""
+        return tuple(r.Vouched(*which, through) for which, through in self._through.items())
+
+    def flush(self, deadline: float) -> None:
+        """Register what was read, look at it, and vouch: from here on others may count on it.
+
+        Raises: LocksBroken, TooManyLocks, TooMuchLocked, NotReady (the replica is not there in time).
+        """
+        if self.register(deadline):
+            self._ask(r.LockReads(self._token, self._writer, 0, vouched=self.vouched), deadline)
+
+    def register(self, deadline: float) -> bool:
+        """Register what was read, and look; whether there is anything to vouch for. Raises: as `flush`."""
+        answer = None
+        if self._unsure is not None:
+            answer = self._register(self._unsure, deadline)
+        sources = self._fresh_sources()
+        while (locks := self._locks.fresh()) or sources:
+            command = r.LockReads(
+                self._token,
+                self._writer,
+                self._sequence + 1,
+                locks,
+                sources,
+                tables=self._replica.tables,
+            )
+            answer, sources = self._register(command, deadline), ()
+        if answer is not None:
+            self._look(answer.timestamp, answer.tables, deadline)
+        return answer is not None
+
+    def _fresh_sources(self) -> tuple[r.WriterAt, ...]:
+        fresh = self._read_from.items() - self._told_from.items()
+        self._told_from = dict(self._read_from)
+        return tuple(r.WriterAt(*each) for each in sorted(fresh))
+
+    def _register(self, command: r.LockReads, deadline: float) -> r.ReadsLocked:
+        self._unsure = command  # sent again as it is, if it is not answered
+        answer = self._ask(command, deadline)
+        self._unsure, self._sequence = None, command.sequence
+        self._locks.registered(command.locks)
+        return answer
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Let an error that says that locks are broken tell which, and by whom."""
+        try:
+            yield
+        except (TransactionAborted, LocksBroken) as error:
+            if not isinstance(error, LocksBroken) or not error.table:
+                asked = r.ListLocks(self._token, self._writer, 0)
+                told = self._controller.lock_reads(asked, self._controller.deadline(None))
+                if told.broken is not None:
+                    raise locks_broken(told.broken) from error
+            raise
+
+    def _ask(self, command: r.LockReads, deadline: float) -> r.ReadsLocked:
+        with self.explained():
+            answer = self._controller.lock_reads(command, deadline)
+        if answer.broken is not None:
+            raise locks_broken(answer.broken)
+        return answer
+
+    def _look(self, timestamp: int, tables: Iterable[r.TableTime], deadline: float) -> None:
+        """Look at all locks of this process, up to a time of the controller's."""
+        self._replica.wait(timestamp, {each.table: each.last for each in tables}, deadline)
+        found = self._locks.look(self._view)
+        if found is not None:
+            raise found
+        self._through = {
+            which: through for which, through in self._through.items() if which[0] != self._writer
+        }
+        if self._sequence:
+            self._through[self._writer, self._sequence] = timestamp
+
+    # -- a commit's look ----------------------------------------------------------------------------------
+
+    def look_again(self, answer: r.LookAgain, deadline: float) -> None:
+        """Look at the locks of the writers that the controller names, in place of those that are gone, too."""
+        self._look(answer.timestamp, answer.tables, deadline)
+        for writer in answer.writers:
+            if writer != self._writer:
+                self._look_for(writer, answer.timestamp, deadline)
+
+    def _look_for(self, writer: int, timestamp: int, deadline: float) -> None:
+        """Look at the locks of another writer; its keys are not known here, but by their fingerprints."""
+        sequence = 0
+        while True:
+            told = self._controller.lock_reads(r.ListLocks(self._token, writer, sequence), deadline)
+            if told.broken is not None:
+                raise locks_broken(told.broken)
+            if not told.sequence:
+                break
+            sequence = told.sequence
+            for locks in told.locks:
+                self._search(locks)
+        self._through[writer, sequence] = timestamp
+
+    def _search(self, locks: r.TableLocks) -> None:
+        points, snapshot = set(locks.points), self._view.timestamp
+        everything = (r.LockedRange(b"", None),) if points else ()
+        for span in (*everything, *locks.ranges):
+            whole = span in everything
+            for seen in self._view.walk(locks.table, span.low, span.high):
+                if seen.timestamp > snapshot and (not whole or fingerprint(seen.key) in points):
+                    raise broken(locks.table, seen, snapshot)

@@ -1,0 +1,247 @@
+"""Reads and writes of tables in a transaction: one snapshot, own writes over it, locks on what was read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal, NoReturn, Protocol, TypeVar
+
+from anabranch.errors import IllegalState, InvalidArgument, LocksBroken, RowExists, RowMissing
+from anabranch.schemas.records import WriterAt
+from anabranch.tables.locks import Locks, broken
+from anabranch.tables.own_writes import InMemory, OwnRows, Written
+from anabranch.tables.snapshot import TableSnapshot, bounds, check_key, check_limit
+
+Isolation = Literal["serializable", "snapshot"]
+BROKEN = "its locks are broken"
+T = TypeVar("T")
+
+
+class Vouching(Protocol):
+    """A replica, as its transactions see it."""
+
+    @property
+    def tables(self) -> tuple[str, ...]: ...
+
+    def marks(self) -> Mapping[str, tuple[int, int]]:
+        """Table -> (complete through, its newest commit), both of one moment."""
+
+    def told(self, timestamp: int, last: Mapping[str, int]) -> None:
+        """The controller's word: at ``timestamp`` these were the newest commits."""
+
+    def broken_at(self, timestamp: int) -> None:
+        """Locks are broken by this commit."""
+
+    def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
+        """The same, and wait until all tables are complete up to it."""
+
+
+class TableWork:
+    """The reads and writes of one process in a transaction. One thread at a time."""
+
+    def __init__(self, replica: Vouching, view: TableSnapshot, isolation: Isolation) -> None:
+        self._replica = replica
+        self._view = view
+        self._reads_lock = isolation == "serializable"  # else the keys that are written do
+        self._own: OwnRows = InMemory()
+        self._wrote = False
+        self._locks = Locks()
+        self._read_from: dict[int, int] = {}  # other writers of it, and their receipts
+        self._broken: LocksBroken | None = None
+        self._over = ""
+
+    @property
+    def timestamp(self) -> int:
+        """The hybrid time that all reads are at."""
+        return self._view.timestamp
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None:
+        """The row of a key, None if there is none: as of the snapshot, with this transaction's own writes.
+
+        The commit will hold only if no other wrote the key meanwhile; ``lock`` False: whatever others write.
+
+        Raises: InvalidArgument, TooManyLocks, LocksBroken (it was written since, and this transaction wrote
+        already), IllegalState (it is over), SnapshotExpired.
+        """
+        self._check()
+        own = self._own.get(table, check_key(key))
+        if own is not None:
+            self._note(own.by)
+            return own.value
+        if not (lock and self._reads_lock):
+            return self._view.get(table, key)
+        seen = self._view.look(table, key)
+        self._locks.point(table, key)
+        if seen.timestamp > self.timestamp:
+            self._break(broken(table, seen, self.timestamp))
+        return seen.value
+
+    def scan(
+        self,
+        table: str,
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        lock: bool = True,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Rows from ``low`` up to ``high`` (not included), or with a prefix, in byte order of their keys.
+
+        The part that was really iterated over is locked, with all keys that are not there. Own writes that are made
+        while it iterates are not seen. Raises: as `get`.
+        """
+        self._check()
+        check_limit(limit)
+        begin, end = bounds(low, high, prefix)
+        mine = self._own.scan(table, begin, end, reverse=reverse)
+        seen = self._seen(table, begin, end, reverse, lock and self._reads_lock)
+        return self._rows(_merged(seen, mine, reverse), limit)
+
+    def _rows(
+        self, found: Iterator[tuple[bytes, Written]], limit: int | None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        left = -1 if limit is None else limit
+        while left != 0 and (row := next(found, None)) is not None:
+            self._check()
+            self._note(row[1].by)
+            if row[1].value is not None:
+                left -= 1
+                yield row[0], row[1].value
+
+    def _note(self, by: WriterAt | None) -> None:
+        if by is not None:
+            self._read_from[by.writer] = max(by.sequence, self._read_from.get(by.writer, 0))
+
+    def _seen(
+        self, table: str, low: bytes, high: bytes | None, reverse: bool, lock: bool
+    ) -> Iterator[tuple[bytes, Written]]:
+        """Rows of the snapshot; what is given, and what lies before it, is locked."""
+        span = None
+        for seen in self._view.walk(table, low, high, reverse=reverse):
+            if lock:
+                first, end = (seen.key, high) if reverse else (low, seen.key + b"\0")
+                span = span or self._locks.span(table, first, end)
+                span.low, span.high = first, end
+                if seen.timestamp > self.timestamp:
+                    self._break(broken(table, seen, self.timestamp))
+            yield seen.key, Written(seen.value)
+        if lock:
+            span = span or self._locks.span(table, low, high)
+            span.low, span.high = low, high
+
+    def lock(
+        self,
+        table: str,
+        key: bytes | None = None,
+        *,
+        low: bytes | None = None,
+        high: bytes | None = None,
+        prefix: bytes | None = None,
+    ) -> None:
+        """Lock a key, or a range, without reading it. Raises: as `get`."""
+        self._check()
+        self._check_table(table)
+        if key is not None:
+            self._locks.point(table, check_key(key))
+        else:
+            self._locks.span(table, *bounds(low, high, prefix))
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def put(self, table: str, key: bytes, value: bytes) -> None:
+        """Write a row, whether there is one or not.
+
+        Raises: InvalidArgument, IllegalState; LocksBroken (what this transaction read was written since); while it
+        is open as `Transaction.write`, and EventTooLarge (64 MiB of own rows are in memory).
+        """
+        if not isinstance(value, bytes):
+            raise InvalidArgument(
+                f"a row is bytes, not {type(value).__name__}; `delete` takes it away"
+            )
+        self._put(table, key, value)
+
+    def delete(self, table: str, key: bytes) -> None:
+        """Delete a row, if it is there. Raises: as `put`."""
+        self._put(table, key, None)
+
+    def insert(self, table: str, key: bytes, value: bytes) -> None:
+        """Write a row that is not there. Raises: RowExists; as `get` and `put`."""
+        if self.get(table, key) is not None:
+            raise RowExists(f"{table} has a row {key!r:.100}: `put` or `replace` it")
+        self.put(table, key, value)
+
+    def replace(self, table: str, key: bytes, value: bytes) -> None:
+        """Write a row that is there. Raises: RowMissing; as `get` and `put`."""
+        if self.get(table, key) is None:
+            raise RowMissing(f"{table} has no row {key!r:.100}: `put` or `insert` it")
+        self.put(table, key, value)
+
+    def _put(self, table: str, key: bytes, value: bytes | None) -> None:
+        self._check()
+        self._check_table(table)
+        if self._broken is not None:
+            self._fail(self._broken)
+        check_key(key)
+        if not self._reads_lock:
+            self._locks.point(table, key)
+        self._own.check_room(table, key, value)
+        self._wrote = True
+        self._write(table, key, value)
+        self._own.put(table, key, value)
+
+    def _write(self, table: str, key: bytes, value: bytes | None) -> None:
+        raise NotImplementedError
+
+    # -- its end --------------------------------------------------------------------------------------
+
+    def _end(self, why: str) -> None:
+        if not self._over:
+            self._over = why
+            self._view.close()
+
+    def _break(self, error: LocksBroken) -> None:
+        """Note that a lock is broken. A transaction that wrote ends; one that did not may go on reading."""
+        self._broken = self._broken or error
+        if self._wrote:
+            self._fail(self._broken)
+
+    def _fail(self, error: LocksBroken) -> NoReturn:
+        self._broken = error
+        self._replica.broken_at(error.commit_timestamp)
+        self._end(BROKEN)
+        raise error
+
+    def _check(self) -> None:
+        if self._over:
+            if self._over == BROKEN and self._broken is not None:
+                raise self._broken
+            raise IllegalState(f"the transaction is over, {self._over}: begin another one")
+
+    def _check_table(self, table: str) -> None:
+        if table not in self._replica.tables:
+            raise InvalidArgument(
+                f"{table!r} is not in this replica of {', '.join(self._replica.tables)}: open it with that one, too"
+            )
+
+
+def _merged(
+    seen: Iterator[tuple[bytes, T]], mine: Iterator[tuple[bytes, T]], reverse: bool
+) -> Iterator[tuple[bytes, T]]:
+    """Rows of the snapshot with the transaction's own over them, in order."""
+    theirs, ours = next(seen, None), next(mine, None)
+    while theirs is not None or ours is not None:
+        if theirs is not None and (ours is None or _first(theirs[0], ours[0], reverse)):
+            yield theirs
+            theirs = next(seen, None)
+        elif ours is not None:
+            if theirs is not None and theirs[0] == ours[0]:
+                theirs = next(seen, None)
+            yield ours
+            ours = next(mine, None)
+
+
+def _first(one: bytes, other: bytes, reverse: bool) -> bool:
+    return one > other if reverse else one < other

@@ -1,0 +1,165 @@
+"""Long transactions on tables, on a real broker: registered locks, several processes, controllers that are killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer
+
+import anabranch
+from anabranch.errors import IllegalState, InvalidArgument, LocksBroken, WritersUnfinished
+from anabranch.tables.replica import Replica
+from anabranch.topics.names import journal_topic
+from tests.behaviour.test_tables import bank, put, tables
+from tests.cluster import Cluster
+
+pytestmark = [pytest.mark.broker, pytest.mark.unsecured]
+__all__ = ["bank", "tables"]  # fixtures
+
+
+@pytest.fixture
+def elsewhere(cluster: Cluster, tables: tuple[str, str]) -> Iterator[Replica]:
+    """A replica of another process's client."""
+    with anabranch.connect(cluster.bootstrap) as client, client.replica(*tables) as replica:
+        yield replica
+
+
+def by_journal(client: anabranch.Client, table: str, key: bytes) -> None:
+    with client.begin(table.partition("/")[0]) as txn:
+        txn.token()
+        txn.write(table, b"7", key=key)
+        txn.commit()
+
+
+def plainly(cluster: Cluster, table: str, key: bytes) -> None:
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    producer.produce(journal_topic(table), key=key, value=b"7", partition=0)
+    producer.flush()
+    time.sleep(1)  # a controller commits it
+
+
+@pytest.mark.parametrize("how", ["nothing", "one-shot", "journal", "plain", "deleted", "scaled"])
+def test_several_processes_and_a_controller_that_is_killed(
+    client: anabranch.Client,
+    cluster: Cluster,
+    tables: tuple[str, str],
+    bank: Replica,
+    elsewhere: Replica,
+    how: str,
+) -> None:
+    """Locks of a part that is finished, and of one that is gone, count as the beginner's own."""
+    table, other = tables
+    put(client, table, **{f"k{n}": n for n in range(20)})
+    bank.snapshot().close()
+    with bank.begin(keepalive=60) as txn:
+        assert txn.get(table, b"k1") == b"1"
+        token = txn.token()
+        part = elsewhere.join(token, label="elsewhere")
+        assert part.timestamp == txn.timestamp
+        assert part.get(table, b"k2") == b"2"
+        assert [key for key, _ in part.scan(table, b"k15", b"k18")] == [b"k15", b"k16", b"k17"]
+        part.put(other, b"sum", b"3")
+        assert part.get(other, b"sum") == b"3"
+        receipt = part.finish()
+        assert part.finish() == receipt
+        gone = elsewhere.join(token)
+        gone.lock(table, b"k3")
+        gone.flush()
+        gone.discard()
+        cluster.controller.kill()
+        cluster.controller.start().wait_leading()
+        txn.put(table, b"mine", b"1")
+        put(client, table, others=1)
+        if how == "one-shot":
+            put(client, table, k2=7)
+        elif how == "journal":
+            by_journal(client, table, b"k3")
+        elif how == "plain":
+            plainly(cluster, table, b"k1")
+        elif how == "deleted":
+            put(client, table, k17=None)
+        elif how == "scaled":
+            client.scale(table, 3)
+        if how in ("nothing", "scaled"):
+            result = txn.commit([receipt])
+            assert result.counts.committed == 2
+            assert txn.commit() == result
+        else:
+            with pytest.raises(LocksBroken) as caught:
+                txn.commit([receipt])
+            assert (caught.value.table, len(caught.value.by)) == (table, 16)
+            assert caught.value.key in (b"k1", b"k2", b"k3", b"k17")
+            with pytest.raises(LocksBroken):
+                txn.put(table, b"mine", b"2")
+            with pytest.raises(LocksBroken):
+                elsewhere.join(token)
+    with bank.snapshot() as now:
+        committed = how in ("nothing", "scaled")
+        assert (now.get(other, b"sum") is not None) == committed
+        assert (now.get(table, b"mine") is not None) == committed
+
+
+def test_it_begins_short_and_becomes_long(
+    client: anabranch.Client, tables: tuple[str, str], bank: Replica, elsewhere: Replica
+) -> None:
+    table, other = tables
+    put(client, table, a=1, b=2)
+    bank.snapshot().close()
+    with bank.begin() as txn:
+        txn.put(table, b"c", b"3")
+        assert txn.txn_id is None
+        txn.put(other, b"big", b"x" * (300 << 10))
+        assert txn.txn_id is not None, "its writes are more than a command takes"
+        txn.delete(table, b"b")
+        assert list(txn.scan(table)) == [(b"a", b"1"), (b"c", b"3")]
+        assert list(txn.scan(table, reverse=True, limit=1)) == [(b"c", b"3")]
+        txn.flush()
+        assert client.state(txn.txn_id).state == "OPEN"
+        with elsewhere.join(txn.token()) as part:
+            assert part.get(table, b"a") == b"1"
+        assert txn.commit().counts.committed == 3
+    with pytest.raises(IllegalState):
+        part.get(table, b"a")
+
+
+def test_how_long_ones_end(
+    client: anabranch.Client, tables: tuple[str, str], bank: Replica, elsewhere: Replica
+) -> None:
+    table, other = tables
+    put(client, table, a=1, b=2)
+    bank.snapshot().close()
+    # Who only reads ends well, broken or not.
+    with bank.begin(keepalive=60) as txn:
+        assert txn.get(table, b"a") == b"1"
+        txn.flush()
+        put(client, table, a=5)
+        assert txn.get(table, b"b") == b"2"
+        assert txn.commit().commit_timestamp == txn.timestamp
+    # The first write of a broken one is refused, by name.
+    with bank.begin(keepalive=60) as txn:
+        assert txn.get(table, b"a") == b"5"
+        txn.flush()
+        put(client, table, a=6)
+        with pytest.raises(LocksBroken) as caught:
+            txn.put(other, b"x", b"1")
+        assert (caught.value.table, caught.value.key) == (table, b"a")
+    # The first committer wins.
+    with bank.begin(keepalive=60, isolation="snapshot") as txn:
+        txn.get(table, b"a")
+        txn.put(table, b"b", b"3")
+        txn.flush()
+        put(client, table, a=7)
+        txn.commit()
+    # A commit takes the parts that it names, and the locks of all.
+    with bank.begin(keepalive=60) as txn:
+        part = elsewhere.join(txn.token())
+        part.put(other, b"y", b"1")
+        part.flush()
+        with pytest.raises(WritersUnfinished):
+            txn.commit()
+        txn.put(other, b"x", b"2")
+        assert txn.commit([]).counts.left_out == 1
+    with client.begin(table.partition("/")[0]) as plain, pytest.raises(InvalidArgument):
+        elsewhere.join(plain.token())
