@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from anabranch.core.read_locks import fingerprint
 from anabranch.core.transaction_states import locks_broken
-from anabranch.errors import LocksBroken, TransactionAborted
+from anabranch.errors import AnabranchError, LocksBroken, TransactionAborted
 from anabranch.schemas import records as r
 from anabranch.tables.locks import Locks, broken
 from anabranch.tables.snapshot import TableSnapshot
@@ -58,6 +58,7 @@ class Registering:
         self._told_from: dict[int, int] = {}
         self._sequence = 0
         self._unsure: r.LockReads | None = None  # sent, and not answered
+        self._due: r.ReadsLocked | None = None  # registered, and not looked at
         self._through: dict[tuple[int, int], int] = {}  # (writer, set) -> looked at up to
 
     @property
@@ -75,9 +76,8 @@ class Registering:
 
     def register(self, deadline: float) -> bool:
         """Register what was read, and look; whether there is anything to vouch for. Raises: as `flush`."""
-        answer = None
         if self._unsure is not None:
-            answer = self._register(self._unsure, deadline)
+            self._register(self._unsure, deadline)
         sources = self._fresh_sources()
         while (locks := self._locks.fresh()) or sources:
             command = r.LockReads(
@@ -88,22 +88,24 @@ class Registering:
                 sources,
                 tables=self._replica.tables,
             )
-            answer, sources = self._register(command, deadline), ()
-        if answer is not None:
-            self._look(answer.timestamp, answer.tables, deadline)
-        return answer is not None
+            self._register(command, deadline)
+            sources = ()
+        due = self._due
+        if due is not None:
+            self._look(due.timestamp, due.tables, deadline)
+            self._due = None
+        return due is not None
 
     def _fresh_sources(self) -> tuple[r.WriterAt, ...]:
         fresh = self._read_from.items() - self._told_from.items()
         self._told_from = dict(self._read_from)
         return tuple(r.WriterAt(*each) for each in sorted(fresh))
 
-    def _register(self, command: r.LockReads, deadline: float) -> r.ReadsLocked:
+    def _register(self, command: r.LockReads, deadline: float) -> None:
         self._unsure = command  # sent again as it is, if it is not answered
-        answer = self._ask(command, deadline)
+        self._due = self._ask(command, deadline)
         self._unsure, self._sequence = None, command.sequence
         self._locks.registered(command.locks)
-        return answer
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -111,11 +113,13 @@ class Registering:
         try:
             yield
         except (TransactionAborted, LocksBroken) as error:
+            told = None
             if not isinstance(error, LocksBroken) or not error.table:
                 asked = r.ListLocks(self._token, self._writer, 0)
-                told = self._controller.lock_reads(asked, self._controller.deadline(None))
-                if told.broken is not None:
-                    raise locks_broken(told.broken) from error
+                with suppress(AnabranchError):
+                    told = self._controller.lock_reads(asked, self._controller.deadline(None))
+            if told is not None and told.broken is not None:
+                raise locks_broken(told.broken) from error
             raise
 
     def _ask(self, command: r.LockReads, deadline: float) -> r.ReadsLocked:

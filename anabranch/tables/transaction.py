@@ -118,8 +118,10 @@ class TableTransaction(TableWork):
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        if not self._over and self._wrote and error is None:
+        if not (self._over or self._in_doubt) and self._wrote and error is None:
             log.warning("%r is left without commit: its writes are dropped", self)
+        if self._in_doubt:
+            self._end("its outcome is not known here")  # others may count on it
         try:
             self.abort()
         except AnabranchError as trouble:

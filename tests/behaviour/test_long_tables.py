@@ -1,4 +1,4 @@
-"""Long transactions on tables, on a real broker: registered locks, several processes, controllers that are killed."""
+"""Long transactions on tables, on a real broker: registered locks, several processes, killed controllers."""
 
 from __future__ import annotations
 

@@ -78,6 +78,7 @@ STEALING = {"workers": 3, "retain_s": 0, "scale_s": 0.7, "worker_freeze": 0.006}
 MOVING = STEALING | {"chunk_bytes": 250}
 # Processes with replicas of two tables, and little besides.
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
+FREEZING = TABLED | {"chunk_bytes": 100}  # … of which all are carried that go by journals
 PREPARED = {"prepared": 1.0, "linger": 0.8}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
@@ -343,6 +344,24 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("versions are swept early", tables.swept_early, weather=TABLED, by_clients=True),
     Mutant("a replica's position passes rows", tables.position_first, weather=TABLED,
            by_clients=True),
+    Mutant("registered locks never break", tables.registered_never_broken, weather=TABLED),
+    Mutant("a registered lock's break is not logged", tables.broken_not_logged, simulated=False,
+           suite="tests/core/test_registered_locks.py"),
+    Mutant("own writes break registered locks", tables.registered_breaks_itself, weather=TABLED),
+    Mutant("a doubt makes no look due", tables.doubts_dropped, simulated=False,
+           suite="tests/core/test_registered_locks.py"),
+    Mutant("a doubt breaks registered locks", tables.what_is_not_sure_breaks, simulated=False,
+           suite="tests/core/test_registered_locks.py"),
+    Mutant("locks that nobody looked at are committed", tables.sets_not_looked_at,
+           simulated=False, suite="tests/core/test_registered_locks.py"),
+    Mutant("a process vouches without a look", tables.told_before_the_look, weather=TABLED,
+           by_clients=True),
+    Mutant("locks of one writer alone are kept", tables.left_out_forgotten, weather=TABLED),
+    Mutant("of a carried commit a key is not known", tables.carried_digest_lacks,
+           weather=FREEZING),
+    Mutant("locks of big transactions are not frozen", tables.no_freezing, weather=FREEZING),
+    Mutant("freezing looks at one side", tables.frozen_one_sided, simulated=False,
+           suite="tests/core/test_frozen_locks.py"),
     # -- bytes
     Mutant("a run begins an offset late", batches.late_first_offset, simulated=False,
            suite="tests/batches/test_framing.py"),

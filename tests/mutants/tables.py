@@ -10,13 +10,23 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.core.decisions import decide
+from anabranch.core.decisions.commits import frozen
 from anabranch.core.decisions.commits import locks as judging
 from anabranch.core.decisions.commits import one_shot as shots
-from anabranch.core.read_locks import Keys, WindowDraft, Write, fingerprint, write_of
+from anabranch.core.decisions.commits import registered
+from anabranch.core.read_locks import (
+    Hits,
+    Keys,
+    Registered,
+    WindowDraft,
+    Write,
+    fingerprint,
+    write_of,
+)
 from anabranch.core.round import StreamCommit
 from anabranch.errors import AnabranchError
 from anabranch.ports import LogError
-from anabranch.schemas.records import LookAgain, OneShot
+from anabranch.schemas.records import BrokenLock, LookAgain, OneShot, TxnRow
 from anabranch.tables.follow import Follower
 from anabranch.tables.locks import Locks
 from anabranch.tables.replica import Replica
@@ -49,6 +59,41 @@ def digests_lack() -> Planted:
         return real(Keys(points, its.keys[len(lowest) :]))
 
     return patch.object(Keys, "to_bytes", to_bytes)
+
+
+def carried_digest_lacks() -> Planted:
+    """The least key that a commit wrote, which was carried aside, is not known."""
+    real = judging.written
+
+    def written(turn: Any, step: StreamCommit, taken: Any) -> Write:
+        write = real(turn, step, taken)
+        if write.points is None or not any(part.carried for part in step.parts):
+            return write
+        lowest = {fingerprint(key) for key in write.keys[:1]}
+        points = tuple(point for point in write.points if point not in lowest)
+        return write._replace(points=points, keys=write.keys[1:])
+
+    return patch.object(judging, "written", written)
+
+
+@contextlib.contextmanager
+def no_freezing() -> Iterator[None]:
+    """Nobody waits for a frozen lock."""
+    with (
+        patch.object(frozen, "waits", lambda *_: False),
+        patch.object(frozen, "may_freeze", lambda *_: True),
+    ):
+        yield
+
+
+def frozen_one_sided() -> Planted:
+    """A transaction is carried though what another one, carried, writes breaks its locks."""
+    real = frozen.may_freeze
+
+    def may_freeze(turn: Any, txn_id: bytes, written: Any) -> bool:
+        return real(turn, txn_id, lambda other: written(other) if other == txn_id else {})
+
+    return patch.object(frozen, "may_freeze", may_freeze)
 
 
 def judged_again() -> Planted:
@@ -99,6 +144,73 @@ def complete_by_the_broker() -> Planted:
         real(follower, timestamp, {t: follower.last[t] if at_end else last[t] for t in last})
 
     return patch.object(Follower, "told", told)
+
+
+def registered_never_broken() -> Planted:
+    """Commits are not held against registered locks."""
+    return patch.object(judging, "hold_against", lambda *_: None)
+
+
+def broken_not_logged() -> Planted:
+    """A registered lock that is broken is not marked as that, unless the transaction ends with it."""
+    real = TxnRow._replace
+
+    def replaced(row: TxnRow, **changes: Any) -> TxnRow:
+        return real(row, **{name: value for name, value in changes.items() if name != "broken"})
+
+    return patch.object(TxnRow, "_replace", replaced)
+
+
+def registered_breaks_itself() -> Planted:
+    """A transaction's own writes break its registered locks."""
+    real = Registered.hits
+    return patch.object(
+        Registered, "hits", lambda its, table, write, _: real(its, table, write, b"")
+    )
+
+
+def doubts_dropped() -> Planted:
+    """A commit that may have broken a registered lock, which is not sure, makes no look due."""
+    real = Registered.hits
+    return patch.object(
+        Registered, "hits", lambda its, *given: real(its, *given)._replace(doubted=set())
+    )
+
+
+def what_is_not_sure_breaks() -> Planted:
+    """A commit that may have broken a registered lock is taken to have broken it."""
+    real = Registered.hits
+
+    def hits(its: Registered, table: str, write: Write, by: bytes) -> Hits:
+        found = real(its, table, write, by)
+        broken = {
+            txn_id: BrokenLock(table, b"", None, write.timestamp, by) for txn_id, _ in found.doubted
+        }
+        return Hits(broken | found.broken, set())
+
+    return patch.object(Registered, "hits", hits)
+
+
+def sets_not_looked_at() -> Planted:
+    """A commit takes locks that nobody looked at."""
+    return patch.object(registered, "to_look_at", lambda *_: None)
+
+
+def told_before_the_look() -> Planted:
+    """A process vouches for locks that it registered without looking."""
+    return patch.object(Locks, "look", lambda *_: None)
+
+
+def left_out_forgotten() -> Planted:
+    """Only the locks of one writer of a transaction are kept."""
+    real = Registered.derive
+
+    def derive(its: Registered, txn_id: bytes, identifier: bytes, row: Any) -> None:
+        first = next(iter(its.of(txn_id).looked), None)
+        if first is None or identifier.startswith(first.to_bytes(8, "big", signed=True)):
+            real(its, txn_id, identifier, row)
+
+    return patch.object(Registered, "derive", derive)
 
 
 class _Late:

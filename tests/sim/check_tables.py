@@ -61,7 +61,8 @@ class Versions:
         rows = self._rows[error.table].get(error.key, [])
         found = bisect_left(rows, error.commit_timestamp, key=lambda row: row[0])
         at = error.commit_timestamp
-        return found < len(rows) and rows[found][:2] == (at, error.by) and at > since
+        who = {b"", rows[found][1]} if found < len(rows) else set()  # perhaps it may not be known
+        return error.by in who and rows[found][0] == at > since
 
 
 def check_tables(picture: Picture, noted: Noted) -> int:
@@ -74,6 +75,8 @@ def check_tables(picture: Picture, noted: Noted) -> int:
         if own is not None:
             _check_reads(versions, done, own - 1, "its commit")
             judged += len(done.reads)
+        if done.read_only:
+            _check_reads(versions, done, done.read_only - 1, "its end")
         if done.txn_id and done.told:
             hold(done.told == own, f"{done.txn_id.hex()}: told {done.told}, and the log says {own}")
         if done.error is not None:

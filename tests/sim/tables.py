@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
+from anabranch.core.ids import NO_TXN
 from anabranch.errors import (
     LocksBroken,
     NotAuthorized,
@@ -29,6 +30,7 @@ from anabranch.errors import (
 from anabranch.ports import LogError, TopicPartition
 from anabranch.tables.replica import Replica
 from anabranch.topics.names import journal_topic
+from anabranch.types import Receipt
 from tests.sim.check_log import hold
 from tests.sim.clients import REFUSED, beat
 from tests.sim.readers import reading_client
@@ -71,7 +73,9 @@ class Done:
     reads: list[Read] = field(default_factory=list)
     txn: TableTransaction | None = None
     told: int = 0
+    read_only: int = 0  # the commit timestamp of a long one that wrote nothing, or its snapshot + 1
     error: Exception | None = None
+    receipts: list[Receipt] = field(default_factory=list)  # of others' parts in a long one
 
     @property
     def txn_id(self) -> bytes | None:
@@ -83,6 +87,7 @@ class Noted:
     """What all processes did."""
 
     done: list[Done] = field(default_factory=list)
+    long: list[tuple[bytes, Done]] = field(default_factory=list)  # tokens
     told: int = 0  # the highest commit timestamp that anybody was told
     writes: int = 0
 
@@ -208,6 +213,8 @@ class TableMachine:
     def _job(self, client: Client, replica: Replica) -> None:
         kinds: list[tuple[float, Callable[[], None]]] = [
             (8, lambda: self._transactions(replica)),
+            (4, lambda: self._long(replica)),
+            (4, lambda: self._take_part(replica)),
             (3, lambda: self._snapshot(replica)),
             (3, lambda: self._blind(client)),
             (1, lambda: self._plain()),
@@ -228,6 +235,40 @@ class TableMachine:
             if done.txn is not None and done.error is None:
                 self._commit(done, done.txn)
 
+    def _long(self, replica: Replica) -> None:
+        """One that other processes take part in, by its token."""
+        txn = replica.begin(keepalive=6.0, timeout=5.0)
+        done = self._note(txn.timestamp, txn)
+        first = self._random.random() < 0.6
+        if first:
+            self._use(done, txn)
+        if done.error is not None:
+            return
+        try:
+            self._noted.long.append((txn.token(), done))
+        except LocksBroken as error:
+            done.error = error
+            return
+        self.world.sleep(self._random.expovariate(0.7))
+        if not first:
+            self._use(done, txn)
+        if done.error is None:
+            self._commit(done, txn)
+
+    def _take_part(self, replica: Replica) -> None:
+        """What a part that is finished has read counts as the transaction's own, whoever's writes are taken."""
+        if not self._noted.long:
+            return
+        token, whole = self._random.choice(self._noted.long[-3:])
+        with contextlib.suppress(LocksBroken, TransactionAborted):
+            part = replica.join(token, timeout=5.0)
+            done = self._note(part.timestamp)
+            self._random.choice((self._rows, self._rows, self._absent, self._look))(done, part)
+            receipt = part.finish(timeout=5.0)
+            whole.reads += done.reads
+            if self._random.random() < 0.8:
+                whole.receipts.append(receipt)
+
     def _note(self, at: int, txn: TableTransaction | None = None) -> Done:
         self._noted.done.append(done := Done(at, txn=txn))
         return done
@@ -242,7 +283,7 @@ class TableMachine:
     def _commit(self, done: Done, txn: TableTransaction) -> None:
         for _ in range(2):  # a repeated call settles what is not known
             try:
-                result = txn.commit(timeout=5.0)
+                result = txn.commit(done.receipts or None, timeout=5.0)
             except (LocksBroken, TransactionAborted) as error:
                 done.error = error
                 return
@@ -250,6 +291,8 @@ class TableMachine:
                 self.world.note(self.name, f"{type(error).__name__}: {error}"[:300])
                 continue
             done.told = result.commit_timestamp
+            if txn.txn_id and not result.counts.committed:
+                done.told, done.read_only = 0, done.told + (result.txn_id == NO_TXN)
             self._noted.told = max(self._noted.told, done.told if txn.txn_id else 0)
             return
 
@@ -273,7 +316,7 @@ class TableMachine:
         change = -1 if sum(found.values()) > LEAST else self._random.choice((1, 2))
         txn.put(table, PAIR, self._noted.value(found[table] + change))
 
-    def _rows(self, done: Done, txn: TableTransaction) -> None:
+    def _rows(self, done: Done, txn: Any) -> None:
         """Points and ranges are read, then a row of them is written, or another one."""
         for _ in range(self._random.randint(1, 2)):
             if self._random.random() < 0.5:
@@ -289,14 +332,14 @@ class TableMachine:
                 right = txn.get(table, key)
                 hold(right is not None and right.startswith(b"0/"), "an own write is not seen")
 
-    def _absent(self, done: Done, txn: TableTransaction) -> None:
+    def _absent(self, done: Done, txn: Any) -> None:
         table, key = self._random.choice(TABLES), self._random.choice(KEYS)
         if self._get(done, txn, table, key) is None:
             txn.insert(table, key, self._noted.value(0))
         else:
             txn.delete(table, key)
 
-    def _look(self, done: Done, txn: TableTransaction) -> None:
+    def _look(self, done: Done, txn: Any) -> None:
         """It reads only."""
         for table in TABLES:
             self._scan(done, txn, table)

@@ -81,8 +81,6 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         _check_decided(row, command)
         if command.prepare is not None:
             prepared.check_same(turn, row, command.prepare)
-    sets = turn.state.locks.of(row.txn_id)
-    looked = registered.looked_at(turn, sets, command.vouched)
     if row.state == "COMMITTED":
         behind = left_behind(named, turn.state.writers(row.txn_id))
         if behind:
@@ -103,6 +101,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
             return
     moves = TRANSACTIONS.judge(row.state, "begin_commit", row.reason) is not None
     txn = turn.open(row.txn_id)
+    looked = registered.looked_at(turn, turn.state.locks.of(row.txn_id), command.vouched)
     if row.state == "PREPARED":
         _commit_prepared(turn, txn, command, to)
         return
