@@ -8,14 +8,17 @@ until a big one comes, or `warm` was called.
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left, bisect_right
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anabranch.batches import framing_oracle
 from anabranch.batches.compression import MAX_UNPACKED_BYTES, decompress_scratch
 from anabranch.batches.format import HEADER_SIZE, BatchHeader, Buffer, read_header
+from anabranch.batches.records import decode_body
 from anabranch.core.ids import TXN_HEADER_SIZE
+from anabranch.core.read_locks import FEW_KEYS, Keys
 from anabranch.ports import CorruptBatch, RawBatch
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 # Up to this many records, plain Python is quicker than loading numba.
 _SMALL = 256
 _FIRST_ROWS = 256
+# The keys of batches of up to so many records are known: Python would hold others up, a hostile batch needs memory.
+_MOST_READ, _MOST_NOTED = 1 << 10, 1 << 20
 # A small batch can unpack to millions of records; a run each would cost the reader a GB and many seconds.
 MAX_RUNS = 100_000
 
@@ -68,6 +73,8 @@ class Run(NamedTuple):
     pure: bool
     # How many records have a key that no row of a table can have: null, empty or too long.
     unfit: int
+    # The digest of its keys (`anabranch.core.read_locks.Keys`); empty: not asked for, or not known.
+    digest: bytes = b""
 
 
 class Kernels(NamedTuple):
@@ -110,11 +117,13 @@ def kernels_for(records: int) -> Kernels | None:
     return _load()
 
 
-def scan_batch(batch: RawBatch, *, limit: int = MAX_UNPACKED_BYTES) -> list[Run]:
+def scan_batch(
+    batch: RawBatch, *, limit: int = MAX_UNPACKED_BYTES, digests: bool = False
+) -> list[Run]:
     """The runs of a batch, in order; none if compaction left it empty.
 
     A fault in the batch's content becomes a bad run; nothing is raised.
-    ``limit``: the bytes that it may unpack to.
+    ``limit``: the bytes that it may unpack to. ``digests``: runs get digests of their keys.
     """
     try:
         header = read_header(batch.data)
@@ -129,45 +138,82 @@ def scan_batch(batch: RawBatch, *, limit: int = MAX_UNPACKED_BYTES) -> list[Run]
         )
     except CorruptBatch:
         return [_malformed(header.last_offset_delta, header.record_count)]
-    return scan_body(body, header)
+    return scan_body(body, header, digests=digests)
 
 
-def scan_body(body: Buffer, header: BatchHeader) -> list[Run]:
+def scan_body(body: Buffer, header: BatchHeader, *, digests: bool = False) -> list[Run]:
     """`scan_batch` of an unpacked body."""
     kernels = kernels_for(header.record_count)
     if kernels is None:
         rows = framing_oracle.scan(
             body, header.record_count, header.last_offset_delta, header.base_timestamp
         )
+        found = _keys(body, header, rows) if digests and rows is not None else []
     else:
-        rows = _scan_compiled(kernels.scan, body, header)
+        rows, found = _scan_compiled(kernels.scan, body, header, digests)
     if rows is None or len(rows) > MAX_RUNS:
         return [_malformed(header.last_offset_delta, header.record_count)]
-    return [_run(row, body, header) for row in rows]
+    runs = [_run(row, body, header) for row in rows]
+    if not found:
+        return runs
+    return [run._replace(digest=its.to_bytes()) for run, its in zip(runs, found, strict=True)]
 
 
-def _scan_compiled(kernel: ModuleType, body: Buffer, header: BatchHeader) -> list[list[int]] | None:
+def _keys(body: Buffer, header: BatchHeader, rows: list[list[int]]) -> list[Keys]:
+    """The keys of each run, in plain Python; none are known of many records."""
+    if header.record_count > _MOST_READ:
+        return []
+    records = decode_body(bytes(body), header)
+    deltas = [record.offset - header.base_offset for record in records]
+    spans = [(bisect_left(deltas, row[0]), bisect_right(deltas, row[1])) for row in rows]
+    return [Keys.of(record.key for record in records[a:b]) for a, b in spans]
+
+
+def _scan_compiled(
+    kernel: ModuleType, body: Buffer, header: BatchHeader, digests: bool
+) -> tuple[list[list[int]] | None, list[Keys]]:
     import numpy as np
 
     bytes_in = np.frombuffer(body, dtype=np.uint8)
+    most = header.record_count if digests and 0 < header.record_count <= _MOST_NOTED else 0
+    keys = np.empty((3, most), dtype=np.int64)
     room = _FIRST_ROWS
     while True:
         rows = np.empty((room, kernel.COLUMNS), dtype=np.int64)
+        bounds = np.empty((room, 4), dtype=np.int64)
         found = kernel.scan(
             bytes_in,
             header.record_count,
             header.last_offset_delta,
             header.base_timestamp,
-            True,
             rows,
+            keys,
+            bounds,
         )
         if found >= 0:
             listed: list[list[int]] = rows[:found].tolist()
-            return listed
+            return listed, _found_keys(kernel, body, listed, keys, bounds) if most else []
         if found == kernel.MALFORMED_RESULT or room == MAX_RUNS:
-            return None
+            return None, []
         # At most one run a record, so this ends.
         room = min(room * 8, header.record_count, MAX_RUNS)
+
+
+def _found_keys(
+    kernel: ModuleType, body: Buffer, rows: list[list[int]], keys: Any, bounds: Any
+) -> list[Keys]:
+    """The keys of each run, of what the compiled walk noted."""
+    view, end, out = memoryview(body), 0, []
+    for row, (least, its_size, greatest, size) in zip(
+        rows, bounds[: len(rows)].tolist(), strict=True
+    ):
+        begin, end = end, end + row[kernel.COUNT] - row[kernel.KEYLESS]
+        places = [(least, its_size), (greatest, size)]
+        if end - begin <= FEW_KEYS:
+            places = keys[kernel.KEY_AT :, begin:end].T.tolist()
+        few = sorted({bytes(view[at : at + size]) for at, size in places})
+        out.append(Keys.packed([keys[kernel.POINT, begin:end]], few))
+    return out
 
 
 def _run(row: list[int], body: Buffer, header: BatchHeader) -> Run:

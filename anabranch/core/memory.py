@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from anabranch.core.journal.usage import Place
-from anabranch.core.read_locks import WindowDraft, Windows
+from anabranch.core.read_locks import WindowDraft, Windows, Write
 from anabranch.core.state import State
 from anabranch.core.stream_states import ACTIVE
 
@@ -101,12 +101,30 @@ class Keepalives(Part):
         return self.heard.get(txn_id, self.since_ms)
 
 
+Who = bytes | Place  # a transaction, or the plain writes of a journal partition
+
+
+class Waiting(NamedTuple):
+    """A wait for frozen locks: since when, and when it was last heard of, in ms.
+
+    ``on``: for which transactions, on which table. ``writes``: by table, as far as they are kept. ``freezes``: its
+    own locks would be frozen, too.
+    """
+
+    since_ms: int
+    heard_ms: int
+    on: tuple[tuple[bytes, str], ...]
+    writes: tuple[tuple[str, Write], ...]
+    freezes: bool
+
+
 @dataclass(slots=True)
 class Merging(Part):
     """When decided commits and streams' layouts may go on; by transaction, and by stream.
 
     ``rolls_by_ms``: how long a rolling commit may wait for others. ``to_carry``: big ones that wait while another
     one is carried. ``trouble``: why a carried one does not go on. ``may_grow_ms``: when to ask for partitions.
+    ``waiting``: who waits for frozen locks.
     """
 
     not_before_ms: Kept[bytes, int] = field(default_factory=Kept)
@@ -115,16 +133,19 @@ class Merging(Part):
     trouble: Kept[bytes, str] = field(default_factory=Kept)
     may_roll_ms: Kept[str, int] = field(default_factory=Kept)
     may_grow_ms: Kept[str, int] = field(default_factory=Kept)
+    waiting: Kept[Who, Waiting] = field(default_factory=Kept)
 
     def forget_txn(self, txn_id: bytes) -> None:
         self.not_before_ms.put(txn_id, None)
         self.rolls_by_ms.put(txn_id, None)
         self.to_carry.put(txn_id, None)
         self.trouble.put(txn_id, None)
+        self.waiting.put(txn_id, None)
 
     def forget_stream(self, stream: str) -> None:
         self.may_roll_ms.put(stream, None)
         self.may_grow_ms.put(stream, None)
+        self.waiting.forget(lambda who: who[0] == stream)
 
 
 @dataclass(slots=True)
@@ -173,7 +194,8 @@ class LaneSeen:
 class LeaderMemory:
     """All that decisions see beside the fold and the index.
 
-    The shell sets the last five: streams in trouble and why, transactions with a carrier, carried ones with
+    ``written``: what carried transactions write, by table, as far as it was asked for: it follows from the index. The
+    shell sets the last five: streams in trouble and why, transactions with a carrier, carried ones with
     refused chunks and why, foreign records by stream, lanes that are not blocked.
     """
 
@@ -182,6 +204,7 @@ class LeaderMemory:
     cleaning: Cleaning = field(default_factory=Cleaning)
     histories: Histories = field(default_factory=Histories)
     windows: Windows = field(default_factory=Windows)
+    written: dict[bytes, Mapping[str, Write]] = field(default_factory=dict)
     waiting: Mapping[str, str] = field(default_factory=dict)
     carrying: Collection[bytes] = ()
     refused: Mapping[bytes, str] = field(default_factory=dict)
@@ -219,6 +242,7 @@ class LeaderMemory:
             self.keepalives.heard.put(txn_id, None)
             self.keepalives.helpers.put(txn_id, None)
             self.merging.forget_txn(txn_id)
+            self.written.pop(txn_id, None)
         for stream in forgotten:
             self.merging.forget_stream(stream)
             self.cleaning.forget_stream(stream)

@@ -25,6 +25,7 @@ class Overlay:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._changes: dict[bytes, bytes | None] = {}
+        self.bytes = 0  # of values that were set since the last `take`
         self._order: list[bytes] = []  # the changed keys, sorted, but for the fresh ones
         self._fresh: list[bytes] = []
         # The last key not found: a new row is looked for before it is put, and again then.
@@ -94,6 +95,8 @@ class Overlay:
         if key not in self._changes:
             self._fresh.append(key)
         self._changes[key] = value
+        if value is not None:
+            self.bytes += len(value)
 
     @property
     def size(self) -> int:
@@ -102,7 +105,7 @@ class Overlay:
 
     def take(self) -> dict[bytes, bytes | None]:
         """Take the changes since the last call; the caller writes them to the table before it goes on."""
-        taken, self._changes = self._changes, {}
+        taken, self._changes, self.bytes = self._changes, {}, 0
         self._order.clear()
         self._fresh.clear()
         self._missed = None

@@ -6,12 +6,12 @@ locks are rows of open transactions: each commit is held against them. `docs/tab
 
 from __future__ import annotations
 
-import struct
+from array import array
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from crc32c import crc32c
 
@@ -29,9 +29,9 @@ from anabranch.schemas.records import (
 )
 
 FEW_KEYS = 64  # of so many keys of a commit each one is held against ranges; of more, their bounds
-MOST_POINTS = 100_000  # of a commit with more keys none is known
-WINDOW_BYTES = 64 << 20  # of a control partition, about
-_WRITE_BYTES, _POINT_BYTES = 200, 120
+FEW_POINTS = 4_096  # of so many writes of a commit each is noted by itself; more are a packed array
+WINDOW_BYTES = 128 << 20  # of a control partition, about
+_WRITE_BYTES, _POINT_BYTES, _PACKED_BYTES = 200, 120, 8
 
 
 def fingerprint(key: bytes) -> int:
@@ -41,14 +41,26 @@ def fingerprint(key: bytes) -> int:
 
 
 class Write(NamedTuple):
-    """A commit's writes to one table. ``points``: None: not known, perhaps any.
+    """A commit's writes to one table. ``points``: fingerprints, rising; None: not known, perhaps any.
 
     ``keys``: rising; of more than `FEW_KEYS` the first and the last alone.
     """
 
     timestamp: int
-    points: tuple[int, ...] | None
+    points: Sequence[int] | None
     keys: tuple[bytes, ...]
+
+    @property
+    def is_packed(self) -> bool:
+        return self.points is not None and len(self.points) > FEW_POINTS
+
+    def has(self, point: int) -> bool:
+        """Whether the key of this fingerprint may be among them."""
+        points = self.points
+        if points is None:
+            return True
+        at = bisect_left(points, point)
+        return at < len(points) and points[at] == point
 
     def touches(self, span: LockedRange) -> bool:
         """Whether a key of the range may be among them."""
@@ -72,13 +84,26 @@ class Write(NamedTuple):
 
     @property
     def size(self) -> int:
-        return _WRITE_BYTES + sum(map(len, self.keys)) + _POINT_BYTES * len(self.points or ())
+        each = _PACKED_BYTES if self.is_packed else _POINT_BYTES
+        return _WRITE_BYTES + sum(map(len, self.keys)) + each * len(self.points or ())
+
+
+class Numbers(Protocol):
+    """An array of numbers."""
+
+    def tolist(self) -> list[int]: ...
+
+    def __len__(self) -> int: ...
 
 
 class Keys(NamedTuple):
-    """Keys that were written. ``points``: fingerprints, rising; ``keys``: as in a `Write`."""
+    """Keys that were written. ``points``: fingerprints, rising; ``keys``: as in a `Write`.
 
-    points: tuple[int, ...]
+    Its bytes, a *digest*, have the number of points (4), each in 8 bytes as this machine has them, then each key
+    behind its length (4).
+    """
+
+    points: Sequence[int]
     keys: tuple[bytes, ...]
 
     @classmethod
@@ -88,20 +113,39 @@ class Keys(NamedTuple):
         points = tuple(sorted(set(map(fingerprint, found))))
         return cls(points, _few(found))
 
+    @classmethod
+    def packed(cls, points: Sequence[Numbers], few: list[bytes]) -> Keys:
+        """Put arrays of fingerprints together. ``few``: these keys, or their bounds, rising."""
+        count = sum(map(len, points))
+        if count <= FEW_KEYS:
+            return cls(
+                tuple(sorted({point for its in points for point in its.tolist()})), _few(few)
+            )
+        import numpy as np  # clients that write only do without
+
+        found = np.concatenate([np.asarray(its, dtype=np.int64) for its in points])
+        found.sort()
+        again = found[1:] == found[:-1]
+        if again.any():
+            found = np.concatenate([found[:1], found[1:][~again]])
+        return cls(memoryview(found).cast("B").cast("q"), _few(few))
+
     def to_bytes(self) -> bytes:
-        """A digest: the number of points, each of 8 bytes, then each key behind its length of 4 bytes."""
-        keys = b"".join(len(key).to_bytes(4, "big") + key for key in self.keys)
-        return struct.pack(f">I{len(self.points)}q", len(self.points), *self.points) + keys
+        """A digest."""
+        points, keys = self.points, self.keys
+        if not isinstance(points, memoryview):
+            points = memoryview(array("q", points))
+        rest = [part for key in keys for part in (len(key).to_bytes(4, "big"), key)]
+        return b"".join([len(points).to_bytes(4, "big"), points, *rest])
 
     @classmethod
     def parse(cls, digest: bytes) -> Keys:
         """The keys of a digest. `MalformedRecord`."""
-        try:
-            (count,) = struct.unpack_from(">I", digest)
-            points = struct.unpack_from(f">{count}q", digest, 4)
-        except struct.error as error:
-            raise MalformedRecord(f"no digest of keys: {error}") from error
-        keys, at = [], 4 + 8 * count
+        at = 4 + 8 * int.from_bytes(digest[:4], "big")
+        if at > len(digest):
+            raise MalformedRecord("a digest of keys ends within its points")
+        points = memoryview(digest)[4:at].cast("q")
+        keys = []
         while at < len(digest):
             end = at + 4 + int.from_bytes(digest[at : at + 4], "big")
             if end > len(digest):
@@ -115,22 +159,26 @@ def _few(rising: list[bytes]) -> tuple[bytes, ...]:
     return tuple(rising if len(rising) <= FEW_KEYS else (rising[0], rising[-1]))
 
 
-def write_of(commit: StreamCommit, digests: Sequence[bytes]) -> Write:
+def write_of(commit: StreamCommit, digests: Iterable[bytes]) -> Write:
     """The writes of a merge: its events, and what digests of journals' runs say. An empty one is not known."""
-    if not all(digests):
-        return Write(commit.timestamp, None, ())
-    own = Keys.of(event.key for part in commit.parts for event in part.events)
-    if not digests:
-        return Write(commit.timestamp, *own)
-    found = [own, *map(Keys.parse, digests)]
-    points: set[int] = set()
-    for its in found:
-        points.update(its.points)
-        if len(points) > MOST_POINTS:
+    found = [Keys.of(event.key for part in commit.parts for event in part.events)]
+    room = WINDOW_BYTES
+    for digest in digests:
+        room -= len(digest)
+        if not digest or room < 0:
             return Write(commit.timestamp, None, ())
+        found.append(Keys.parse(digest))
+    if len(found) == 1:
+        return Write(commit.timestamp, *found[0])
     keys = sorted({key for its in found for key in its.keys})
     if any(len(its.keys) < len(its.points) for its in found):
         keys = [keys[0], keys[-1]]  # bounds are among them
+    if sum(len(its.points) for its in found) > FEW_POINTS:
+        own = array("q", found[0].points)
+        return Write(
+            commit.timestamp, *Keys.packed([own, *(its.points for its in found[1:])], keys)
+        )
+    points = {point for its in found for point in its.points}
     return Write(commit.timestamp, tuple(sorted(points)), _few(keys))
 
 
@@ -140,23 +188,37 @@ class _Table:
 
     before: int
     writes: deque[Write] = field(default_factory=deque)
-    newest: dict[int, int] = field(default_factory=dict)  # by fingerprint
+    newest: dict[int, int] = field(default_factory=dict)  # by fingerprint, of those that are not
+    packed: deque[Write] = field(default_factory=deque)
     unknown: int = 0  # the newest write whose keys are not known
 
     def add(self, write: Write) -> None:
         self.writes.append(write)
         if write.points is None:
             self.unknown = write.timestamp
-        for point in write.points or ():
-            self.newest[point] = write.timestamp
+        elif write.is_packed:
+            self.packed.append(write)
+        else:
+            self.newest.update(dict.fromkeys(write.points, write.timestamp))
 
     def drop_oldest(self) -> Write:
         write = self.writes.popleft()
         self.before = write.timestamp
+        if write.is_packed:
+            self.packed.popleft()
+            return write
         for point in write.points or ():
             if self.newest[point] == write.timestamp:
                 del self.newest[point]
         return write
+
+    def has(self, points: Iterable[int], since: int) -> bool:
+        """Whether one of these fingerprints was written above a timestamp."""
+        big = [write for write in self.packed if write.timestamp > since]
+        return any(
+            self.newest.get(point, 0) > since or any(write.has(point) for write in big)
+            for point in points
+        )
 
     def above(self, timestamp: int) -> Iterator[Write]:
         """Writes above a timestamp, the newest first."""
@@ -242,7 +304,7 @@ class WindowDraft:
             return False
         if any(its.unknown > since for its in known):
             return False
-        if any(its.newest.get(point, 0) > since for its in known for point in locks.points):
+        if any(its.has(locks.points, since) for its in known):
             return False
         return not any(
             write.touches(span)
@@ -402,7 +464,10 @@ class Registered:
             return hits
         if write.points is None:
             hits.doubted.update(locked.owners)
-        for point in write.points or ():
+        few: Iterable[int] = write.points or ()
+        if len(write.points or ()) > len(locked.points):  # 10 million writes are not walked over
+            few = filter(write.has, locked.points)
+        for point in few:
             for txn_id, _ in locked.points.get(point, ()):
                 if txn_id not in hits.broken:
                     key = write.key_of(point)

@@ -22,7 +22,6 @@ from anabranch.core.receipts import CRC_MODULUS
 from anabranch.core.state import State
 from anabranch.ports import CorruptBatch, Fetched, RawBatch
 
-DIGESTED_RECORDS = 1024  # batches of tables with more are not looked through for their keys
 _PLAIN_HEADER = (NO_TXN, 0, -1)  # in place of a missing ab.txn header
 
 
@@ -55,10 +54,10 @@ def index_fetched(
         if copy in index.copies:
             index.copies.discard(copy)
             continue  # the index knows it already
-        scanned = scan(batch)
-        if stream in state.tables:
+        is_table = stream in state.tables
+        scanned = scan(batch, digests=is_table)
+        if is_table:
             _leave_out(batch, scanned)
-            _digest(batch, scanned)
         runs += scanned.runs
         plain += scanned.plain
         if counting:
@@ -72,11 +71,11 @@ def index_fetched(
         changes.set(key, value)
 
 
-def scan(batch: RawBatch) -> Scanned:
+def scan(batch: RawBatch, *, digests: bool = False) -> Scanned:
     """Cut a batch into runs.
 
     Batches of native transactions hold the controller's participant ops, which decide nothing, or a raw
-    client's records, which are rejected: they may be aborted after they were read.
+    client's records, which are rejected: they may be aborted after they were read. ``digests``: of a table.
     """
     out = Scanned()
     native = dense = False
@@ -85,7 +84,7 @@ def scan(batch: RawBatch) -> Scanned:
         native, dense = header.is_transactional, header.is_dense
     except CorruptBatch:
         pass  # its one run has the reason
-    found = scan_batch(batch)
+    found = scan_batch(batch, digests=digests)
     for run in found:
         if run.kind is Kind.OP:
             if not native:
@@ -137,22 +136,8 @@ def _part(run: Run, records: Sequence[Record]) -> Run:
         pure=False,
         keyless=0,
         unfit=0,
+        digest=Keys.of(record.key for record in records).to_bytes(),
     )
-
-
-def _digest(batch: RawBatch, scanned: Scanned) -> None:
-    """Note which keys the runs write. Bigger batches are left: to read each key in Python would hold others up."""
-    count = sum(run.records for run in (*scanned.runs, *scanned.plain))
-    if not 0 < count <= DIGESTED_RECORDS:
-        return
-    try:
-        keys = {record.offset: record.key for record in decode_records(batch.data)}
-    except CorruptBatch:
-        return  # a run of it is rejected, and the others' keys are not known
-    for runs in (scanned.runs, scanned.plain):
-        for at, run in enumerate(runs):
-            its = Keys.of(keys.get(offset) for offset in range(run.first, run.end))
-            runs[at] = run._replace(digest=its.to_bytes())
 
 
 def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pure: bool) -> Run:
@@ -176,6 +161,7 @@ def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pu
         batch_crc=crc_of(batch.data),
         keyless=run.keyless,
         unfit=run.unfit,
+        digest=run.digest,
     )
 
 

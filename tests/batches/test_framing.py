@@ -16,10 +16,11 @@ from anabranch.batches.format import HEADER_SIZE, with_base_offset
 from anabranch.batches.framing import Kind, Run, scan_batch
 from anabranch.batches.kernels import scan as scan_kernel
 from anabranch.batches.kernels.parts import MALFORMED_RESULT
-from anabranch.batches.records import Record, decode_records, encode_batch
+from anabranch.batches.records import MIN_RECORD_BYTES, Record, decode_records, encode_batch
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
 from anabranch.core.limits import ROW_KEY
 from anabranch.core.partitioner import position_of, record_checksum
+from anabranch.core.read_locks import FEW_KEYS, Keys
 from anabranch.ports import RawBatch
 from tests.batches.made import encode_sparse
 from tests.batches.strategies import CODECS, raw, records
@@ -33,10 +34,20 @@ IN_A, IN_B = ((TXN_HEADER, A),), ((TXN_HEADER, B),)
 def kernel_rows(
     body: bytes, count: int, last_delta: int, base_timestamp: int
 ) -> list[list[int]] | None:
-    """The compiled answer, with room for all runs."""
+    """The compiled answer, with room for all runs; the same with keys noted or not."""
+    found, noted = (_kernel_rows(body, count, last_delta, base_timestamp, keys) for keys in (0, 1))
+    assert found == noted
+    return found
+
+
+def _kernel_rows(
+    body: bytes, count: int, last_delta: int, base_timestamp: int, noted: int
+) -> list[list[int]] | None:
     rows = np.empty((max(count, 1), scan_kernel.COLUMNS), dtype=np.int64)
+    keys = np.empty((3, noted * max(min(count, len(body) // MIN_RECORD_BYTES), 0)), dtype=np.int64)
+    bounds = np.empty((max(count, 1), 4), dtype=np.int64)
     found = scan_kernel.scan(
-        np.frombuffer(body, dtype=np.uint8), count, last_delta, base_timestamp, True, rows
+        np.frombuffer(body, dtype=np.uint8), count, last_delta, base_timestamp, rows, keys, bounds
     )
     if found < 0:
         assert found == MALFORMED_RESULT
@@ -55,11 +66,18 @@ def agree(body: bytes, count: int, last_delta: int, base_timestamp: int) -> list
 def scan_both(data: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     """`scan_batch` with compiled code and without."""
     framing.warm()
-    compiled = scan_batch(raw(data))
+    compiled, digests = scan_batch(raw(data)), digests_of(data)
     monkeypatch.setattr(framing, "_kernels", None)
     monkeypatch.setattr(framing, "_load", lambda: None)
     assert scan_batch(raw(data)) == compiled
+    in_python = digests_of(data)
+    assert in_python == (digests if any(in_python) else [b""] * len(compiled))
     return compiled
+
+
+def digests_of(data: bytes) -> list[bytes]:
+    """The digests of a batch's runs."""
+    return [run.digest for run in scan_batch(raw(data), digests=True)]
 
 
 @given(records())
@@ -70,6 +88,22 @@ def test_both_walks_agree_on_records(made: list[Record]) -> None:
     assert sum(row[2] for row in rows) == len(made)
     assert sum(row[8] for row in rows) == len(body)
     assert sum(row[3] for row in rows) == sum(record_checksum(r.key, r.value) for r in made)
+
+
+@pytest.mark.parametrize("count", [1, FEW_KEYS, FEW_KEYS + 1, 999, 5_000])
+def test_digests_say_which_keys_a_run_has(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few exactly, of more the bounds; keys that are null, empty, each other's beginnings, and twice."""
+    seed = random.randrange(1 << 32)
+    draw = random.Random(seed)
+    keys = [draw.choice([None, b"", b"same", b"abcdefgh" * draw.randrange(4) + draw.randbytes(draw.randrange(4))])
+            for _ in range(count)]  # fmt: skip
+    half = count // 2
+    made = [Record(i, 0, key, b"v", IN_A if i < half else IN_B) for i, key in enumerate(keys)]
+    framing.warm()
+    wanted = [Keys.of(run).to_bytes() for run in (keys[:half], keys[half:]) if run]
+    assert digests_of(encode_batch(made, "lz4")) == wanted, f"seed {seed}"
+    if count < 1_000:
+        scan_both(encode_batch(made), monkeypatch)
 
 
 @given(

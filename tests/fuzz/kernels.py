@@ -62,16 +62,20 @@ def _scan() -> Run:
     from anabranch.batches.kernels.parts import MALFORMED_RESULT, NO_ROOM
 
     bodies, room = _Bodies(), Guarded(_MOST_RECORDS * kernel.COLUMNS * 8)
+    key_room, bound_room = Guarded(_MOST_RECORDS * 3 * 8), Guarded(_MOST_RECORDS * 4 * 8)
 
     def run(data: bytes) -> None:
         body, count, last_delta, base, at_end = bodies.of(data)
+        noted = len(data) % 2 * max(min(count, len(body) // MIN_RECORD_BYTES), 0)
+        keys = key_room.array((3, noted), np.int64, at_end=at_end)
         expected = framing_oracle.scan(bytes(body), count, last_delta, base)
         # A run for each record is the most there can be.
         most = min(max(count, 1), _MOST_RECORDS) if expected is None else max(len(expected), 1)
         found, rows = 0, None
         for many in (1, most):
             rows = room.array((many, kernel.COLUMNS), np.int64, at_end=at_end)
-            found = kernel.scan(body, count, last_delta, base, True, rows)
+            bounds = bound_room.array((many, 4), np.int64, at_end=at_end)
+            found = kernel.scan(body, count, last_delta, base, rows, keys, bounds)
             assert found <= many
             if many < most:
                 assert found in (NO_ROOM, MALFORMED_RESULT)

@@ -79,6 +79,7 @@ MOVING = STEALING | {"chunk_bytes": 250}
 # Processes with replicas of two tables, and little besides.
 IN_MEMORY = "tests/tables/test_transactions.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
+FREEZING = TABLED | {"chunk_bytes": 100}  # … of which all are carried that go by journals
 PREPARED = {"prepared": 1.0, "linger": 0.8}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
@@ -377,6 +378,11 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a process vouches without a look", tables.told_before_the_look, weather=TABLED,
            by_clients=True),
     Mutant("locks of one writer alone are kept", tables.left_out_forgotten, weather=TABLED),
+    Mutant("of a carried commit a key is not known", tables.carried_digest_lacks,
+           weather=FREEZING),
+    Mutant("locks of big transactions are not frozen", tables.no_freezing, weather=FREEZING),
+    Mutant("freezing looks at one side", tables.frozen_one_sided, simulated=False,
+           suite="tests/core/test_frozen_locks.py"),
     # -- bytes
     Mutant("a run begins an offset late", batches.late_first_offset, simulated=False,
            suite="tests/batches/test_framing.py"),

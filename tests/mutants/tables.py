@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +12,9 @@ from unittest.mock import patch
 from rocksdict import WriteBatch
 
 from anabranch.core.decisions import decide
+from anabranch.core.decisions.commits import frozen, registered
 from anabranch.core.decisions.commits import locks as judging
 from anabranch.core.decisions.commits import one_shot as shots
-from anabranch.core.decisions.commits import registered
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.read_locks import (
     Hits,
@@ -29,7 +29,7 @@ from anabranch.core.read_locks import (
 from anabranch.core.round import NewEpoch, StreamCommit
 from anabranch.errors import AnabranchError, LocksBroken
 from anabranch.ports import LogError
-from anabranch.processors import controller, index_journals
+from anabranch.processors import controller
 from anabranch.schemas.records import BrokenLock, LookAgain, OneShot, TxnRow
 from anabranch.tables.follow import Follower
 from anabranch.tables.layout import DELETED, ROW, table_prefix
@@ -58,12 +58,49 @@ def journals_unknown() -> Planted:
 
 def digests_lack() -> Planted:
     """A digest of a journal's run lacks its lowest key."""
-    real = Keys.of
+    real = Keys.to_bytes
 
-    def of(keys: Iterable[bytes | None]) -> Keys:
-        return real(sorted({key for key in keys if key is not None})[1:])
+    def to_bytes(its: Keys) -> bytes:
+        lowest = {fingerprint(key) for key in its.keys[:1]}
+        points = [point for point in its.points if point not in lowest]
+        return real(Keys(points, its.keys[len(lowest) :]))
 
-    return patch.object(index_journals, "Keys", SimpleNamespace(of=of))
+    return patch.object(Keys, "to_bytes", to_bytes)
+
+
+def carried_digest_lacks() -> Planted:
+    """The least key that a commit wrote, which was carried aside, is not known."""
+    real = judging.written
+
+    def written(turn: Any, step: StreamCommit, taken: Any) -> Write:
+        write = real(turn, step, taken)
+        if write.points is None or not any(part.carried for part in step.parts):
+            return write
+        lowest = {fingerprint(key) for key in write.keys[:1]}
+        points = tuple(point for point in write.points if point not in lowest)
+        return write._replace(points=points, keys=write.keys[1:])
+
+    return patch.object(judging, "written", written)
+
+
+@contextlib.contextmanager
+def no_freezing() -> Iterator[None]:
+    """Nobody waits for a frozen lock."""
+    with (
+        patch.object(frozen, "waits", lambda *_: False),
+        patch.object(frozen, "may_freeze", lambda *_: True),
+    ):
+        yield
+
+
+def frozen_one_sided() -> Planted:
+    """A transaction is carried though what another one, carried, writes breaks its locks."""
+    real = frozen.may_freeze
+
+    def may_freeze(turn: Any, txn_id: bytes, written: Any) -> bool:
+        return real(turn, txn_id, lambda other: written(other) if other == txn_id else {})
+
+    return patch.object(frozen, "may_freeze", may_freeze)
 
 
 def _unnoticed(is_such: Callable[[Any, StreamCommit], bool]) -> Planted:

@@ -35,22 +35,22 @@ _MIN_RECORD = 7
 _MAX_I32 = (1 << 31) - 1
 
 
-def _crc_tables() -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
-    """Slicing-by-16 tables of the CRC-32 of zlib (polynomial 0xEDB88320, reflected)."""
+def _crc_tables(polynomial: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    """Slicing-by-16 tables of a CRC-32 (its polynomial reflected)."""
     tables = np.zeros((16, 256), dtype=np.uint32)
     for byte in range(256):
         crc = byte
         for _ in range(8):
-            crc = crc >> 1 ^ (0xEDB88320 if crc & 1 else 0)
+            crc = crc >> 1 ^ (polynomial if crc & 1 else 0)
         tables[0, byte] = crc
     for k in range(1, 16):
         for byte in range(256):
             before = int(tables[k - 1, byte])
             tables[k, byte] = before >> 8 ^ int(tables[0, before & 0xFF])
-    return tables
+    return tables.reshape(-1)
 
 
-_T = _crc_tables().reshape(-1)
+_ZLIB, _CASTAGNOLI = _crc_tables(0xEDB88320), _crc_tables(0x82F63B78)
 _U = np.uint64
 _inline = numba.njit(inline="always", nogil=True)
 _BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
@@ -221,50 +221,59 @@ def _byte(body, at):
     return np.int64(body[_U(at)])
 
 
-@_inline
-def _crc(body, start, stop, crc):
-    i = _U(start)
-    end = _U(stop)
-    low = _U(0xFF)
-    while end - i >= _U(16):
-        a = _load64(body, i) ^ crc
-        b = _load64(body, i + _U(8))
-        crc = _U(
-            _T[_U(15 * 256) + (a & low)]
-            ^ _T[_U(14 * 256) + ((a >> _U(8)) & low)]
-            ^ _T[_U(13 * 256) + ((a >> _U(16)) & low)]
-            ^ _T[_U(12 * 256) + ((a >> _U(24)) & low)]
-            ^ _T[_U(11 * 256) + ((a >> _U(32)) & low)]
-            ^ _T[_U(10 * 256) + ((a >> _U(40)) & low)]
-            ^ _T[_U(9 * 256) + ((a >> _U(48)) & low)]
-            ^ _T[_U(8 * 256) + (a >> _U(56))]
-            ^ _T[_U(7 * 256) + (b & low)]
-            ^ _T[_U(6 * 256) + ((b >> _U(8)) & low)]
-            ^ _T[_U(5 * 256) + ((b >> _U(16)) & low)]
-            ^ _T[_U(4 * 256) + ((b >> _U(24)) & low)]
-            ^ _T[_U(3 * 256) + ((b >> _U(32)) & low)]
-            ^ _T[_U(2 * 256) + ((b >> _U(40)) & low)]
-            ^ _T[_U(1 * 256) + ((b >> _U(48)) & low)]
-            ^ _T[b >> _U(56)]
-        )
-        i += _U(16)
-    if end - i >= _U(8):
-        a = _load64(body, i) ^ crc
-        crc = _U(
-            _T[_U(7 * 256) + (a & low)]
-            ^ _T[_U(6 * 256) + ((a >> _U(8)) & low)]
-            ^ _T[_U(5 * 256) + ((a >> _U(16)) & low)]
-            ^ _T[_U(4 * 256) + ((a >> _U(24)) & low)]
-            ^ _T[_U(3 * 256) + ((a >> _U(32)) & low)]
-            ^ _T[_U(2 * 256) + ((a >> _U(40)) & low)]
-            ^ _T[_U(1 * 256) + ((a >> _U(48)) & low)]
-            ^ _T[a >> _U(56)]
-        )
-        i += _U(8)
-    while i < end:
-        crc = _U(_T[(crc ^ _U(body[i])) & low]) ^ (crc >> _U(8))
-        i += _U(1)
-    return crc
+def _crc_by(tables):
+    """A walk that goes on with a CRC's running value."""
+    T = tables
+
+    @_inline
+    def _crc(body, start, stop, crc):
+        i = _U(start)
+        end = _U(stop)
+        low = _U(0xFF)
+        while end - i >= _U(16):
+            a = _load64(body, i) ^ crc
+            b = _load64(body, i + _U(8))
+            crc = _U(
+                T[_U(15 * 256) + (a & low)]
+                ^ T[_U(14 * 256) + ((a >> _U(8)) & low)]
+                ^ T[_U(13 * 256) + ((a >> _U(16)) & low)]
+                ^ T[_U(12 * 256) + ((a >> _U(24)) & low)]
+                ^ T[_U(11 * 256) + ((a >> _U(32)) & low)]
+                ^ T[_U(10 * 256) + ((a >> _U(40)) & low)]
+                ^ T[_U(9 * 256) + ((a >> _U(48)) & low)]
+                ^ T[_U(8 * 256) + (a >> _U(56))]
+                ^ T[_U(7 * 256) + (b & low)]
+                ^ T[_U(6 * 256) + ((b >> _U(8)) & low)]
+                ^ T[_U(5 * 256) + ((b >> _U(16)) & low)]
+                ^ T[_U(4 * 256) + ((b >> _U(24)) & low)]
+                ^ T[_U(3 * 256) + ((b >> _U(32)) & low)]
+                ^ T[_U(2 * 256) + ((b >> _U(40)) & low)]
+                ^ T[_U(1 * 256) + ((b >> _U(48)) & low)]
+                ^ T[b >> _U(56)]
+            )
+            i += _U(16)
+        if end - i >= _U(8):
+            a = _load64(body, i) ^ crc
+            crc = _U(
+                T[_U(7 * 256) + (a & low)]
+                ^ T[_U(6 * 256) + ((a >> _U(8)) & low)]
+                ^ T[_U(5 * 256) + ((a >> _U(16)) & low)]
+                ^ T[_U(4 * 256) + ((a >> _U(24)) & low)]
+                ^ T[_U(3 * 256) + ((a >> _U(32)) & low)]
+                ^ T[_U(2 * 256) + ((a >> _U(40)) & low)]
+                ^ T[_U(1 * 256) + ((a >> _U(48)) & low)]
+                ^ T[a >> _U(56)]
+            )
+            i += _U(8)
+        while i < end:
+            crc = _U(T[(crc ^ _U(body[i])) & low]) ^ (crc >> _U(8))
+            i += _U(1)
+        return crc
+
+    return _crc
+
+
+_crc, _crc32c = _crc_by(_ZLIB), _crc_by(_CASTAGNOLI)
 
 
 @_inline

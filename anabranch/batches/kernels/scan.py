@@ -23,6 +23,7 @@ from anabranch.batches.kernels.parts import (
     NO_ROOM,
     _byte,
     _crc,
+    _crc32c,
     _inline,
     _load64,
     _position,
@@ -38,7 +39,10 @@ from anabranch.core.limits import ROW_KEY
 FIRST, LAST, COUNT, CHECKSUM, TXN_AT, LOW, HIGH, KEYLESS, BYTES, KIND, UNFIT = range(11)
 COLUMNS = 11
 MOST_KEY = ROW_KEY.value
-# Without sums, CHECKSUM, LOW and HIGH mean nothing, and the walk takes half the time.
+# Rows of `keys`, of each keyed record: its fingerprint (`anabranch.core.read_locks`), and its place in the body.
+POINT, KEY_AT, KEY_SIZE = range(3)
+# Columns of `bounds`: the places in the body of a run's least and greatest key, in byte order.
+LEAST_AT, LEAST_SIZE, GREATEST_AT, GREATEST_SIZE = range(4)
 
 # Kinds; the order of the BAD ones is the order in which they are looked for.
 WRITE, PLAIN, OP, MALFORMED, DOUBLE_TXN, TXN_AND_OP, DOUBLE_OP, TXN_LENGTH, RESERVED, NO_TEXT = (
@@ -114,13 +118,43 @@ def _is_name(body, at, last):
     return 3
 
 
-def _scan(body, count, last_offset_delta, base_timestamp, sums, rows):
+@_inline
+def _ordered(word):
+    """Eight bytes as a number that is as great as they are in byte order."""
+    word = (word & _U(0x00FF00FF00FF00FF)) << _U(8) | (word >> _U(8)) & _U(0x00FF00FF00FF00FF)
+    word = (word & _U(0x0000FFFF0000FFFF)) << _U(16) | (word >> _U(16)) & _U(0x0000FFFF0000FFFF)
+    return word << _U(32) | word >> _U(32)
+
+
+@_inline
+def _is_less(body, left, left_size, right, right_size):
+    """Whether one key comes before the other, in byte order."""
+    both = min(left_size, right_size)
+    i = np.int64(0)
+    while both - i >= 8:
+        one, other = _load64(body, _U(left + i)), _load64(body, _U(right + i))
+        if one != other:
+            return _ordered(one) < _ordered(other)
+        i += 8
+    while i < both:
+        one_byte, other_byte = _byte(body, left + i), _byte(body, right + i)
+        if one_byte != other_byte:
+            return one_byte < other_byte
+        i += 1
+    return left_size < right_size
+
+
+def _scan(body, count, last_offset_delta, base_timestamp, rows, keys, bounds):
+    """Cut into runs. ``keys``, ``bounds``: filled unless they are empty; then they have room for all."""
     end = np.int64(body.shape[0])
     if count < 0 or count > end // _MIN_RECORD:
         return MALFORMED_RESULT
     at = np.int64(0)
     runs = 0
     last_delta = np.int64(-1)
+    wanted = keys.shape[1] > 0
+    found = np.int64(0)
+    least = least_size = greatest = greatest_size = np.int64(0)
     for _ in range(count):
         start = at
         size, at = _varint(body, at, end)
@@ -144,20 +178,18 @@ def _scan(body, count, last_offset_delta, base_timestamp, sums, rows):
             return MALFORMED_RESULT
         keyed = length >= 0
         unfit = length < 1 or length > MOST_KEY
+        key, key_size = at, length
         crc = _U(0xFFFFFFFF)
         position = np.int64(-1)
-        if keyed and not sums:
-            at += length
-        elif keyed:
+        if keyed:
             crc = _crc(body, at, at + length, crc)
-            at += length
             position = _position(crc)
+            at += length
         length, at = _varint(body, at, stop)
         if at < 0 or length < -1 or length > stop - at:
             return MALFORMED_RESULT
         if length > 0:
-            if sums:
-                crc = _crc(body, at, at + length, crc)
+            crc = _crc(body, at, at + length, crc)
             at += length
         checksum = np.int64(crc ^ _U(0xFFFFFFFF))
 
@@ -243,6 +275,22 @@ def _scan(body, count, last_offset_delta, base_timestamp, sums, rows):
         rows[run, COUNT] += 1
         rows[run, CHECKSUM] = (rows[run, CHECKSUM] + checksum) & _CHECKSUM_MASK
         rows[run, BYTES] += stop - start
+        if keyed and wanted:
+            if rows[run, LOW] < 0:
+                least, least_size, greatest, greatest_size = key, key_size, key, key_size
+            elif _is_less(body, key, key_size, least, least_size):
+                least, least_size = key, key_size
+            elif _is_less(body, greatest, greatest_size, key, key_size):
+                greatest, greatest_size = key, key_size
+            bounds[run, LEAST_AT] = least
+            bounds[run, LEAST_SIZE] = least_size
+            bounds[run, GREATEST_AT] = greatest
+            bounds[run, GREATEST_SIZE] = greatest_size
+            other = _crc32c(body, key, key + key_size, _U(0xFFFFFFFF)) ^ _U(0xFFFFFFFF)
+            keys[POINT, _U(found)] = np.int64(_U(position) << _U(32) | other)
+            keys[KEY_AT, _U(found)] = key
+            keys[KEY_SIZE, _U(found)] = key_size
+            found += 1
         if keyed:
             if rows[run, LOW] < 0 or position < rows[run, LOW]:
                 rows[run, LOW] = position
@@ -257,4 +305,5 @@ def _scan(body, count, last_offset_delta, base_timestamp, sums, rows):
     return runs
 
 
-scan = compiled(_LONG(_BYTES_IN, _LONG, _LONG, _LONG, types.boolean, types.int64[:, ::1]))(_scan)
+_GRID = types.int64[:, ::1]
+scan = compiled(_LONG(_BYTES_IN, _LONG, _LONG, _LONG, _GRID, _GRID, _GRID))(_scan)

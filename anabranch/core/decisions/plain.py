@@ -7,11 +7,14 @@ the shell alone sees the keys that choose segments.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from anabranch.core import rows as k
-from anabranch.core.decisions.commits import locks
+from anabranch.core.decisions.commits import frozen, locks
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
 from anabranch.core.journal.runs import StoredRun, digest_key, stored_run_key
+from anabranch.core.read_locks import Write
 from anabranch.core.round import Part, PlainWrites, Round, StreamCommit
 from anabranch.errors import check
 from anabranch.schemas.records import PlainRow
@@ -29,33 +32,53 @@ def commit_plain(turn: Turn) -> None:
         return
     if turn.merge_limit is not None:
         # The broker refused something: one run at a time, to find it.
-        _commit(turn, {waiting[0]: _take(turn, waiting[0], 1)})
+        _commit(turn, _taken(turn, waiting, 1, 1))
         turn.merge_limit = 0
         return
     budget = turn.settings.round_bytes
     if turn.state.committing:
         budget //= 2
-    share = budget // len(waiting)
+    _commit(turn, _taken(turn, waiting, budget, budget // len(waiting)))
+
+
+def _taken(
+    turn: Turn, waiting: Iterable[tuple[str, int]], budget: int, share: int
+) -> dict[tuple[str, int], list[StoredRun]]:
+    """The next runs of these journal partitions; none of those that wait for frozen locks."""
     taken: dict[tuple[str, int], list[StoredRun]] = {}
     for place in waiting:
         if turn.plain_bytes >= budget:
             break
-        taken[place] = _take(turn, place, share)
-    _commit(turn, taken)
+        if runs := _take(turn, place, share):
+            taken[place] = runs
+    return taken
 
 
 def _take(turn: Turn, place: tuple[str, int], size: int) -> list[StoredRun]:
-    """The next runs of a journal partition, at least one, about so many bytes."""
+    """The next runs of a journal partition, at least one, about so many bytes; up to one that breaks a frozen lock."""
     runs: list[StoredRun] = []
     taken = 0
     for run in turn.index.plain_runs(turn.state, *place):
+        if place[0] in turn.state.tables and frozen.waits(
+            turn,
+            place,
+            lambda run=run: _written(turn, place, run),  # type: ignore[misc]
+        ):
+            break
         runs.append(run)
         taken += run.batch_size
         if taken >= size:
             break
-    check(bool(runs), "the index lost plain writes that are not committed")
+    else:
+        check(bool(runs), "the index lost plain writes that are not committed")
     turn.plain_bytes += taken
     return runs
+
+
+def _written(turn: Turn, place: tuple[str, int], run: StoredRun) -> dict[str, Write]:
+    stream, partition = place
+    step = StreamCommit(NO_TXN, stream, 0, 0, ())
+    return {stream: locks.written(turn, step, [(partition, (run,))])}
 
 
 def _commit(turn: Turn, taken: dict[tuple[str, int], list[StoredRun]]) -> None:

@@ -13,7 +13,6 @@ import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE, is_state
@@ -244,9 +243,10 @@ class JournalIndex:
         for stream, epoch in state.participants(txn_id).items():
             for segment in state.layout(stream, epoch):
                 prefix = runs_prefix(stream, segment.partition) + txn_id
-                keys += [key for key, _ in self.rows.scan(prefix)]
-                if stream in state.tables:
-                    keys += [key for key, _ in self.rows.scan(digest_key(prefix))]
+                found = [key for key, _ in self.rows.scan(prefix)]
+                keys += found
+                if stream in state.tables:  # digests are big: they are not scanned
+                    keys += map(digest_key, found)
         return keys
 
     def digests(
@@ -308,14 +308,15 @@ class JournalIndex:
     def sweep(self, state: State) -> dict[bytes, bytes | None]:
         """Table changes for transactions that ended, and runs that moved, while this table was not kept up."""
         gone: dict[bytes, bytes | None] = {}
-        both = chain(self.rows.scan(k.INDEX), self.rows.scan(k.DIGEST))
-        for key, _ in both:
-            txn_id = txn_of(key)
+        for key, _ in self.rows.scan(k.INDEX):
+            txn_id, place = txn_of(key), place_of(key)
+            is_gone = txn_id not in state.open
             if txn_id == NO_TXN:
-                if int.from_bytes(key[-8:], "big") < state.plain.get(place_of(key), 0):
-                    gone[key] = None
-            elif txn_id not in state.open:
+                is_gone = int.from_bytes(key[-8:], "big") < state.plain.get(place, 0)
+            if is_gone:
                 gone[key] = None
+                if place[0] in state.tables:
+                    gone[digest_key(key)] = None
         for key, _ in self.rows.scan(k.REJECTED):
             if _is_counted(state, key):
                 gone[key] = None

@@ -24,7 +24,7 @@ from anabranch.schemas.records import Extent, MovedRun, Receipt, RunsWanted
 # End, records, sum of checksums; base offset and size of the batch; new place (0: not moved); pure; CRC.
 _VALUE = struct.Struct(">qqqqqq?I")
 REFUSED = "plain_write"  # the reason that counts records which the broker does not take
-FORM = 3  # version of these rows and `rows.OUTCOMES`: a table of another one is rebuilt
+FORM = 4  # version of these rows and `rows.OUTCOMES`: a table of another one is rebuilt
 _AFTER_PARTITION = TXN_ID_SIZE + 16  # bytes of an index key: transaction id, writer, first offset
 
 

@@ -44,7 +44,6 @@ from anabranch.core.transaction_states import TRANSACTIONS, Op
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
-    EventTooLarge,
     FixCallError,
     InvalidArgument,
     LocksBroken,
@@ -347,11 +346,6 @@ def _why_not(
         _earlier(turn, txn.row, pending)
         if pending.prepare is not None:
             prepared.check_room(turn, txn, weighed)
-        if weighed.size > turn.settings.chunk_bytes and turn.state.locks.of(txn.row.txn_id).rows:
-            raise EventTooLarge(
-                f"a transaction with registered locks writes {weighed.size:,} bytes; "
-                f"{turn.settings.chunk_bytes:,} are allowed: read with lock=False"
-            )
     except (FixCallError, RetryError, LocksBroken) as error:
         return error
     return None

@@ -13,6 +13,7 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.journal.runs import StoredRun
 from anabranch.core.read_locks import Write, count_of, write_of
 from anabranch.core.round import StreamCommit
 from anabranch.core.transaction_states import TRANSACTIONS, broken_text
@@ -27,27 +28,33 @@ from anabranch.schemas.records import (
     TableTime,
 )
 
+Taken = tuple[int, Sequence[StoredRun]]  # runs of a journal partition
 
-def merge(turn: Turn, step: StreamCommit) -> None:
-    """Put a merge into the round; a table's is noted, too, for the locks on it."""
+
+def merge(turn: Turn, step: StreamCommit, taken: Iterable[Taken] = ()) -> None:
+    """Put a merge into the round; a table's is noted, too, for the locks on it.
+
+    ``taken``: the runs of a transaction, by journal partition; carried ones, too.
+    """
     turn.round.history.append(step)
     before = turn.state.tables.get(step.stream)
     if before is not None:
-        write = write_of(step, _digests(turn, step))
+        known = turn.memory.written.get(step.txn_id, {}).get(step.stream)
+        write = written(turn, step, (*step.plain, *taken)) if known is None else known
+        write = write._replace(timestamp=step.timestamp)
         turn.windows.add(step.stream, write, before.last)
         turn.put(k.table_key(step.stream), TableRow(step.timestamp))
         hold_against(turn, step.stream, write, step.txn_id)
 
 
-def _digests(turn: Turn, step: StreamCommit) -> list[bytes]:
-    """The digests of the runs that a merge takes; an empty one is not known."""
-    found: list[bytes] = []
-    taken = [(part.source, part.runs) for part in step.parts if part.runs]
-    for source, runs in [*taken, *step.plain]:
-        found += turn.index.digests(step.stream, source, step.txn_id, runs)
-    if any(part.carried for part in step.parts):
-        found.append(b"")
-    return found
+def written(turn: Turn, step: StreamCommit, taken: Iterable[Taken]) -> Write:
+    """The writes of a merge to a table: its events, and the runs that it takes."""
+    digests = (
+        digest
+        for source, runs in taken
+        for digest in turn.index.digests(step.stream, source, step.txn_id, runs)
+    )
+    return write_of(step, digests)
 
 
 def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
@@ -66,6 +73,8 @@ def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
         if acts and TRANSACTIONS.moves(txn.row.state, "begin_abort"):
             abort_txn(turn, txn_id, broken_text(broken))
     for txn_id, writer in sorted(hits.doubted):
+        if txn_id in turn.state.carried:
+            continue  # who might have broken it has waited: this one was judged before its digests were lost
         row = turn.state.locks.of(txn_id).looked[writer]
         doubt = LookedRow(row.sequence, row.through, write.timestamp)
         turn.put(k.read_lock_key(txn_id, writer, 0), doubt)

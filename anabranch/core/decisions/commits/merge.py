@@ -7,13 +7,13 @@ the active layout is duplicated in turn. Transactions of one reference epoch fol
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
-from anabranch.core.decisions.commits import locks, positions, registered
+from anabranch.core.decisions.commits import frozen, locks, positions, registered
 from anabranch.core.decisions.commits.prepared import is_gone, leave_out_lost
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish, journal_op
@@ -22,6 +22,7 @@ from anabranch.core.ids import is_state, segment_number
 from anabranch.core.journal.index import JournalIndex, extents_by_place, taken_runs
 from anabranch.core.journal.runs import StoredRun
 from anabranch.core.memory import IN_TROUBLE
+from anabranch.core.read_locks import Write
 from anabranch.core.round import Landed, NewEpoch, Part, StreamCommit
 from anabranch.core.segments import TxnSegment
 from anabranch.core.state import OpenTxn
@@ -137,12 +138,29 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
         if limit is not None and merged >= limit:
             break
         rolls = bool(_rolled(turn, plan))
-        if not registered.ready_to_merge(turn, plan.txn_id):
+        if not registered.ready_to_merge(turn, plan.txn_id) or _breaks_frozen(turn, plan):
             _wait(turn, plan.txn_id, LOOK_AGAIN_MS)
         elif sizes[rolls] < share and _merge(turn, layouts, plan):
             merged += 1
             sizes[rolls] += plan.state if plan.carried else plan.size
     layouts.close()
+
+
+def _breaks_frozen(turn: Turn, plan: Plan) -> bool:
+    return not plan.carried and frozen.waits(turn, plan.txn_id, lambda: _written(turn, plan))
+
+
+def _written(turn: Turn, plan: Plan) -> dict[str, Write]:
+    """What a transaction writes to tables."""
+    return {
+        target.stream: locks.written(
+            turn,
+            StreamCommit(plan.txn_id, target.stream, 0, 0, ()),
+            [(source.partition, source.runs) for source in target.sources],
+        )
+        for target in plan.targets
+        if target.stream in turn.state.tables and target.sources
+    }
 
 
 def plan_of(turn: Turn, txn_id: bytes, txn: OpenTxn) -> Plan:
@@ -181,7 +199,8 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         _wait(turn, txn_id, LOOK_AGAIN_MS)
         return None
     waits = turn.merging.to_carry.get(txn_id, False) and not txn.carries
-    if waits and any(turn.state.reserved(stream) for stream in txn.participants):
+    waits = waits and any(turn.state.reserved(stream) for stream in txn.participants)
+    if waits or frozen.still_waits(turn, txn_id):
         _wait(turn, txn_id, LOOK_AGAIN_MS)  # planning a big one in vain takes time
         return None
     plan = plan_of(turn, txn_id, txn)
@@ -273,6 +292,7 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
             locks.merge(
                 turn,
                 StreamCommit(plan.txn_id, target.stream, current.stream_epoch, timestamp, parts),
+                [(source.partition, source.runs) for source in target.sources],
             )
         op = JournalOp("FINALIZE_COMMIT", plan.txn_id, target.reference_epoch, timestamp)
         journal_op(turn, target.stream, op)
@@ -339,7 +359,7 @@ def _part(txn: OpenTxn, plan: Plan, current: _Current, stream: str, source: Sour
 
 
 def _carry_aside(turn: Turn, plan: Plan) -> None:
-    """Log to which partitions a big merge is carried. No abort is possible after this."""
+    """Log to which partitions a big merge is carried. No abort is possible after this: its locks are frozen."""
     rows = []
     for target in plan.travels:
         if turn.state.reserved(target.stream):
@@ -361,10 +381,27 @@ def _carry_aside(turn: Turn, plan: Plan) -> None:
             )
             for source, place in zip(target.sources, idle, strict=False)
         ]  # fmt: skip
+    may_freeze = registered.ready_to_merge(turn, plan.txn_id) and frozen.may_freeze(
+        turn, plan.txn_id, lambda txn_id: _written_by(turn, plan, txn_id)
+    )
+    if not may_freeze:
+        _wait(turn, plan.txn_id, LOOK_AGAIN_MS)
+        return
     txn = turn.open(plan.txn_id)
     turn.put(k.txn_key(plan.txn_id), turn.move(txn.row, "begin_finalize"))
     for row in rows:
         turn.put(k.carry_key(plan.txn_id, row.stream, row.number), row)
+
+
+def _written_by(turn: Turn, plan: Plan, txn_id: bytes) -> Mapping[str, Write]:
+    """What a carried transaction writes to tables, which is kept; or this one."""
+    if txn_id == plan.txn_id:
+        return _written(turn, plan)
+    known = turn.memory.written.get(txn_id)
+    if known is None:
+        known = _written(turn, plan_of(turn, txn_id, turn.open(txn_id)))
+        turn.memory.written[txn_id] = known
+    return known
 
 
 def runs_to_carry(index: JournalIndex, txn: OpenTxn, carry: CarryRow) -> list[StoredRun]:

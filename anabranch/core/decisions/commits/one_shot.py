@@ -9,7 +9,7 @@ from hmac import compare_digest
 from anabranch.core import limits, vectors
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right
-from anabranch.core.decisions.commits import locks, positions, prepared
+from anabranch.core.decisions.commits import frozen, locks, positions, prepared
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
     check_beside,
@@ -86,6 +86,7 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     if command.locks and (again := locks.judge(turn, command)) is not None:
         turn.reply(to, again)
         return
+    frozen.check_free(turn, command.txn_id, placed)
     supersede(turn, command.scope, command.name, command.txn_id)
     timestamp = _append(turn, command, placed)
     row = born(
@@ -195,6 +196,7 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
         if event.stream not in gone:
             by_stream.setdefault(event.stream, []).append(event)
     placed = {s: turn.state.layouts[s].spread(e, by_key=True) for s, e in by_stream.items()}
+    frozen.check_free(turn, txn_id, placed)
     if gone:
         row = prepared.without(row, sum(event.stream in gone for event in events), gone)
     timestamp = _append(turn, OneShot(txn_id, row.scope, row.name, events), placed)
@@ -225,6 +227,7 @@ def _one_shot_of_tasks(turn: Turn, command: OneShot, to: ReplyTo | None) -> None
         return
     positions.judge(turn, consumed, command.txn_id, command.scope, turn.lane)
     placed = _place(turn, command)
+    frozen.check_free(turn, command.txn_id, placed)
     timestamp = _append(turn, command, placed)
     state = _state_of(command, placed)
     moved = positions.move(turn, consumed, command.txn_id, timestamp, len(command.events), state)

@@ -1,0 +1,149 @@
+"""Decisions on frozen locks: those of transactions that are carried aside, which can't be aborted any more.
+
+Who would break one waits for its transaction's end. No transaction is carried whose writes break a frozen lock, or
+whose locks the writes of a carried one break. So what is carried never waits, and waiting has no circle.
+`docs/tables.md` has the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.ids import NO_TXN
+from anabranch.core.memory import Waiting, Who
+from anabranch.core.read_locks import FEW_POINTS, Keys, Write
+from anabranch.errors import NotReady
+from anabranch.schemas.records import Event, SegmentRange
+
+BARS_MS = 1_000  # who has waited for so long keeps others from freezing what it waits for
+HEARD_MS = 5_000  # … unless it is a one-shot that nobody has sent again for so long
+MOST = 1_000  # who wait, as far as they are noted
+
+Writes = Mapping[str, Write]  # by table
+On = set[tuple[bytes, str]]  # whom somebody waits for, and on which table
+
+
+def check_free(
+    turn: Turn, txn_id: bytes, placed: Mapping[str, Sequence[tuple[SegmentRange, Sequence[Event]]]]
+) -> None:
+    """`NotReady` if a one-shot would break a frozen lock."""
+
+    def writes() -> Writes:
+        tables = placed.keys() & turn.state.tables.keys()
+        events = {table: (e.key for _, its in placed[table] for e in its) for table in tables}
+        return {table: Write(0, *Keys.of(keys)) for table, keys in events.items()}
+
+    if waits(turn, txn_id, writes):
+        raise NotReady(
+            "a row that this writes was read by a big transaction whose commit is under way; nothing was changed: "
+            "call again, it takes seconds a gigabyte (`anabranch txn locks`)"
+        )
+
+
+def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> bool:
+    """Whether these writes break a frozen lock, or may, and have to wait. ``writes``: asked for if need be."""
+    if still_waits(turn, who):
+        return True
+    if not turn.state.carried and turn.memory.merging.waiting.get(who, None) is None:
+        return False
+    found = writes() if turn.state.carried else {}
+    by = who if isinstance(who, bytes) else NO_TXN
+    return _note(turn, who, _frozen_by(turn, by, found), found)
+
+
+def still_waits(turn: Turn, who: Who) -> bool:
+    """Whether one that it waited for is still being carried: nothing need be looked at then."""
+    known = turn.memory.merging.waiting.get(who, None)
+    if known is None or not any(txn_id in turn.state.carried for txn_id, _ in known.on):
+        return False
+    turn.merging.waiting.put(who, known._replace(heard_ms=turn.now_ms))
+    return True
+
+
+def may_freeze(turn: Turn, txn_id: bytes, written: Callable[[bytes], Writes]) -> bool:
+    """Whether a transaction may be carried from now on; its locks hold until now. ``written``: by which one."""
+    state = turn.state
+    others = [other for other in state.carried if other != txn_id]
+    on: On = set()
+    if state.locks.of(txn_id).rows:
+        on = {
+            (other, table)
+            for other in others
+            for table in written(other)
+            if txn_id in _touched(turn, table, written(other)[table], other)
+        } | _bars(turn, txn_id)
+    found: Writes = {}
+    if not on and any(state.locks.of(other).rows for other in others):
+        found = written(txn_id)
+        on = _frozen_by(turn, txn_id, found)
+    return not _note(turn, txn_id, on, found, freezes=True)
+
+
+def _bars(turn: Turn, txn_id: bytes) -> On:
+    """Who has waited so long for locks like this one's that it may not freeze before them.
+
+    Of those that would be frozen themselves the older id goes first: else two might wait for each other.
+    """
+    return {
+        (who if isinstance(who, bytes) else NO_TXN, table)
+        for who, its in turn.merging.waiting.as_dict().items()
+        if turn.now_ms - its.since_ms >= BARS_MS
+        and turn.now_ms - its.heard_ms < HEARD_MS
+        and not (its.freezes and isinstance(who, bytes) and who >= txn_id)
+        for table, write in its.writes
+        if txn_id in _touched(turn, table, write, who if isinstance(who, bytes) else NO_TXN)
+    }
+
+
+def _frozen_by(turn: Turn, by: bytes, writes: Writes) -> On:
+    """The frozen transactions whose locks these writes break, or may."""
+    return {
+        (txn_id, table)
+        for table, write in writes.items()
+        for txn_id in _touched(turn, table, write, by) & turn.state.carried.keys()
+    }
+
+
+def _touched(turn: Turn, table: str, write: Write, by: bytes) -> set[bytes]:
+    hits = turn.state.locks.hits(table, write, by)
+    return {*hits.broken, *(txn_id for txn_id, _ in hits.doubted)}
+
+
+def _note(turn: Turn, who: Who, on: On, writes: Writes, *, freezes: bool = False) -> bool:
+    """Note for whom somebody waits. Returns whether it does."""
+    waiting = turn.merging.waiting
+    known = waiting.get(who, None)
+    if not on:
+        if known is not None:
+            waiting.put(who, None)
+        return False
+    if known is None and not _room(turn, waiting.as_dict()):
+        return True
+    kept = tuple((table, _few(write)) for table, write in sorted(writes.items()))
+    since_ms = turn.now_ms if known is None else known.since_ms
+    kept = kept or (() if known is None else known.writes)
+    waiting.put(who, Waiting(since_ms, turn.now_ms, tuple(sorted(on)), kept, freezes))
+    return True
+
+
+def _few(write: Write) -> Write:
+    """A write as it is kept: of a big one nothing but its table, so that memory is bounded."""
+    points = write.points
+    return write if points is not None and len(points) <= FEW_POINTS else Write(0, None, ())
+
+
+def _room(turn: Turn, waiting: Mapping[Who, Waiting]) -> bool:
+    """Whether one more may be noted, once those are dropped that are not heard of any more."""
+    gone = [who for who, its in waiting.items() if turn.now_ms - its.heard_ms >= HEARD_MS]
+    for who in gone:
+        turn.merging.waiting.put(who, None)
+    return len(waiting) - len(gone) < MOST
+
+
+def waiting_for(turn: Turn) -> Iterable[tuple[Who, bytes, str]]:
+    """(who, the transaction it waits for, the table), as far as they are heard of."""
+    for who, its in turn.memory.merging.waiting.as_dict().items():
+        if turn.now_ms - its.heard_ms < HEARD_MS:
+            for txn_id, table in its.on:
+                yield who, txn_id, table

@@ -1,0 +1,311 @@
+"""Frozen locks: who would break one waits for the end of a transaction that is carried aside; nobody else does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from anabranch.core import rows as k
+from anabranch.core.decisions.commits import frozen
+from anabranch.core.decisions.commits.merge import runs_to_carry
+from anabranch.core.decisions.scale import partitions_added
+from anabranch.core.read_locks import Keys
+from anabranch.schemas import records as r
+from tests.core.test_registered_locks import Long
+from tests.core.test_table_locks import PLAIN, A, B
+
+BIG = 2_000
+
+
+class Big(Long):
+    """Transactions of more than a chunk: T, and those that tests open."""
+
+    def __init__(self) -> None:
+        super().__init__(chunk_bytes=1_000)
+
+    def writes(self, label: str, table: str, *keys: bytes, known: bool = True, **given: Any) -> str:
+        """Its writes come to a journal."""
+        self.touch(label, table)
+        digest = Keys.of(keys).to_bytes() if known else b""
+        self.write(label, label, table, size=given.get("size", BIG), digest=digest)
+        return label
+
+    def reads(self, label: str, *keys: bytes, table: str = A, span: Any = None) -> None:
+        self.locked(*keys, label=label, writer=label, table=table, span=span)
+
+    def commits(self, label: str) -> str:
+        """Ask for its commit, and let it get as far as it can."""
+        self.finish(label, label)
+        self.commit(label)
+        for _ in range(4):
+            self.wait(60)
+            self.grow()
+        return self.state_of(label)
+
+    def new(self, label: str) -> str:
+        self.new_id(label)
+        self.open(label)
+        return label
+
+    def grow(self) -> None:
+        for stream, row in self.state.streams.items():
+            if row.wanted_partitions > row.partitions:
+                turn = self.new_turn()
+                partitions_added(turn, stream, row.wanted_partitions)
+                self.close(turn)
+        self.wait(60)
+
+    def carry(self, label: str) -> str:
+        """A carrier puts all of it to its place; its last round comes, and rounds of those that waited."""
+        txn_id = self.id(label)
+        txn = self.state.open[txn_id]
+        for (stream, number), row in txn.carries.items():
+            count = sum(run.records for run in runs_to_carry(self.index, txn, row))
+            done = replace(row, cursor=1 << 40, first=0, end=count, count=count, done=True)
+            self.log_rows([(k.carry_key(txn_id, stream, number), done)])
+        for _ in range(8):
+            self.wait(300)
+        return self.state_of(label)
+
+    def state_of(self, label: str) -> str:
+        """FROZEN, or a transaction's state."""
+        return "FROZEN" if self.id(label) in self.state.carried else self.row(label).state
+
+    def frozen(self, label: str, *read: bytes, wrote: tuple[bytes, ...] = (b"big",)) -> None:
+        if label != "T":
+            self.new(label)
+        self.reads(label, *read)
+        self.writes(label, B, *wrote)
+        assert self.commits(label) == "FROZEN"
+
+
+Ask = Callable[[Big, bytes], Any]
+
+
+def one_shot(bank: Big, key: bytes) -> bool:
+    shot = r.OneShot(bank.id("shot"), "nyc", None, (r.Event(A, -1, key, b"v", (), -1),), None, ())
+    bank.ask("shot", shot)
+    (result,) = [result for to, result in bank.said if to.correlation_id == b"shot"]
+    assert isinstance(result, r.Outcome) or result.code == "NotReady"
+    return isinstance(result, r.Outcome)
+
+
+def journal(bank: Big, key: bytes) -> bool:
+    if bank.state.txn_row(bank.id("J")) is None:
+        bank.new("J")
+        bank.writes("J", A, key, size=10)
+        bank.commits("J")
+    bank.wait(60)
+    return bank.state_of("J") == "COMMITTED"
+
+
+def plain_write(bank: Big, key: bytes) -> bool:
+    if not bank.plain_runs:
+        bank.write_plainly(A, digest=Keys.of([key]).to_bytes())
+    bank.wait(60)
+    return not bank.index.plain_waiting(bank.state)
+
+
+def big(bank: Big, key: bytes) -> bool:
+    if bank.state.txn_row(bank.id("C")) is None:
+        bank.new("C")
+        bank.writes("C", A, key)
+        bank.commits("C")
+    bank.wait(60)
+    return bank.state_of("C") == "FROZEN" or bank.state_of("C") == "COMMITTED"
+
+
+WAYS: dict[str, Ask] = {f.__name__: f for f in (one_shot, journal, plain_write, big)}
+
+
+@pytest.mark.parametrize("lead", [None, True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_who_would_break_a_frozen_lock_waits_and_gets_through(way: str, lead: bool | None) -> None:
+    for key in (b"read", b"other"):
+        bank = Big()
+        bank.frozen("T", b"read")
+        if lead is not None:
+            bank.lead(keep_table=lead)
+            bank.wait(60)
+        for _ in range(3):
+            assert WAYS[way](bank, key) == (key == b"other")
+        assert bank.state_of("T") == "FROZEN"
+        bank.now_ms += 100
+        assert bank.carry("T") == "COMMITTED"
+        assert WAYS[way](bank, key)
+        assert bank.memory.merging.waiting.as_dict() == {}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranges_and_writes_that_are_not_known(way: str) -> None:
+    bank = Big()
+    bank.reads("T", span=(b"a", b"m"))
+    bank.writes("T", B, b"x")
+    assert bank.commits("T") == "FROZEN"
+    assert not WAYS[way](bank, b"k")
+    assert one_shot(bank, b"z") or way == "one_shot"
+
+
+def test_a_plain_write_holds_those_behind_it_in_its_partition_alone() -> None:
+    bank = Big()
+    bank.frozen("T", b"read")
+    for key in (b"before", b"read", b"behind"):
+        bank.write_plainly(A, digest=Keys.of([key]).to_bytes())
+    bank.write_plainly(A, partition=1, digest=Keys.of([b"beside"]).to_bytes())
+    bank.wait(60)
+    assert bank.plain() == f"{A} 0[0-1) 1[0-1)"
+    bank.write_plainly(A, partition=1, digest=b"")
+    bank.wait(60)
+    assert bank.plain() == "", "its keys are not known: it waits, too"
+    assert bank.carry("T") == "COMMITTED"
+    assert not bank.index.plain_waiting(bank.state)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_of_two_that_read_each_other_s_rows_one_commits_and_one_fails(known: bool) -> None:
+    bank = Big()
+    bank.new("U")
+    bank.reads("T", b"a", table=A)
+    bank.reads("U", b"b", table=B)
+    bank.writes("T", B, b"b", known=known)
+    bank.writes("U", A, b"a", known=known)
+    assert bank.commits("T") == "FROZEN"
+    assert bank.commits("U") == "COMMIT_IN_PROGRESS"
+    assert bank.carry("T") == "COMMITTED"
+    if known:
+        assert bank.state_of("U") == "ABORTED"
+    else:
+        assert bank.end("U") == "LookAgain", "a doubt costs a look"
+
+
+@pytest.mark.parametrize("sided", ["its writes", "its locks"])
+def test_who_would_break_a_frozen_one_s_locks_or_be_broken_by_it_is_not_frozen(sided: str) -> None:
+    """F1, frozen, writes what F2 read: were F2 frozen, F1 could neither commit nor abort."""
+    bank = Big()
+    bank.new("U")
+    if sided == "its writes":
+        bank.reads("T", b"a", table=A)
+        bank.writes("T", B, b"x")
+        bank.writes("U", A, b"a")
+    else:
+        bank.writes("T", B, b"b")
+        bank.reads("U", b"b", table=B)
+        bank.writes("U", A, b"y")
+    assert bank.commits("T") == "FROZEN"
+    assert bank.commits("U") == "COMMIT_IN_PROGRESS"
+    assert bank.carry("T") == "COMMITTED"
+    bank.grow()
+    assert bank.state_of("U") == ("FROZEN" if sided == "its writes" else "ABORTED")
+
+
+def test_locks_are_looked_at_before_they_freeze() -> None:
+    bank = Big()
+    bank.lock_reads(b"k", writer="T")
+    bank.writes("T", B, b"x")
+    bank.finish("T", "T")
+    assert bank.commit("T") == "look again"
+    bank.vouch(writer="T")
+    assert bank.commits("T") == "FROZEN"
+
+
+def test_a_doubt_between_the_decision_and_the_first_chunk() -> None:
+    bank = Big()
+    bank.reads("T", b"k")
+    bank.writes("T", B, b"x")
+    bank.finish("T", "T")
+    bank.turn(("commit", bank.committing("T")))
+    bank.write_plainly(A)
+    bank.wait(60)
+    assert bank.state_of("T") == "COMMIT_IN_PROGRESS"
+    bank.write_plainly(A, digest=Keys.of([b"k"]).to_bytes())
+    bank.wait(60)
+    assert bank.state_of("T") == "ABORTED", "until the first chunk it can be broken"
+
+
+def test_who_waits_for_long_is_not_passed_by_later_readers() -> None:
+    """T6: readers whose locks overlap in time would keep a writer out for ever."""
+    bank = Big()
+    bank.frozen("T", b"read")
+    assert not one_shot(bank, b"read")
+    bank.new("U")
+    bank.reads("U", b"read", table=A)
+    bank.writes("U", PLAIN, b"x")
+    assert bank.commits("U") == "FROZEN", "it has not waited for long"
+    assert bank.carry("T") == "COMMITTED"
+    assert not one_shot(bank, b"read")
+    bank.wait(frozen.BARS_MS)
+    assert not one_shot(bank, b"read")
+    bank.new("V")
+    bank.reads("V", b"read", table=A)
+    bank.writes("V", B, b"y")
+    assert bank.commits("V") == "COMMIT_IN_PROGRESS"
+    bank.new("W")
+    bank.reads("W", b"else", table=A)
+    bank.writes("W", B, b"z")
+    assert bank.commits("W") == "FROZEN", "only that lock is barred"
+    assert bank.carry("U") == "COMMITTED"
+    assert one_shot(bank, b"read")
+    assert bank.carry("W") == "COMMITTED"
+    assert bank.state_of("V") == "ABORTED"
+
+
+def test_one_shots_that_are_not_sent_again_bar_nobody() -> None:
+    bank = Big()
+    bank.frozen("T", b"read")
+    assert not one_shot(bank, b"read")
+    bank.wait(frozen.HEARD_MS)
+    bank.new("U")
+    bank.reads("U", b"read", table=A)
+    bank.writes("U", PLAIN, b"x")
+    assert bank.commits("U") == "FROZEN"
+
+
+def test_random_transactions_come_to_an_end_and_no_read_is_broken() -> None:
+    """Big and small ones that read and write few rows, takeovers in between: nobody waits for ever."""
+    seed = random.randrange(1 << 32)
+    draw = random.Random(seed)
+    keys = [b"%d" % i for i in range(5)]
+    frozen_ones = 0
+    for _ in range(12):
+        bank = Big()
+        written: dict[tuple[str, bytes], list[str]] = {}
+        plans: dict[str, tuple[Any, Any]] = {}
+        for n in range(5):
+            label = f"X{n}"
+            bank.new(label)
+            reads = [(draw.choice((A, B)), draw.choice(keys)) for _ in range(draw.randrange(3))]
+            writes = [(draw.choice((A, B)), draw.choice(keys)) for _ in range(draw.choice((1, 2)))]
+            for table, key in reads:
+                bank.reads(label, key, table=table)
+            for table, key in writes:
+                bank.writes(label, table, key, size=draw.choice((10, BIG)))
+            plans[label] = reads, writes
+        for label in draw.sample(sorted(plans), len(plans)):
+            if bank.state_of(label) == "OPEN":
+                bank.commits(label)
+            if draw.random() < 0.2:
+                bank.lead(keep_table=draw.random() < 0.5)
+        for _ in range(40):
+            bank.grow()
+            for label in plans:
+                if bank.state_of(label) == "FROZEN" and draw.random() < 0.5:
+                    frozen_ones += 1
+                    bank.carry(label)
+        states = {label: bank.state_of(label) for label in plans}
+        assert set(states.values()) <= {"COMMITTED", "ABORTED"}, f"seed {seed}: {states}"
+        order = sorted(
+            (bank.row(label).commit_timestamp, label)
+            for label in plans
+            if states[label] == "COMMITTED"
+        )
+        for _, label in order:
+            reads, writes = plans[label]
+            for row in reads:
+                assert written.get(row, [label])[-1] == label, f"seed {seed}: {label} {row}"
+            for row in writes:
+                written.setdefault(row, []).append(label)
+    assert frozen_ones > 5
