@@ -46,9 +46,8 @@ _SCALING = {
 }
 FIXED = frozenset((REPLICATION, PROCESSOR, TABLE))  # from a stream's creation on
 KNOWN = TOPIC.keys() | {name for name, _ in _SCALING.values()} | {TABLE, VERSIONS_MS}
-_NOT_OF_TABLE = frozenset(
-    ("retention.ms", "retention.bytes")
-)  # a row lives until it is replaced or deleted
+# A row lives until it is replaced or deleted.
+_NOT_OF_TABLE = frozenset(("retention.ms", "retention.bytes"))
 # A state keeps the newest row of each key, whatever its age, and has as many segments as tasks.
 _OF_STATE = frozenset((PROCESSOR, REPLICATION, MIN_ISR, MAX_MESSAGE, "segment.bytes", "segment.ms"))
 
