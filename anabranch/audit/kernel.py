@@ -111,15 +111,17 @@ def walk(
                 return MALFORMED
             data_at = at
             at += max(data_size, 0)
+            # The name begins with ab.
             if name_size >= 3 and (
                 body[name_at] == 97 and body[name_at + 1] == 98 and body[name_at + 2] == 46
-            ):  # ab.
+            ):
                 ours += 1
+                # … and is ab.txn.
                 if name_size == 6 and (
                     body[name_at + 3] == 116
                     and body[name_at + 4] == 120
                     and body[name_at + 5] == 110
-                ):  # txn
+                ):
                     txn_at, txn_size = data_at, max(data_size, 0)
                 elif name_size == 5 and (body[name_at + 3] == 111 and body[name_at + 4] == 112):
                     ops += 1  # op

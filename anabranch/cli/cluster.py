@@ -99,10 +99,6 @@ class ControllerProcess:
             self._process.kill()
             self._process.wait(STOP_TIMEOUT_S)
 
-    def wait(self, timeout_s: float) -> int | None:
-        """Its exit code, or None if it runs longer than ``timeout_s``."""
-        return self._process.wait(timeout_s) if self._process else None
-
     def terminate(self) -> None:
         """SIGTERM; does not wait."""
         if self._process is not None:

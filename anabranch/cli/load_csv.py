@@ -356,9 +356,8 @@ def _csv_of(columns: list[str], fields: list[pa.Array]) -> pa.Array:
             doubled = pc.replace_substring(field, '"', '""')
             special = pc.match_substring_regex(field, '[,"\r\n]')
             if len(columns) == 1:
-                special = pc.or_(
-                    special, pc.equal(field, "")
-                )  # else the row would be an empty line
+                # Else the row would be an empty line.
+                special = pc.or_(special, pc.equal(field, ""))
             inside = pc.binary_join_element_wise('"', doubled, '"', "")
             field = pc.if_else(special, inside, field)
         quoted.append(field)

@@ -42,9 +42,8 @@ def columns_of(batch: pa.RecordBatch | pa.Table) -> list[EventColumns]:
             raise InvalidArgument(f"column {name!r} is there twice")
     if "value" not in names:
         raise InvalidArgument("there is no column 'value'")
-    _piece(
-        pa.RecordBatch.from_pylist([], batch.schema), names
-    )  # types, also of a table without rows
+    # Types, also of a table without rows.
+    _piece(pa.RecordBatch.from_pylist([], batch.schema), names)
     pieces = batch.to_batches(max_chunksize=_ROWS_AT_ONCE)
     return [_piece(piece, names) for piece in pieces if piece.num_rows]
 

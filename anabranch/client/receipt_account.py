@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("anabranch.client")
 
-STICKY_BYTES = (
-    32 << 10
-)  # events without a key go to one segment for so many bytes, then to the next
+# Events without a key go to one segment for so many bytes, then to the next.
+STICKY_BYTES = 32 << 10
 RECORD_OVERHEAD = 128  # more than framing and the ab.txn header take of a batch's size
 _KNOWN_KEYS = 20_000  # the places of the first so many keys are remembered for each stream
 _RESERVED = "ab."

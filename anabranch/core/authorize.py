@@ -35,9 +35,8 @@ EVERYWHERE = "*"
 ALL = Right(511)
 CREATORS = ALL & ~Right.ADMIN  # of the lane that creates a scope, on that scope
 _FIND = Right.DESCRIBE | Right.CREATE  # one of them finds a scope that is there
-_MOVE = (
-    Right.WRITE | Right.PROCESS
-)  # one of them begins what moves positions; its commit needs the latter
+# One of them begins what moves positions; its commit needs the latter.
+_MOVE = Right.WRITE | Right.PROCESS
 
 _KEPT, _LONGEST = 10_000, 250  # answers remembered; characters of what they are about
 # Rights that lanes have from the start, on everything; a row of that lane and pattern replaces them.

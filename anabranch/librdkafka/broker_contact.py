@@ -38,9 +38,8 @@ class Contact:
         self._handle = handle
         self._common = dict(common)
         self.topic = topic
-        self._since = (
-            time.monotonic()
-        )  # the last time that the handle heard something, or was asked
+        # The last time that the handle heard something, or was asked.
+        self._since = time.monotonic()
         self._unanswered = 0
         self.complained = False  # since it last answered
 

@@ -159,9 +159,8 @@ class KafkaJournal:
             try:
                 channel.learn(topic, count, self._clock, deadline)
             except NotReady:
-                self._pool.give_back(
-                    channel, keep=False
-                )  # it may be the producer that finds no brokers
+                # The producer itself may be the one that finds no brokers.
+                self._pool.give_back(channel, keep=False)
                 raise
             self._channels[limit] = channel
         else:

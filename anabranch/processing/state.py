@@ -51,9 +51,8 @@ class StateReader:
         self._topic_id = ""
         self._feed = Feed(source, look=_check_transactional)
         self._marks: dict[int, Mark] = {}  # of the tasks that are read
-        self._stale: dict[
-            int, dict[bytes, None]
-        ] = {}  # keys of former incarnations that restores met
+        # Keys of former incarnations that restores met.
+        self._stale: dict[int, dict[bytes, None]] = {}
 
     def restore(
         self, tasks: Mapping[int, TaskInfo], deadline: float, heard: Callable[[], None]

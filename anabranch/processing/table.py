@@ -11,14 +11,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rocksdict import DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
+from rocksdict import WriteBatch, WriteOptions
 
 from anabranch.errors import IllegalState
+from anabranch.processors.checkpoint import open_rows
 
 _TASK = 2  # bytes of a task's number
 _MARKS = b"\xff\xff"  # no task has this number
 _VERSION = "1"
-_OPEN_FILES = 256
 NOT_WHOLE = -1
 
 
@@ -40,14 +40,8 @@ class Table:
 
     def __init__(self, folder: Path) -> None:
         """Open it, or make it. Raises: IllegalState."""
-        options = Options(raw_mode=True)
-        options.create_if_missing(True)
-        options.set_keep_log_file_num(2)
-        options.set_max_open_files(_OPEN_FILES)
-        options.set_compression_type(DBCompressionType.lz4())
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are people's data
-            self._rows = Rdict(str(folder), options)
+            self._rows = open_rows(folder)
         except Exception as error:
             raise IllegalState(
                 f"the folder {folder} can't be opened: {error}. Give each worker a folder of its own; what is in "

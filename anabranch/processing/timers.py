@@ -191,9 +191,8 @@ class TimeOfTasks:
         self._heard: dict[int, int] = {}  # when a task's last event came, by the wall clock
         self._names = names
         self._handlers = handlers
-        self._parted = set[
-            tuple[int, bytes]
-        ]()  # tasks and scopes that may have a row of it; a cut tells
+        # Tasks and scopes that may have a row of it; a cut tells.
+        self._parted = set[tuple[int, bytes]]()
 
     def resume(self, table: Table, tasks: Collection[int]) -> None:
         """These are the worker's tasks now: see which of them are in the middle of an input commit."""

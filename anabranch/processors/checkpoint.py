@@ -113,6 +113,17 @@ def size_on_disk(folder: Path) -> int:
     return size
 
 
+def open_rows(folder: Path) -> Rdict:
+    """RocksDB with keys and values as they are; only this user may see the folder. Raises what RocksDB raises."""
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_keep_log_file_num(_KEPT_LOG_FILES)
+    options.set_max_open_files(_OPEN_FILES)
+    options.set_compression_type(DBCompressionType.lz4())
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows hold secrets
+    return Rdict(str(folder), options)
+
+
 class RocksTable:
     """`anabranch.ports.Table` in RocksDB. One process at a time may have a folder open.
 
@@ -128,14 +139,8 @@ class RocksTable:
         """
         self.folder = folder
         self._lock = threading.Lock()
-        options = Options(raw_mode=True)
-        options.create_if_missing(True)
-        options.set_keep_log_file_num(_KEPT_LOG_FILES)
-        options.set_max_open_files(_OPEN_FILES)
-        options.set_compression_type(DBCompressionType.lz4())
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows hold secrets
-            self._rows: Rdict | None = Rdict(str(folder), options)
+            self._rows: Rdict | None = open_rows(folder)
         except Exception as error:
             raise self._error(error, "opened") from error
 

@@ -81,9 +81,8 @@ class ControllerService(mode.Service):
         self.failure: Exception | None = None
         self._leader_failed = False
         self._leaders: dict[int, Leader] = {}
-        self._terms: dict[
-            int, list[TermRow]
-        ] = {}  # of leaders that have ended: docs/decisions/0013
+        # The terms of leaders that have ended: docs/decisions/0013.
+        self._terms: dict[int, list[TermRow]] = {}
         self._lock = threading.Lock()
         self._monitor: Monitor | None = None
         if options.http:

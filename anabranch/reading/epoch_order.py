@@ -58,9 +58,8 @@ class StreamOrder:
         self._layout: list[_Segment] = []  # the newest epoch, by keys
         self._positions: dict[int, int] = {}
         self._closed: dict[int, _Segment] = {}  # own segments that wait
-        self._ends: dict[
-            int, deque[int]
-        ] = {}  # own partition -> ends of sealed segments, not read yet
+        # Own partition -> ends of sealed segments, not read yet.
+        self._ends: dict[int, deque[int]] = {}
         self._finished = False
         self.epoch = -1
 

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from typing import Generic, Self, TypeVar
 
 from anabranch.errors import AnabranchError, RetryError
+from anabranch.ports import GroupMember
 
 T = TypeVar("T")
 
@@ -18,6 +19,7 @@ class Iteration(Iterator[T], Generic[T]):
     A loop holds only the generator, and that the reader: leaving the loop frees both, at once.
     """
 
+    _member: GroupMember | None = None  # of the reader's group, if it has one
     _resumes_after: type[AnabranchError] = RetryError  # the call after such an error goes on
 
     def __init__(self) -> None:
@@ -68,3 +70,5 @@ class Iteration(Iterator[T], Generic[T]):
     def after_fork(self) -> None:
         """In a forked child: free nothing, ever."""
         self._closed = True
+        if self._member is not None:
+            self._member.leak()

@@ -102,11 +102,6 @@ class Reader(Iteration[Event]):
             self._member.close()
         self._source.close()
 
-    def after_fork(self) -> None:
-        super().after_fork()
-        if self._member is not None:
-            self._member.leak()
-
     # -- events ---------------------------------------------------------------------------------------
 
     def _run(self) -> Generator[Event, None, None]:

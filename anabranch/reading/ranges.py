@@ -6,7 +6,7 @@ Batches are fetched raw and walked by compiled code.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,15 @@ def warm() -> None:
     """Load what is compiled (1 s; 15 s the first time on a machine): the first range would wait for it."""
     columns_read.warm()
     commits_module.warm()
+
+
+class _Asked(NamedTuple):
+    """Arguments of `RangeReader.read`, besides the offsets."""
+
+    stream: str
+    partition: int
+    history: tuple[int, int | None] | None
+    choice: CommitFilter
 
 
 class RangeReader:
@@ -89,25 +98,18 @@ class RangeReader:
         if not 0 <= first <= end:
             raise InvalidArgument(f"offsets {first} to {end}: a range, from 0 on")
         choice = CommitFilter(low, high, None if segments is None else frozenset(segments))
+        asked = _Asked(stream, partition, history, choice)
         if places is None:
-            return self._read(stream, partition, first, end, history, choice)
-        return self._places(stream, partition, first, end, history, choice, places)
+            return self._read(asked, first, end)
+        return self._places(asked, first, end, places)
 
     def _places(
-        self,
-        stream: str,
-        partition: int,
-        first: int,
-        end: int,
-        history: tuple[int, int | None] | None,
-        choice: CommitFilter,
-        wanted: Collection[str],
+        self, asked: _Asked, first: int, end: int, wanted: Collection[str]
     ) -> Iterator[pa.RecordBatch]:
-        commits = self._commits(stream, partition)
-        commits.begin(first, history)
+        commits, choice = self._commits(asked, first), asked.choice
         at = min(end, max(first, commits.told_from()))
-        yield from self._read(stream, partition, first, at, history, choice)
-        batches = EventBatches(stream, partition)
+        yield from self._read(asked, first, at)
+        batches = EventBatches(asked.stream, asked.partition)
         while at < end:
             commits.cover(at + 1)
             until = min(end, commits.known_to)
@@ -124,30 +126,26 @@ class RangeReader:
                     yield from batches.places(near.those(run), wanted)
                 elif len(run):
                     low, high = int(near.firsts[run[0]]), int(near.ends[run[-1]])
-                    yield from self._read(stream, partition, low, high, history, choice)
+                    yield from self._read(asked, low, high)
             commits.drop(until)
             at = until
 
-    def _commits(self, stream: str, partition: int) -> CommitHistory:
+    def _commits(self, asked: _Asked, first: int) -> CommitHistory:
+        """The commits from an offset on."""
+        stream, partition, history, _ = asked
         if stream not in self._foreign:
             partitions_of(self._source, [stream], self._clock.monotonic() + self._timeout)
             self._foreign[stream] = Foreign(stream_topic(stream), self._clock)
-        return CommitHistory(self._source, stream, partition, self._timeout)
+        commits = CommitHistory(self._source, stream, partition, self._timeout)
+        commits.begin(first, history)
+        return commits
 
-    def _read(
-        self,
-        stream: str,
-        partition: int,
-        first: int,
-        end: int,
-        history: tuple[int, int | None] | None,
-        choice: CommitFilter,
-    ) -> Iterator[pa.RecordBatch]:
+    def _read(self, asked: _Asked, first: int, end: int) -> Iterator[pa.RecordBatch]:
         if first == end:
             return
+        stream, partition, _, choice = asked
         place = TopicPartition(stream_topic(stream), partition)
-        commits = self._commits(stream, partition)
-        commits.begin(first, history)
+        commits = self._commits(asked, first)
         batches = EventBatches(stream, partition)
         # A short range needs little room: arrays made for each have to be cleared, too.
         size = min(MAX_BYTES, max(_LEAST_ROOM, (end - first) * _EVENT_BYTES))

@@ -98,11 +98,6 @@ class TransactionReader(Iteration[Committed]):
         if self._member is not None:
             self._member.close()
 
-    def after_fork(self) -> None:
-        super().after_fork()
-        if self._member is not None:
-            self._member.leak()
-
     # -- transactions ---------------------------------------------------------------------------------
 
     def _run(self) -> Generator[Committed, None, None]:

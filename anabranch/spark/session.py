@@ -58,9 +58,8 @@ def spark_session(
     for name, value in (_DEFAULTS | dict(settings or {})).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    if isinstance(
-        spark, SparkSession
-    ):  # under SPARK_REMOTE it is Spark Connect's, with workers elsewhere
+    # Under SPARK_REMOTE it is Spark Connect's, with workers elsewhere.
+    if isinstance(spark, SparkSession):
         use_installed_pyspark(spark.sparkContext)
     register(spark)
     return spark

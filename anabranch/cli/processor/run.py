@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
 _STOP_S = 10.0
 _POLL_S = 0.2
-_PAUSES_S = (
-    1.0,
-    30.0,
-)  # before a worker that was killed is started again: the first and the longest
+# Before a worker that was killed is started again: the first and the longest.
+_PAUSES_S = 1.0, 30.0
 
 
 def command(

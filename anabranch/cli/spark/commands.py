@@ -60,10 +60,9 @@ class _SparkOptions:
     conf: Conf = None
 
 
+# A dataclass begins with the fields of its last base.
 @dataclass(frozen=True)
-class JobOptions(
-    ClusterOptions, _SparkOptions
-):  # a dataclass begins with the fields of its last base
+class JobOptions(ClusterOptions, _SparkOptions):
     """The options of every command of this group."""
 
     timeout: JobTimeout = JOB_TIMEOUT_S

@@ -141,7 +141,7 @@ def lags_behind(
 def lag_of_offsets(search: HistorySearch, offsets: Mapping[int, int]) -> Lag:
     """The lag of one that has read a stream's partitions up to these offsets: of events alone, without markers.
 
-    Where more than `_COUNTED` records follow, vectors tell.
+    Vectors tell, if more than `_COUNTED` records follow.
     """
     near = search.not_beyond(offsets)
     if near is None:

@@ -186,11 +186,12 @@ class TaskReader(Iteration[Event]):
             )
         ranges = one.dealing.ranges(record.stream_epoch)
         one.order = order = {part.segment_id: i for i, part in enumerate(record.segments)}
+        # The others stand before this record.
         stands = {
             task: place_of(position, order)[:3]
             for task, position in one.stands.items()
             if position.record >= offset and task in self._sequences
-        }  # the others stand before this record
+        }
         given = one.at[:3] if one.at.record == offset else _NONE  # it was left in the middle
         for run in runs:
             segment = run.stretch.segment_id
