@@ -20,6 +20,7 @@ nbclient.NotebookClient(nbformat.read(sys.argv[1], as_version=4), timeout=100).e
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebooks_run(path: Path, cluster: Cluster, tmp_path: Path) -> None:
     environment = child_environment({"ANABRANCH_BOOTSTRAP": cluster.bootstrap})

@@ -130,6 +130,7 @@ def test_a_cluster_that_knows_its_users(
                         txn.flush()  # into the journal, instead of along with the commit
                     txn.commit()
                 assert next(reader).value == b"%d" % number
+                time.sleep(SESSION_S / 20)  # the sessions' ends count, not the transactions
             values = [b"column %d" % n for n in range(5_000)]
             with client.begin(scope) as txn:
                 txn.write_batch(stream, pa.table({"value": values}))

@@ -155,7 +155,7 @@ class Watch:
 
 
 @settings(
-    max_examples=250,
+    max_examples=120,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

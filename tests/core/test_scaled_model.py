@@ -262,7 +262,7 @@ moves = st.one_of(
 
 
 @settings(
-    max_examples=100,
+    max_examples=50,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

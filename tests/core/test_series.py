@@ -356,7 +356,7 @@ class Answers:
 
 
 @settings(
-    max_examples=150,
+    max_examples=70,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -184,7 +184,7 @@ timed = st.one_of(
 
 
 @settings(
-    max_examples=70,
+    max_examples=40,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

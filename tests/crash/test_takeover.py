@@ -64,7 +64,7 @@ class Work:
         txn.write(self.stream, value, key=b"k")
         txn.commit()
         self.told.append(value)
-        time.sleep(0.01)
+        time.sleep(0.05)
 
     def wait_for_more(self, count: int) -> None:
         goal, until = len(self.told) + count, time.monotonic() + DEADLINE_S

@@ -124,9 +124,8 @@ def test_a_follower_that_is_behind(brokers: EmbeddedCluster, asked: list[int]) -
             log.fetch({place: 50}, max_wait=1, max_bytes=1, committed=True)
 
 
-@pytest.mark.parametrize(
-    ("how", "rack"), [("kill", "b"), pytest.param("pause", "c", marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("how", "rack"), [("kill", "b"), ("pause", "c")])
 def test_a_scan_outlives_its_broker(
     brokers: EmbeddedCluster,
     asked: list[int],

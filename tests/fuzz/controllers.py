@@ -263,7 +263,7 @@ TARGETS = (
         _read_tail,
         # A whole record, but of an epoch that is not there: only a controller can have written that.
         (MalformedRecord, UnsupportedVersion, InvariantViolation),
-        inputs=60,
+        inputs=30,
     ),
     Target(
         "status-rows", _status_rows, _fold, (MalformedRecord, UnsupportedVersion), changed_row, 80

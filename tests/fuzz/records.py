@@ -117,19 +117,19 @@ def _seeds(*classes: type) -> list[bytes]:
 
 
 TARGETS = (
-    Target("records", records_of_all_types, _decode, _NO_RECORD, inputs=3500),
+    Target("records", records_of_all_types, _decode, _NO_RECORD, inputs=1200),
     Target("history-records", lambda: _seeds(r.CommitRecord, r.EpochRecord), _history, _NO_RECORD),
     Target("receipts", lambda: _seeds(r.Receipt), lambda: _given_bytes(Receipt), _NO_RECORD),
     Target("reservations", lambda: _seeds(r.Begin), lambda: _given_bytes(Reservation), _NO_RECORD),
-    Target("tokens", _token_seeds, _tokens, (InvalidToken,), inputs=1500),
+    Target("tokens", _token_seeds, _tokens, (InvalidToken,), inputs=500),
     Target(
         "txn-headers",
         lambda: [pack_txn_header(_TXN_ID, -1, 2)],
         lambda: unpack_txn_header,
         (MalformedRecord,),
-        inputs=300,
+        inputs=150,
     ),
     Target("txn-ids", lambda: [txn_text(_TXN_ID).encode()], _ids, (InvalidArgument,)),
-    Target("digests", _digest_seeds, _digests, (MalformedRecord,)),
-    Target("status-keys", _status_keys, lambda: split_key, (MalformedRecord,), inputs=300),
+    Target("digests", _digest_seeds, _digests, (MalformedRecord,), inputs=150),
+    Target("status-keys", _status_keys, lambda: split_key, (MalformedRecord,), inputs=150),
 )

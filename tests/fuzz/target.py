@@ -26,7 +26,7 @@ class Target:
     make: Callable[[], Run]
     allowed: tuple[type[Exception], ...]
     mutate: Mutate = mutated
-    inputs: int = 500
+    inputs: int = 200
     memory: int = 200
 
     def input(self, seed: int, number: int, seeds: Sequence[bytes]) -> bytes:

@@ -189,49 +189,49 @@ _BAD = (InvalidArgument,)
 _SCHEMA = avro_rows.avro_schema(_ROW)
 
 TARGETS = (
-    Target("option-at", lambda: _texts(*_TIMES[:4]), lambda: _on_text(_at), _BAD, inputs=700),
+    Target("option-at", lambda: _texts(*_TIMES[:4]), lambda: _on_text(_at), _BAD, inputs=300),
     Target(
-        "spark-moment", lambda: _texts(_TIMES[2]), lambda: _on_text(_spark_moment), _BAD, inputs=700
+        "spark-moment", lambda: _texts(_TIMES[2]), lambda: _on_text(_spark_moment), _BAD, inputs=300
     ),
     Target(
         "load-times",
         lambda: _texts(*_TIMES[2:4], *_TIMES[6:8]),
         lambda: _on_text(_time),
         (ValueError,),
-        inputs=700,
+        inputs=300,
     ),
     Target(
-        "segments", lambda: _texts("3@1", "0x5", "7"), lambda: _on_text(_segment), _BAD, inputs=300
+        "segments", lambda: _texts("3@1", "0x5", "7"), lambda: _on_text(_segment), _BAD, inputs=150
     ),
-    Target("ranges", lambda: _texts("0:0x80000000"), lambda: _on_text(_range), _BAD, inputs=300),
+    Target("ranges", lambda: _texts("0:0x80000000"), lambda: _on_text(_range), _BAD, inputs=150),
     Target(
-        "streams", lambda: _texts("nyc/flights"), lambda: _on_text(split_stream), _BAD, inputs=300
+        "streams", lambda: _texts("nyc/flights"), lambda: _on_text(split_stream), _BAD, inputs=150
     ),
-    Target("scopes", lambda: _texts("nyc"), lambda: _on_text(check_scope), _BAD, inputs=300),
+    Target("scopes", lambda: _texts("nyc"), lambda: _on_text(check_scope), _BAD, inputs=150),
     Target(
         "addresses",
         lambda: _texts("b:9092,ssl://[::1]:9093\nclient.id=x", "b:1\nretry.backoff.ms=7"),
         lambda: _on_text(_addresses),
         (UnsupportedSetting,),
-        inputs=700,
+        inputs=300,
     ),
     Target(
         "spark-options",
         lambda: _texts("\n".join(_OPTIONS[:3] + _OPTIONS[4:6]).replace("avro", "json")),
         lambda: _on_text(_options),
         _BAD,
-        inputs=500,
+        inputs=200,
     ),
-    Target("avro-schemas", lambda: _texts(_SCHEMA), lambda: _on_text(_schema), _BAD, inputs=500),
+    Target("avro-schemas", lambda: _texts(_SCHEMA), lambda: _on_text(_schema), _BAD, inputs=200),
     Target(
         "snapshot-positions",
         _snapshot_positions,
         lambda: _on_text(SnapshotPlan.of_text),
         _BAD,
-        inputs=700,
+        inputs=300,
     ),
     Target(
-        "positions", _position_seeds, lambda: _on_text(_positions), (MalformedRecord,), inputs=750
+        "positions", _position_seeds, lambda: _on_text(_positions), (MalformedRecord,), inputs=300
     ),
     *(
         Target(
@@ -239,7 +239,7 @@ TARGETS = (
             partial(_packed, name),
             partial(_file, f"x.{name}", _load),
             _BAD,
-            inputs=500,
+            inputs=200,
         )
         for name in ("csv", "gz", "zip")
     ),

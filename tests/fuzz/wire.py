@@ -162,7 +162,7 @@ def _sasl() -> Run:
 
 
 TARGETS = (
-    Target("sasl", lambda: [text.encode() for text in _PROOFS], _sasl, (), inputs=300),
+    Target("sasl", lambda: [text.encode() for text in _PROOFS], _sasl, (), inputs=150),
     Target("answers", _generated, _answers, (MalformedAnswer,), _mutated, 1500),
     Target("answers-by-hand", _handmade, _by_hand, (MalformedAnswer, CorruptBatch), _mutated, 1500),
 )

@@ -15,7 +15,7 @@ from tests.install.hidden import run_without
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = """
-import json, time, anabranch, anabranch.reading.fetched as fetched
+import itertools, json, time, anabranch, anabranch.reading.fetched as fetched
 fetched._loading.worth_it(10_000)  # as if it had read that many: compiled code is wanted
 scope = {scope!r}
 one, other = f"{{scope}}/one", f"{{scope}}/other"
@@ -32,13 +32,15 @@ with anabranch.connect({bootstrap!r}, lane={lane!r}) as client:
     with client.begin(scope) as txn:
         txn.write(one, None, key=b"k1")
         small = txn.commit()
-    events = [*client.read(one, timeout=3)]
-    whole = [*client.read_transactions(one, timeout=3)]
+    with client.read(one) as reader:
+        events = [*itertools.islice(reader, 1001)]
+    with client.read_transactions(one) as reader:
+        whole = [[*t.events] for t in itertools.islice(reader, 2)]
     snapshot = client.snapshot([one, other], at=big.commit_timestamp)
     then = [*snapshot.read(one)]
     print(json.dumps([
         [[e.key.decode(), e.value and e.value.decode(), len(e.headers), e.txn_id == big.txn_id] for e in events],
-        [len([*t.events]) for t in whole],
+        [len(events) for events in whole],
         len(then), [e.value.decode() for e in snapshot.read(other)],
     ]))
 assert not {packages!r} & {{name for name, module in sys.modules.items() if module}}

@@ -17,7 +17,7 @@ from tests.ledger.places import Place, SQLitePlace
 from tests.ledger.races import Race, differences, settle, start
 from tests.mutants import prepared
 
-SEEDS = {"sqlite": 1000, "postgresql": 60}
+SEEDS = {"sqlite": 300, "postgresql": 60}
 EACH = 50  # that share a cluster
 
 
@@ -46,8 +46,8 @@ def races(place: Place, seeds: range) -> tuple[Counter[str], list[str]]:
     return Counter(told.values()), wrong
 
 
-@pytest.mark.slow(15)
-@pytest.mark.timeout(300)  # a thousand, beside others on two cores
+@pytest.mark.slow(8)
+@pytest.mark.timeout(300)  # hundreds, beside others on two cores
 def test_races(place: Place, request: pytest.FixtureRequest) -> None:
     kind = "sqlite" if isinstance(place, SQLitePlace) else "postgresql"
     told: Counter[str] = Counter()

@@ -15,7 +15,7 @@ import anabranch
 from anabranch.topics.names import journal_topic
 
 SOON_S = 60.0
-BIG = 1200  # events of the biggest transaction
+BIG = 400  # events of the biggest transaction
 
 
 class Seen(NamedTuple):
@@ -147,7 +147,7 @@ def build(bootstrap: str, client: anabranch.Client, scope: str) -> World:
     world.plain(10)
     for _ in range(5):
         world.commit(8, others=3)
-    world.commit(BIG, others=500)
+    world.commit(BIG, others=160)
     client.scale(world.events, segments=1)
     world.commit(9, others=1)
     world.expected = world.read()

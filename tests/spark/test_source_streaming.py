@@ -96,7 +96,7 @@ def commits(batch: list[Seen]) -> dict[int | None, int]:
     [
         {},
         {"maxeventspertrigger": 100},
-        pytest.param({"maxeventspertrigger": 1000}, marks=pytest.mark.soak),
+        pytest.param({"maxeventspertrigger": 350}, marks=pytest.mark.soak),
         {"maxeventspertrigger": 10, "transactions": "whole"},
         pytest.param({"order": "epoch"}, marks=pytest.mark.soak),
         {"order": "epoch", "maxeventspertrigger": 10, "transactions": "whole"},
@@ -176,9 +176,9 @@ def test_a_position_of_any_batch_is_gone_on_from(
     position = source().initialOffset()
     found: list[Seen] = []
     for _ in range(12):
-        reader = source(maxeventspertrigger=250)
+        reader = source(maxeventspertrigger=80)
         end = reader.latestOffset(position, reader.getDefaultReadLimit())
-        again = source(maxeventspertrigger=250)
+        again = source(maxeventspertrigger=80)
         assert again.partitions(position, end) == reader.partitions(position, end)
         found += [event for task in read(again, position, end) for event in task]
         position = end
