@@ -24,6 +24,7 @@ from tests.crash.cases import AFTER_DECISION as FIRST_DECISION
 from tests.crash.cases import LAST_DECISION, Case, Place
 from tests.crash.leader import Lead
 from tests.crash.living import Living
+from tests.crash.locking import Locking
 from tests.crash.moving import Moving
 from tests.crash.points import Point
 from tests.crash.reshaping import CHUNK_BYTES, Reshaping
@@ -81,6 +82,7 @@ class Play(NamedTuple):
 PLAYS = (
     Play(Scenario, Lead.chunk_bytes, LAST_DECISION, KNOWN),
     Play(Moving, Lead.chunk_bytes, FIRST_DECISION, {AFTER_DECISION}),
+    Play(Locking, Lead.chunk_bytes, FIRST_DECISION, {AFTER_DECISION}),
     Play(Living, Lead.chunk_bytes, FIRST_DECISION, LIVING_KNOWN),
     Play(Reshaping, CHUNK_BYTES, Point("end:commit", "*>chunk:*", 3, "after"), RESHAPING_KNOWN),
 )

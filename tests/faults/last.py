@@ -62,8 +62,10 @@ class Log:
         return start, end, [m for m in found if (m.offset() or 0) < end]
 
 
-def read_events(log: Log, streams: list[str]) -> dict[str, dict[int, tuple[int, int, list[Any]]]]:
-    """Stream -> partition -> (start, end, events as in a history)."""
+def read_events(
+    log: Log, streams: list[str], *, tables: bool = False
+) -> dict[str, dict[int, tuple[int, int, list[Any]]]]:
+    """Stream -> partition -> (start, end, events as in a history). Of ``tables`` no value is a deletion."""
     found: dict[str, dict[int, tuple[int, int, list[Any]]]] = {}
     for stream in streams:
         topic = stream_topic(stream)
@@ -74,7 +76,7 @@ def read_events(log: Log, streams: list[str]) -> dict[str, dict[int, tuple[int, 
                 [
                     m.offset(),
                     key.decode() if isinstance(key := m.key(), bytes) else None,
-                    id_of(m.value()),
+                    None if tables and m.value() is None else id_of(m.value()),
                     txn_of(m.headers()),
                 ]
                 for m in messages
@@ -100,12 +102,15 @@ def ids_of(parts: dict[int, tuple[int, int, list[Any]]]) -> set[str]:
 
 
 def record_log(
-    recorder: Recorder, log: Log, found: dict[str, dict[int, tuple[int, int, list[Any]]]]
+    recorder: Recorder,
+    log: Log,
+    found: dict[str, dict[int, tuple[int, int, list[Any]]]],
+    **more: Any,
 ) -> None:
-    """What was read into the history, and the streams' histories too."""
+    """What was read into the history, and the streams' histories too. ``more``: of each log."""
     for stream, parts in found.items():
         for partition, (start, end, events) in parts.items():
-            with recorder.asking("log", stream=stream, partition=partition) as told:
+            with recorder.asking("log", stream=stream, partition=partition, **more) as told:
                 told |= {"start": start, "end": end, "events": events}
         with recorder.asking("commits", stream=stream) as told:
             _, _, messages = log.read(history_topic(stream), 0)

@@ -1,4 +1,4 @@
-"""Processes that move money between rows of two tables, and note what their transactions read."""
+"""Processes that move money between rows of two tables, and record what their transactions read."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import random
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
 import anabranch
-from anabranch.errors import AskOutcomeError, BeginAgainError, LocksBroken, RetryError
-from anabranch.tables.replica import Replica
-from anabranch.tables.transaction import TableTransaction
+from anabranch.errors import AskOutcomeError, BeginAgainError, RetryError
+from checker.recorder import SUFFIX, Recorder
 from tests.crash.children import run_guarded, until_told
-from tests.crash.load import Diary
 from tests.crash.zygote import Spec, say
 from tests.faults.acting import CALL_S, PATIENCE
+from tests.tables.recorded import RecordedTables, RecordedTransaction, RecordedWrites
 
 TOTAL = 800  # over the rows of accounts that begin with a
 PAIR = "pair"  # one row in each table: their sum never falls below 0
@@ -51,11 +51,11 @@ def move(number: int, told: dict[str, Any]) -> int:
     folder = Path(spec.spool) / f"{spec.slot}.rows"
     if random.Random(spec.seed).random() < 0.3:
         shutil.rmtree(folder, ignore_errors=True)
-    diary = Diary(Path(spec.spool) / f"{spec.name}.diary")
+    recorder = Recorder(Path(spec.spool) / f"{spec.name}{SUFFIX}")
 
-    def work(client: anabranch.Client, bank: Replica, thread: int) -> None:
+    def work(client: anabranch.Client, bank: RecordedTables, thread: int) -> None:
         chance = random.Random(f"{spec.seed}/{thread}")
-        mover = _Mover(number, spec, client, bank, diary, chance, ending)
+        mover = _Mover(number, spec, client, bank, recorder, chance, ending)
         while not ending.is_set():
             mover.one()
 
@@ -64,46 +64,44 @@ def move(number: int, told: dict[str, Any]) -> int:
     ) as client:
         while not ending.is_set():
             try:
-                bank = client.replica(*tables_of(spec.scope), folder=folder)
+                rows = client.replica(*tables_of(spec.scope), folder=folder)
             except RetryError as error:  # no controller is there just now
                 say(number, "trouble", kind=type(error).__name__)
                 continue
-            with bank:
+            bank = RecordedTables(lambda: recorder, rows, spec.scope, spec.name)
+            with rows:
                 bodies = [partial(work, client, bank, n) for n in range(THREADS)]
                 return run_guarded(number, bodies, lambda why: say(number, "failed", why=why))
     return 0
 
 
-@dataclass
-class Entry:
-    """The reads of one transaction: ``gets``: table, key, row; ``scans``: table, low, high, rows."""
-
-    at: int
-    gets: list[Any] = field(default_factory=list)
-    scans: list[Any] = field(default_factory=list)
+def number_in(row: bytes | None) -> int:
+    """The number in a row, which begins with it; 0: there is none."""
+    return 0 if row is None else int(row.partition(b"/")[0])
 
 
-class _Noted:
-    """A transaction's reads, by text; each is noted."""
+class _Txn:
+    """A transaction's rows as numbers, by text; each new row is unlike all others."""
 
-    def __init__(self, txn: TableTransaction, entry: Entry) -> None:
-        self.txn, self._entry = txn, entry
+    def __init__(self, txn: RecordedTransaction) -> None:
+        self.txn = txn
+        self._count = count()
 
     def get(self, table: str, key: str) -> int:
         """The number in a row; 0: there is none."""
-        row = self.txn.get(table, key.encode())
-        self._entry.gets.append([table, key, None if row is None else row.decode()])
-        return int(row or b"0")
+        return number_in(self.txn.get(table, key.encode()))
 
     def all(self, table: str, low: str, high: str) -> dict[str, int]:
         """The rows of a range."""
         found = self.txn.scan(table, low.encode(), high.encode())
-        rows = {key.decode(): row.decode() for key, row in found}
-        self._entry.scans.append([table, low, high, rows])
-        return {key: int(row) for key, row in rows.items()}
+        return {key.decode(): number_in(row) for key, row in found}
 
     def put(self, table: str, key: str, number: int) -> None:
-        self.txn.put(table, key.encode(), b"%d" % number)
+        self.txn.put(table, key.encode(), self.row(number))
+
+    def row(self, number: int) -> bytes:
+        """A new row."""
+        return f"{number}/{self.txn.name}.{next(self._count)}".encode()
 
 
 class _Mover:
@@ -112,13 +110,13 @@ class _Mover:
         number: int,
         spec: Move,
         client: anabranch.Client,
-        bank: Replica,
-        diary: Diary,
+        bank: RecordedTables,
+        recorder: Recorder,
         chance: random.Random,
         ending: threading.Event,
     ) -> None:
         self._number, self._spec, self._client, self._bank = number, spec, client, bank
-        self._diary, self._chance, self._ending = diary, chance, ending
+        self._recorder, self._chance, self._ending = recorder, chance, ending
         self._accounts, self._limits = tables_of(spec.scope)
 
     def one(self) -> None:
@@ -137,7 +135,7 @@ class _Mover:
         source, target = (f"a{n:02}" for n in chance.sample(range(8), 2))
         amount = chance.randrange(1, 60)
 
-        def body(txn: _Noted) -> None:
+        def body(txn: _Txn) -> None:
             fee = txn.get(self._limits, RATE) % 3
             has, other = txn.get(self._accounts, source), txn.get(self._accounts, target)
             if has >= amount + fee:
@@ -152,7 +150,7 @@ class _Mover:
         mine, amount = chance.randrange(2), chance.randrange(1, 80)
         both = self._accounts, self._limits
 
-        def body(txn: _Noted) -> None:
+        def body(txn: _Txn) -> None:
             held = [txn.get(table, PAIR) for table in both]
             if sum(held) >= amount:
                 txn.put(both[mine], PAIR, held[mine] - amount)
@@ -166,13 +164,13 @@ class _Mover:
         chance = self._chance
         new = f"a{chance.randrange(10, 40)}"
 
-        def body(txn: _Noted) -> None:
+        def body(txn: _Txn) -> None:
             rows = txn.all(self._accounts, "a", "b")
             if sum(rows.values()) != TOTAL:
                 say(self._number, "defect", why=f"a total of {rows} at {txn.txn.timestamp}")
             most, least = max(rows, key=rows.__getitem__), min(rows, key=rows.__getitem__)
             if new not in rows and len(rows) < 12:
-                txn.txn.insert(self._accounts, new.encode(), b"%d" % (rows[most] // 2))
+                txn.txn.insert(self._accounts, new.encode(), txn.row(rows[most] // 2))
                 txn.put(self._accounts, most, rows[most] - rows[most] // 2)
             elif most != least:
                 txn.put(self._accounts, most, rows[most] + rows[least])
@@ -182,44 +180,30 @@ class _Mover:
 
     def _count(self) -> None:
         with self._bank.snapshot(fresh=self._chance.random() < 0.5, timeout=20.0) as view:
-            rows = {k.decode(): v.decode() for k, v in view.scan(self._accounts, prefix=b"a")}
-            entry = Entry(view.timestamp, scans=[[self._accounts, "a", "b", rows]])
-            if sum(map(int, rows.values())) != TOTAL:
+            rows = {k: number_in(row) for k, row in view.scan(self._accounts, b"a", b"b")}
+            if sum(rows.values()) != TOTAL:
                 say(self._number, "defect", why=f"a total of {rows} at {view.timestamp}")
-        self._diary.note("done", txn="", ts=0, **vars(entry))
 
     def _blind(self) -> None:
         """By the journal, open while streams scale: it writes what others read."""
-        with self._client.begin(self._spec.scope) as txn:
-            txn.token()
-            for key in (RATE, f"j{self._spec.slot}"):
-                row = b"%d" % self._chance.randrange(100)
-                txn.write(self._limits, row, key=key.encode())
+        scope = self._spec.scope
+        with self._client.begin(scope) as begun:
+            txn = RecordedWrites(self._recorder, begun, scope, label := self._bank.label())
+            begun.token()
+            for n, key in enumerate((RATE, f"j{self._spec.slot}")):
+                row = f"{self._chance.randrange(100)}/{label}.{n}".encode()
+                txn.write(self._limits, row, key.encode())
             self._ending.wait(self._chance.uniform(0.0, 1.5))
             txn.commit(timeout=20.0)
         say(self._number, "told")
 
-    def _act(self, body: Callable[[_Noted], None]) -> None:
-        entries: list[Entry] = []
-
-        def noted(txn: TableTransaction) -> None:
-            entries.append(Entry(txn.timestamp))
-            body(_Noted(txn, entries[-1]))
-
+    def _act(self, body: Callable[[_Txn], None]) -> None:
         if self._chance.random() < 0.6:
-            result = self._bank.transact(noted, timeout=20.0)
+            self._bank.transact(lambda txn: body(_Txn(txn)), timeout=20.0)
         else:
-            try:
-                with self._bank.begin(timeout=20.0) as txn:
-                    noted(txn)
-                    self._ending.wait(self._chance.uniform(0.0, 0.3))
-                    result = txn.commit(timeout=20.0)
-            except LocksBroken as error:
-                where = {"table": error.table, "key": error.key.decode()}
-                by = {"by": error.by.hex(), "ts": error.commit_timestamp}
-                self._diary.note("broken", at=entries[-1].at, **where, **by)
-                raise
-        self._diary.note(
-            "done", txn=result.txn_id.hex(), ts=result.commit_timestamp, **vars(entries[-1])
-        )
+            txn = self._bank.begin(timeout=20.0)
+            with txn.txn:
+                body(_Txn(txn))
+                self._ending.wait(self._chance.uniform(0.0, 0.3))
+                txn.commit(timeout=20.0)
         say(self._number, "told")

@@ -341,7 +341,8 @@ def deletion_swept_early() -> Planted:
 
     def sweep(store: Store, stream: str, mark: Any, floor: int) -> Iterator[int]:
         prefix, batch = table_prefix(mark.number), WriteBatch(raw_mode=True)
-        for key, value in store._db.items(from_key=prefix):
+        stored: Iterator[tuple[Any, Any]] = store._db.items(from_key=prefix)
+        for key, value in stored:
             if not key.startswith(prefix):
                 break
             if value[ROW - 1 :] == DELETED:

@@ -36,7 +36,7 @@ from tests.sim.readers import reading_client
 from tests.sim.scaling import scale_somehow
 from tests.sim.world import START_S, Process, World
 from tests.sim.writers import FINE
-from tests.tables.recorded import RecordedTables, RecordedTransaction, broken_of, id_of, text
+from tests.tables.recorded import RecordedTables, RecordedTransaction, RecordedWrites, id_of, text
 
 if TYPE_CHECKING:
     from tests.sim.faults import Faults
@@ -307,27 +307,14 @@ class TableMachine:
     def _blind(self, client: Client) -> None:
         scope, recorder = TABLES[0].split("/")[0], self.ledger.history.here
         self._noted.labels += 1
-        label: dict[str, Any] = {"txn": f"blind/{self._noted.labels}"}
-        with client.begin(scope, keepalive=6.0) as txn:
-            recorder.told(recorder.ask("begin", scope=scope, **label), "ok", txn_id=None)
+        with client.begin(scope, keepalive=6.0) as begun:
+            txn = RecordedWrites(recorder, begun, scope, f"blind/{self._noted.labels}")
             for _ in range(self._random.randint(1, 3)):
                 value = None if self._random.random() < 0.25 else self._noted.value(0)
-                table, key = self._random.choice(TABLES), self._random.choice(KEYS)
-                events = [[text(key), id_of(value)]]
-                with recorder.asking("write", writer="own", stream=table, events=events, **label):
-                    txn.write(table, value, key=key)
+                txn.write(self._random.choice(TABLES), value, self._random.choice(KEYS))
             if self._random.random() < 0.5:
                 self.world.sleep(self._random.expovariate(3.0))
-            op = recorder.ask("commit", writers=["own"], **label)
-            try:
-                result = txn.commit(timeout=5.0)
-            except BaseException as error:
-                outcome = "failed" if isinstance(error, TransactionAborted) else "unknown"
-                known = {"txn_id": txn.txn_id.hex()} if txn.txn_id else {}
-                recorder.told(op, outcome, **known, **broken_of(error))
-                raise
-            told = {"txn_id": result.txn_id.hex(), "timestamp": result.commit_timestamp}
-            recorder.told(op, "ok", **told, committed=result.counts.committed)
+            result = txn.commit(timeout=5.0)
             self._noted.told = max(self._noted.told, result.commit_timestamp)
 
     def _plain(self) -> None:

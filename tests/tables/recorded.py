@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
+from anabranch.client.transaction import Transaction
 from anabranch.core.ids import NO_TXN
 from anabranch.errors import DeadlineExceeded, LocksBroken, TransactionAborted
 from anabranch.tables.replica import Replica
@@ -37,6 +38,13 @@ def broken_of(error: BaseException) -> dict[str, Any]:
         return {"why": f"{type(error).__name__}: {error}"[:300]}
     by = error.by.hex() if error.by != NO_TXN else None
     return {"broken": [error.table, text(error.key), by, error.commit_timestamp]}
+
+
+def _told(result: Result) -> dict[str, Any]:
+    committed = result.counts.committed
+    return {
+        "txn_id": result.txn_id.hex(), "timestamp": result.commit_timestamp, "committed": committed,
+    }  # fmt: skip
 
 
 class RecordedTables:
@@ -230,8 +238,7 @@ class RecordedTransaction(RecordedSnapshot):
     def committed(self, result: Result) -> None:
         """Note that it is committed."""
         if self._op is not None:
-            told = {"txn_id": result.txn_id.hex(), "timestamp": result.commit_timestamp}
-            self._recorder.told(self._op, "ok", **told, committed=result.counts.committed)
+            self._recorder.told(self._op, "ok", **_told(result))
 
     def commit(self, **how: Any) -> Result:
         """As `TableTransaction.commit`."""
@@ -242,4 +249,31 @@ class RecordedTransaction(RecordedSnapshot):
             self.failed(error)
             raise
         self.committed(result)
+        return result
+
+
+class RecordedWrites:
+    """A transaction that knows no locks, begun just now. ``label``: of no other."""
+
+    def __init__(self, recorder: Recorder, txn: Transaction, scope: str, label: str) -> None:
+        self._recorder, self.txn, self._of = recorder, txn, {"txn": label}
+        recorder.told(recorder.ask("begin", scope=scope, **self._of), "ok", txn_id=None)
+
+    def write(self, table: str, row: bytes | None, key: bytes) -> None:
+        """As `Transaction.write`."""
+        where = {"writer": "own", "stream": table, "events": [[text(key), id_of(row)]]}
+        with self._recorder.asking("write", **where, **self._of):
+            self.txn.write(table, row, key=key)
+
+    def commit(self, **how: Any) -> Result:
+        """As `Transaction.commit`."""
+        op = self._recorder.ask("commit", writers=["own"], **self._of)
+        try:
+            result = self.txn.commit(**how)
+        except BaseException as error:
+            known = {"txn_id": self.txn.txn_id.hex()} if self.txn.txn_id else {}
+            outcome = "failed" if isinstance(error, TransactionAborted) else "unknown"
+            self._recorder.told(op, outcome, **known, **broken_of(error))
+            raise
+        self._recorder.told(op, "ok", **_told(result))
         return result

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -26,6 +27,7 @@ from anabranch.tables import replica as replica_module
 from anabranch.tables.replica import Replica
 from anabranch.tables.rows import Rows
 from anabranch.tables.snapshot import TableSnapshot, bounds
+from anabranch.tables.store import Store
 from anabranch.topics.names import history_topic, journal_topic
 from tests.client.world import World
 from tests.tables.worlds import Truth, as_it_lies, reader_ports, replica, visible
@@ -68,6 +70,22 @@ def check(found: Replica, truth: Truth, at: int) -> None:
                 assert list(snapshot.lookup("end", end)) == wanted, (table, at, end)
 
 
+@contextlib.contextmanager
+def disk(store: Store, chance: random.Random) -> Iterator[None]:
+    """Writes fail: nothing is there of one, or all of it, and the process does not know."""
+    real = store.write
+
+    def write(rows: Rows) -> None:
+        if chance.random() < 0.5:
+            before = dict(store.marks)
+            real(rows)
+            store.marks = before
+        raise OSError("no space left")
+
+    with patch.object(store, "write", write), contextlib.suppress(OSError):
+        yield
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 10, 11])
 def test_each_step_shows_what_was(
     world: World, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -106,7 +124,10 @@ def test_each_step_shows_what_was(
                 return LogUnavailable("gone") if chance.random() < odds else None
 
             world.fault = fault if odds else None
-            with contextlib.suppress(RetryError) if odds else contextlib.nullcontext():
+            with (
+                contextlib.suppress(RetryError) if odds else contextlib.nullcontext(),
+                disk(found._store, chance) if chance.random() < 0.1 else contextlib.nullcontext(),
+            ):
                 found.step(world.clock.now)
             world.fault = None
         if not found._store.loading and found.timestamp:
