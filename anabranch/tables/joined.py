@@ -141,7 +141,8 @@ def join(
             raise InvalidArgument(
                 "the transaction reads no tables: join it by `Client.join`, or begin it by a replica"
             )
-        replica.wait(told.snapshot, {each.table: each.last for each in told.tables}, deadline)
+        replica.told(told.timestamp, {each.table: each.last for each in told.tables})
+        replica.wait(told.snapshot, {}, deadline)
         view = replica.snapshot(at=told.snapshot)
     except BaseException:
         writer.discard()

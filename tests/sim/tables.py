@@ -20,6 +20,7 @@ from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
 from anabranch.core.ids import NO_TXN
 from anabranch.errors import (
+    EventTooLarge,
     LocksBroken,
     NotAuthorized,
     SnapshotExpired,
@@ -239,6 +240,14 @@ class TableMachine:
         """One that other processes take part in, by its token."""
         txn = replica.begin(keepalive=6.0, timeout=5.0)
         done = self._note(txn.timestamp, txn)
+        try:
+            self._share(done, txn)
+        finally:
+            if txn.result is None:  # else heartbeats would keep it open
+                with contextlib.suppress(*FINE, NotAuthorized):
+                    txn.abort()
+
+    def _share(self, done: Done, txn: TableTransaction) -> None:
         first = self._random.random() < 0.6
         if first:
             self._use(done, txn)
@@ -286,6 +295,9 @@ class TableMachine:
                 result = txn.commit(done.receipts or None, timeout=5.0)
             except (LocksBroken, TransactionAborted) as error:
                 done.error = error
+                return
+            except EventTooLarge:  # it would have to be carried
+                done.reads.clear()
                 return
             except FINE as error:
                 self.world.note(self.name, f"{type(error).__name__}: {error}"[:300])
