@@ -11,7 +11,7 @@ from anabranch.core.ids import txn_text
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import InvalidArgument, LocksBroken
 from anabranch.schemas import records as r
-from anabranch.tables.registering import Controller, Part, Registering
+from anabranch.tables.registering import Controller, Part, Registering, explained
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.work import Isolation, TableWork, Vouching
 from anabranch.types import Receipt
@@ -134,7 +134,8 @@ def join(
     writer = commits.join(token, heartbeat, label)
     try:
         command = r.LockReads(*writer.identity, 0, tables=replica.tables)
-        told = commits.lock_reads(command, deadline)
+        with explained(commits, token):
+            told = commits.lock_reads(command, deadline)
         if told.broken is not None:
             raise locks_broken(told.broken)
         if not told.snapshot:
