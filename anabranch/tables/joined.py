@@ -12,7 +12,7 @@ from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import InvalidArgument, LocksBroken
 from anabranch.schemas import records as r
 from anabranch.tables.own_writes import Writers
-from anabranch.tables.registering import Controller, Part, Registering
+from anabranch.tables.registering import Controller, Part, Registering, explained
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.work import Isolation, TableWork, Vouching
 from anabranch.types import Receipt
@@ -140,14 +140,16 @@ def join(
     writer = commits.join(token, heartbeat, label)
     try:
         command = r.LockReads(*writer.identity, 0, tables=replica.tables)
-        told = commits.lock_reads(command, deadline)
+        with explained(commits, token):
+            told = commits.lock_reads(command, deadline)
         if told.broken is not None:
             raise locks_broken(told.broken)
         if not told.snapshot:
             raise InvalidArgument(
                 "the transaction reads no tables: join it by `Client.join`, or begin it by a replica"
             )
-        replica.wait(told.snapshot, {each.table: each.last for each in told.tables}, deadline)
+        replica.told(told.timestamp, {each.table: each.last for each in told.tables})
+        replica.wait(told.snapshot, {}, deadline)
         view = replica.snapshot(at=told.snapshot)
     except BaseException:
         writer.discard()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
 from anabranch.core.read_locks import fingerprint
@@ -48,6 +48,21 @@ class Part(Protocol):
     def written_to(self, stream: str) -> int: ...
 
     def acknowledged(self, deadline: float) -> tuple[bytes, r.Receipt]: ...
+
+
+@contextmanager
+def explained(controller: Controller, token: bytes) -> Iterator[None]:
+    """Let an error that says that locks of a transaction are broken tell which, and by whom."""
+    try:
+        yield
+    except (TransactionAborted, LocksBroken) as error:
+        told = None
+        if not isinstance(error, LocksBroken) or not error.table:
+            with suppress(AnabranchError):
+                told = controller.lock_reads(r.ListLocks(token, 0, 0), controller.deadline(None))
+        if told is not None and told.broken is not None:
+            raise locks_broken(told.broken) from error
+        raise
 
 
 class Registering:
@@ -118,20 +133,9 @@ class Registering:
         self._unsure, self._sequence = None, command.sequence
         self._locks.registered(command.locks)
 
-    @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Let an error that says that locks are broken tell which, and by whom."""
-        try:
-            yield
-        except (TransactionAborted, LocksBroken) as error:
-            told = None
-            if not isinstance(error, LocksBroken) or not error.table:
-                asked = r.ListLocks(self._token, self._writer, 0)
-                with suppress(AnabranchError):
-                    told = self._controller.lock_reads(asked, self._controller.deadline(None))
-            if told is not None and told.broken is not None:
-                raise locks_broken(told.broken) from error
-            raise
+    def explained(self) -> AbstractContextManager[None]:
+        """As `explained`."""
+        return explained(self._controller, self._token)
 
     def _ask(self, command: r.LockReads, deadline: float) -> r.ReadsLocked:
         with self.explained():

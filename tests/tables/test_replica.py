@@ -196,12 +196,17 @@ def test_snapshots(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(IllegalState, match="take another one"):
             then.get(one, b"a")
         found._open.clear()
-        with world.client.begin("bank") as txn:
-            txn.write(one, b"3", b"d")
-            txn.commit()
-        with found.snapshot():
-            for _ in range(4):
-                found.step(world.clock.now)
+        for truth.oldest in (first, 0):  # of a transaction that is open elsewhere
+            world.clock.sleep(5)
+            with world.client.begin("bank") as txn:
+                txn.write(one, b"3", b"d")
+                txn.commit()
+            with found.snapshot():
+                for _ in range(4):
+                    found.step(world.clock.now)
+            if truth.oldest:
+                with found.snapshot(at=first) as then:
+                    assert then.get(one, b"a") == b"1"
         with pytest.raises(
             SnapshotExpired, match=r"take a later snapshot, or set `table.history.ms`"
         ):
