@@ -352,7 +352,9 @@ def types_block() -> str:
             return "command"
         if number < 64:
             return "reply" if number == 32 else "from process to process"
-        return "status row" if number < 96 else "journal" if number == 96 else "history"
+        if number < 96 or number > 98:
+            return "status row"
+        return "journal" if number == 96 else "history"
 
     rows = [[n, f"{n:02x}", f"`{c.__name__}`", kind(n)] for n, c in sorted(TYPES.items())]
     return table("type | byte 1 | record | what", rows) + (
