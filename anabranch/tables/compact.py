@@ -124,7 +124,7 @@ def _made(client: Compacting, companion: str, at: int) -> SeriesInfo | None:
 def wanted_base(found: StreamDescription) -> int:
     """The time of the base that a table should begin at now: no snapshot needs older rows.
 
-    It moves by whole seconds, some at a time, so that two processes that work together make the same one.
+    This time moves by whole seconds, some at once, so that two processes that work together make the same one.
     """
     step = max(1, history_ms(found) // 1000 // STEPS)
     return from_s(to_s(found.oldest_snapshot) // step * step)
