@@ -252,6 +252,12 @@ def table_of(state: State, stream: str) -> str:
     return row.settings.get(BASE, "") if row is not None else ""
 
 
+def writing(state: State, stream: str) -> tuple[Right, str]:
+    """The right that writes to a stream take, and on what: bases are for those who may operate their table."""
+    table = table_of(state, stream) if stream.endswith(BASES) else ""
+    return (Right.OPERATE, table) if table else (Right.WRITE, stream)
+
+
 def operates(state: State, lane: str, scope: str) -> bool:
     """Whether a lane may do all to the scope's transactions, whichever lane owns them."""
     return bool(rights_of(state, lane, of_scope(scope)) & Right.OPERATE)
@@ -283,9 +289,7 @@ def check_writes(state: State, row: r.TxnRow, streams: Iterable[str] = ()) -> No
     for what in sorted(streams) or (row.scope,):
         if is_state(what):
             check_right(state, row.owner, Right.PROCESS, what.removesuffix(STATE))
-        elif what.endswith(BASES) and (table := table_of(state, what)):
-            check_right(state, row.owner, Right.OPERATE, table)
         elif what == row.scope and row.consumes is not None:
             check_right(state, row.owner, _MOVE, what)
         else:
-            check_right(state, row.owner, Right.WRITE, what)
+            check_right(state, row.owner, *writing(state, what))

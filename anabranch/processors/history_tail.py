@@ -117,9 +117,9 @@ def events_until(log: Log, clock: Clock, stream: str, until: int) -> dict[TopicP
 
 
 def base_place(log: Log, clock: Clock, stream: str, until: int) -> tuple[int, int]:
-    """Where a history goes on behind a timestamp, and the commit timestamp of its last COMMIT record before.
+    """Offset at which a history goes on behind a timestamp, and the timestamp of its last COMMIT record before.
 
-    If it has none, and never had, the time of its beginning; 0: it was cut behind that record.
+    Without any, the time of its beginning; 0: it was cut behind that record.
     """
     search = HistorySearch(_LeadersLog(log, clock), stream, DEADLINE_S)
     try:

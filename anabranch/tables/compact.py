@@ -20,10 +20,12 @@ from anabranch.errors import (
     IllegalState,
     InvalidArgument,
     NotReady,
+    RetryError,
     UnknownStream,
 )
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.tasks.lag import Lag
 from anabranch.reading.tasks.standing import HISTORY, ConsumerGroup
 from anabranch.schemas.records import BaseRow, CommitRecord, SeriesInfo
 from anabranch.tables.replica import Replica
@@ -52,6 +54,10 @@ class Compacting(Protocol):
     def series(self, scope: str, name: str) -> list[SeriesInfo]: ...
 
     def state(self, transaction: bytes) -> TransactionInfo: ...
+
+    def streams(self, scope: None) -> list[StreamDescription]: ...
+
+    def count_events(self, stream: str) -> Lag: ...
 
     def groups(self, stream: str) -> list[ConsumerGroup]: ...
 
@@ -118,7 +124,7 @@ def _made(client: Compacting, companion: str, at: int) -> SeriesInfo | None:
 def wanted_base(found: StreamDescription) -> int:
     """The time of the base that a table should begin at now: no snapshot needs older rows.
 
-    It moves by whole seconds, some at a time, so that two processes that work together make the same one.
+    This time moves by whole seconds, some at once, so that two processes that work together make the same one.
     """
     step = max(1, history_ms(found) // 1000 // STEPS)
     return from_s(to_s(found.oldest_snapshot) // step * step)
@@ -142,6 +148,18 @@ def is_due(found: StreamDescription, events: int) -> bool:
     if base is not None and to_s(wanted_base(found)) - to_s(base.timestamp) < least_s:
         return False
     return events > int(ratio) * max(LEAST_ROWS, base.rows if base is not None else 0)
+
+
+def due_tables(client: Compacting, table: str | None) -> list[str]:
+    """The tables that are due, of all or this one. Those that can't be looked at now are left out."""
+    found = client.streams(None) if table is None else [client.describe(table)]
+    due = []
+    for each in found:
+        if settings.RATIO in each.settings:
+            with suppress(RetryError):
+                if is_due(each, client.count_events(each.stream).events):
+                    due.append(each.stream)
+    return due
 
 
 def _check_groups(client: Compacting, table: str, at: int, timeout: float) -> None:

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,18 @@ import pytest
 from confluent_kafka import Producer
 
 import anabranch
+from anabranch.core.ids import ADMIN_LANE, base_stream, unpack_version
 from anabranch.errors import (
     AnabranchError,
     IllegalState,
     InvalidArgument,
     LocksBroken,
     NonTransactional,
+    NotAuthorized,
     NotReady,
     RowExists,
     RowMissing,
+    SnapshotExpired,
     TooManyLocks,
     UnknownStream,
     UnsupportedSetting,
@@ -740,3 +744,71 @@ def test_indexes(client: anabranch.Client, tables: tuple[str, str], tmp_path: Pa
             pytest.raises(InvalidArgument, match=why),
         ):
             bank.snapshot(timeout=20.0)
+
+
+# -- bases ------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_compacted_while_it_is_written_and_read(
+    client: anabranch.Client, cluster: Cluster, unique: str, tmp_path: Path
+) -> None:
+    """New replicas show what those show that had all; a group that reads changes loses none of them."""
+    table, over = f"{unique}/rows", threading.Event()
+    client.create_table(table, 2, {"table.history.ms": 0})
+    first = put(client, table, **{f"k{n}": n for n in range(30)})
+    put(client, table, k0=None, k1=100)
+    audit = f"audit-{unique}"
+    with client.changes(table, audit, 10.0) as changes:
+        seen = [
+            next(changes) for _ in range(31)
+        ]  # asking for the last one ends the first transaction
+    time.sleep(2)
+    say = {"plain_readers_lose_history": True}
+    with (
+        anabranch.connect(cluster.bootstrap, lane=ADMIN_LANE) as operator,
+        client._replica([table], None, None, held=0) as whole,  # it sweeps nothing
+    ):
+        with pytest.raises(InvalidArgument, match="plain_readers_lose_history"):
+            operator.compact_table(table)
+        with pytest.raises(NotAuthorized, match="operate"):
+            client.compact_table(table, **say)
+        with pytest.raises(IllegalState, match=audit):
+            operator.compact_table(table, **say)
+        with client.changes(table, audit, 5.0) as changes:
+            seen += list(changes)
+        assert {(c.key, c.after) for c in seen} >= {(b"k0", None), (b"k1", b"100"), (b"k2", b"2")}
+        whole.snapshot().close()
+
+        def write() -> None:
+            for n in range(10_000):
+                if over.is_set():
+                    return
+                put(client, table, **{f"k{n % 30}": None if n % 7 == 0 else n})
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            with ThreadPoolExecutor() as pool:
+                both = [pool.submit(operator.compact_table, table, **say) for _ in range(2)]
+                made = [each.result() for each in both]
+        finally:
+            over.set()
+            writer.join()
+        base = operator.describe(table).base
+        assert base in made
+        with client.replica(table, folder=tmp_path) as new:
+            at = new.snapshot().timestamp
+            for time_ in (base.timestamp, at):
+                rows = [
+                    [(s.key, s.value) for s in each.walk(table, b"", None) if s.value is not None]
+                    for each in (new.snapshot(at=time_), whole.snapshot(at=time_))
+                ]
+                assert rows[0] == rows[1], time_
+        with pytest.raises(SnapshotExpired, match="start at the time of its base"):
+            list(client.changes(table, until="end"))
+        later = list(client.changes(table, start=base.timestamp, until="end"))
+        assert all(change.commit_timestamp > base.timestamp > first for change in later)
+        events = list(client.snapshot(base_stream(table)).read(base_stream(table)))
+        stamps = [unpack_version(dict(e.headers)["version"])[0] for e in events if e.key]
+        assert len(stamps) == base.rows
+        assert max(stamps) <= base.timestamp

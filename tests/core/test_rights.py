@@ -115,6 +115,7 @@ MATRIX: dict[str, Row] = {
     "delete a stream": (lambda w: r.DeleteStream("nyc/lost"), OPERATORS),
     "alter": (lambda w: r.AlterStream("nyc/lost", {}, ()), OPERATORS),
     "truncate": (lambda w: r.TruncateStream("nyc/lost", 0), OPERATORS),
+    "publish a base": (lambda w: r.PublishBase("nyc/lost", 0, bytes(16)), OPERATORS),
     "recover": (lambda w: r.RecoverStream("nyc/lost"), OPERATORS),
     "scale": (lambda w: r.Scale("nyc/a", 4, (), ()), "own stream scale-only open admin"),
     "scale nothing": (lambda w: r.Scale("nyc/no", 4, (), ()), "own scale-only open admin"),

@@ -11,10 +11,11 @@ from unittest.mock import patch
 
 from rocksdict import WriteBatch
 
-from anabranch.core.decisions import decide
+from anabranch.core.decisions import bases, decide, scopes
 from anabranch.core.decisions.commits import frozen, registered
 from anabranch.core.decisions.commits import locks as judging
 from anabranch.core.decisions.commits import one_shot as shots
+from anabranch.core.hybrid_time import MAX, from_us
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.read_locks import (
     Hits,
@@ -27,12 +28,16 @@ from anabranch.core.read_locks import (
     write_of,
 )
 from anabranch.core.round import NewEpoch, StreamCommit
+from anabranch.core.state import State
+from anabranch.core.stream_settings import is_table
 from anabranch.errors import AnabranchError, LocksBroken
 from anabranch.ports import LogError
 from anabranch.processors import controller
-from anabranch.schemas.records import BrokenLock, LookAgain, OneShot, TxnRow
+from anabranch.processors.streams import topics
+from anabranch.schemas.records import BrokenLock, LookAgain, OneShot, StreamRow, TxnRow
+from anabranch.tables import rows as rows_module
 from anabranch.tables.follow import Follower
-from anabranch.tables.layout import DELETED, ROW, table_prefix
+from anabranch.tables.layout import DELETED, ROW, Mark, table_prefix
 from anabranch.tables.locks import Locks
 from anabranch.tables.replica import Replica
 from anabranch.tables.rows import Rows
@@ -388,3 +393,66 @@ def position_first() -> Iterator[None]:
 
     with patch.object(Store, "write", write):
         yield
+
+
+@contextlib.contextmanager
+def base_of_now() -> Iterator[None]:
+    """A base is as of now, though snapshots below it are promised."""
+
+    def oldest_snapshot(turn: Any, row: Any) -> int:
+        return int(max(turn.hybrid_time, from_us(turn.now_us))) if is_table(row.settings) else 0
+
+    with (
+        patch.object(scopes, "oldest_snapshot", oldest_snapshot),
+        patch.object(bases, "oldest_snapshot", oldest_snapshot),
+    ):
+        yield
+
+
+def deleted_beyond_the_base() -> Planted:
+    """All that is committed is deleted once a base is published, not only what it covers."""
+    real = topics.events_until
+    return patch.object(
+        topics, "events_until", lambda log, clock, stream, _: real(log, clock, stream, MAX)
+    )
+
+
+def deleted_before_published() -> Planted:
+    """What a base covers is deleted before a round tells of the base."""
+    real = topics.StreamTopics._change
+
+    def change(own: topics.StreamTopics, row: StreamRow, state: State) -> Any:
+        if row.change is not None and row.change.base is not None:
+            due = topics.events_until(own._log, own._clock, row.stream, row.change.until)
+            own._log.delete_records(due)
+        return real(own, row, state)
+
+    return patch.object(topics.StreamTopics, "_change", change)
+
+
+def base_laid_over_rows() -> Planted:
+    """A folder that is behind the base keeps its rows when the base is laid down."""
+    real = Store.begin
+
+    def begin(store: Store, stream: str, ids: str) -> Mark:
+        before = store.marks.get(stream)
+        if before is None:
+            return real(store, stream, ids)
+        store.marks[stream] = Mark(before.number, ids, indexes=before.indexes)
+        return store.marks[stream]
+
+    return patch.object(Store, "begin", begin)
+
+
+def rows_of_the_compactor() -> Planted:
+    """A base's rows are told to be of the base's own transaction and time."""
+
+    def unpack(_: bytes | None) -> tuple[int, bytes]:
+        return from_us(1), b"c" * 16
+
+    return patch.object(rows_module, "unpack_version", unpack)
+
+
+def any_base() -> Planted:
+    """Any committed transaction is taken for a base."""
+    return patch.object(bases, "_check", lambda *_: None)

@@ -237,6 +237,7 @@ ATTACKS = [
     Attack("forget", DENIED, always(r.ForgetStream(THEIRS))),
     Attack("delete", DENIED, always(r.DeleteStream(THEIRS))),
     Attack("alter", DENIED, always(r.AlterStream(THEIRS, {"retention.ms": "1"}, ()))),
+    Attack("publish a base", DENIED, always(r.PublishBase(THEIRS, 1, bytes(16)))),
     Attack("truncate", DENIED, always(r.TruncateStream(THEIRS, 1))),
     Attack("recover", DENIED, always(r.RecoverStream(THEIRS))),
     Attack("describe", DENIED, always(r.DescribeStreams(None, THEIRS))),

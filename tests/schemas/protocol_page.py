@@ -385,7 +385,9 @@ def types_block() -> str:
             return "reply" if number == 32 else "from process to process"
         if number < 64:
             return "command"
-        return "status row" if number < 96 else "journal" if number == 96 else "history"
+        if number < 96 or number > 98:
+            return "status row"
+        return "journal" if number == 96 else "history"
 
     rows = [[n, f"{n:02x}", f"`{c.__name__}`", kind(n)] for n, c in sorted(TYPES.items())]
     return table("type | byte 1 | record | what", rows) + (

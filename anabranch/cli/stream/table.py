@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from anabranch.cli.errors import failure_of, show
 from anabranch.cli.looking import system
-from anabranch.cli.options import App, ClusterOptions, argument, option
+from anabranch.cli.options import App, ClusterOptions, OperatorOptions, argument, option
 from anabranch.cli.output import (
     count_of,
     print_json,
@@ -26,7 +28,7 @@ from anabranch.cli.stream.commands import Settings
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import split_stream
 from anabranch.core.stream_settings import is_table
-from anabranch.errors import InvalidArgument, NotReady
+from anabranch.errors import AnabranchError, InvalidArgument, NotReady
 
 if TYPE_CHECKING:
     from anabranch import Client
@@ -236,6 +238,71 @@ def changes(
             for name, data in (("key", each.key), ("before", each.before), ("after", each.after)):
                 put_bytes(document, name, data)
             print_json(document)
+
+
+@app.command("compact")
+def compact(
+    options: OperatorOptions,
+    table: Annotated[
+        str | None, argument("SCOPE/TABLE", "The table; with --watch it may be left out: all.")
+    ] = None,
+    plain: Annotated[
+        bool,
+        option(
+            "--plain-readers-lose-history",
+            "Say that it is fine if consumers that read the topic from its beginning, as a GlobalKTable does, lack "
+            "rows that don't change any more.",
+        ),
+    ] = False,
+    folder: Folder = None,
+    watch: Annotated[
+        bool,
+        option("--watch -w", "Go on: compact each table whose table.compact.ratio asks for it."),
+    ] = False,
+    every: Annotated[float, option("--every SECONDS", "Between two looks.", min=0.1)] = 60.0,
+) -> None:
+    """Delete former versions of rows: put all rows, as of now minus table.history.ms, into a base, and begin there.
+
+    Rows, snapshots within table.history.ms, and changes that groups have not read yet stay. Repeating it is fine.
+    """
+    if table is None and not watch:
+        raise InvalidArgument("name a table, or --watch all")
+    if folder is not None and table is None:
+        raise InvalidArgument("--folder is for one table: name it")
+    if watch and not plain:
+        raise InvalidArgument("--watch compacts without asking: add --plain-readers-lose-history")
+    with options.client() as client:
+        if not watch and table is not None:
+            _compact(options, client, table, folder, plain=plain)
+            return
+        from anabranch.tables.compact import due_tables
+
+        while True:
+            for name in due_tables(client, table):
+                try:
+                    _compact(options, client, name, folder, plain=plain)
+                except AnabranchError as error:  # the other tables go on
+                    show(failure_of(error), as_json=options.json)
+            time.sleep(every)
+
+
+def _compact(
+    options: ClusterOptions, client: Client, table: str, folder: Path | None, *, plain: bool
+) -> None:
+    with progress_bar(quiet=options.json) as bar:
+        known = client.describe(table).base
+        task = bar.add_task(f"{table}: rows", total=None if known is None else known.rows)
+        base = client.compact_table(
+            table,
+            plain_readers_lose_history=plain,
+            folder=folder,
+            progress=lambda rows: bar.update(task, completed=rows),
+        )
+    at = to_text(base.timestamp)
+    document = {"table": table, "base": at, "timestamp": base.timestamp, "rows": base.rows}
+    document["txn_id"] = base.txn_id.hex()
+    line = f"{table} begins at its base of {at}: {count_of(base.rows, 'row')}"
+    print_result(document, line, as_json=options.json)
 
 
 def _blind(

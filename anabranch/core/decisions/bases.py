@@ -29,7 +29,7 @@ def check_companion(turn: Turn, command: CreateStream) -> None:
                 f"{stream} with setting {BASE}={table}: the companion of a table is named as that with {BASES} "
                 "behind, and begins empty; `compact_table` makes it"
             )
-    elif stream.endswith(BASES) and stream.removesuffix(BASES) in turn.state.tables:
+    elif stream.endswith(BASES) and is_a_table(turn.state.streams.get(stream.removesuffix(BASES))):
         raise InvalidArgument(f"{stream} is the name of a table's companion: choose another one")
     elif is_table(command.settings):
         companion = base_stream(stream)
@@ -40,6 +40,11 @@ def check_companion(turn: Turn, command: CreateStream) -> None:
             )
 
 
+def is_a_table(row: StreamRow | None) -> bool:
+    """Whether a stream is, or will be, a table."""
+    return row is not None and is_table(row.settings)
+
+
 def publish_base(turn: Turn, command: PublishBase, to: ReplyTo | None) -> None:
     """Log that a table shall begin at a base, and what that covers shall go. Repeating it is harmless."""
     row = idle_row(turn, command.table, to)
@@ -47,7 +52,9 @@ def publish_base(turn: Turn, command: PublishBase, to: ReplyTo | None) -> None:
         return
     if command.table not in turn.state.tables:
         raise InvalidArgument(f"{command.table} is no table")
-    active_stream(turn, base_stream(command.table))
+    companion = active_stream(turn, base_stream(command.table))
+    if companion.settings.get(BASE) != command.table:
+        raise IllegalState(f"{companion.stream} is a stream of its own, and no table's companion")
     known = turn.state.bases.get(command.table)
     if known is None or (known.timestamp, known.txn_id) != (command.timestamp, command.txn_id):
         _check(turn, command, row, known)

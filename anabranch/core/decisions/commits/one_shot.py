@@ -8,7 +8,7 @@ from hmac import compare_digest
 
 from anabranch.core import limits, vectors
 from anabranch.core import rows as k
-from anabranch.core.authorize import Right, check_right
+from anabranch.core.authorize import check_right, writing
 from anabranch.core.decisions.commits import frozen, locks, positions, prepared
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
@@ -282,7 +282,7 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
                 if stream not in turn.state.streams:
                     check_beside(turn, stream, command.scope)
                 if not is_state(stream):
-                    check_right(turn.state, turn.lane, Right.WRITE, stream)
+                    check_right(turn.state, turn.lane, *writing(turn.state, stream))
                 active_stream(turn, stream)
                 by_stream[stream] = []
             former, events = stream, by_stream[stream]
