@@ -328,7 +328,8 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True, suite="tests/behaviour/order/test_readers.py"),
     # -- tables
     Mutant("locks are not judged", tables.no_validation, weather=TABLED, quick=True),
-    Mutant("a round does not see its own writes", tables.round_not_seen, weather=TABLED),
+    Mutant("a round does not see its own writes", tables.round_not_seen,
+           weather=TABLED | {"linger": 0.8}, suite="tests/core/test_table_locks.py"),
     Mutant("journals write nothing, for locks", tables.journals_unknown, weather=TABLED),
     Mutant("a digest lacks a key", tables.digests_lack, weather=TABLED, seed=1),
     Mutant("one-shots break no locks", tables.one_shots_unnoticed, weather=TABLED,
