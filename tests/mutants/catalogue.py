@@ -340,8 +340,6 @@ CATALOGUE: tuple[Mutant, ...] = (
            suite=IN_MEMORY),
     Mutant("moved runs break no locks", tables.moved_runs_unnoticed, simulated=False,
            suite=IN_MEMORY),
-    Mutant("a new leader's window reaches back to the beginning", tables.reach_of_nothing,
-           weather=TABLED | {"director_s": 3.0}, suite=IN_MEMORY),
     Mutant("what is not sure is broken", tables.unsure_is_broken, weather=TABLED,
            by_clients=True, suite=IN_MEMORY),
     Mutant("a commit in doubt is broken by itself", tables.broken_in_doubt, simulated=False,

@@ -15,11 +15,11 @@ from anabranch.core.decisions import decide
 from anabranch.core.decisions.commits import locks as judging
 from anabranch.core.decisions.commits import one_shot as shots
 from anabranch.core.journal.index import JournalIndex
-from anabranch.core.read_locks import Keys, WindowDraft, Windows, Write, fingerprint, write_of
+from anabranch.core.read_locks import Keys, WindowDraft, Write, fingerprint, write_of
 from anabranch.core.round import NewEpoch, StreamCommit
 from anabranch.errors import AnabranchError, LocksBroken
 from anabranch.ports import LogError
-from anabranch.processors import controller, index_journals
+from anabranch.processors import index_journals
 from anabranch.schemas.records import LookAgain, OneShot
 from anabranch.tables.follow import Follower
 from anabranch.tables.layout import DELETED, ROW, table_prefix
@@ -97,11 +97,6 @@ def moved_runs_unnoticed() -> Planted:
         return [*real(index, stream, partition, txn_id, kept), Keys.of(()).to_bytes()]
 
     return patch.object(JournalIndex, "digests", digests)
-
-
-def reach_of_nothing() -> Planted:
-    """A new leader's window reaches back to the beginning, though it has seen nothing."""
-    return patch.object(controller, "Windows", lambda _: Windows(0))
 
 
 def unsure_is_broken() -> Planted:
