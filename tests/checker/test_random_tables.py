@@ -56,11 +56,18 @@ class Toy:
     def commit(self) -> None:
         txn = self.random.choice(sorted(self.open))
         snapshot, is_strict, read = self.open.pop(txn)
-        events = []
+        events: list[tuple[str, str | None]] = []
         for key in self.random.sample(KEYS, self.random.randint(1, 2)):
             self.count += 1
-            events.append([key, None if self.random.random() < 0.2 else f"e{self.count}"])
-        self.tape.do("p", "write", txn=txn, writer="w", stream=TABLE, events=events)
+            events.append((key, None if self.random.random() < 0.2 else f"e{self.count}"))
+        self.tape.do(
+            "p",
+            "write",
+            txn=txn,
+            writer="w",
+            stream=TABLE,
+            events=[list(event) for event in events],
+        )
         op = self.tape.ask("p", "commit", txn=txn, writers=["w"])
         mine = read if is_strict else {key for key, _ in events}
         breaks = [row for row in self.rows if row[0] > snapshot and row[1] in mine]
@@ -71,7 +78,8 @@ class Toy:
         self.clock += self.random.randint(1, 9)
         txn_id = f"{len(self.rows) + 1:032x}"
         self.rows += [(self.clock, key, name, txn_id) for key, name in events]
-        told = {"txn_id": txn_id, "timestamp": self.clock, "committed": len(events)}
+        told: dict[str, Any] = {"txn_id": txn_id, "timestamp": self.clock}
+        told["committed"] = len(events)
         if self.random.random() < 0.9:
             self.tape.told("p", op, **told)
 
