@@ -15,6 +15,7 @@ from collections.abc import Callable
 import pytest
 
 import anabranch
+from anabranch.errors import RetryError
 from anabranch.infra.cluster import EmbeddedCluster
 from checker.recorder import SUFFIX, Recorder
 from tests.crash.zygote import Child, Zygote
@@ -42,7 +43,7 @@ class Movers(Team):
         self._start_controllers()
         with self.connect() as client:
             for table in self.streams:
-                client.create_table(table, 2, timeout=READY_S)
+                self._create(client, table)
             recorder = Recorder(self.history / f"start{SUFFIX}")
             with client.begin(self.scope) as begun:
                 txn = RecordedWrites(recorder, begun, self.scope, "start")
@@ -57,6 +58,17 @@ class Movers(Team):
         for child in self.clients:
             child.wait_said("works", READY_S)
         self.note("all work")
+
+    def _create(self, client: anabranch.Client, table: str) -> None:
+        """As soon as a controller has made its topics."""
+        until = time.monotonic() + READY_S
+        while True:
+            try:
+                client.create_table(table, 2, timeout=READY_S)
+                return
+            except RetryError:
+                if time.monotonic() > until:
+                    raise
 
     def _move(self, slot: int) -> None:
         where = {"scope": self.scope, "spool": str(self.history), "slot": slot}

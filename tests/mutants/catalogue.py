@@ -329,7 +329,8 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True, suite="tests/behaviour/order/test_readers.py"),
     # -- tables
     Mutant("locks are not judged", tables.no_validation, weather=TABLED, quick=True),
-    Mutant("a round does not see its own writes", tables.round_not_seen, weather=TABLED),
+    Mutant("a round does not see its own writes", tables.round_not_seen,
+           weather=TABLED | {"linger": 0.8}, suite="tests/core/test_table_locks.py"),
     Mutant("journals write nothing, for locks", tables.journals_unknown, weather=TABLED),
     Mutant("a digest lacks a key", tables.digests_lack, weather=TABLED, seed=1),
     Mutant("one-shots break no locks", tables.one_shots_unnoticed, weather=TABLED,
@@ -340,8 +341,6 @@ CATALOGUE: tuple[Mutant, ...] = (
            suite=IN_MEMORY),
     Mutant("moved runs break no locks", tables.moved_runs_unnoticed, simulated=False,
            suite=IN_MEMORY),
-    Mutant("a new leader's window reaches back to the beginning", tables.reach_of_nothing,
-           weather=TABLED | {"director_s": 3.0}, suite=IN_MEMORY),
     Mutant("what is not sure is broken", tables.unsure_is_broken, weather=TABLED,
            by_clients=True, suite=IN_MEMORY),
     Mutant("a commit in doubt is broken by itself", tables.broken_in_doubt, simulated=False,

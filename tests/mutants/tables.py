@@ -22,7 +22,6 @@ from anabranch.core.read_locks import (
     Keys,
     Registered,
     WindowDraft,
-    Windows,
     Write,
     fingerprint,
     write_of,
@@ -32,7 +31,6 @@ from anabranch.core.state import State
 from anabranch.core.stream_settings import is_table
 from anabranch.errors import AnabranchError, LocksBroken
 from anabranch.ports import LogError
-from anabranch.processors import controller
 from anabranch.processors.streams import topics
 from anabranch.schemas.records import BrokenLock, LookAgain, OneShot, StreamRow, TxnRow
 from anabranch.tables import rows as rows_module
@@ -150,11 +148,6 @@ def moved_runs_unnoticed() -> Planted:
         return [*real(index, stream, partition, txn_id, kept), Keys.of(()).to_bytes()]
 
     return patch.object(JournalIndex, "digests", digests)
-
-
-def reach_of_nothing() -> Planted:
-    """A new leader's window reaches back to the beginning, though it has seen nothing."""
-    return patch.object(controller, "Windows", lambda _: Windows(0))
 
 
 def unsure_is_broken() -> Planted:
