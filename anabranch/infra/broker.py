@@ -180,9 +180,9 @@ class EmbeddedBroker:
         """Whether the broker's process exists (a paused one does)."""
         return self._process is not None and self._process.poll() is None
 
-    def log_tail(self) -> list[str]:
+    def log_tail(self, lines: int = logs.TAIL_LINES) -> list[str]:
         """The last lines of the log."""
-        return logs.tail(self.log)
+        return logs.tail(self.log, lines)
 
     # -- calls -----------------------------------------------------------------------------------
 

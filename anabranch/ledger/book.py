@@ -25,6 +25,7 @@ from anabranch.ledger.dialects import Dialect, dialect_of, driver_of, marked
 BEGUN, COMMIT, ABORT = "begun", "commit", "abort"
 _SELF = "ledger"  # the key of the ledger's own row
 _VERSION = 1
+LOCK_S = 1.0  # most seconds that recovery waits for a row that a process holds
 
 
 class Meta(NamedTuple):
@@ -170,7 +171,7 @@ class Book:
         """
         try:
             self.open()
-            self._dialect.hurry(self._cursor)
+            self._dialect.hurry(self._cursor, LOCK_S)
             if not self._insert(txn_id.hex(), ABORT, b""):
                 sql = "update TABLE set outcome = ? where txn_id = ? and outcome = ?"
                 self._run(sql, ABORT, txn_id.hex(), BEGUN)
@@ -197,7 +198,7 @@ class Book:
         gone = 0
         try:
             self.open()
-            self._dialect.hurry(self._cursor)
+            self._dialect.hurry(self._cursor, LOCK_S)
             for row in rows:
                 gone += self._run(sql, row.txn_id.hex(), row.outcome, row.attempt.hex()).rowcount
             self.connection.commit()

@@ -9,8 +9,6 @@ from typing import Any
 
 from anabranch.errors import IllegalState, InvalidArgument, UnsupportedSetting
 
-LOCK_S = 1.0  # most seconds that recovery waits for a row that a process holds
-
 
 class Dialect:
     """A kind of database. Another one than those below is a subclass, given to `Ledger` as ``dialect``."""
@@ -30,8 +28,8 @@ class Dialect:
         """
         raise NotImplementedError
 
-    def hurry(self, cursor: Any) -> None:
-        """Let no statement of this transaction wait for a lock for longer than `LOCK_S`."""
+    def hurry(self, cursor: Any, seconds: float) -> None:
+        """Let no statement of this transaction wait for a lock for longer."""
         raise NotImplementedError
 
 
@@ -64,9 +62,9 @@ class SQLite(Dialect):
         told = os.stat(path)
         return f"sqlite:{told.st_dev}:{told.st_ino}:{path}"
 
-    def hurry(self, cursor: Any) -> None:
+    def hurry(self, cursor: Any, seconds: float) -> None:
         """As `Dialect.hurry`."""
-        cursor.execute(f"pragma busy_timeout = {int(LOCK_S * 1000)}")
+        cursor.execute(f"pragma busy_timeout = {int(seconds * 1000)}")
 
 
 class PostgreSQL(Dialect):
@@ -100,9 +98,9 @@ class PostgreSQL(Dialect):
             raise UnsupportedSetting("commits are not durable with fsync=off: set it to on")
         return server
 
-    def hurry(self, cursor: Any) -> None:
+    def hurry(self, cursor: Any, seconds: float) -> None:
         """As `Dialect.hurry`."""
-        cursor.execute(f"set local lock_timeout = {int(LOCK_S * 1000)}")
+        cursor.execute(f"set local lock_timeout = {int(seconds * 1000)}")
 
 
 # Those that tell a lock that is held by an `OperationalError`, and a missing table by a `ProgrammingError`.
