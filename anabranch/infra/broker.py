@@ -321,6 +321,8 @@ class EmbeddedBroker:
             log=self.log,
             transaction_version=self._transaction_version,
             deadline=deadline,
+            kept_in=class_path[0].parent,
+            node_id=int(properties["node.id"]),
             cluster_id=membership.cluster_id if membership else None,
             more=self._secure.format_arguments() if self._secure else (),
         )

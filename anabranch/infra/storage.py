@@ -1,4 +1,8 @@
-"""Formats a broker's folder once, and keeps the settings of that in ``broker.json``."""
+"""Formats a broker's folder once, and keeps the settings of that in ``broker.json``.
+
+Kafka's tool writes two small files: the ids of folder, node and cluster, and the features' levels. The latter are
+the same for all brokers of a transaction version, and kept beside the jars: the tool, a JVM of its own, runs once.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from anabranch.infra import logs
@@ -27,6 +31,7 @@ from anabranch.infra.lock import broker_lock
 DATA = "data"
 _LOCK = "in-use"
 _FACTS = "broker.json"
+_IDS, _FEATURES = "meta.properties", "bootstrap.checkpoint"
 
 
 @contextmanager
@@ -67,6 +72,8 @@ def ensure_formatted(
     log: Path,
     transaction_version: int,
     deadline: float,
+    kept_in: Path,
+    node_id: int,
     cluster_id: str | None = None,
     more: Sequence[str] = (),
 ) -> str:
@@ -82,6 +89,8 @@ def ensure_formatted(
         log: where its output is appended.
         transaction_version: feature level to format with.
         deadline: on the monotonic clock.
+        kept_in: where the features' levels of former formattings are, of this Kafka version.
+        node_id: the broker's.
         cluster_id: of a cluster of several nodes; None: one is made up.
         more: further arguments of the formatting.
 
@@ -112,7 +121,11 @@ def ensure_formatted(
     }
     _write(facts_file, facts)
     shutil.rmtree(data, ignore_errors=True)
-    _format([*java, *_arguments(facts, config), *more], environment, log, deadline)
+    kept = kept_in / f"features-{transaction_version}.checkpoint"
+    if more or not _copied(kept, data, node_id, str(facts["cluster_id"])):
+        _format([*java, *_arguments(facts, config), *more], environment, log, deadline)
+        if not more:
+            _keep(data / _FEATURES, kept)
     _write(facts_file, facts | {"formatted": True})
     return str(facts["cluster_id"])
 
@@ -130,6 +143,32 @@ def _arguments(facts: Mapping[str, object], config: Path) -> list[str]:
         *("--cluster-id", str(facts["cluster_id"])),
         *("--feature", f"transaction.version={facts['transaction_version']}"),
     ]
+
+
+def _copied(kept: Path, data: Path, node_id: int, cluster_id: str) -> bool:
+    """Write what the tool would write; False: it has to run."""
+    try:
+        features = kept.read_bytes()
+    except OSError:
+        return False
+    data.mkdir(parents=True)
+    (data / _FEATURES).write_bytes(features)
+    ids = {
+        "version": 1,
+        "node.id": node_id,
+        "directory.id": new_cluster_id(),
+        "cluster.id": cluster_id,
+    }
+    text = "".join(f"{name}={value}\n" for name, value in ids.items())
+    (data / _IDS).write_text(text, encoding="utf-8")
+    return True
+
+
+def _keep(features: Path, kept: Path) -> None:
+    with suppress(OSError):  # the folder of the jars may not be ours
+        new = kept.with_name(f".{kept.name}.{os.getpid()}")
+        shutil.copyfile(features, new)
+        os.replace(new, kept)
 
 
 def _format(

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer
@@ -30,6 +31,7 @@ from anabranch.infra.errors import (
 )
 from anabranch.infra.free_ports import HOST, free_port, is_free
 from anabranch.infra.ready import is_ready
+from anabranch.infra.storage import ensure_formatted
 from tests.infra.kafka import finalized_features
 from tests.infra.test_process import ROOT, eventually, state
 
@@ -267,6 +269,37 @@ def test_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_module, "find_java", refuse)
     with pytest.raises(NoJava):
         EmbeddedBroker().start()
+
+
+class Formatted(Exception):
+    """A folder is formatted, and no broker is started in it."""
+
+
+def test_kafkas_tool_formats_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second folder is made of what the tool wrote into the first one, with ids of its own."""
+
+    def formatted(folder: Path, **given: Any) -> str:
+        ensure_formatted(folder, **given | {"kept_in": tmp_path})
+        raise Formatted
+
+    monkeypatch.setattr(broker_module, "ensure_formatted", formatted)
+    ran, features, ids = [], [], []
+    for name in ("one", "two"):
+        broker = EmbeddedBroker(tmp_path / name)
+        with pytest.raises(Formatted):
+            broker.start()
+        data = tmp_path / name / "data"
+        files = {path.name: path.read_bytes() for path in data.iterdir()}
+        ran.append(broker.log.exists())
+        features.append(files.pop("bootstrap.checkpoint"))
+        text = files.pop("meta.properties").decode()
+        ids.append(dict(line.split("=") for line in text.splitlines() if line[:1] != "#"))
+        assert not files
+    assert ran == [True, False]
+    assert features[0] == features[1]
+    assert ids[0].keys() == ids[1].keys()
+    same = {name for name in ids[0] if ids[0][name] == ids[1][name]}
+    assert same == {"version", "node.id"}
 
 
 def test_a_folder_of_another_transaction_version(tmp_path: Path) -> None:
