@@ -70,6 +70,7 @@ TYPES: dict[int, type] = {
     42: r.LabelWriter,
     43: r.LockReads,
     44: r.ListLocks,
+    48: r.ListTableLocks,
     64: r.TermRow,
     65: r.RoundRow,
     66: r.ScopeRow,

@@ -428,6 +428,14 @@ class ListSeries:
     before: str | None
 
 @dataclass(frozen=True, slots=True)
+class ListTableLocks:
+    """Command: the registered locks of open transactions by table, the oldest first, and who waits for whom."""
+
+    scope: str | None
+    limit: int
+    after: bytes | None = None
+
+@dataclass(frozen=True, slots=True)
 class ListTransactions:
     """Command: list transactions."""
 
@@ -761,6 +769,7 @@ class Reply(NamedTuple):
         | OpenList
         | LookAgain
         | ReadsLocked
+        | TableLockList
     )
 
 @dataclass(frozen=True, slots=True)
@@ -1011,6 +1020,26 @@ class SuspectRow:
     end: int
     tries: int
     lane: str
+
+@dataclass(frozen=True, slots=True)
+class TableLockInfo:
+    """The registered locks of an open transaction on a table."""
+
+    txn_id: bytes
+    table: str
+    points: int
+    ranges: int
+    frozen: bool
+    broken: bool
+    waiting: tuple[bytes, ...]
+    waits_for: tuple[bytes, ...]
+
+@dataclass(frozen=True, slots=True)
+class TableLockList:
+    """Result: registered locks by transaction and table."""
+
+    locks: tuple[TableLockInfo, ...]
+    more: bytes | None = None
 
 @dataclass(frozen=True, slots=True)
 class TableLocks:

@@ -114,6 +114,8 @@ class Labels:
             return f"safe at {result.timestamp}"
         if isinstance(result, r.LookAgain):
             return "look again"
+        if isinstance(result, r.TableLockList):
+            return f"{len(result.locks)} locked"
         if isinstance(result, r.ReadsLocked):
             return "locked" if result.broken is None else "broken"
         raise AssertionError(f"no text for {result}")

@@ -10,10 +10,9 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.core.decisions import decide
-from anabranch.core.decisions.commits import frozen
+from anabranch.core.decisions.commits import frozen, registered
 from anabranch.core.decisions.commits import locks as judging
 from anabranch.core.decisions.commits import one_shot as shots
-from anabranch.core.decisions.commits import registered
 from anabranch.core.read_locks import (
     Hits,
     Keys,

@@ -28,7 +28,6 @@ from anabranch.schemas.records import (
     TableTime,
 )
 
-
 Taken = tuple[int, Sequence[StoredRun]]  # runs of a journal partition
 
 
