@@ -162,9 +162,11 @@ def _describe_processors(state: State, lane: str, command: r.DescribeProcessors)
     check_right(state, lane, Right.DESCRIBE, command.processor or of_scope(command.scope))
 
 
-def _list_transactions(state: State, lane: str, command: r.ListTransactions) -> None:
+def _list_transactions(
+    state: State, lane: str, command: r.ListTransactions | r.ListTableLocks
+) -> None:
     """Without a scope a list has what the lane may see; with a coordinator's secret, what bears its hash."""
-    if command.scope is not None and command.secret is None:
+    if command.scope is not None and getattr(command, "secret", None) is None:
         check_right(state, lane, Right.DESCRIBE, command.scope)
 
 
@@ -225,6 +227,7 @@ RULES: Mapping[type, Rule] = {
     r.LockReads: _by_transaction,  # and its decision: safe-time on each table
     r.ListLocks: _by_transaction,
     r.ListRuns: _by_transaction,
+    r.ListTableLocks: _list_transactions,
     r.CreateProcessor: _processor,
     r.Take: _processor,
     r.Release: _processor,

@@ -194,7 +194,7 @@ class LaneSeen:
 class LeaderMemory:
     """All that decisions see beside the fold and the index.
 
-    ``written``: what carried transactions write, by table, as far as it was asked for: it follows from the index. The
+    ``written``: what carried transactions write, by table, as far as somebody asked: it follows from the index. The
     shell sets the last five: streams in trouble and why, transactions with a carrier, carried ones with
     refused chunks and why, foreign records by stream, lanes that are not blocked.
     """

@@ -71,6 +71,7 @@ TYPES: dict[int, type] = {
     43: r.LockReads,
     44: r.ListLocks,
     46: r.ListRuns,
+    48: r.ListTableLocks,
     49: r.PublishBase,
     64: r.TermRow,
     65: r.RoundRow,

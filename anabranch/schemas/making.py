@@ -33,7 +33,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         DescribeProcessors.after DescribeProcessors.processor DescribeStreams.after FindScope.near GetState.token
         ListAudit.before ListTransactions.before ListTransactions.secret
         OneShot.consumed PendingCommitRow.consumed PendingCommitRow.prepare ProcessorInfo.more ProcessorList.more
-        ListOpen.after OpenList.more
+        ListOpen.after OpenList.more ListTableLocks.after TableLockList.more
         Resolve.token Settle.presume StreamChange.base StreamInfo.base StreamList.more StreamRow.change
         TransactionList.more TxnRow.consumes Outcome.broken ReadsLocked.broken TxnRow.broken
         """,

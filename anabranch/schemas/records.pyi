@@ -447,6 +447,14 @@ class ListSeries:
     before: str | None
 
 @dataclass(frozen=True, slots=True)
+class ListTableLocks:
+    """Command: the registered locks of open transactions by table, the oldest first, and who waits for whom."""
+
+    scope: str | None
+    limit: int
+    after: bytes | None = None
+
+@dataclass(frozen=True, slots=True)
 class ListTransactions:
     """Command: list transactions."""
 
@@ -789,6 +797,7 @@ class Reply(NamedTuple):
         | LookAgain
         | ReadsLocked
         | RunList
+        | TableLockList
     )
 
 @dataclass(frozen=True, slots=True)
@@ -1069,6 +1078,26 @@ class SuspectRow:
     end: int
     tries: int
     lane: str
+
+@dataclass(frozen=True, slots=True)
+class TableLockInfo:
+    """The registered locks of an open transaction on a table."""
+
+    txn_id: bytes
+    table: str
+    points: int
+    ranges: int
+    frozen: bool
+    broken: bool
+    waiting: tuple[bytes, ...]
+    waits_for: tuple[bytes, ...]
+
+@dataclass(frozen=True, slots=True)
+class TableLockList:
+    """Result: registered locks by transaction and table."""
+
+    locks: tuple[TableLockInfo, ...]
+    more: bytes | None = None
 
 @dataclass(frozen=True, slots=True)
 class TableLocks:

@@ -15,6 +15,7 @@ from anabranch.schemas.records import (
     SegmentRange,
     SeriesInfo,
     SetAsideRow,
+    TableLockInfo,
     TaskInfo,
     TaskPosition,
     WriterInfo,
@@ -240,6 +241,11 @@ class FakeClient:
     def open_transactions(self, *asked: Any, **arguments: Any) -> list[OpenTransaction]:
         self._call("open_transactions", **arguments)
         return [opened(info) for info in self.several or [self.info]]
+
+    def table_locks(self, *asked: Any, **arguments: Any) -> list[TableLockInfo]:
+        self._call("table_locks", asked=asked)
+        zeros, other = bytes(16), b"w" * 16
+        return [TableLockInfo(self.info.txn_id, "nyc/a", 2, 1, True, False, (zeros, other), ())]
 
     def open_transaction(self, txn_id: bytes) -> OpenTransaction:
         self._call("open_transaction", txn_id=txn_id)

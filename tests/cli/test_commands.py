@@ -203,6 +203,17 @@ def test_txn_list(run: Run, fake: FakeClient) -> None:
     assert (opened["staged_bytes"], opened["keepalive_left_s"], opened["age_s"]) == (7, 20.0, 60.0)
 
 
+def test_txn_locks(run: Run, fake: FakeClient) -> None:
+    (row,) = json.loads(run("txn", "locks", "nyc", "--limit", "5", "--json").stdout)["locks"]
+    assert fake.calls == [("table_locks", {"asked": ("nyc", 5)})]
+    assert (row["txn_id"], row["frozen"]) == (ID, True)
+    assert row["waiting"] == ["00" * 16, (b"w" * 16).hex()]
+    shown = run("txn", "locks").stdout
+    assert ID in shown
+    assert "frozen" in shown
+    assert "another" in shown
+
+
 def test_txn_describe(run: Run, fake: FakeClient) -> None:
     fake.info = transaction(state="OPEN", commit_timestamp=0, finished_ms=0, name=None)
     document = json.loads(run("txn", "describe", ID, "--json").stdout)

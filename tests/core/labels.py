@@ -116,6 +116,8 @@ class Labels:
             return f"{len(result.runs)} runs, {len(result.more)} more"
         if isinstance(result, r.LookAgain):
             return "look again"
+        if isinstance(result, r.TableLockList):
+            return f"{len(result.locks)} locked"
         if isinstance(result, r.ReadsLocked):
             return "locked" if result.broken is None else "broken"
         raise AssertionError(f"no text for {result}")

@@ -309,3 +309,24 @@ def test_random_transactions_come_to_an_end_and_no_read_is_broken() -> None:
             for row in writes:
                 written.setdefault(row, []).append(label)
     assert frozen_ones > 5
+
+
+def test_who_waits_for_whom_is_told() -> None:
+    bank = Big()
+    bank.frozen("T", b"read", b"more")
+    assert not one_shot(bank, b"read")
+    bank.write_plainly(A, digest=Keys.of([b"more"]).to_bytes())
+    bank.new("U")
+    bank.reads("U", b"big", table=B)
+    bank.writes("U", A, b"read")
+    assert bank.commits("U") == "COMMIT_IN_PROGRESS"
+    bank.ask("list", r.ListTableLocks("nyc", 10))
+    t, u, zeros = bank.id("T"), bank.id("U"), bytes(16)
+    assert bank.result.locks == (
+        r.TableLockInfo(t, A, 2, 0, True, False, (zeros, zeros), ()),
+        r.TableLockInfo(u, B, 1, 0, False, False, (), (t,)),
+    )
+    assert bank.carry("T") == "COMMITTED"
+    assert bank.state_of("U") == "ABORTED"
+    bank.ask("list", r.ListTableLocks("nyc", 10))
+    assert bank.result.locks == ()

@@ -151,6 +151,8 @@ MATRIX: dict[str, Row] = {
     "resolve nothing": (lambda w: r.Resolve(w.id("new"), "nyc"), f"{WRITERS} stream"),
     "resolve of no scope": (lambda w: r.Resolve(w.id("new"), ""), "write-only open admin"),
     "list": (lambda w: r.ListTransactions("nyc", True, 9), DESCRIBERS),
+    "list locks": (lambda w: r.ListTableLocks("nyc", 9), DESCRIBERS),
+    "list all locks": (lambda w: r.ListTableLocks(None, 9), EVERYBODY),
     "list open": (lambda w: r.ListOpen("nyc", None, 9), DESCRIBERS),
     "list all open": (lambda w: r.ListOpen(None, None, 9), EVERYBODY),
     "tell one": (lambda w: r.ListOpen("nyc", w.id("own"), 9), f"own {OPERATORS}"),

@@ -313,6 +313,11 @@ EXAMPLES: dict[str, Any] = {
     "Begin of a transaction that reads tables": replace(COMMANDS[3], snapshot=STAMP - 8192),
     "LockReads": COMMANDS[17],
     "ListLocks": r.ListLocks(TOKEN, WRITER, 0),
+    "ListTableLocks": r.ListTableLocks("nyc", 100),
+    "Reply: TableLockList": _reply(
+        5,
+        r.TableLockList((r.TableLockInfo(TXN, "nyc/a", 2, 1, True, False, (bytes(16),), ()),)),
+    ),
     "Reply: ReadsLocked": _reply(
         17,
         r.ReadsLocked(

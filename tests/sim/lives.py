@@ -115,7 +115,9 @@ class Lives:
 
     def _truncate(self, client: Client, operator: Client) -> None:
         until = self._random.choice(sorted(self._told.values()))
-        self._until = max(self._until, until)  # one before, that was not answered, may be carried out
+        self._until = max(
+            self._until, until
+        )  # one before, that was not answered, may be carried out
         recorder = self._ledger.history.here
         with recorder.asking("truncate", stream=self._name, until=until):
             operator.truncate_stream(LIFE, until)

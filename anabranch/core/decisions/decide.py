@@ -56,6 +56,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.LabelWriter: writers.label,
     r.LockReads: registered.lock_reads,
     r.ListLocks: registered.list_locks,
+    r.ListTableLocks: questions.list_table_locks,
     r.ListCommands: set_aside.list_commands,
     r.Commit: commit.commit,
     r.OneShot: one_shot.one_shot,

@@ -55,7 +55,7 @@ def _taken(
 
 
 def _take(turn: Turn, place: tuple[str, int], size: int) -> list[StoredRun]:
-    """The next runs of a journal partition, at least one, about so many bytes; up to one that breaks a frozen lock."""
+    """The next runs of a journal partition, one or about so many bytes, up to one that breaks a frozen lock."""
     runs: list[StoredRun] = []
     taken = 0
     for run in turn.index.plain_runs(turn.state, *place):

@@ -9,15 +9,16 @@ from typing import TypeVar
 from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_writes, sees
-from anabranch.core.decisions.commits import locks
+from anabranch.core.decisions.commits import frozen, locks
 from anabranch.core.decisions.commits.prepared import proves
 from anabranch.core.decisions.commits.writers import label_of
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import check_id_partition, named_by
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import TXN_ID_SIZE
+from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.core.journal.index import segment_on
 from anabranch.core.journal.runs import wanted_runs
+from anabranch.core.memory import Who
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
 from anabranch.core.tokens import SEE, Rights
@@ -29,6 +30,7 @@ from anabranch.schemas.records import (
     GetState,
     ListOpen,
     ListRuns,
+    ListTableLocks,
     ListTransactions,
     OpenInfo,
     OpenList,
@@ -37,6 +39,8 @@ from anabranch.schemas.records import (
     RunsWanted,
     SafeTime,
     SafeTimeIs,
+    TableLockInfo,
+    TableLockList,
     TransactionList,
     TxnRow,
     WriterInfo,
@@ -44,6 +48,7 @@ from anabranch.schemas.records import (
 
 T = TypeVar("T")
 MAX_LISTED = 10_000
+MAX_WAITING = 100  # who are told of a lock
 MAX_LOOKED_AT = 5_000  # status keys; some 20 ms
 
 
@@ -94,6 +99,52 @@ def list_open(turn: Turn, command: ListOpen, to: ReplyTo | None) -> None:
         lambda row: open_info(turn, row, full=False),
     )
     turn.reply(to, OpenList(tuple(found), more))
+
+
+def list_table_locks(turn: Turn, command: ListTableLocks, to: ReplyTo | None) -> None:
+    """List the registered locks of open transactions, the oldest first, and who waits for whom."""
+    if not 1 <= command.limit <= MAX_LISTED:
+        raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
+    waits = [(_seen(turn, who), on, table) for who, on, table in frozen.waiting_for(turn)]
+
+    def show(row: TxnRow) -> list[TableLockInfo]:
+        sets = turn.state.locks.of(row.txn_id)
+        turn.look(len(sets.rows))
+        locks = [each for kept in sets.rows.values() for each in kept.locks]
+        return [
+            TableLockInfo(
+                row.txn_id,
+                table,
+                points=sum(len(each.points) for each in locks if each.table == table),
+                ranges=sum(len(each.ranges) for each in locks if each.table == table),
+                frozen=row.txn_id in turn.state.carried,
+                broken=row.broken is not None,
+                waiting=_some(who for who, on, at in waits if (on, at) == (row.txn_id, table)),
+                waits_for=_some(
+                    _seen(turn, on) for who, on, at in waits if (who, at) == (row.txn_id, table)
+                ),
+            )
+            for table in sets.tables
+        ]
+
+    found, more = _listed(
+        turn,
+        _open_after(turn, turn.state.locks.sets, command.after or b""),
+        command.limit,
+        lambda row: command.scope in (None, row.scope) and sees(turn.state, turn.lane, row),
+        show,
+    )
+    turn.reply(to, TableLockList(tuple(info for its in found for info in its), more))
+
+
+def _seen(turn: Turn, who: Who) -> bytes:
+    """The id of who waits, if the lane may see it."""
+    row = turn.state.txn_row(who) if isinstance(who, bytes) else None
+    return row.txn_id if row is not None and sees(turn.state, turn.lane, row) else NO_TXN
+
+
+def _some(ids: Iterable[bytes]) -> tuple[bytes, ...]:
+    return tuple(sorted(ids)[:MAX_WAITING])
 
 
 def open_info(turn: Turn, row: TxnRow, *, full: bool) -> OpenInfo:
