@@ -215,7 +215,7 @@ class TableMachine:
         kinds: list[tuple[float, Callable[[], None]]] = [
             (8, lambda: self._transactions(replica)),
             (4, lambda: self._long(replica)),
-            (4, lambda: self._take_part(replica)),
+            (8, lambda: self._take_part(replica)),
             (3, lambda: self._snapshot(replica)),
             (3, lambda: self._blind(client)),
             (1, lambda: self._plain()),
@@ -258,7 +258,7 @@ class TableMachine:
         except LocksBroken as error:
             done.error = error
             return
-        self.world.sleep(self._random.expovariate(0.7))
+        self.world.sleep(self._random.expovariate(0.3))
         if not first:
             self._use(done, txn)
         if done.error is None:
@@ -266,9 +266,14 @@ class TableMachine:
 
     def _take_part(self, replica: Replica) -> None:
         """What a part that is finished has read counts as the transaction's own, whoever's writes are taken."""
-        if not self._noted.long:
+        begun = [
+            (token, done)
+            for token, done in self._noted.long
+            if done.error is None and not (done.told or done.read_only)
+        ]
+        if not begun:
             return
-        token, whole = self._random.choice(self._noted.long[-3:])
+        token, whole = self._random.choice(begun)
         with contextlib.suppress(LocksBroken, TransactionAborted):
             part = replica.join(token, timeout=5.0)
             done = self._note(part.timestamp)
