@@ -109,7 +109,8 @@ def test_it_begins_short_and_becomes_long(
     bank.snapshot().close()
     with bank.begin() as txn:
         txn.put(table, b"c", b"3")
-        assert txn.txn_id is None
+        before = txn.txn_id
+        assert before is None
         txn.put(other, b"big", b"x" * (300 << 10))
         assert txn.txn_id is not None, "its writes are more than a command takes"
         txn.delete(table, b"b")

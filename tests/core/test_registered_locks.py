@@ -81,11 +81,13 @@ class Long(Bank):
             self.wait(10)
         return "nothing"
 
-    def commit_to(self, table: str, key: bytes, label: str = "C") -> None:
-        """Another's commit by the journal, with a digest."""
+    def commit_to(self, table: str, key: bytes, label: str = "C", *, scaled: bool = False) -> None:
+        """Another's commit by the journal, with a digest; ``scaled``: a rolling one."""
         self.new_id(label)
         self.begin(label)
         self.touch(label, table)
+        if scaled:
+            self.ask("scale", r.Scale(table, 1, (), ()))
         self.write(label, label, table, digest=Keys.of([key]).to_bytes())
         self.finish(label, label)
         assert self.end(label) == "COMMITTED"
@@ -114,6 +116,7 @@ def test_registered_vouched_and_committed_through_takeovers() -> None:
 WRITERS: dict[str, Callable[[Long], object]] = {
     "one-shot": lambda bank: bank.put((A, b"k7")),
     "journal": lambda bank: bank.commit_to(A, b"k7"),
+    "rolling": lambda bank: bank.commit_to(A, b"k7", scaled=True),
     "plain write": lambda bank: (
         bank.write_plainly(A, digest=Keys.of([b"k7"]).to_bytes()),
         bank.turn(),
@@ -346,7 +349,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         limit = getattr(limits, name)._replace(value=value)
         with monkeypatch.context() as patched:
             patched.setattr(limits, name, limit)
-            given = {"span": (b"a", b"b")} if name == "RANGES" else {}
+            given: dict[str, Any] = {"span": (b"a", b"b")} if name == "RANGES" else {}
             assert bank.lock_reads(b"1", b"2", **given) == "TooMuchLocked"
     bank.abort("T")
     assert bank.lock_reads(b"m") == "TransactionAborted"
