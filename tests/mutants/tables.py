@@ -19,7 +19,7 @@ from anabranch.core.state import State
 from anabranch.core.stream_settings import is_table
 from anabranch.errors import AnabranchError
 from anabranch.ports import LogError
-from anabranch.processors import index_journals
+from anabranch.processors import history_tail, index_journals
 from anabranch.processors.streams import topics
 from anabranch.schemas.records import LookAgain, OneShot, StreamRow
 from anabranch.tables import rows as rows_module
@@ -185,7 +185,7 @@ def base_of_now() -> Iterator[None]:
 
 def deleted_beyond_the_base() -> Planted:
     """All that is committed is deleted once a base is published, not only what it covers."""
-    real = topics.events_until
+    real = history_tail.events_until
     return patch.object(
         topics, "events_until", lambda log, clock, stream, _: real(log, clock, stream, MAX)
     )
@@ -197,7 +197,7 @@ def deleted_before_published() -> Planted:
 
     def change(own: topics.StreamTopics, row: StreamRow, state: State) -> Any:
         if row.change is not None and row.change.base is not None:
-            due = topics.events_until(own._log, own._clock, row.stream, row.change.until)
+            due = history_tail.events_until(own._log, own._clock, row.stream, row.change.until)
             own._log.delete_records(due)
         return real(own, row, state)
 
