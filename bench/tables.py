@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ def _bytes(client: anabranch.Client, stream: str) -> int:
     topic = stream_topic(stream)
     places = [TopicPartition(topic, p) for p in range(client.describe(stream).partitions)]
     total = 0
-    with client.reader_ports().committed_log(60.0) as source:
+    with closing(client.reader_ports().committed_log(60.0)) as source:
         deadline = time.monotonic() + 600
         at, ends = source.start_offsets(places, deadline), source.end_offsets(places, deadline)
         for one in places:

@@ -31,6 +31,7 @@ from anabranch.core.state import State
 from anabranch.core.stream_settings import is_table
 from anabranch.errors import AnabranchError, LocksBroken
 from anabranch.ports import LogError
+from anabranch.processors import history_tail
 from anabranch.processors.streams import topics
 from anabranch.schemas.records import BrokenLock, LookAgain, OneShot, StreamRow, TxnRow
 from anabranch.tables import rows as rows_module
@@ -404,7 +405,7 @@ def base_of_now() -> Iterator[None]:
 
 def deleted_beyond_the_base() -> Planted:
     """All that is committed is deleted once a base is published, not only what it covers."""
-    real = topics.events_until
+    real = history_tail.events_until
     return patch.object(
         topics, "events_until", lambda log, clock, stream, _: real(log, clock, stream, MAX)
     )
@@ -416,7 +417,7 @@ def deleted_before_published() -> Planted:
 
     def change(own: topics.StreamTopics, row: StreamRow, state: State) -> Any:
         if row.change is not None and row.change.base is not None:
-            due = topics.events_until(own._log, own._clock, row.stream, row.change.until)
+            due = history_tail.events_until(own._log, own._clock, row.stream, row.change.until)
             own._log.delete_records(due)
         return real(own, row, state)
 

@@ -13,7 +13,6 @@ from anabranch.ports import TopicPartition
 from anabranch.schemas.records import (
     AlterStream,
     Begin,
-    Begun,
     Commit,
     CreateStream,
     DeleteStream,
@@ -28,7 +27,7 @@ from anabranch.schemas.records import (
     TruncateStream,
 )
 from anabranch.topics.names import history_topic, status_topic, topics_of
-from tests.core.labels import SECRET
+from tests.core.labels import SECRET, Begun
 from tests.memory.log import MemoryLog
 from tests.processors.losing import OTHER, Play
 from tests.processors.test_altering import KILLED_AT, Killed, begins
@@ -66,9 +65,9 @@ def test_a_table_begins_at_a_base() -> None:
     play = Tabled()
     command = play.base()
     assert play.one_shot(TABLE) == "COMMITTED"
+    base: Any = None
     for _ in range(2):
-        info = play.ask(command, seconds=0.2).streams[0]
-        base = info.base
+        base = play.ask(command, seconds=0.2).streams[0].base
         assert (base.timestamp, base.txn_id, base.rows) == (command.timestamp, command.txn_id, 8)
         assert base.last < base.timestamp < base.commit_timestamp
     assert play.events(TABLE) == 1, "the one above it"
@@ -106,7 +105,7 @@ def one_shot(play: Tabled) -> PublishBase:
 
 
 def above_a_snapshot(play: Tabled) -> PublishBase:
-    return play.base(number=to_s(play.info().oldest_snapshot) + 1)
+    return play.base(number=to_s(play.info().oldest_snapshot) + 1)  # type: ignore[no-any-return]
 
 
 def overtaken(play: Tabled) -> PublishBase:

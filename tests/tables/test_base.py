@@ -159,8 +159,14 @@ def test_a_base_is_what_the_floor_shows_and_the_log_goes_below_it(world: World) 
 def test_two_compactors_make_one(world: World) -> None:
     truth = Truth(world, [ONE])
     written(world)
-    one, two, inner = operator(world), operator(world), []
-    base = compacted(one, truth, progress=lambda _: inner or inner.append(compacted(two, truth)))
+    one, two = operator(world), operator(world)
+    inner: list[Any] = []
+
+    def at_once(_: int) -> None:
+        if not inner:
+            inner.append(compacted(two, truth))
+
+    base = compacted(one, truth, progress=at_once)
     assert [base] == inner
     assert len(world.commits(BASE)) == 1
     agrees(world, truth, base)

@@ -34,6 +34,9 @@ class Known:
     ) -> tuple[int, Mapping[str, int]]:
         return max(at, self.last_timestamp), {t: self.last.get(t, 0) for t in tables}
 
+    def base(self, _table: str, _deadline: float) -> None:
+        return None
+
     def wrote(self, result: anabranch.Result, *tables: str) -> int:
         assert result.commit_timestamp is not None
         self.last_timestamp = result.commit_timestamp
