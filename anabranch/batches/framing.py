@@ -18,7 +18,7 @@ from anabranch.batches.compression import MAX_UNPACKED_BYTES, decompress_scratch
 from anabranch.batches.format import HEADER_SIZE, BatchHeader, Buffer, read_header
 from anabranch.batches.records import decode_body
 from anabranch.core.ids import TXN_HEADER_SIZE
-from anabranch.core.read_locks import FEW_KEYS, Keys
+from anabranch.core.journal.table_writes import FEW_KEYS, Keys
 from anabranch.ports import CorruptBatch, RawBatch
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Run(NamedTuple):
     size: int
     # The run is the whole batch, of one writer, without gaps: it may be spliced.
     pure: bool
-    # The digest of its keys (`anabranch.core.read_locks.Keys`); empty: not asked for, or not known.
+    # The digest of its keys (`anabranch.core.journal.table_writes.Keys`); empty: not asked for, or not known.
     digest: bytes = b""
 
 

@@ -14,7 +14,6 @@ from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions.cleanup import say_epochs_again
 from anabranch.core.decisions.commits.commit import next_due_ms
-from anabranch.core.decisions.commits.merge import LOOK_AGAIN_MS
 from anabranch.core.decisions.decide import CHECK_MS, decide_due
 from anabranch.core.decisions.expiry import silent_lanes
 from anabranch.core.decisions.lanes import resume
@@ -60,8 +59,6 @@ from anabranch.topics.names import history_topic, journal_topic, status_topic, s
 
 log = logging.getLogger("anabranch.controller")
 
-# More changes of the journal index get a round of their own.
-INDEX_ROWS, INDEX_BYTES = 5_000, 8 << 20
 REFUSED_WAIT_MS = 10_000  # how long the last round of a carried merge waits after a refusal
 GROWTH_LOOK_S = 0.01  # the wait between looks at topics that are being changed
 
@@ -351,8 +348,7 @@ class Controller:
 
         ``producer``: the one whose native transaction has records already.
         """
-        rows = self._intake.rows
-        if rows.size > INDEX_ROWS or rows.bytes > INDEX_BYTES:
+        if self._intake.is_full:
             turn.put(k.ROUND_KEY, turn.state.round)  # a round for the index alone
         say_epochs_again(turn)
         positions = self._intake.positions(self._state, commands)
@@ -431,13 +427,10 @@ class Controller:
 
     def _wait_for(self, max_wait: float) -> float:
         """Seconds that this pass may wait for new records: until the next deadline."""
-        waiting = self._memory.merging.waiting
-        plain = [p for p in self._intake.index.plain_waiting(self._state) if self._usable(p[0])]
-        held = [place for place in plain if waiting.get(place, None) is not None]
-        if self._memory.cleaning.crowded or len(held) < len(plain):
+        plain = self._intake.plain_wait(self._state, self._memory.merging, self._usable)
+        if self._memory.cleaning.crowded or not plain:
             return 0.0  # more runs to move, or the round before was full
-        if held:
-            max_wait = min(max_wait, LOOK_AGAIN_MS / 1000)
+        max_wait = min(max_wait, plain)
         parts = self._state, self._intake.index, self._memory.merging
         due_ms = next_due_ms(*parts, int(self.clock.wall() * 1000), self._now_ms())
         if due_ms is not None:

@@ -24,8 +24,8 @@ from anabranch.batches.records import (
     encode_sparse,
 )
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
+from anabranch.core.journal.table_writes import FEW_KEYS, Keys
 from anabranch.core.partitioner import position_of, record_checksum
-from anabranch.core.read_locks import FEW_KEYS, Keys
 from anabranch.ports import RawBatch
 from tests.batches.strategies import CODECS, raw, records
 from tests.batches.test_format import edited

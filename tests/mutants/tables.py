@@ -13,15 +13,8 @@ from anabranch.core.decisions import decide
 from anabranch.core.decisions.commits import frozen, registered
 from anabranch.core.decisions.commits import locks as judging
 from anabranch.core.decisions.commits import one_shot as shots
-from anabranch.core.read_locks import (
-    Hits,
-    Keys,
-    Registered,
-    WindowDraft,
-    Write,
-    fingerprint,
-    write_of,
-)
+from anabranch.core.journal.table_writes import Keys, Write, fingerprint, write_of
+from anabranch.core.read_locks import Hits, Registered, WindowDraft
 from anabranch.core.round import StreamCommit
 from anabranch.errors import AnabranchError
 from anabranch.ports import LogError

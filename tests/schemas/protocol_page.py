@@ -19,8 +19,8 @@ from anabranch.core import hybrid_time, ids, limits, tokens
 from anabranch.core.decisions import questions, transactions
 from anabranch.core.decisions.turn import DAY_MS, Settings
 from anabranch.core.journal.index import CRC_MODULUS, REASONS
+from anabranch.core.journal.table_writes import fingerprint
 from anabranch.core.partitioner import SPACE, even_ranges, position_of, record_checksum
-from anabranch.core.read_locks import fingerprint
 from anabranch.core.rows import Entry
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.tasks.dealing import Dealing

@@ -37,7 +37,7 @@ from anabranch.core.ids import TXN_HEADER_SIZE
 # header's 28 bytes in the body, -1 if there is none.
 FIRST, LAST, COUNT, CHECKSUM, TXN_AT, LOW, HIGH, KEYLESS, BYTES, KIND = range(10)
 COLUMNS = 10
-# Rows of `keys`, of each keyed record: its fingerprint (`anabranch.core.read_locks`), and its place in the body.
+# Rows of `keys`, of each keyed record: fingerprint (`anabranch.core.journal.table_writes`) and place in the body.
 POINT, KEY_AT, KEY_SIZE = range(3)
 # Columns of `bounds`: the places in the body of a run's least and greatest key, in byte order.
 LEAST_AT, LEAST_SIZE, GREATEST_AT, GREATEST_SIZE = range(4)
