@@ -83,7 +83,7 @@ def may_freeze(turn: Turn, txn_id: bytes, written: Callable[[bytes], Writes]) ->
 def _bars(turn: Turn, txn_id: bytes) -> On:
     """The ones that have waited so long for locks like this one's that it may not freeze before them.
 
-    Of those that would be frozen themselves the older id goes first: else two might wait for each other.
+    The older id goes first among those that would be frozen themselves: else two might wait for each other.
     """
     return {
         (who if isinstance(who, bytes) else NO_TXN, table)
