@@ -1,7 +1,7 @@
 """Decisions on frozen locks: those of transactions that are carried aside, which can't be aborted any more.
 
-A write that would break one waits for its transaction's end. No transaction is carried whose writes break a frozen lock, or
-whose locks the writes of a carried one break. So what is carried never waits, and waiting has no circle.
+A write that would break one waits for its transaction's end. No transaction is carried whose writes break a frozen
+lock, or whose locks the writes of a carried one break. So what is carried never waits, and waiting has no circle.
 `docs/tables.md` has the rules.
 """
 
@@ -17,7 +17,7 @@ from anabranch.errors import NotReady
 from anabranch.schemas.records import Event, SegmentRange
 
 BARS_MS = 1_000  # who has waited for so long keeps others from freezing what it waits for
-HEARD_MS = 5_000  # … unless it is a one-shot that nobody has sent again for so long
+HEARD_MS = 5_000  # … unless it is a one-shot that was not sent again for so long
 MOST = 1_000  # who wait, as far as they are noted
 
 Writes = Mapping[str, Write]  # by table
