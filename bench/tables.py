@@ -54,6 +54,9 @@ class _Known:
     def base(self, _table: str, _deadline: float) -> None:
         return None
 
+    def oldest_snapshot(self, _table: str, _deadline: float) -> int:
+        return 0
+
 
 def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
     """Rates of loading and times of reads."""

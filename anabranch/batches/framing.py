@@ -18,7 +18,7 @@ from anabranch.batches.compression import MAX_UNPACKED_BYTES, decompress_scratch
 from anabranch.batches.format import HEADER_SIZE, BatchHeader, Buffer, read_header
 from anabranch.batches.records import decode_body
 from anabranch.core.ids import TXN_HEADER_SIZE
-from anabranch.core.read_locks import FEW_KEYS, Keys
+from anabranch.core.journal.table_writes import FEW_KEYS, Keys
 from anabranch.ports import CorruptBatch, RawBatch
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Run(NamedTuple):
     pure: bool
     # How many records have a key that no row of a table can have: null, empty or too long.
     unfit: int
-    # The digest of its keys (`anabranch.core.read_locks.Keys`); empty: not asked for, or not known.
+    # The digest of its keys (`anabranch.core.journal.table_writes.Keys`); empty: not asked for, or not known.
     digest: bytes = b""
 
 

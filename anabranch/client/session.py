@@ -6,10 +6,10 @@ or makes a random number except through the ports.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from anabranch.client.exchange import FIRST_REPEAT_S, FIRST_RETRY_S, LONGEST_RETRY_S, T
 from anabranch.client.ports import ClientPorts
@@ -47,8 +47,6 @@ RESOLVE_SHARE = 1 / 3  # of a commit's time, kept to ask for its outcome
 _MARGIN_S = (0.3, 2.0)
 # A refusal that holds for all copies of a command; any other holds only for a command sent once.
 _FINAL = (TransactionAborted, LocksBroken, AlreadyCommitted, EventTooLarge, TenureLost)
-
-P = TypeVar("P")
 
 
 class Reads(Protocol):
@@ -323,36 +321,6 @@ class Session(StreamCalls):
             before = part.more
             if before is None or len(found) >= wanted.limit:
                 return found
-
-    def open_ones(self, wanted: r.ListOpen, deadline: float) -> list[r.OpenInfo]:
-        """Open transactions, the oldest first, or one by its id. `UnknownScope`, `UnknownTransaction`."""
-        if wanted.txn_id is not None:
-            there = control_partition_of(wanted.txn_id)
-            return list(self.ask(there, wanted, r.OpenList, deadline).transactions)
-        found = self._in_pages(wanted, r.OpenList, lambda part: part.transactions, deadline)
-        found.sort(key=lambda info: made_ms_of(info.outcome.txn_id))
-        return found[: wanted.limit]
-
-    def table_locks(self, wanted: r.ListTableLocks, deadline: float) -> list[r.TableLockInfo]:
-        """Registered locks, by transaction and table. `UnknownScope`."""
-        found = self._in_pages(wanted, r.TableLockList, lambda part: part.locks, deadline)
-        return sorted(found, key=lambda info: (made_ms_of(info.txn_id), info.txn_id, info.table))
-
-    def _in_pages(
-        self, wanted: Any, expected: type[P], of: Callable[[P], Iterable[T]], deadline: float
-    ) -> list[T]:
-        """What all control partitions list, so much of each."""
-        found: list[T] = []
-        for partition in self._partitions(wanted.scope, deadline):
-            after, most = None, len(found) + wanted.limit
-            while len(found) < most:
-                command = replace(wanted, limit=most - len(found), after=after)
-                part: Any = self.ask(partition, command, expected, deadline)
-                found += of(part)
-                after = part.more
-                if after is None:
-                    break
-        return found
 
     def label(self, token: bytes, writer: int, label: str, deadline: float) -> None:
         """Name a writer of a transaction for people, after its first touch."""

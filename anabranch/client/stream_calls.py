@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from anabranch.client.exchange import FIRST_RETRY_S, LONGEST_RETRY_S, Exchange, T
 from anabranch.client.ports import ClientPorts
 from anabranch.core.hybrid_time import to_text, to_us
-from anabranch.core.ids import DIRECTORY, check_scope, control_partition_of, split_stream
+from anabranch.core.ids import (
+    DIRECTORY,
+    check_scope,
+    control_partition_of,
+    made_ms_of,
+    split_stream,
+)
 from anabranch.core.tokens import id_named
 from anabranch.errors import (
     CrossScope,
@@ -19,6 +26,8 @@ from anabranch.errors import (
     UnknownScope,
 )
 from anabranch.schemas import records as r
+
+P = TypeVar("P")
 
 
 class StreamCalls(Exchange):
@@ -181,3 +190,33 @@ class StreamCalls(Exchange):
             found += part.series
             more = part.more
         return found[::-1]
+
+    def open_ones(self, wanted: r.ListOpen, deadline: float) -> list[r.OpenInfo]:
+        """Open transactions, the oldest first, or one by its id. `UnknownScope`, `UnknownTransaction`."""
+        if wanted.txn_id is not None:
+            there = control_partition_of(wanted.txn_id)
+            return list(self.ask(there, wanted, r.OpenList, deadline).transactions)
+        found = self._in_pages(wanted, r.OpenList, lambda part: part.transactions, deadline)
+        found.sort(key=lambda info: made_ms_of(info.outcome.txn_id))
+        return found[: wanted.limit]
+
+    def table_locks(self, wanted: r.ListTableLocks, deadline: float) -> list[r.TableLockInfo]:
+        """Registered locks, by transaction and table. `UnknownScope`."""
+        found = self._in_pages(wanted, r.TableLockList, lambda part: part.locks, deadline)
+        return sorted(found, key=lambda info: (made_ms_of(info.txn_id), info.txn_id, info.table))
+
+    def _in_pages(
+        self, wanted: Any, expected: type[P], of: Callable[[P], Iterable[T]], deadline: float
+    ) -> list[T]:
+        """List from all control partitions, so much of each."""
+        found: list[T] = []
+        for partition in self._partitions(wanted.scope, deadline):
+            after, most = None, len(found) + wanted.limit
+            while len(found) < most:
+                command = replace(wanted, limit=most - len(found), after=after)
+                part: Any = self.ask(partition, command, expected, deadline)
+                found += of(part)
+                after = part.more
+                if after is None:
+                    break
+        return found

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Self, TypeVar
 
+from anabranch.core.journal.table_writes import Write
 from anabranch.core.journal.usage import Place
-from anabranch.core.read_locks import WindowDraft, Windows, Write
+from anabranch.core.read_locks import WindowDraft, Windows
 from anabranch.core.state import State
 from anabranch.core.stream_states import ACTIVE
 

@@ -6,19 +6,13 @@ locks are rows of open transactions: each commit is held against them. `docs/tab
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
-
-from crc32c import crc32c
+from typing import NamedTuple
 
 from anabranch.core import rows as k
-from anabranch.core.partitioner import position_of
-from anabranch.core.round import StreamCommit
-from anabranch.errors import MalformedRecord
+from anabranch.core.journal.table_writes import WINDOW_BYTES, Write
 from anabranch.schemas.records import (
     BrokenLock,
     LockedRange,
@@ -27,159 +21,6 @@ from anabranch.schemas.records import (
     TableLocks,
     TxnRow,
 )
-
-FEW_KEYS = 64  # of so many keys of a commit each one is held against ranges; of more, their bounds
-FEW_POINTS = 4_096  # of so many writes of a commit each is noted by itself; more are a packed array
-WINDOW_BYTES = 128 << 20  # of a control partition, about
-_WRITE_BYTES, _POINT_BYTES, _PACKED_BYTES = 200, 120, 8
-
-
-def fingerprint(key: bytes) -> int:
-    """The 64 bits that stand for a key in a lock, as a signed number: its position, then its CRC-32C."""
-    position = position_of(key)
-    return (position << 32 | crc32c(key)) - (position >> 31 << 64)
-
-
-class Write(NamedTuple):
-    """A commit's writes to one table. ``points``: fingerprints, rising; None: not known, perhaps any.
-
-    ``keys``: rising; of more than `FEW_KEYS` the first and the last alone.
-    """
-
-    timestamp: int
-    points: Sequence[int] | None
-    keys: tuple[bytes, ...]
-
-    @property
-    def is_packed(self) -> bool:
-        return self.points is not None and len(self.points) > FEW_POINTS
-
-    def has(self, point: int) -> bool:
-        """Whether the key of this fingerprint may be among them."""
-        points = self.points
-        if points is None:
-            return True
-        at = bisect_left(points, point)
-        return at < len(points) and points[at] == point
-
-    def touches(self, span: LockedRange) -> bool:
-        """Whether a key of the range may be among them."""
-        keys = self.keys
-        if self.points is None:
-            return True
-        if len(keys) < len(self.points):  # only the bounds are known
-            return keys[-1] >= span.low and (span.high is None or keys[0] < span.high)
-        at = bisect_left(keys, span.low)
-        return at < len(keys) and (span.high is None or keys[at] < span.high)
-
-    def key_in(self, span: LockedRange) -> bytes | None:
-        """A key of the range that is among them for certain."""
-        at = bisect_left(self.keys, span.low)
-        found = self.keys[at : at + 1]
-        return found[0] if found and (span.high is None or found[0] < span.high) else None
-
-    def key_of(self, point: int) -> bytes:
-        """The key of a fingerprint; empty if it is not known."""
-        return next((key for key in self.keys if fingerprint(key) == point), b"")
-
-    @property
-    def size(self) -> int:
-        each = _PACKED_BYTES if self.is_packed else _POINT_BYTES
-        return _WRITE_BYTES + sum(map(len, self.keys)) + each * len(self.points or ())
-
-
-class Numbers(Protocol):
-    """An array of numbers."""
-
-    def tolist(self) -> list[int]: ...
-
-    def __len__(self) -> int: ...
-
-
-class Keys(NamedTuple):
-    """Keys that were written. ``points``: fingerprints, rising; ``keys``: as in a `Write`.
-
-    Its bytes, a *digest*, have the number of points (4), each in 8 bytes as this machine has them, then each key
-    behind its length (4).
-    """
-
-    points: Sequence[int]
-    keys: tuple[bytes, ...]
-
-    @classmethod
-    def of(cls, keys: Iterable[bytes | None]) -> Keys:
-        """Take these keys, each once; null is none."""
-        found = sorted({key for key in keys if key is not None})
-        points = tuple(sorted(set(map(fingerprint, found))))
-        return cls(points, _few(found))
-
-    @classmethod
-    def packed(cls, points: Sequence[Numbers], few: list[bytes]) -> Keys:
-        """Put arrays of fingerprints together. ``few``: these keys, or their bounds, rising."""
-        count = sum(map(len, points))
-        if count <= FEW_KEYS:
-            return cls(
-                tuple(sorted({point for its in points for point in its.tolist()})), _few(few)
-            )
-        import numpy as np  # clients that write only do without
-
-        found = np.concatenate([np.asarray(its, dtype=np.int64) for its in points])
-        found.sort()
-        again = found[1:] == found[:-1]
-        if again.any():
-            found = np.concatenate([found[:1], found[1:][~again]])
-        return cls(memoryview(found).cast("B").cast("q"), _few(few))
-
-    def to_bytes(self) -> bytes:
-        """A digest."""
-        points, keys = self.points, self.keys
-        if not isinstance(points, memoryview):
-            points = memoryview(array("q", points))
-        rest = [part for key in keys for part in (len(key).to_bytes(4, "big"), key)]
-        return b"".join([len(points).to_bytes(4, "big"), points, *rest])
-
-    @classmethod
-    def parse(cls, digest: bytes) -> Keys:
-        """The keys of a digest. `MalformedRecord`."""
-        at = 4 + 8 * int.from_bytes(digest[:4], "big")
-        if at > len(digest):
-            raise MalformedRecord("a digest of keys ends within its points")
-        points = memoryview(digest)[4:at].cast("q")
-        keys = []
-        while at < len(digest):
-            end = at + 4 + int.from_bytes(digest[at : at + 4], "big")
-            if end > len(digest):
-                raise MalformedRecord("a digest of keys ends in the middle of one")
-            keys.append(digest[at + 4 : end])
-            at = end
-        return cls(points, tuple(keys))
-
-
-def _few(rising: list[bytes]) -> tuple[bytes, ...]:
-    return tuple(rising if len(rising) <= FEW_KEYS else (rising[0], rising[-1]))
-
-
-def write_of(commit: StreamCommit, digests: Iterable[bytes]) -> Write:
-    """The writes of a merge: its events, and what digests of journals' runs say. An empty one is not known."""
-    found = [Keys.of(event.key for part in commit.parts for event in part.events)]
-    room = WINDOW_BYTES
-    for digest in digests:
-        room -= len(digest)
-        if not digest or room < 0:
-            return Write(commit.timestamp, None, ())
-        found.append(Keys.parse(digest))
-    if len(found) == 1:
-        return Write(commit.timestamp, *found[0])
-    keys = sorted({key for its in found for key in its.keys})
-    if any(len(its.keys) < len(its.points) for its in found):
-        keys = [keys[0], keys[-1]]  # bounds are among them
-    if sum(len(its.points) for its in found) > FEW_POINTS:
-        own = array("q", found[0].points)
-        return Write(
-            commit.timestamp, *Keys.packed([own, *(its.points for its in found[1:])], keys)
-        )
-    points = {point for its in found for point in its.points}
-    return Write(commit.timestamp, tuple(sorted(points)), _few(keys))
 
 
 @dataclass(slots=True)
@@ -399,11 +240,12 @@ class Registered:
 
     sets: dict[bytes, Sets] = field(default_factory=dict)
     snapshots: dict[bytes, int] = field(default_factory=dict)  # of open transactions that read
+    carried: dict[bytes, bool] = field(default_factory=dict)  # transactions whose locks are frozen
     count: int = 0
     _tables: dict[str, _Locked] = field(default_factory=dict)
 
     def clear(self) -> None:
-        for kept in (self.sets, self.snapshots, self._tables):
+        for kept in (self.sets, self.snapshots, self.carried, self._tables):
             kept.clear()
         self.count = 0
 
@@ -417,6 +259,8 @@ class Registered:
             self.snapshots[txn_id] = row.snapshot
         else:
             self.snapshots.pop(txn_id, None)
+        if row.state == "FINALIZE_IN_PROGRESS":
+            self.carried[txn_id] = True
 
     def derive(self, txn_id: bytes, identifier: bytes, row: ReadLockRow | LookedRow | None) -> None:
         """Follow a row of locks of an open transaction."""
@@ -444,6 +288,7 @@ class Registered:
 
     def end(self, txn_id: bytes) -> None:
         """The transaction is over."""
+        self.carried.pop(txn_id, None)
         self.snapshots.pop(txn_id, None)
         sets = self.sets.pop(txn_id, None)
         for (writer, _), row in sets.rows.items() if sets is not None else ():

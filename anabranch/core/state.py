@@ -114,9 +114,6 @@ class State:
         self.open_of: dict[str, set[bytes]] = {}  # by the lane that made them
         self.committing: dict[bytes, bool] = {}  # open ones with a pending commit; or they are
         self.prepared: dict[bytes, bool] = {}  # … and no round looks at them
-        self.carried: dict[
-            bytes, bool
-        ] = {}  # … whose merges are begun aside: their locks are frozen
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}  # until replaced
         self.finished = 0  # transactions that ended since this was made
         self.outcomes = int.from_bytes(rows.get(k.OUTCOMES) or b"", "big")  # finished ones kept
@@ -136,7 +133,7 @@ class State:
             self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.set_aside,
             self.lanes, self.lane_positions, self.grants, self.rights, self.processors, self.deleted,
             self.tasks, self.tables, self.locks, self.bases, self.open, self.open_of, self.committing,
-            self.prepared, self.carried,
+            self.prepared,
         ):  # fmt: skip
             view.clear()
         for key, value in k.rows_of_views(self._table.scan):
@@ -245,7 +242,6 @@ class State:
                 gone = self.open.pop(txn_id, None)
                 self.committing.pop(txn_id, None)
                 self.prepared.pop(txn_id, None)
-                self.carried.pop(txn_id, None)
                 self.locks.end(txn_id)
                 if gone is not None:
                     self.open_of[gone.row.owner].discard(txn_id)
@@ -277,7 +273,6 @@ class State:
             self._note_commit(txn_id, txn)
         elif entry is Entry.CARRY:
             _put(txn.carries, k.numbered(identifier), row)
-            _put(self.carried, txn_id, bool(txn.carries) or None)
         elif entry is Entry.MOVED:
             _put(txn.moved, k.numbered_at(identifier), row)
         elif entry is Entry.READ_LOCK:

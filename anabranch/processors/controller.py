@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions.commits.commit import next_due_ms
-from anabranch.core.decisions.commits.merge import LOOK_AGAIN_MS
 from anabranch.core.decisions.decide import CHECK_MS, decide_due
 from anabranch.core.decisions.expiry import silent_lanes
 from anabranch.core.decisions.lanes import resume
@@ -273,13 +272,10 @@ class Controller(Rounds):
 
     def _wait_for(self, max_wait: float) -> float:
         """Seconds that this pass may wait for new records: until the next deadline."""
-        waiting = self._memory.merging.waiting
-        plain = [p for p in self._intake.index.plain_waiting(self._state) if self._usable(p[0])]
-        held = [place for place in plain if waiting.get(place, None) is not None]
-        if self._memory.cleaning.crowded or len(held) < len(plain):
+        plain = self._intake.plain_wait(self._state, self._memory.merging, self._usable)
+        if self._memory.cleaning.crowded or not plain:
             return 0.0  # more runs to move, or the round before was full
-        if held:
-            max_wait = min(max_wait, LOOK_AGAIN_MS / 1000)
+        max_wait = min(max_wait, plain)
         parts = self._state, self._intake.index, self._memory.merging
         due_ms = next_due_ms(*parts, int(self.clock.wall() * 1000), self._now_ms())
         if due_ms is not None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.batches.format import read_header
 from anabranch.batches.records import Record, decode_records
 from anabranch.core import limits
+from anabranch.core.decisions.commits.merge import LOOK_AGAIN_MS
 from anabranch.core.decisions.set_aside import set_aside
 from anabranch.core.decisions.turn import Settings, Turn
 from anabranch.core.ids import CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER
 from anabranch.core.journal.index import JournalIndex
+from anabranch.core.memory import Merging
 from anabranch.core.overlay import Overlay
 from anabranch.core.rows import HISTORY
 from anabranch.core.state import State
@@ -38,6 +41,8 @@ from anabranch.topics.names import control_topic, journal_topic, status_topic
 log = logging.getLogger("anabranch.controller")
 
 FETCH_BYTES = 4 << 20
+# More changes of the journal index get a round of their own.
+INDEX_ROWS, INDEX_BYTES = 5_000, 8 << 20
 _WARN_MS = 60_000
 
 
@@ -83,6 +88,18 @@ class Intake:
         self.lanes.begin(state)
         self.passed_over.clear()
         self._control_at = self._control_seen = state.round.control_offset
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the changes of the index should get a round of their own."""
+        return self.rows.size > INDEX_ROWS or self.rows.bytes > INDEX_BYTES
+
+    def plain_wait(self, state: State, merging: Merging, usable: Callable[[str], bool]) -> float:
+        """Seconds until plain writes may be committed: 0 if some can be now, few if they wait for frozen locks."""
+        places = [place for place in self.index.plain_waiting(state) if usable(place[0])]
+        if any(merging.waiting.get(place, None) is None for place in places):
+            return 0.0
+        return LOOK_AGAIN_MS / 1000 if places else math.inf
 
     def find_ends(self, state: State) -> list[LogError]:
         """Find the journals' ends as of now: a former leader judged the records before them.

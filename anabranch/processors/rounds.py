@@ -42,9 +42,6 @@ from anabranch.topics.names import history_topic, journal_topic, status_topic, s
 
 log = logging.getLogger("anabranch.controller")
 
-# More changes of the journal index get a round of their own.
-INDEX_ROWS, INDEX_BYTES = 5_000, 8 << 20
-
 
 @dataclass(slots=True)
 class Rounds:
@@ -99,8 +96,7 @@ class Rounds:
 
         ``producer``: the one whose native transaction has records already.
         """
-        rows = self._intake.rows
-        if rows.size > INDEX_ROWS or rows.bytes > INDEX_BYTES:
+        if self._intake.is_full:
             turn.put(k.ROUND_KEY, turn.state.round)  # a round for the index alone
         say_epochs_again(turn)
         positions = self._intake.positions(self._state, commands)

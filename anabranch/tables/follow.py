@@ -174,7 +174,12 @@ class Follower:
         """
         try:
             tables = self._tables or self._begin(deadline)
-            return self._advance(tables) or (self._wait(tables, deadline) and self._advance(tables))
+            was_at_end = self.at_end
+            if self._advance(tables):
+                return True
+            if self.at_end and not was_at_end:
+                return False  # a first load is over: it can be read at once
+            return self._wait(tables, deadline) and self._advance(tables)
         except BaseException:
             self._tables = []  # what was read, and is not stored, is read again
             if self._source is not None:

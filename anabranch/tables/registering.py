@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
-from anabranch.core.read_locks import fingerprint
+from anabranch.core.journal.table_writes import fingerprint
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import AnabranchError, LocksBroken, TransactionAborted
 from anabranch.schemas import records as r

@@ -18,9 +18,9 @@ from anabranch.batches.kernels import scan as scan_kernel
 from anabranch.batches.kernels.parts import MALFORMED_RESULT
 from anabranch.batches.records import MIN_RECORD_BYTES, Record, decode_records, encode_batch
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
+from anabranch.core.journal.table_writes import FEW_KEYS, Keys
 from anabranch.core.limits import ROW_KEY
 from anabranch.core.partitioner import position_of, record_checksum
-from anabranch.core.read_locks import FEW_KEYS, Keys
 from anabranch.ports import RawBatch
 from tests.batches.made import encode_sparse
 from tests.batches.strategies import CODECS, raw, records

@@ -8,6 +8,7 @@ from tests.checker import (
     test_deleted_topics,
     test_group_cases,
     test_log_cases,
+    test_table_cases,
     test_task_cases,
 )
 from tests.checker.table import (
@@ -312,6 +313,7 @@ def test_every_kind_has_a_case() -> None:
         test_deleted_topics,
         test_group_cases,
         test_log_cases,
+        test_table_cases,
         test_task_cases,
     )
     tables = (TABLE, *(module.TABLE for module in others))

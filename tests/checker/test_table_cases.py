@@ -13,7 +13,7 @@ from checker.reading import BrokenHistory
 from tests.checker.table import ONE, THREE, TWO, Table
 from tests.checker.tape import Tape
 
-table = Table()
+TABLE = Table()
 FOUR, ROWS = "4" * 32, "s/a"
 _LOG: list[list[Any]] = [
     [0, "k", "a", ONE], [1, "x", "w", ONE], [2, "y", "z", ONE], [4, "k", "b", TWO], [6, "k", None, THREE],
@@ -81,7 +81,7 @@ def racing(tape: Tape, at: int, **asked: Any) -> None:
     begin(tape, "r", at, **asked)
 
 
-@table.right
+@TABLE.right
 def reads_that_stand_at_both_times(tape: Tape) -> None:
     racing(tape, 25)
     point(tape, "k", "b")
@@ -92,7 +92,7 @@ def reads_that_stand_at_both_times(tape: Tape) -> None:
     end(tape, (8, "x", "new"), at=27)
 
 
-@table.wrong("lost-update")
+@TABLE.wrong("lost-update")
 def a_row_that_is_overwritten_was_written_since(tape: Tape) -> None:
     racing(tape, 15)
     point(tape, "k", "a")
@@ -100,7 +100,7 @@ def a_row_that_is_overwritten_was_written_since(tape: Tape) -> None:
     end(tape, (8, "k", "new"), at=25)
 
 
-@table.wrong("write-skew")
+@TABLE.wrong("write-skew")
 def a_row_that_was_read_was_written_since(tape: Tape) -> None:
     racing(tape, 15)
     point(tape, "k", "a")
@@ -108,7 +108,7 @@ def a_row_that_was_read_was_written_since(tape: Tape) -> None:
     end(tape, (8, "x", "new"), at=25)
 
 
-@table.wrong("write-skew")
+@TABLE.wrong("write-skew")
 def a_range_that_was_read_lost_a_row(tape: Tape) -> None:
     racing(tape, 25)
     read(tape, "", "l", ("k", "b"))
@@ -116,7 +116,7 @@ def a_range_that_was_read_lost_a_row(tape: Tape) -> None:
     end(tape, (8, "x", "new"), at=35)
 
 
-@table.wrong("write-skew")
+@TABLE.wrong("write-skew")
 def an_absent_row_came_to_be(tape: Tape) -> None:
     racing(tape, 5)
     point(tape, "k")
@@ -124,7 +124,7 @@ def an_absent_row_came_to_be(tape: Tape) -> None:
     end(tape, (8, "x", "new"), at=15)
 
 
-@table.right
+@TABLE.right
 def what_lies_beside_the_range_is_free(tape: Tape) -> None:
     """The range is what was iterated over."""
     racing(tape, 15)
@@ -134,7 +134,7 @@ def what_lies_beside_the_range_is_free(tape: Tape) -> None:
     end(tape, (8, "x", "new"), at=25)
 
 
-@table.right
+@TABLE.right
 def what_it_wrote_itself_is_no_read(tape: Tape) -> None:
     racing(tape, 15)
     read(tape, "", "l", told={"own": ["k"]})
@@ -142,7 +142,7 @@ def what_it_wrote_itself_is_no_read(tape: Tape) -> None:
     end(tape, (8, "k", "new"), at=25)
 
 
-@table.right
+@TABLE.right
 def a_read_without_a_lock_may_be_old(tape: Tape) -> None:
     racing(tape, 15)
     point(tape, "k", "a", unlocked=True)
@@ -150,7 +150,7 @@ def a_read_without_a_lock_may_be_old(tape: Tape) -> None:
     end(tape, (8, "x", "new"), at=25)
 
 
-@table.wrong("write-skew")
+@TABLE.wrong("write-skew")
 def a_lock_without_a_read_is_broken(tape: Tape) -> None:
     racing(tape, 15)
     read(tape, "k", "l", told={"rows": None})
@@ -158,7 +158,7 @@ def a_lock_without_a_read_is_broken(tape: Tape) -> None:
     end(tape, (8, "x", "new"), at=25)
 
 
-@table.right
+@TABLE.right
 def of_snapshot_isolation_reads_are_free(tape: Tape) -> None:
     racing(tape, 15, isolation="snapshot")
     point(tape, "k", "a")
@@ -166,42 +166,42 @@ def of_snapshot_isolation_reads_are_free(tape: Tape) -> None:
     end(tape, (8, "x", "new"), at=25)
 
 
-@table.wrong("lost-update")
+@TABLE.wrong("lost-update")
 def of_snapshot_isolation_the_first_committer_wins(tape: Tape) -> None:
     racing(tape, 15, isolation="snapshot")
     commits(tape, 25, ("k", "new"))
     end(tape, (8, "k", "new"), at=25)
 
 
-@table.wrong("snapshot-not-prefix")
+@TABLE.wrong("snapshot-not-prefix")
 def a_read_of_one_that_is_not_committed_is_not_of_its_snapshot(tape: Tape) -> None:
     racing(tape, 15)
     point(tape, "k", "b")
     end(tape)
 
 
-@table.wrong("snapshot-not-prefix")
+@TABLE.wrong("snapshot-not-prefix")
 def a_row_that_never_was(tape: Tape) -> None:
     racing(tape, 15)
     point(tape, "absent", "ghost")
     end(tape)
 
 
-@table.wrong("snapshot-not-prefix")
+@TABLE.wrong("snapshot-not-prefix")
 def rows_out_of_order(tape: Tape) -> None:
     racing(tape, 15)
     read(tape, "x", None, ("y", "z"), ("x", "w"))
     end(tape)
 
 
-@table.wrong("snapshot-not-prefix")
+@TABLE.wrong("snapshot-not-prefix")
 def a_transaction_does_not_see_what_its_client_was_told(tape: Tape) -> None:
     laid(tape)
     begin(tape, "r", 25, seen=30)
     end(tape)
 
 
-@table.wrong("snapshot-not-prefix")
+@TABLE.wrong("snapshot-not-prefix")
 def a_commit_comes_below_a_snapshot_that_was_told_before(tape: Tape) -> None:
     begin(tape, "r", 25, file="o")
     laid(tape)
@@ -214,7 +214,7 @@ def of_a_snapshot(tape: Tape, at: int, *rows: tuple[str, str], **asked: Any) -> 
     tape.do("q", "read", told, table=ROWS, snapshot="n", **asked)
 
 
-@table.right
+@TABLE.right
 def snapshots_and_indexes_of_a_replica(tape: Tape) -> None:
     laid(tape)
     of_a_snapshot(tape, 29, ("k", "b"), ("x", "w"), ("y", "z"))
@@ -223,14 +223,14 @@ def snapshots_and_indexes_of_a_replica(tape: Tape) -> None:
     end(tape)
 
 
-@table.wrong("snapshot-not-prefix")
+@TABLE.wrong("snapshot-not-prefix")
 def a_replica_shows_a_deleted_row(tape: Tape) -> None:
     laid(tape)
     of_a_snapshot(tape, 30, ("k", "b"), ("x", "w"), ("y", "z"))
     end(tape)
 
 
-@table.wrong("snapshot-not-prefix")
+@TABLE.wrong("snapshot-not-prefix")
 def an_index_has_a_row_too_few(tape: Tape) -> None:
     laid(tape)
     of_a_snapshot(tape, 29, begins="w")
@@ -244,7 +244,7 @@ def is_told(tape: Tape, *broken: Any, what: str = "read") -> None:
     tape.told("q", op, "failed", broken=[ROWS, *broken])
 
 
-@table.right
+@TABLE.right
 def a_lock_that_was_broken(tape: Tape) -> None:
     racing(tape, 15)
     point(tape, "k", "a")
@@ -253,28 +253,28 @@ def a_lock_that_was_broken(tape: Tape) -> None:
     end(tape)
 
 
-@table.wrong("false-conflict")
+@TABLE.wrong("false-conflict")
 def a_lock_that_nobody_broke(tape: Tape) -> None:
     racing(tape, 15)
     is_told(tape, "k", TWO, 21)
     end(tape)
 
 
-@table.wrong("false-conflict")
+@TABLE.wrong("false-conflict")
 def a_lock_that_another_broke(tape: Tape) -> None:
     racing(tape, 15)
     is_told(tape, "k", THREE, 20)
     end(tape)
 
 
-@table.wrong("false-conflict")
+@TABLE.wrong("false-conflict")
 def a_lock_that_was_broken_before_the_snapshot(tape: Tape) -> None:
     racing(tape, 25)
     is_told(tape, "k", TWO, 20)
     end(tape)
 
 
-@table.wrong("changed-answer", "false-conflict")
+@TABLE.wrong("changed-answer", "false-conflict")
 def a_lock_that_it_broke_itself(tape: Tape) -> None:
     racing(tape, 25)
     commits(tape, 27, ("x", "new"))
@@ -295,37 +295,37 @@ def changes(tape: Tape, start: int | None, until: int, rows: list[Any], **asked:
     end(tape)
 
 
-@table.right
+@TABLE.right
 def all_changes_with_the_rows_before(tape: Tape) -> None:
     changes(tape, 0, 40, _CHANGES, before=True)
 
 
-@table.right
+@TABLE.right
 def changes_between_two_times(tape: Tape) -> None:
     changes(tape, 10, 29, [["k", None, "b", 20, TWO]])
 
 
-@table.right
+@TABLE.right
 def changes_of_a_group_begin_somewhere(tape: Tape) -> None:
     changes(tape, None, 30, _CHANGES[3:], before=True)
 
 
-@table.wrong("wrong-change")
+@TABLE.wrong("wrong-change")
 def a_change_is_left_out(tape: Tape) -> None:
     changes(tape, 0, 40, _CHANGES[1:], before=True)
 
 
-@table.wrong("wrong-change")
+@TABLE.wrong("wrong-change")
 def a_change_too_many(tape: Tape) -> None:
     changes(tape, 0, 19, _CHANGES[:4], before=True)
 
 
-@table.wrong("wrong-change")
+@TABLE.wrong("wrong-change")
 def another_row_before(tape: Tape) -> None:
     changes(tape, 10, 29, [["k", None, "b", 20, TWO]], before=True)
 
 
-@table.wrong("lost-write", "torn-transaction")
+@TABLE.wrong("lost-write", "torn-transaction")
 def a_deletion_is_lost(tape: Tape) -> None:
     """It is one of a transaction's events, as any."""
     racing(tape, 25)
@@ -333,7 +333,7 @@ def a_deletion_is_lost(tape: Tape) -> None:
     end(tape, (8, "x", "new"), at=35)
 
 
-@table.right
+@TABLE.right
 def a_deletion_by_one_whose_id_nobody_was_told(tape: Tape) -> None:
     racing(tape, 25)
     put(tape, "r", ("y", None), file="q")
@@ -341,7 +341,7 @@ def a_deletion_by_one_whose_id_nobody_was_told(tape: Tape) -> None:
     end(tape, (8, "y", None), at=35)
 
 
-@table.right
+@TABLE.right
 def a_deletion_by_one_of_two(tape: Tape) -> None:
     racing(tape, 25)
     for txn in ("r", "other"):
@@ -352,13 +352,13 @@ def a_deletion_by_one_of_two(tape: Tape) -> None:
     end(tape, (8, "y", None), at=35)
 
 
-@table.wrong("unexplained", "lost-write")
+@TABLE.wrong("unexplained", "lost-write")
 def a_deletion_by_nobody(tape: Tape) -> None:
     racing(tape, 25)
     end(tape, (8, "y", None), at=35)
 
 
-test_an_anomaly, test_no_anomaly = table.tests()
+test_an_anomaly, test_no_anomaly = TABLE.tests()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from anabranch.core import rows as k
 from anabranch.core.decisions.commits import frozen
 from anabranch.core.decisions.commits.merge import runs_to_carry
 from anabranch.core.decisions.scale import partitions_added
-from anabranch.core.read_locks import Keys
+from anabranch.core.journal.table_writes import Keys
 from anabranch.schemas import records as r
 from tests.core.test_registered_locks import Long
 from tests.core.test_table_locks import PLAIN, A, B
@@ -73,7 +73,7 @@ class Big(Long):
 
     def state_of(self, label: str) -> str:
         """FROZEN, or a transaction's state."""
-        return "FROZEN" if self.id(label) in self.state.carried else self.row(label).state
+        return "FROZEN" if self.id(label) in self.state.locks.carried else self.row(label).state
 
     def frozen(self, label: str, *read: bytes, wrote: tuple[bytes, ...] = (b"big",)) -> None:
         if label != "T":

@@ -12,7 +12,7 @@ from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import scopes
 from anabranch.core.decisions.streams import give_up_stream
-from anabranch.core.read_locks import FEW_KEYS, Keys, fingerprint
+from anabranch.core.journal.table_writes import FEW_KEYS, Keys, fingerprint
 from anabranch.schemas import records as r
 from tests.core.tables import fold
 from tests.core.test_table_locks import PLAIN, A, B, Bank, told

@@ -10,7 +10,8 @@ import pytest
 
 from anabranch.core.decisions.streams import stream_forgotten
 from anabranch.core.ids import NO_TXN
-from anabranch.core.read_locks import FEW_KEYS, Keys, Windows, fingerprint, write_of
+from anabranch.core.journal.table_writes import FEW_KEYS, Keys, fingerprint, write_of
+from anabranch.core.read_locks import Windows
 from anabranch.core.round import Part, StreamCommit
 from anabranch.errors import InvalidArgument, NotAuthorized
 from anabranch.schemas import records as r

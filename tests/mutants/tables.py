@@ -17,15 +17,8 @@ from anabranch.core.decisions.commits import locks as judging
 from anabranch.core.decisions.commits import one_shot as shots
 from anabranch.core.hybrid_time import MAX, from_us
 from anabranch.core.journal.index import JournalIndex
-from anabranch.core.read_locks import (
-    Hits,
-    Keys,
-    Registered,
-    WindowDraft,
-    Write,
-    fingerprint,
-    write_of,
-)
+from anabranch.core.journal.table_writes import Keys, Write, fingerprint, write_of
+from anabranch.core.read_locks import Hits, Registered, WindowDraft
 from anabranch.core.round import NewEpoch, StreamCommit
 from anabranch.core.state import State
 from anabranch.core.stream_settings import is_table

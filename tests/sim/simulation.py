@@ -20,7 +20,7 @@ from anabranch.core.journal.runs import place_of, txn_of
 from anabranch.errors import AnabranchError, InvariantViolation
 from anabranch.ports import TopicPartition
 from anabranch.processors import beside as beside_rounds
-from anabranch.processors import durability, intake, rounds
+from anabranch.processors import durability, intake
 from anabranch.processors import poison_commands as culprit
 from anabranch.processors.controller import Controller
 from anabranch.processors.lanes.command import Command, Key
@@ -539,7 +539,7 @@ _SMALL: tuple[tuple[ModuleType, str, int], ...] = (
     (culprit, "MAX_COMMANDS", 3),
     (culprit, "PIECE", 2),
     (intake, "FETCH_BYTES", 700),
-    (rounds, "INDEX_ROWS", 3),
+    (intake, "INDEX_ROWS", 3),
     (durability, "SMALL_BYTES", 300),
     (durability, "BATCH_BYTES", 400),
     (vectors, "FEW", 1),

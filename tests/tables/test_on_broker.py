@@ -37,6 +37,9 @@ class Known:
     def base(self, _table: str, _deadline: float) -> None:
         return None
 
+    def oldest_snapshot(self, _table: str, _deadline: float) -> int:
+        return 0
+
     def wrote(self, result: anabranch.Result, *tables: str) -> int:
         assert result.commit_timestamp is not None
         self.last_timestamp = result.commit_timestamp

@@ -39,7 +39,7 @@ from anabranch.core.limits import ROW_KEY
 FIRST, LAST, COUNT, CHECKSUM, TXN_AT, LOW, HIGH, KEYLESS, BYTES, KIND, UNFIT = range(11)
 COLUMNS = 11
 MOST_KEY = ROW_KEY.value
-# Rows of `keys`, of each keyed record: its fingerprint (`anabranch.core.read_locks`), and its place in the body.
+# Rows of `keys`, of each keyed record: fingerprint (`anabranch.core.journal.table_writes`) and place in the body.
 POINT, KEY_AT, KEY_SIZE = range(3)
 # Columns of `bounds`: the places in the body of a run's least and greatest key, in byte order.
 LEAST_AT, LEAST_SIZE, GREATEST_AT, GREATEST_SIZE = range(4)

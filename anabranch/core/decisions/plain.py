@@ -14,7 +14,7 @@ from anabranch.core.decisions.commits import frozen, locks
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
 from anabranch.core.journal.runs import StoredRun, digest_key, stored_run_key
-from anabranch.core.read_locks import Write
+from anabranch.core.journal.table_writes import Write
 from anabranch.core.round import Part, PlainWrites, Round, StreamCommit
 from anabranch.errors import check
 from anabranch.schemas.records import PlainRow

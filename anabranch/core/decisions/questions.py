@@ -117,7 +117,7 @@ def list_table_locks(turn: Turn, command: ListTableLocks, to: ReplyTo | None) ->
                 table,
                 points=sum(len(each.points) for each in locks if each.table == table),
                 ranges=sum(len(each.ranges) for each in locks if each.table == table),
-                frozen=row.txn_id in turn.state.carried,
+                frozen=row.txn_id in turn.state.locks.carried,
                 broken=row.broken is not None,
                 waiting=_some(who for who, on, at in waits if (on, at) == (row.txn_id, table)),
                 waits_for=_some(

@@ -4,7 +4,7 @@ Table keys: ``i | stream | 00 | partition (4) | txn id (16) | writer (8) | first
 the transaction id of zeros and the writer 0. A run that was moved forward keeps its key, with the offset that
 its writer saw; its value has the offset where it lies now.
 
-Digests of what runs of tables write: ``d``, then the run's key without its ``i`` (`core.read_locks`).
+Digests of what runs of tables write: ``d``, then the run's key without its ``i`` (`core.journal.table_writes`).
 
 Rejected records of open transactions: ``x | txn id (16) | stream | 00 | partition (4) | first offset (8)``. Those
 below the journal's low water are counted in the transaction's row instead.
@@ -51,7 +51,8 @@ class Run(NamedTuple):
     batch_crc: int = 0
     keyless: int = 0  # records without a key
     unfit: int = 0  # records whose key no row of a table can have
-    digest: bytes = b""  # of a table's: its keys (`core.read_locks.Keys`); empty: not known
+    # Of a table's: its keys (`core.journal.table_writes.Keys`); empty: not known.
+    digest: bytes = b""
 
 
 class StoredRun(NamedTuple):

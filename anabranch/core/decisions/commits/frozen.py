@@ -1,7 +1,7 @@
 """Decisions on frozen locks: those of transactions that are carried aside, which can't be aborted any more.
 
-Who would break one waits for its transaction's end. No transaction is carried whose writes break a frozen lock, or
-whose locks the writes of a carried one break. So what is carried never waits, and waiting has no circle.
+A write that would break one waits for its transaction's end. No transaction is carried whose writes break a frozen
+lock, or whose locks the writes of a carried one break. So what is carried never waits, and waiting has no circle.
 `docs/tables.md` has the rules.
 """
 
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
+from anabranch.core.journal.table_writes import FEW_POINTS, Keys, Write
 from anabranch.core.memory import Waiting, Who
-from anabranch.core.read_locks import FEW_POINTS, Keys, Write
 from anabranch.errors import NotReady
 from anabranch.schemas.records import Event, SegmentRange
 
 BARS_MS = 1_000  # who has waited for so long keeps others from freezing what it waits for
-HEARD_MS = 5_000  # … unless it is a one-shot that nobody has sent again for so long
+HEARD_MS = 5_000  # … unless it is a one-shot that was not sent again for so long
 MOST = 1_000  # who wait, as far as they are noted
 
 Writes = Mapping[str, Write]  # by table
@@ -45,9 +45,9 @@ def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> bool:
     """Whether these writes break a frozen lock, or may, and have to wait. ``writes``: asked for if need be."""
     if still_waits(turn, who):
         return True
-    if not turn.state.carried and turn.memory.merging.waiting.get(who, None) is None:
+    if not turn.state.locks.carried and turn.memory.merging.waiting.get(who, None) is None:
         return False
-    found = writes() if turn.state.carried else {}
+    found = writes() if turn.state.locks.carried else {}
     by = who if isinstance(who, bytes) else NO_TXN
     return _note(turn, who, _frozen_by(turn, by, found), found)
 
@@ -55,7 +55,7 @@ def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> bool:
 def still_waits(turn: Turn, who: Who) -> bool:
     """Whether one that it waited for is still being carried: nothing need be looked at then."""
     known = turn.memory.merging.waiting.get(who, None)
-    if known is None or not any(txn_id in turn.state.carried for txn_id, _ in known.on):
+    if known is None or not any(txn_id in turn.state.locks.carried for txn_id, _ in known.on):
         return False
     turn.merging.waiting.put(who, known._replace(heard_ms=turn.now_ms))
     return True
@@ -64,7 +64,7 @@ def still_waits(turn: Turn, who: Who) -> bool:
 def may_freeze(turn: Turn, txn_id: bytes, written: Callable[[bytes], Writes]) -> bool:
     """Whether a transaction may be carried from now on; its locks hold until now. ``written``: by which one."""
     state = turn.state
-    others = [other for other in state.carried if other != txn_id]
+    others = [other for other in state.locks.carried if other != txn_id]
     on: On = set()
     if state.locks.of(txn_id).rows:
         on = {
@@ -81,9 +81,9 @@ def may_freeze(turn: Turn, txn_id: bytes, written: Callable[[bytes], Writes]) ->
 
 
 def _bars(turn: Turn, txn_id: bytes) -> On:
-    """Who has waited so long for locks like this one's that it may not freeze before them.
+    """The ones that have waited so long for locks like this one's that it may not freeze before them.
 
-    Of those that would be frozen themselves the older id goes first: else two might wait for each other.
+    The older id goes first among those that would be frozen themselves: else two might wait for each other.
     """
     return {
         (who if isinstance(who, bytes) else NO_TXN, table)
@@ -101,7 +101,7 @@ def _frozen_by(turn: Turn, by: bytes, writes: Writes) -> On:
     return {
         (txn_id, table)
         for table, write in writes.items()
-        for txn_id in _touched(turn, table, write, by) & turn.state.carried.keys()
+        for txn_id in _touched(turn, table, write, by) & turn.state.locks.carried.keys()
     }
 
 

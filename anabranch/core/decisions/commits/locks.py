@@ -14,7 +14,8 @@ from anabranch.core.authorize import Right, check_right
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal.runs import StoredRun
-from anabranch.core.read_locks import Write, count_of, write_of
+from anabranch.core.journal.table_writes import Write, write_of
+from anabranch.core.read_locks import count_of
 from anabranch.core.round import StreamCommit
 from anabranch.core.transaction_states import TRANSACTIONS, broken_text
 from anabranch.errors import InvalidArgument
@@ -73,7 +74,7 @@ def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
         if acts and TRANSACTIONS.moves(txn.row.state, "begin_abort"):
             abort_txn(turn, txn_id, broken_text(broken))
     for txn_id, writer in sorted(hits.doubted):
-        if txn_id in turn.state.carried:
+        if txn_id in turn.state.locks.carried:
             continue  # who might have broken it has waited: this one was judged before its digests were lost
         row = turn.state.locks.of(txn_id).looked[writer]
         doubt = LookedRow(row.sequence, row.through, write.timestamp)

@@ -21,8 +21,8 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import is_state, segment_number
 from anabranch.core.journal.index import JournalIndex, extents_by_place, taken_runs
 from anabranch.core.journal.runs import StoredRun
+from anabranch.core.journal.table_writes import Write
 from anabranch.core.memory import IN_TROUBLE
-from anabranch.core.read_locks import Write
 from anabranch.core.round import Landed, NewEpoch, Part, StreamCommit
 from anabranch.core.segments import TxnSegment
 from anabranch.core.state import OpenTxn
@@ -151,7 +151,7 @@ def _breaks_frozen(turn: Turn, plan: Plan) -> bool:
 
 
 def _written(turn: Turn, plan: Plan) -> dict[str, Write]:
-    """What a transaction writes to tables."""
+    """The writes of a transaction to tables."""
     return {
         target.stream: locks.written(
             turn,
@@ -394,7 +394,7 @@ def _carry_aside(turn: Turn, plan: Plan) -> None:
 
 
 def _written_by(turn: Turn, plan: Plan, txn_id: bytes) -> Mapping[str, Write]:
-    """What a carried transaction writes to tables, which is kept; or this one."""
+    """The writes to tables of a carried transaction, which are kept; or of this one."""
     if txn_id == plan.txn_id:
         return _written(turn, plan)
     known = turn.memory.written.get(txn_id)
