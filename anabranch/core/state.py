@@ -52,8 +52,8 @@ from anabranch.schemas.records import (
 )
 
 _NO_ROUND = RoundRow(0, 0, 0, 0, 0)
-_BY_NAME = {Entry.FORGOTTEN: "forgotten", Entry.LANE: "lanes", Entry.TABLE: "tables"}
-_BY_NAME |= {Entry.BASE: "bases"}
+_BY_NAME = {Entry.FORGOTTEN: "forgotten", Entry.LANE: "lanes"}
+_BY_NAME |= {Entry.TABLE: "tables", Entry.BASE: "bases"}
 _ALONE = {Entry.TERM: "term", Entry.ROUND: "round", Entry.SUSPECT: "suspect"}
 _BY_NUMBER = {Entry.RETIRED: "_retired", Entry.TASK: "tasks"}
 K = TypeVar("K")
@@ -131,9 +131,8 @@ class State:
         for view in (
             self.scopes, self.scope_owners, self.streams, self.layouts, self.epochs, self.places, self.pins,
             self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.set_aside,
-            self.lanes, self.lane_positions, self.grants, self.rights, self.processors, self.deleted,
-            self.tasks, self.tables, self.locks, self.bases, self.open, self.open_of, self.committing,
-            self.prepared,
+            self.lanes, self.lane_positions, self.grants, self.rights, self.processors, self.deleted, self.tasks,
+            self.tables, self.locks, self.bases, self.open, self.open_of, self.committing, self.prepared,
         ):  # fmt: skip
             view.clear()
         for key, value in k.rows_of_views(self._table.scan):
@@ -403,12 +402,8 @@ class State:
             if isinstance(row, cls):
                 yield key, row
 
-    def drop(self, table_key: bytes) -> None:
-        """Delete a derived table key together with this round's rows."""
-        self._table.set(table_key, None)
-
-    def keep(self, table_key: bytes, value: bytes) -> None:
-        """Put a derived table key together with this round's rows."""
+    def keep(self, table_key: bytes, value: bytes | None) -> None:
+        """Put a derived table key, or delete it, together with this round's rows."""
         self._table.set(table_key, value)
 
     def take_changes(self) -> dict[bytes, bytes | None]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from heapq import heapify, heappop, heappush
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Self, get_args
+from typing import Self, get_args
 
 from anabranch.core.hybrid_time import from_us, to_text, to_us
 from anabranch.core.stream_settings import DEFAULT_VERSIONS_MS
@@ -32,6 +31,7 @@ from anabranch.tables.follow import Follower, SafeTimes
 from anabranch.tables.indexes import Index, indexed
 from anabranch.tables.joined import JoinedTransaction, join
 from anabranch.tables.own_writes import Writers
+from anabranch.tables.progress import Lag, Waiters
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.store import Store
 from anabranch.tables.transaction import Commits, TableTransaction
@@ -48,21 +48,6 @@ _PAUSES_S = (0.004, 0.032)
 _LEAST_S = 0.05
 _ASK_S = 1.0  # for the oldest snapshot, before a sweep
 _LEAST_SWEPT = from_us(1_000_000)  # hybrid time between two sweeps of a table
-
-
-class Lag(NamedTuple):
-    """How far a table is behind: history records that brokers told of, and the seconds since it was complete."""
-
-    records: int
-    seconds: float
-
-
-class _Waiting(NamedTuple):
-    """A thread that waits until the tables are complete up to a time. ``number``: by which equal ones differ."""
-
-    timestamp: int
-    number: int
-    wake: threading.Lock
 
 
 class Replica:
@@ -102,9 +87,7 @@ class Replica:
         self._follower = Follower(self._store, ports, tables, timeout, controller.base)
         self.tables = self._follower.streams
         self._moved = threading.Condition()
-        # Those who wait for a time, the first one first: a notice to all would wake 64 threads for each commit.
-        self._waiting: list[_Waiting] = []
-        self._numbers = itertools.count()
+        self._waiters = Waiters(self._moved)
         self._open: set[TableSnapshot] = set()
         self._sweeping: Iterator[int] | None = None
         self._swept: dict[str, int] = {}
@@ -133,7 +116,7 @@ class Replica:
             for snapshot in self._open:
                 snapshot.is_open = False
             self._moved.notify_all()
-            self._wake(every=True)
+            self._waiters.wake_all()
         self._follower.close()
         if self._thread is not None:
             self._thread.join()
@@ -171,7 +154,7 @@ class Replica:
         """The controller's word: at ``timestamp`` these were the newest commits of these tables."""
         self._follower.told(timestamp, last)
         with self._moved:
-            self._wake()
+            self._waiters.wake(self._is_complete)
 
     def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
         """Take the controller's word, and wait until all tables are complete up to ``timestamp``.
@@ -192,27 +175,10 @@ class Replica:
             if self._thread is None:
                 self._attempt(self._clock.monotonic() + min(left, _WAIT_S))
                 continue
-            self._sleep(timestamp, left)
+            self._waiters.wait(timestamp, left, partial(self._is_over, timestamp))
 
-    def _sleep(self, timestamp: int, seconds: float) -> None:
-        """Wait until all tables are complete up to ``timestamp``, or none of them will be."""
-        wake = threading.Lock()
-        wake.acquire()  # given back by who wakes this thread
-        own = _Waiting(timestamp, next(self._numbers), wake)
-        with self._moved:
-            if self._closed or self._failure is not None or self._is_complete(timestamp):
-                return
-            heappush(self._waiting, own)
-        if not wake.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
-            with self._moved:
-                if own in self._waiting:
-                    self._waiting.remove(own)
-                    heapify(self._waiting)
-
-    def _wake(self, *, every: bool = False) -> None:
-        """Wake those whose time is here, or all. The caller holds ``_moved``."""
-        while self._waiting and (every or self._is_complete(self._waiting[0].timestamp)):
-            heappop(self._waiting).wake.release()
+    def _is_over(self, timestamp: int) -> bool:
+        return self._closed or self._failure is not None or self._is_complete(timestamp)
 
     def _is_complete(self, timestamp: int) -> bool:
         return not self._store.loading and self.timestamp >= timestamp
@@ -243,7 +209,7 @@ class Replica:
         elif self._follower.at_end:
             self._store.settle()
         with self._moved:
-            self._wake()
+            self._waiters.wake(self._is_complete)
         return came
 
     def _run(self) -> None:
@@ -262,14 +228,12 @@ class Replica:
             self._failure = error
         if self._closed:
             return
-        kind = (
-            logging.INFO
-            if isinstance(self._failure or NotReady(), AnabranchError)
-            else logging.ERROR
-        )
+        foreseen = isinstance(self._failure or NotReady(), AnabranchError)
+        kind = logging.INFO if foreseen else logging.ERROR
         log.log(kind, "replica of %s: %s", ", ".join(self.tables), self._failure or self._trouble)
         with self._moved:
-            self._wake(every=self._failure is not None)
+            if self._failure is not None:
+                self._waiters.wake_all()
             if self._thread is not None:
                 self._moved.wait(_PAUSE_S)
                 return

@@ -120,7 +120,7 @@ def _cut(turn: Turn, place: Place, low: int) -> None:
             rejected = txn.row.rejected + sum(count for _, count in found)
             turn.put(k.txn_key(txn_id), txn.row._replace(rejected=rejected))
             for key, _ in found:
-                turn.state.drop(key)
+                turn.state.keep(key, None)
     turn.put(k.low_water_key(*place), LowWaterRow(*place, low))
     turn.cut[place] = low
     turn.cleaning.cuttable_ms.put(place, None)

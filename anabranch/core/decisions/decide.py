@@ -22,7 +22,7 @@ from anabranch.core.decisions import (
     tenures,
     transactions,
 )
-from anabranch.core.decisions.commits import commit, one_shot, registered, writers
+from anabranch.core.decisions.commits import commit, one_shot, registered, settle, writers
 from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
@@ -47,7 +47,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.Register: writers.register,
     r.Heartbeat: transactions.heartbeat,
     r.Abort: transactions.abort,
-    r.Settle: streams.settle,
+    r.Settle: settle.settle,
     r.GetState: questions.get_state,
     r.Resolve: transactions.resolve,
     r.ListTransactions: questions.list_transactions,

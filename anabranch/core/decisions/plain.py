@@ -127,6 +127,6 @@ def _done(
     turn.put(k.plain_key(stream, partition), row)
     for run in runs:
         key = stored_run_key(stream, partition, NO_TXN, run)
-        turn.state.drop(key)
+        turn.state.keep(key, None)
         if stream in turn.state.tables:
-            turn.state.drop(digest_key(key))
+            turn.state.keep(digest_key(key), None)

@@ -1,4 +1,5 @@
-"""Decisions on a stream's life: created, lost, taken back, forgotten, deleted; and on what a loss leaves behind.
+"""Decisions on a stream's life: created, lost, taken back, forgotten, deleted.
+
 
 The stream's row logs each intent first. Then the shell changes the topics; the result is logged and answered.
 
@@ -18,13 +19,11 @@ from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, rights_of, table_of
 from anabranch.core.decisions.bases import check_companion
-from anabranch.core.decisions.commits.commit import commit_prepared
-from anabranch.core.decisions.commits.merge import TORN
 from anabranch.core.decisions.commits.positions import processor_of
 from anabranch.core.decisions.scale import asked, asker
 from anabranch.core.decisions.scopes import check_room, check_served, stream_info
 from anabranch.core.decisions.transactions import abort_txn
-from anabranch.core.decisions.turn import Turn, is_finished, refuse
+from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import base_stream, is_state, split_stream, state_stream, txn_text
 from anabranch.core.partitioner import even_ranges
 from anabranch.core.round import NewEpoch, ReplyTo
@@ -35,14 +34,12 @@ from anabranch.core.stream_states import (
     ACTIVE,
     FORGETTING,
     FORGOTTEN,
-    GIVEN_UP,
     LOST,
     STREAMS,
     StreamOp,
     lost_error,
     state_of,
 )
-from anabranch.core.tokens import Rights, id_named
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import (
     AnabranchError,
@@ -59,8 +56,6 @@ from anabranch.schemas.records import (
     ForgetStream,
     ForgottenRow,
     RecoverStream,
-    RetiredRow,
-    Settle,
     StreamList,
     StreamRow,
     TableRow,
@@ -343,7 +338,7 @@ def stream_forgotten(turn: Turn, stream: str) -> None:
     times = turn.state.forgotten[stream].times
     for key, value in turn.index.drop_former(stream, times).items():
         if value is None:
-            turn.state.drop(key)
+            turn.state.keep(key, None)
         else:
             turn.state.keep(key, value)
     turn.forgotten.append(stream)
@@ -370,52 +365,3 @@ def _rows_of(state: State, stream: str) -> Iterator[bytes]:
     for rows, key in ((state.tables, k.table_key), (state.bases, k.base_key)):
         if stream in rows:
             yield key(stream)
-
-
-# -- transactions that a loss holds up ------------------------------------------------------------------
-
-
-def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
-    """Abort a transaction whose merge can't go on, in all its streams, or end a PREPARED one. Repeatable.
-
-    Chunks of it are in other streams, committed natively. No history may ever name them, so their partitions are
-    used no more.
-    """
-    row = turn.transaction(id_named(command.token), Rights(0))
-    txn_id = row.txn_id
-    was_prepared = turn.state.prepared_row(txn_id) is not None
-    if not is_finished(row) and was_prepared != (command.presume is not None):
-        raise IllegalState(
-            "it is prepared, and its coordinator may have decided already: say which way (`--presume`)"
-            if was_prepared
-            else "the transaction is not prepared: there is nothing to presume"
-        )
-    if row.state == "PREPARED":
-        how = "commit" if command.presume else "abort"
-        turn.audit(
-            command, f"{txn_text(txn_id)} of {row.owner}, presumed {how}: {command.reason!r}"
-        )
-        if command.presume:
-            commit_prepared(turn, txn_id, to)
-            return
-        abort_txn(turn, txn_id, command.reason or "presumed aborted by an operator")
-    elif row.state == "COMMITTED" and command.presume:
-        pass  # repeated
-    elif TRANSACTIONS.judge(row.state, "settle", row.reason) is not None:
-        txn = turn.open(txn_id)
-        torn = turn.memory.trouble(txn_id) == TORN
-        if not torn and not any(_is_lost(turn, stream) for stream in txn.participants):
-            raise IllegalState("no stream of the transaction is lost: its merge goes on by itself")
-        if txn_id in turn.memory.carrying:
-            raise NotReady("a chunk of the transaction is being carried: ask again")
-        for (stream, _), carry in sorted(txn.carries.items()):
-            if carry.count and not _is_lost(turn, stream):
-                retired = RetiredRow(stream, carry.partition)
-                turn.put(k.retired_key(stream, carry.partition), retired)
-        turn.audit(command, f"{txn_text(row.txn_id)} of {row.owner}: {command.reason!r}")
-        abort_txn(turn, txn_id, command.reason or "settled by an operator", op="settle")
-    turn.reply(to, turn.outcome(turn.row(txn_id)))
-
-
-def _is_lost(turn: Turn, stream: str) -> bool:
-    return state_of(turn.state.streams.get(stream)) in (*GIVEN_UP, FORGOTTEN)

@@ -352,7 +352,7 @@ def end_pending(turn: Turn, txn_id: bytes, error: AnabranchError | None) -> list
 def finish(turn: Turn, row: TxnRow) -> None:
     """Put a finished transaction's row and forget what only an open one needs."""
     for key in turn.index.forget(turn.state, row.txn_id):
-        turn.state.drop(key)
+        turn.state.keep(key, None)
     txn = turn.open(row.txn_id)
     for writer, sequence in turn.state.locks.of(row.txn_id).numbers():
         turn.put(k.read_lock_key(row.txn_id, writer, sequence), None)
