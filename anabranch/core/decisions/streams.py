@@ -1,6 +1,5 @@
 """Decisions on a stream's life: created, lost, taken back, forgotten, deleted.
 
-
 The stream's row logs each intent first. Then the shell changes the topics; the result is logged and answered.
 
 A stream that lost a topic is given up in one round (docs/decisions/0011): its row says LOST, and every transaction
