@@ -341,7 +341,7 @@ class Session(StreamCalls):
     def _in_pages(
         self, wanted: Any, expected: type[P], of: Callable[[P], Iterable[T]], deadline: float
     ) -> list[T]:
-        """What all control partitions list, so much of each."""
+        """List of all control partitions, so much of each."""
         found: list[T] = []
         for partition in self._partitions(wanted.scope, deadline):
             after, most = None, len(found) + wanted.limit

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from crc32c import crc32c
 
@@ -91,7 +91,7 @@ class Write(NamedTuple):
 class Numbers(Protocol):
     """An array of numbers."""
 
-    def tolist(self) -> list[int]: ...
+    def __iter__(self) -> Iterator[Any]: ...
 
     def __len__(self) -> int: ...
 
@@ -118,9 +118,7 @@ class Keys(NamedTuple):
         """Put arrays of fingerprints together. ``few``: these keys, or their bounds, rising."""
         count = sum(map(len, points))
         if count <= FEW_KEYS:
-            return cls(
-                tuple(sorted({point for its in points for point in its.tolist()})), _few(few)
-            )
+            return cls(tuple(sorted({int(point) for its in points for point in its})), _few(few))
         import numpy as np  # clients that write only do without
 
         found = np.concatenate([np.asarray(its, dtype=np.int64) for its in points])
@@ -128,7 +126,7 @@ class Keys(NamedTuple):
         again = found[1:] == found[:-1]
         if again.any():
             found = np.concatenate([found[:1], found[1:][~again]])
-        return cls(memoryview(found).cast("B").cast("q"), _few(few))
+        return cls(found.data.cast("B").cast("q"), _few(few))
 
     def to_bytes(self) -> bytes:
         """A digest."""
@@ -174,10 +172,7 @@ def write_of(commit: StreamCommit, digests: Iterable[bytes]) -> Write:
     if any(len(its.keys) < len(its.points) for its in found):
         keys = [keys[0], keys[-1]]  # bounds are among them
     if sum(len(its.points) for its in found) > FEW_POINTS:
-        own = array("q", found[0].points)
-        return Write(
-            commit.timestamp, *Keys.packed([own, *(its.points for its in found[1:])], keys)
-        )
+        return Write(commit.timestamp, *Keys.packed([its.points for its in found], keys))
     points = {point for its in found for point in its.points}
     return Write(commit.timestamp, tuple(sorted(points)), _few(keys))
 

@@ -111,7 +111,7 @@ class CommittedLog:
         self.closed = False
         self.is_gone = False
         self._ids: dict[str, str] = {}  # of topics, as they were read first
-        # What `wait_for` brought, with the position that it was asked from, and where there was nothing.
+        # Data that `wait_for` brought, with the position that it was asked from, and where there was nothing.
         self._ahead: dict[TopicPartition, tuple[int, Fetched]] = {}
         self._idle: dict[TopicPartition, int] = {}
 
@@ -176,7 +176,7 @@ class CommittedLog:
     ) -> bool:
         """Wait until one of these partitions has something from its position on, or a bit less. Whether one has.
 
-        What comes is kept, up to ``max_bytes`` and a batch, and is what the next `fetch` from there gives: one
+        Data that comes is kept, up to ``max_bytes`` and a batch, and the next `fetch` from there gives it: one
         question brings a commit's history and its events. A partition of which something is kept is not waited for.
         """
         self._check_open()
@@ -205,7 +205,7 @@ class CommittedLog:
         return bool(found)
 
     def take_ahead(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Fetched]:
-        """What `wait_for` brought from exactly these positions; it is given once."""
+        """Data that `wait_for` brought from exactly these positions; it is given once."""
         found = {}
         for place, position in positions.items():
             if place in self._ahead and self._ahead[place][0] == position:

@@ -2,8 +2,8 @@
 
 import sys
 
-# Where hypothesis is installed, kio imports it to describe its types to it: a third of the time in which a process
-# that uses us starts.
+# kio imports hypothesis where that is installed, to describe its types to it: a third of the time
+# in which a process that uses us starts.
 if "hypothesis" not in sys.modules:
     sys.modules["hypothesis"] = None  # type: ignore[assignment]
     try:
