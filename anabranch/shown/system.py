@@ -180,7 +180,7 @@ def _transaction(
         writers=writers,
         reason=info.reason,
         snapshot=info.snapshot or None,
-        broken=info.broken and broken_text(info.broken),
+        broken=None if info.broken is None else broken_text(info.broken),
     )
 
 
@@ -233,7 +233,7 @@ def table_rows(found: Iterable[StreamDescription], newest: Mapping[str, int]) ->
                 None if last is None else to_datetime(last),
                 versions_ms(each.settings),
                 each.settings,
-                each.base and each.base.timestamp,
+                None if each.base is None else each.base.timestamp,
             )
 
 

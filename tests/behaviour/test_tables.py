@@ -794,7 +794,7 @@ def test_a_table_is_compacted_while_it_is_written(
     client.create_table(table, 2, {"table.history.ms": 0})
     put(client, table, **{f"k{n}": n for n in range(30)})
     time.sleep(2)
-    say = {"plain_readers_lose_history": True}
+    say: dict[str, Any] = {"plain_readers_lose_history": True}
     with client._replica([table], None, None, held=0) as whole:  # it sweeps nothing
         whole.snapshot().close()
 

@@ -17,7 +17,7 @@ from anabranch.errors import NotReady
 from anabranch.schemas.records import Event, SegmentRange
 
 BARS_MS = 1_000  # who has waited for so long keeps others from freezing what it waits for
-HEARD_MS = 5_000  # … unless it is a one-shot that nobody has sent again for so long
+HEARD_MS = 5_000  # … unless it is a one-shot that was not sent again for so long
 MOST = 1_000  # who wait, as far as they are noted
 
 Writes = Mapping[str, Write]  # by table
