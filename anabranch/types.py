@@ -136,7 +136,8 @@ class TransactionInfo:
 
     Times are Unix milliseconds (0: not yet), ``keepalive`` seconds, ``commit_timestamp`` hybrid time (0: not
     committed). ``streams`` and ``writers`` are empty in lists and for one-shots. ``owner``: the lane that began it.
-    ``prepared_by``: SHA-256 of the secret of who alone may end it, or empty.
+    ``prepared_by``: SHA-256 of the secret of who alone may end it, or empty. ``snapshot``: hybrid time of its reads
+    of tables; 0: it began without. ``broken``: the first registered lock of it that was broken.
     """
 
     txn_id: bytes
@@ -154,6 +155,8 @@ class TransactionInfo:
     owner: str = OPEN_LANE
     prepared_ms: int = 0
     prepared_by: bytes = b""
+    snapshot: int = 0
+    broken: r.BrokenLock | None = None
 
     @property
     def prepared_at(self) -> datetime | None:
@@ -333,6 +336,8 @@ def info_of(outcome: r.Outcome) -> TransactionInfo:
         owner=outcome.owner,
         prepared_ms=outcome.prepared_ms,
         prepared_by=outcome.prepared_by,
+        snapshot=outcome.snapshot,
+        broken=outcome.broken,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
+from anabranch.cli.looking import system
 from anabranch.cli.options import (
     App,
     ClusterOptions,
@@ -19,7 +20,7 @@ from anabranch.cli.options import (
 )
 from anabranch.cli.output import count_of, print_json, print_line, print_table, time_text
 from anabranch.core.hybrid_time import to_text
-from anabranch.core.ids import NO_TXN, TXN_ID_SIZE, parse_txn_text
+from anabranch.core.ids import TXN_ID_SIZE, parse_txn_text
 from anabranch.errors import AlreadyCommitted, InvalidArgument, OutcomeUnknown
 
 if TYPE_CHECKING:
@@ -114,41 +115,7 @@ def _list(title: str, found: Iterable[TransactionInfo]) -> None:
     )  # fmt: skip
 
 
-@app.command("locks")
-def list_locks(
-    options: ClusterOptions,
-    scope: Annotated[str | None, argument("SCOPE", "Only this scope.")] = None,
-    limit: Annotated[int, option("--limit -n", "Of at most so many.", min=1)] = 100,
-) -> None:
-    """List what open transactions have locked of tables, and who waits for whom."""
-    with options.client() as client:
-        found = client.table_locks(scope, limit)
-    if options.json:
-        names = ("txn_id", "table", "points", "ranges", "frozen", "broken", "waiting", "waits_for")
-        print_json(
-            {"locks": [{name: _plain(getattr(each, name)) for name in names} for each in found]}
-        )
-        return
-    print_table(
-        "Locks of open transactions",
-        ("transaction", "table", "keys", "ranges", "state", "who waits", "waits for"),
-        (
-            (each.txn_id.hex(), each.table, each.points, each.ranges,
-             "broken" if each.broken else "frozen" if each.frozen else "", _who(each.waiting), _who(each.waits_for))
-            for each in found
-        ),
-    )  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    """A field as JSON has it."""
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return value.hex() if isinstance(value, bytes) else value
-
-
-def _who(ids: Iterable[bytes]) -> str:
-    return ", ".join("another" if each == NO_TXN else each.hex() for each in ids)
+app.command("locks")(system.locks)
 
 
 @app.command("describe")

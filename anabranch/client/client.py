@@ -37,14 +37,16 @@ from anabranch.errors import (
 )
 from anabranch.extras import need
 from anabranch.reading.snapshot import At, check_at
-from anabranch.schemas.records import BaseRow, PublishBase
+from anabranch.schemas.records import BaseRow, ListTableLocks, PublishBase
 from anabranch.shown.system import (
     CommitRow,
+    LockRow,
     TableRow,
     TransactionRow,
     VersionRow,
     check_call,
     commit_rows,
+    lock_rows,
     table_rows,
     transaction_rows,
     version_rows,
@@ -207,6 +209,11 @@ class Client(Endings, Processors, Administration):
     ) -> list[TransactionRow]: ...
 
     @overload
+    def system(
+        self, name: Literal["locks"], of: str | None = None, **how: Any
+    ) -> list[LockRow]: ...
+
+    @overload
     def system(self, name: Literal["commits"], of: str, **how: Any) -> list[CommitRow]: ...
 
     @overload
@@ -232,6 +239,7 @@ class Client(Endings, Processors, Administration):
         """A system table: rows of named columns, as pandas takes them.
 
         'transactions', of a scope or of all: open ones, the oldest first, then those that ended and are kept.
+        'locks', of a scope or of all: registered ones of open transactions on tables, and who waits for whom.
         'commits', of a scope or a stream: committed after ``start`` and up to ``until``, the newest first; None:
         all, now. To go on, give the last one's timestamp - 1 as ``until``. 'tables', of a scope or of all, by name.
         'versions', of a table's ``key``: as a replica of it keeps them (``folder``, as of `replica`).
@@ -247,6 +255,8 @@ class Client(Endings, Processors, Administration):
             opened = self.open_transactions(of, limit, timeout=timeout)
             listed = self.transactions(of, True, limit, timeout=timeout)
             found: Iterable[Any] = transaction_rows(opened, listed, self._session.wall())
+        elif name == "locks":
+            found = lock_rows(self._session.table_locks(ListTableLocks(of, limit), deadline))
         elif name == "tables":
             streams = self.streams(of, timeout=timeout)
             found = table_rows(streams, self._newest(streams, deadline))

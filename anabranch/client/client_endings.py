@@ -17,14 +17,12 @@ from anabranch.core.tokens import Rights, check_right, peek
 from anabranch.schemas.records import (
     Consumed,
     ListOpen,
-    ListTableLocks,
     ListTransactions,
     Outcome,
     Prepare,
     SeriesInfo,
     SeriesList,
     SetSeries,
-    TableLockInfo,
 )
 from anabranch.types import (
     OpenTransaction,
@@ -220,18 +218,6 @@ class Endings(Streams):
         deadline = self._deadline(timeout)
         wanted = ListOpen(None, id_of(txn_id), 1)
         return open_of(self._session.open_ones(wanted, deadline)[0])
-
-    def table_locks(
-        self, scope: str | None = None, limit: int = 100, *, timeout: float | None = None
-    ) -> list[TableLockInfo]:
-        """The registered locks of open transactions, a row for each table, and who waits for whom.
-
-        Raises: as `transactions`.
-        """
-        self._shared.check()
-        check_type("a limit", limit, int)
-        wanted = ListTableLocks(scope, limit)
-        return self._session.table_locks(wanted, self._shared.deadline(timeout))
 
     def prepared(
         self,

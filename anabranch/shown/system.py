@@ -1,4 +1,4 @@
-"""System tables: what a cluster knows of its transactions, commits, tables and versions, as rows of named columns.
+"""System tables: what a cluster knows of its transactions, locks, commits, tables and versions, as rows.
 
 ``pandas.DataFrame(client.system("commits", "bank"))`` takes them as they are.
 """
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from anabranch.core.hybrid_time import to_datetime
 from anabranch.core.ids import NO_TXN, split_stream
 from anabranch.core.stream_settings import is_table, versions_ms
+from anabranch.core.transaction_states import broken_text
 from anabranch.errors import InvalidArgument
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history_search import HistorySearch
+from anabranch.schemas.records import TableLockInfo
 from anabranch.types import OpenTransaction, StreamDescription, TransactionInfo
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ MOST_ROWS = 10_000
 # Name -> what it must be of, and the further arguments that it takes.
 _ARGUMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "transactions": ("", ()),
+    "locks": ("", ()),
     "commits": ("scope or stream", ("start", "until")),
     "tables": ("", ()),
     "versions": ("table", ("key", "until", "folder")),
@@ -35,7 +38,8 @@ class TransactionRow(NamedTuple):
     """A transaction. ``age``: seconds from its begin to its end, or until now.
 
     ``streams``, ``staged_bytes`` and ``writers`` are those of an open one. ``rows``: that it committed.
-    ``commit_timestamp``: hybrid time; None: it is not committed.
+    ``commit_timestamp``: hybrid time; None: it is not committed. ``snapshot``: hybrid time of its reads of tables;
+    None: it began without. ``broken``: the first of its registered locks that was broken, by which commit.
     """
 
     txn_id: bytes
@@ -51,6 +55,27 @@ class TransactionRow(NamedTuple):
     staged_bytes: int
     writers: int
     reason: str
+    snapshot: int | None
+    broken: str | None
+
+
+class LockRow(NamedTuple):
+    """The registered locks of an open transaction on a table: how many keys (``points``) and ranges of keys.
+
+    ``frozen``: its merge is carried aside, and commits that would break them wait. ``broken``: a lock of the
+    transaction is, perhaps on another table. ``waiting``: ids of those that wait for its end; ``waits_for``: of
+    those whose end it waits for itself; at most 100 each. Zeros: plain writes, a one-shot, or one that the lane may
+    not see.
+    """
+
+    txn_id: bytes
+    table: str
+    points: int
+    ranges: int
+    frozen: bool
+    broken: bool
+    waiting: tuple[bytes, ...]
+    waits_for: tuple[bytes, ...]
 
 
 class CommitRow(NamedTuple):
@@ -69,7 +94,8 @@ class CommitRow(NamedTuple):
 class TableRow(NamedTuple):
     """A table. ``newest``: its newest commit, hybrid time, or when it was made; None: the lane may not ask.
 
-    ``history_ms``: how long replicas keep versions.
+    ``history_ms``: how long replicas keep versions. ``base``: hybrid time of the rows that it begins at; None: it
+    has all commits from its first one on.
     """
 
     table: str
@@ -80,6 +106,7 @@ class TableRow(NamedTuple):
     newest_at: datetime | None
     history_ms: int
     settings: Mapping[str, str]
+    base: int | None
 
 
 class VersionRow(NamedTuple):
@@ -152,7 +179,15 @@ def _transaction(
         staged_bytes=staged_bytes,
         writers=writers,
         reason=info.reason,
+        snapshot=info.snapshot or None,
+        broken=None if info.broken is None else broken_text(info.broken),
     )
+
+
+def lock_rows(found: Iterable[TableLockInfo]) -> Iterator[LockRow]:
+    """Rows of what controllers tell of registered locks."""
+    for each in found:
+        yield LockRow(*(getattr(each, column) for column in LockRow._fields))
 
 
 def commit_rows(
@@ -198,6 +233,7 @@ def table_rows(found: Iterable[StreamDescription], newest: Mapping[str, int]) ->
                 None if last is None else to_datetime(last),
                 versions_ms(each.settings),
                 each.settings,
+                None if each.base is None else each.base.timestamp,
             )
 
 

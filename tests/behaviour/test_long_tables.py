@@ -70,6 +70,8 @@ def test_several_processes_and_a_controller_that_is_killed(
         gone.discard()
         cluster.controller.kill()
         cluster.controller.start().wait_leading()
+        [told] = client.system("locks", table.partition("/")[0])
+        assert told == (txn.txn_id, table, 3, 1, False, False, (), ())
         txn.put(table, b"mine", b"1")
         put(client, table, others=1)
         if how == "one-shot":
@@ -136,6 +138,11 @@ def test_how_long_ones_end(
         assert txn.get(table, b"a") == b"1"
         txn.flush()
         put(client, table, a=5)
+        scope = table.partition("/")[0]
+        told = client.system("transactions", scope, limit=1)[0]
+        assert (told.txn_id, told.snapshot) == (txn.txn_id, txn.timestamp)
+        assert str(told.broken).startswith(f"{table} b'a' was read")
+        assert [row.broken for row in client.system("locks", scope)] == [True]
         assert txn.get(table, b"b") == b"2"
         assert txn.commit().commit_timestamp == txn.timestamp
     # The first write of a broken one is refused, by name.

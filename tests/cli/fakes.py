@@ -15,11 +15,11 @@ from anabranch.schemas.records import (
     SegmentRange,
     SeriesInfo,
     SetAsideRow,
-    TableLockInfo,
     TaskInfo,
     TaskPosition,
     WriterInfo,
 )
+from anabranch.shown.system import LockRow
 from anabranch.topics.rights import Acl
 from anabranch.types import (
     AuditEntry,
@@ -242,10 +242,10 @@ class FakeClient:
         self._call("open_transactions", **arguments)
         return [opened(info) for info in self.several or [self.info]]
 
-    def table_locks(self, *asked: Any, **arguments: Any) -> list[TableLockInfo]:
-        self._call("table_locks", asked=asked)
+    def system(self, *asked: Any, **arguments: Any) -> list[LockRow]:
+        self._call("system", asked=asked, **arguments)
         zeros, other = bytes(16), b"w" * 16
-        return [TableLockInfo(self.info.txn_id, "nyc/a", 2, 1, True, False, (zeros, other), ())]
+        return [LockRow(self.info.txn_id, "nyc/a", 2, 1, True, False, (zeros, other), ())]
 
     def open_transaction(self, txn_id: bytes) -> OpenTransaction:
         self._call("open_transaction", txn_id=txn_id)

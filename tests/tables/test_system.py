@@ -11,6 +11,7 @@ import pytest
 from anabranch.core.hybrid_time import from_us
 from anabranch.core.ids import NO_TXN
 from anabranch.errors import InvalidArgument
+from anabranch.schemas.records import BrokenLock
 from anabranch.shown import system
 from anabranch.tables.store import Seen
 from tests.cli.fakes import TXN_ID, opened, transaction
@@ -72,20 +73,27 @@ def test_versions_end_where_the_next_begins() -> None:
 
 
 def test_open_transactions_come_first_and_once() -> None:
-    running = opened(transaction(state="OPEN", commit_timestamp=0, finished_ms=0))
+    lost = BrokenLock("nyc/a", b"k", None, 5 << 12, b"")
+    running = opened(
+        transaction(state="OPEN", commit_timestamp=0, finished_ms=0, snapshot=7, broken=lost)
+    )
     ended = transaction(txn_id=bytes(16))
     found = list(system.transaction_rows([running], [ended, running.info], 9e9))
     assert [(t.txn_id, t.state, t.age, t.rows, t.writers) for t in found] == [
         (TXN_ID, "OPEN", 60.0, 0, 1), (bytes(16), "COMMITTED", 1.0, 10, 0),
     ]  # fmt: skip
+    assert [t.snapshot for t in found] == [7, None]
+    assert str(found[0].broken).startswith("nyc/a b'k' was read, and written by another at 1970-")
+    assert found[1].broken is None
 
 
 @pytest.mark.parametrize(
     ("name", "of", "given", "why"),
     [
-        ("nothing", None, {}, "transactions, commits, tables, versions"),
+        ("nothing", None, {}, "transactions, locks, commits, tables, versions"),
         ("commits", None, {}, "of one scope or stream"),
         ("versions", "bank/a", {}, "give its key"),
+        ("locks", None, {"start": 1}, "no argument 'start'"),
         ("tables", None, {"key": b"k"}, "no argument 'key'"),
         ("tables", None, {"limit": 0}, "1 to 10,000 rows"),
         ("tables", None, {"limit": True}, "1 to 10,000 rows"),

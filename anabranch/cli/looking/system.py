@@ -1,4 +1,4 @@
-"""`anabranch system`: what the cluster knows of its transactions, commits, tables and versions, as rows."""
+"""`anabranch system`: what the cluster knows of its transactions, locks, commits, tables and versions, as rows."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Annotated, Any
 from anabranch.cli.options import App, ClusterOptions, argument, option
 from anabranch.cli.output import print_json, print_table, put_bytes
 from anabranch.cli.read import moment_of
+from anabranch.core.ids import NO_TXN
 
 app = App(
     no_args_is_help=True,
-    help="Show system tables: transactions, commits, tables, and a row's versions.",
+    help="Show system tables: transactions, locks, commits, tables, and a row's versions.",
 )
 Scope = Annotated[str | None, argument("SCOPE", "Only this scope.")]
 Limit = Annotated[int, option("--limit -n", "At most so many rows.", min=1, max=10_000)]
 # Columns for people; --json has all.
 _SHOWN = {
     "transactions": ("txn_id", "state", "scope", "owner", "name", "begun", "age", "rows", "streams", "reason"),
+    "locks": ("txn_id", "table", "points", "ranges", "frozen", "broken", "waiting", "waits_for"),
     "commits": ("committed_at", "txn_id", "rows", "streams"),
-    "tables": ("table", "state", "segments", "newest_at", "history_ms", "settings"),
+    "tables": ("table", "state", "segments", "newest_at", "history_ms", "base", "settings"),
     "versions": ("since", "until", "mintid", "maxtid", "value"),
 }  # fmt: skip
 _TEXTS = ("key", "value")  # other bytes are ids
@@ -31,6 +33,13 @@ def transactions(options: ClusterOptions, scope: Scope = None, limit: Limit = 10
     """Transactions: open ones, the oldest first, then those that ended and are kept, the newest first."""
     with options.client() as client:
         show("transactions", client.system("transactions", scope, limit=limit), options)
+
+
+@app.command("locks")
+def locks(options: ClusterOptions, scope: Scope = None, limit: Limit = 100) -> None:
+    """Registered locks of open transactions on tables, the oldest one's first, and who waits for whom."""
+    with options.client() as client:
+        show("locks", client.system("locks", scope, limit=limit), options)
 
 
 @app.command("commits")
@@ -79,6 +88,8 @@ def _document(row: Mapping[str, Any]) -> dict[str, Any]:
             put_bytes(document, column, value)
         elif isinstance(value, bytes | datetime):
             document[column] = _cell(column, value)
+        elif isinstance(value, tuple):
+            document[column] = [_plain(each) for each in value]
         else:
             document[column] = dict(value) if isinstance(value, Mapping) else value
     return document
@@ -91,4 +102,10 @@ def _cell(column: str, value: object) -> object:
         return value.isoformat(" ", "milliseconds").removesuffix("+00:00") + "Z"
     if isinstance(value, Mapping):
         value = tuple(f"{name}={text}" for name, text in sorted(value.items()))
-    return ", ".join(value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return ", ".join("another" if each == NO_TXN else _plain(each) for each in value)
+    return value
+
+
+def _plain(item: str | bytes) -> str:
+    return item.hex() if isinstance(item, bytes) else item

@@ -65,7 +65,7 @@ def publish_base(turn: Turn, command: PublishBase, to: ReplyTo | None) -> None:
 def _check(turn: Turn, command: PublishBase, row: StreamRow, known: BaseRow | None) -> None:
     """`IllegalState`, `InvalidArgument`, `NotReady` unless this is a base, and no snapshot needs what it covers.
 
-    Its rows are the word of who may operate the table: no other writes to the companion.
+    Its rows are the word of those who may operate the table: they alone write to the companion stream.
     """
     table, at, txn_id = command.table, command.timestamp, command.txn_id
     companion = base_stream(table)

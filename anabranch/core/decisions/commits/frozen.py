@@ -1,6 +1,6 @@
 """Decisions on frozen locks: those of transactions that are carried aside, which can't be aborted any more.
 
-A write that would break one waits for its transaction's end. No transaction is carried whose writes break a frozen
+A commit that would break one waits for its transaction's end. No transaction is carried whose writes break a frozen
 lock, or whose locks the writes of a carried one break. So what is carried never waits, and waiting has no circle.
 `docs/tables.md` has the rules.
 """
@@ -81,9 +81,9 @@ def may_freeze(turn: Turn, txn_id: bytes, written: Callable[[bytes], Writes]) ->
 
 
 def _bars(turn: Turn, txn_id: bytes) -> On:
-    """The ones that have waited so long for locks like this one's that it may not freeze before them.
+    """Those that have waited so long for locks like this one's that it may not freeze before them.
 
-    The older id goes first among those that would be frozen themselves: else two might wait for each other.
+    The older id goes first of those that would be frozen themselves: else two might wait for each other.
     """
     return {
         (who if isinstance(who, bytes) else NO_TXN, table)

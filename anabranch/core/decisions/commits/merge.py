@@ -151,7 +151,7 @@ def _breaks_frozen(turn: Turn, plan: Plan) -> bool:
 
 
 def _written(turn: Turn, plan: Plan) -> dict[str, Write]:
-    """The writes of a transaction to tables."""
+    """Writes of a transaction to tables."""
     return {
         target.stream: locks.written(
             turn,
@@ -394,7 +394,7 @@ def _carry_aside(turn: Turn, plan: Plan) -> None:
 
 
 def _written_by(turn: Turn, plan: Plan, txn_id: bytes) -> Mapping[str, Write]:
-    """The writes to tables of a carried transaction, which are kept; or of this one."""
+    """Writes to tables of a carried transaction, which are kept; or of this one."""
     if txn_id == plan.txn_id:
         return _written(turn, plan)
     known = turn.memory.written.get(txn_id)
