@@ -244,13 +244,17 @@ class TableMachine:
         self._noted.times.append(txn.timestamp)
         try:
             with contextlib.suppress(LocksBroken):  # a broken one that only read ends well
-                first = self._random.random() < 0.6
-                if first:
-                    self._use(txn)
+                now, later = self._random.choice(
+                    ((self._use, None), (None, self._use), (self._point, self._point))
+                )
+                if now is not None:
+                    now(txn)
                 self._noted.long.append(long := Long(txn, txn.token()))
                 self.world.sleep(self._random.expovariate(0.3))
-                if not first:
-                    self._use(txn)
+                if long.parts:  # then others write what they read
+                    self.world.sleep(self._random.expovariate(0.7))
+                if later is not None:
+                    later(txn)
                 if self._random.random() < 0.2:
                     self._big(txn)
                 if self._random.random() < 0.9:
@@ -263,12 +267,14 @@ class TableMachine:
         """What a part that is finished has read counts as the transaction's own, whoever's writes are taken."""
         found = [long for long in self._noted.long if not long.txn.txn.is_over]
         if not found:
+            self._long(rows)
             return
         long = self._random.choice(found)
         with contextlib.suppress(LocksBroken, TransactionAborted):
             writers = self._random.choice(_WHOSE)
             part = rows.join(long.txn, long.token, writers=writers, timeout=5.0)
-            self._random.choice((self._rows, self._rows, self._absent, self._look))(part)
+            kinds = (self._rows, self._rows, self._absent, self._look, self._point)
+            self._random.choice(kinds)(part)
             part.finish(timeout=5.0)
             if self._random.random() < 0.8:
                 long.parts.append(part)
@@ -330,6 +336,9 @@ class TableMachine:
                     not alone or (right is not None and right.startswith(b"0/")),
                     "an own write is not seen",
                 )
+
+    def _point(self, txn: RecordedWork) -> None:
+        txn.get(self._random.choice(TABLES), self._random.choice(KEYS))
 
     def _absent(self, txn: RecordedWork) -> None:
         table, key = self._random.choice(TABLES), self._random.choice(KEYS)
