@@ -10,6 +10,7 @@ from itertools import pairwise
 from checker.model import PLAIN, Answer, Chronicle, Event, History, Part, Record, Txn
 from checker.reading import Operation
 from checker.report import Report
+from checker.writes import choices
 
 
 def match(history: History, report: Report) -> None:
@@ -125,6 +126,9 @@ def _deletion(history: History, part: Part, key: str | None, txn_id: str | None)
     ]
     mine = [event for event in left if event.txn is not None and event.txn.txn_id == txn_id]
     txn = history.by_id.get(txn_id or "")
+    if len({event.writer for event in mine}) > 1:  # which of them was taken, the log does not say
+        takes = choices(mine[0].txn) if mine[0].txn is not None else []
+        mine.sort(key=lambda e: [-sum(e in c.must for c in takes), -sum(e in c.may for c in takes)])
     if mine or txn_id is None or (txn is not None and txn.handle):
         return mine[0] if mine else None
     unknown = {e.txn: e for e in left if e.txn and e.txn.txn_id is None and e.txn.candidates}

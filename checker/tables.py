@@ -130,10 +130,11 @@ def snapshot_of(txn: Txn) -> int | None:
 
 
 def _written(history: History) -> dict[Txn, set[tuple[str, str]]]:
-    """Transaction -> table and key of all that it wrote, or may have."""
+    """Transaction -> table and key of all that the log has of it."""
     found: dict[Txn, set[tuple[str, str]]] = defaultdict(set)
     for event in history.events.values():
-        if event.txn is not None and event.stream in history.tables and event.key is not None:
+        is_there = event.txn is not None and event.part is not None
+        if is_there and event.stream in history.tables and event.key is not None:
             found[event.txn].add((event.stream, event.key))
     return found
 
@@ -192,6 +193,8 @@ def _judge_txn_read(
         return
     if op.asked.get("unlocked") or not txn.is_committed or txn.timestamp is None:
         return
+    if "writer" in op.asked and not _has_finished(txn, op.asked["writer"]):
+        return
     report.counts["reads that hold at their commit"] += 1
     below = txn.timestamp - 1
     if op.result["rows"] is None:  # locked, not read
@@ -206,6 +209,12 @@ def _judge_txn_read(
         key = own[0] if own else wrong[0]
         text = f"{txn}, of {txn.timestamp}, read at {at}: {_says(rows, op, key, below)} just below its commit"
         report.add(kind, text, [*_at(op), *(commit.where for commit in txn.commits)])
+
+
+def _has_finished(txn: Txn, writer: str) -> bool:
+    """Whether a part was told that it has finished: its locks count, whether its writes are taken or not."""
+    finish = txn.finishes.get(writer)
+    return finish is not None and finish.ok
 
 
 def _says(rows: Rows, op: Operation, key: str, at: int) -> str:
@@ -268,7 +277,7 @@ def _judge_broken(
     found = rows.newest(key, timestamp)
     is_real = found is not None and found.timestamp == timestamp and timestamp > at
     if found is not None and found.record.ids:
-        is_real = is_real and by in found.record.ids and not found.is_of(txn)
+        is_real = is_real and by in ("", *found.record.ids) and not found.is_of(txn)
     if not is_real:
         text = f"{txn} at {at} was told that {by} wrote {key!r} of {table} at {timestamp}: no other did"
         report.add("false-conflict", text, _at(op))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
+from anabranch.core.ids import NO_TXN
 from anabranch.errors import (
     LocksBroken,
     NotAuthorized,
@@ -28,6 +29,7 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.ports import LogError, TopicPartition
+from anabranch.tables.own_writes import Local, Writers
 from anabranch.tables.replica import Replica
 from anabranch.topics.names import journal_topic
 from tests.sim.check_log import hold
@@ -36,7 +38,15 @@ from tests.sim.readers import reading_client
 from tests.sim.scaling import scale_somehow
 from tests.sim.world import START_S, Process, World
 from tests.sim.writers import FINE
-from tests.tables.recorded import RecordedTables, RecordedTransaction, RecordedWrites, id_of, text
+from tests.tables.recorded import (
+    RecordedPart,
+    RecordedTables,
+    RecordedTransaction,
+    RecordedWork,
+    RecordedWrites,
+    id_of,
+    text,
+)
 
 if TYPE_CHECKING:
     from tests.sim.faults import Faults
@@ -48,24 +58,35 @@ TABLES = ("s/rows", "rows/near")  # in scopes that commit together
 KEYS = tuple(b"k%d" % number for number in range(5))
 PAIR = b"pair"  # a row of each table: together never below LEAST, each 1 where there is none
 LEAST = 1
+_WHOSE: tuple[Writers, ...] = ("own", "own", "all")  # writes that are read
 _RESTART_S = 1.0
 _TIMEOUT_S = 10.0
 _ANYWAY = (*FINE, UnknownStream, UnknownScope, SnapshotExpired, LogError)
 
 
 @dataclass(slots=True)
+class Long:
+    """A long transaction that is open: others take part in it."""
+
+    txn: RecordedTransaction
+    token: bytes
+    parts: list[RecordedPart] = field(default_factory=list)  # whose receipts came
+
+
+@dataclass(slots=True)
 class Noted:
     """What all processes did."""
 
+    long: list[Long] = field(default_factory=list)
     times: list[int] = field(default_factory=list)  # of snapshots
     labels: int = 0
     told: int = 0  # the highest commit timestamp that anybody was told
     writes: int = 0
 
-    def value(self, number: int) -> bytes:
+    def value(self, number: int, more: bytes = b"") -> bytes:
         """A row's value, never used before."""
         self.writes += 1
-        return b"%d/%d" % (number, self.writes)
+        return b"%d/%d%s" % (number, self.writes, more)
 
 
 def number_of(value: bytes | None) -> int:
@@ -187,6 +208,8 @@ class TableMachine:
         rows = self._recorded(replica)
         kinds: list[tuple[float, Callable[[], None]]] = [
             (8, lambda: self._transactions(rows)),
+            (4, lambda: self._long(rows)),
+            (8, lambda: self._take_part(rows)),
             (3, lambda: self._snapshot(rows)),
             (3, lambda: self._blind(client)),
             (1, lambda: self._plain()),
@@ -213,24 +236,73 @@ class TableMachine:
         for txn in begun:
             self._commit(txn)
 
+    def _long(self, rows: RecordedTables) -> None:
+        """One that other processes take part in, by its token."""
+        isolation = self._random.choice(("serializable",) * 4 + ("snapshot",))
+        how = {"isolation": isolation, "writers": self._random.choice(_WHOSE)}
+        txn = rows.begin(keepalive=6.0, timeout=5.0, **how)
+        self._noted.times.append(txn.timestamp)
+        try:
+            with contextlib.suppress(LocksBroken):  # a broken one that only read ends well
+                now, later = self._random.choice(
+                    ((self._use, None), (None, self._use), (self._point, self._point))
+                )
+                if now is not None:
+                    now(txn)
+                self._noted.long.append(long := Long(txn, txn.token()))
+                self.world.sleep(self._random.expovariate(0.3))
+                if long.parts:  # then others write what they read
+                    self.world.sleep(self._random.expovariate(0.7))
+                if later is not None:
+                    later(txn)
+                if self._random.random() < 0.2:
+                    self._big(txn)
+                if self._random.random() < 0.9:
+                    self._commit(txn, long.parts if self._random.random() < 0.6 else None)
+        finally:
+            with contextlib.suppress(*FINE, NotAuthorized):  # else heartbeats would keep it open
+                txn.abort()
+
+    def _take_part(self, rows: RecordedTables) -> None:
+        """What a part that is finished has read counts as the transaction's own, whoever's writes are taken."""
+        found = [long for long in self._noted.long if not long.txn.txn.is_over]
+        if not found:
+            self._long(rows)
+            return
+        long = self._random.choice(found)
+        with contextlib.suppress(LocksBroken, TransactionAborted):
+            writers = self._random.choice(_WHOSE)
+            part = rows.join(long.txn, long.token, writers=writers, timeout=5.0)
+            kinds = (self._rows, self._rows, self._absent, self._look, self._point)
+            self._random.choice(kinds)(part)
+            part.finish(timeout=5.0)
+            if self._random.random() < 0.8:
+                long.parts.append(part)
+
+    def _big(self, txn: RecordedTransaction) -> None:
+        """It may be carried aside, with its locks frozen."""
+        for _ in range(self._random.choice((3, 12))):
+            value = self._noted.value(0, b" " + b"." * 100)
+            txn.put(self._random.choice(TABLES), self._random.choice(KEYS), value)
+
     def _use(self, txn: RecordedTransaction) -> None:
         kinds = (self._pair, self._rows, self._rows, self._absent, self._look)
         self._random.choice(kinds)(txn)
 
-    def _commit(self, txn: RecordedTransaction) -> None:
+    def _commit(self, txn: RecordedTransaction, parts: list[RecordedPart] | None = None) -> None:
         for _ in range(2):  # a repeated call settles what is not known
             try:
-                result = txn.commit(timeout=5.0)
+                result = txn.commit(None if parts is None else list(parts), timeout=5.0)
             except (LocksBroken, TransactionAborted):
                 return
             except FINE as error:
                 self.world.note(self.name, f"{type(error).__name__}: {error}"[:300])
                 continue
-            told = result.commit_timestamp if txn.txn.txn_id else 0
+            told = result.commit_timestamp if result.txn_id != NO_TXN else 0
             self._noted.told = max(self._noted.told, told)
             return
 
-    def _scan(self, txn: RecordedTransaction, table: str) -> None:
+    def _scan(self, txn: RecordedWork, table: str) -> None:
         low, high = self._random.choice((b"", *KEYS)), self._random.choice((None, b"k3", b"l"))
         if high is not None and low >= high:
             high = None
@@ -238,14 +310,14 @@ class TableMachine:
         for _ in islice(txn.scan(table, low, high, reverse=reverse), limit):
             pass
 
-    def _pair(self, txn: RecordedTransaction) -> None:
+    def _pair(self, txn: RecordedWork) -> None:
         """Each takes from one row if both together allow it, else it gives."""
         found = {table: number_of(txn.get(table, PAIR)) for table in TABLES}
         table = self._random.choice(TABLES)
         change = -1 if sum(found.values()) > LEAST else self._random.choice((1, 2))
         txn.put(table, PAIR, self._noted.value(found[table] + change))
 
-    def _rows(self, txn: RecordedTransaction) -> None:
+    def _rows(self, txn: RecordedWork) -> None:
         """Points and ranges are read, then a row of them is written, or another one."""
         for _ in range(self._random.randint(1, 2)):
             if self._random.random() < 0.5:
@@ -259,16 +331,23 @@ class TableMachine:
             else:
                 txn.put(table, key, self._noted.value(0))
                 right = txn.get(table, key)
-                hold(right is not None and right.startswith(b"0/"), "an own write is not seen")
+                alone = isinstance(txn.view._own, Local)  # else another's may lie over it
+                hold(
+                    not alone or (right is not None and right.startswith(b"0/")),
+                    "an own write is not seen",
+                )
 
-    def _absent(self, txn: RecordedTransaction) -> None:
+    def _point(self, txn: RecordedWork) -> None:
+        txn.get(self._random.choice(TABLES), self._random.choice(KEYS))
+
+    def _absent(self, txn: RecordedWork) -> None:
         table, key = self._random.choice(TABLES), self._random.choice(KEYS)
         if txn.get(table, key) is None:
             txn.insert(table, key, self._noted.value(0))
         else:
             txn.delete(table, key)
 
-    def _look(self, txn: RecordedTransaction) -> None:
+    def _look(self, txn: RecordedWork) -> None:
         """It reads only."""
         for table in TABLES:
             self._scan(txn, table)

@@ -5,21 +5,30 @@ A row begins with an id, up to a space, that no other row ever has; so histories
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
 from anabranch.client.transaction import Transaction
 from anabranch.core.ids import NO_TXN
-from anabranch.errors import DeadlineExceeded, LocksBroken, TransactionAborted
+from anabranch.errors import (
+    DeadlineExceeded,
+    LocksBroken,
+    ReceiptMismatch,
+    TransactionAborted,
+    WritersUnfinished,
+)
+from anabranch.tables.joined import JoinedTransaction
+from anabranch.tables.own_writes import Local
 from anabranch.tables.replica import Replica
 from anabranch.tables.snapshot import TableSnapshot, bounds
 from anabranch.tables.transaction import TableTransaction
-from anabranch.types import Result
+from anabranch.types import Receipt, Result
 from checker.recorder import Recorder
 
-_WITHOUT_EFFECT = (LocksBroken, TransactionAborted, DeadlineExceeded)
+_REFUSED = (LocksBroken, TransactionAborted, WritersUnfinished, ReceiptMismatch)
+OWN = "own"  # the writer that begins it
 
 
 def text(key: bytes) -> str:
@@ -36,7 +45,7 @@ def broken_of(error: BaseException) -> dict[str, Any]:
     """What a failure tells of locks."""
     if not isinstance(error, LocksBroken):
         return {"why": f"{type(error).__name__}: {error}"[:300]}
-    by = error.by.hex() if error.by != NO_TXN else None
+    by = error.by.hex() if error.by != NO_TXN else None  # empty: it was not told
     return {"broken": [error.table, text(error.key), by, error.commit_timestamp]}
 
 
@@ -70,9 +79,18 @@ class RecordedTables:
         recorder, label = self._recorder(), self.label()
         isolation = "serializable" if txn._reads_lock else "snapshot"
         how = {"scope": self._scope, "isolation": isolation, "seen": seen}
+        txn_id = None if txn.txn_id is None else txn.txn_id.hex()
         with recorder.asking("begin", txn=label, **how) as told:
-            told |= {"txn_id": None, "snapshot": txn.timestamp}
+            told |= {"txn_id": txn_id, "snapshot": txn.timestamp}
         return RecordedTransaction(recorder, txn, label)
+
+    def join(self, whole: RecordedTransaction, token: bytes, **how: Any) -> RecordedPart:
+        """As `Replica.join`: a part of that transaction."""
+        recorder, writer = self._recorder(), self.label()
+        isolation = "serializable" if whole.txn._reads_lock else "snapshot"
+        with telling(recorder, writer, whole.name):
+            part = self.replica.join(token, isolation=isolation, **how)  # type: ignore[arg-type]
+        return RecordedPart(recorder, part, whole, writer)
 
     def transact(self, function: Callable[[RecordedTransaction], object], **how: Any) -> Result:
         """As `Replica.transact`; each try is a transaction."""
@@ -112,24 +130,30 @@ class RecordedSnapshot:
     """A snapshot, or what a transaction reads."""
 
     def __init__(
-        self, recorder: Recorder, view: TableSnapshot | TableTransaction, of: dict[str, str]
+        self,
+        recorder: Recorder,
+        view: TableSnapshot | TableTransaction | JoinedTransaction,
+        of: dict[str, str],
     ) -> None:
         self._recorder, self.view, self._of = recorder, view, of
         self.timestamp = view.timestamp
 
-    def own(self, _: str) -> list[bytes]:
-        """Keys that were written before."""
-        return []
+    def own(self, _: str) -> set[bytes]:
+        """Keys that it wrote, or may have."""
+        return set()
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """A row."""
-        if key in self.own(table):
-            return self.view.get(table, key)
         with self._reading(table) as told:
             row = self.view.get(table, key)
-            rows = [] if row is None else [[text(key), id_of(row)]]
-            told |= {"low": text(key), "high": text(key + b"\0"), "rows": rows}
+            told |= {"low": text(key), "high": text(key + b"\0")}
+            told |= self._told(table, [] if row is None else [(key, row)])
         return row
+
+    def _told(self, table: str, found: Sequence[tuple[bytes, bytes]]) -> dict[str, Any]:
+        own = self.own(table)  # behind the read: others may have written meanwhile
+        rows = [[text(key), id_of(row)] for key, row in found if key not in own]
+        return {"rows": rows, "own": [text(key) for key in sorted(own)]}
 
     def scan(
         self, table: str, low: bytes = b"", high: bytes | None = None, **how: Any
@@ -138,7 +162,6 @@ class RecordedSnapshot:
         reverse = bool(how.get("reverse"))
         prefix = how.get("prefix")
         begin, end = (low, high) if prefix is None else bounds(None, None, prefix)
-        own = self.own(table)
         found: list[tuple[bytes, bytes]] = []
         op = self._recorder.ask("read", table=table, reverse=reverse, **self._of)
         range_ = () if prefix is not None else (low, high)
@@ -154,10 +177,9 @@ class RecordedSnapshot:
                 raise
         if found and not is_whole:
             begin, end = (found[-1][0], end) if reverse else (begin, found[-1][0] + b"\0")
-        rows = [[text(key), id_of(row)] for key, row in found if key not in own]
         where = {"low": text(begin), "high": None if end is None else text(end)}
         if found or is_whole:
-            self._recorder.told(op, "ok", **where, rows=rows, own=[text(key) for key in own])
+            self._recorder.told(op, "ok", **where, **self._told(table, found))
 
     def lookup(
         self, table: str, index: str, value: bytes, begins: str
@@ -181,32 +203,41 @@ class RecordedSnapshot:
         self._recorder.told(op, "ok", **told)
 
 
-class RecordedTransaction(RecordedSnapshot):
-    """A transaction. Its writes are noted when it is asked to commit."""
+class RecordedWork(RecordedSnapshot):
+    """What one process reads and writes in a transaction. ``writer``: its name. ``shared``: keys that all wrote."""
 
-    view: TableTransaction
+    view: TableTransaction | JoinedTransaction
 
-    def __init__(self, recorder: Recorder, txn: TableTransaction, label: str) -> None:
-        super().__init__(recorder, txn, {"txn": label})
-        self.txn, self.name = txn, label
-        self._written: dict[str, list[tuple[bytes, bytes | None]]] = {}
-        self._op: int | None = None
+    def __init__(
+        self,
+        recorder: Recorder,
+        view: TableTransaction | JoinedTransaction,
+        label: str,
+        writer: str,
+        shared: dict[str, set[bytes]],
+    ) -> None:
+        part = {} if writer == OWN else {"writer": writer}
+        super().__init__(recorder, view, {"txn": label, **part})
+        self.name, self.writer = label, writer
+        self._shared = shared
+        self._mine: dict[str, set[bytes]] = {}
 
-    def own(self, table: str) -> list[bytes]:
-        return [key for key, _ in self._written.get(table, ())]
+    @property
+    def wrote(self) -> bool:
+        """Whether this process wrote, or may have."""
+        return bool(self._mine)
+
+    def own(self, table: str) -> set[bytes]:
+        reads_others = not isinstance(self.view._own, Local)
+        return (self._shared if reads_others else self._mine).get(table, set())
 
     def put(self, table: str, key: bytes, row: bytes | None) -> None:
         """Write a row; None deletes it."""
-        try:
+        with self._writing(table, key, row):
             if row is None:
-                self.txn.delete(table, key)
+                self.view.delete(table, key)
             else:
-                self.txn.put(table, key, row)
-        except LocksBroken as error:
-            op = self._recorder.ask("write", writer="own", stream=table, events=[], **self._of)
-            self._recorder.told(op, "failed", **broken_of(error))
-            raise
-        self._written.setdefault(table, []).append((key, row))
+                self.view.put(table, key, row)
 
     def delete(self, table: str, key: bytes) -> None:
         """Delete a row."""
@@ -215,41 +246,110 @@ class RecordedTransaction(RecordedSnapshot):
     def insert(self, table: str, key: bytes, row: bytes) -> None:
         """Write a row that is not there."""
         self.get(table, key)
-        self.txn.insert(table, key, row)
-        self._written.setdefault(table, []).append((key, row))
+        with self._writing(table, key, row):
+            self.view.insert(table, key, row)
 
-    def ask_commit(self) -> None:
-        """Note that it is about to commit, and before the first time, what it wrote."""
-        if self._op is None:
-            for table, rows in self._written.items():
-                events = [[text(key), id_of(row)] for key, row in rows]
-                self._recorder.note("write", writer="own", stream=table, events=events, **self._of)
-        if self._written:
-            self._op = self._recorder.ask("commit", writers=["own"], **self._of)
+    @contextmanager
+    def _writing(self, table: str, key: bytes, row: bytes | None) -> Iterator[None]:
+        for wrote in (self._mine, self._shared):
+            wrote.setdefault(table, set()).add(key)
+        asked = {"stream": table, "events": [[text(key), id_of(row)]]}
+        with telling(self._recorder, self.writer, self.name, **asked):
+            yield
+
+
+@contextmanager
+def telling(recorder: Recorder, writer: str, label: str, **asked: Any) -> Iterator[None]:
+    """Note what a part writes, or that its locks are broken."""
+    given = {"what": "write", "stream": "", "events": [], **asked}
+    op = recorder.ask(**given, txn=label, writer=writer)
+    try:
+        yield
+    except LocksBroken as error:
+        recorder.told(op, "failed", **broken_of(error))
+        raise
+    except BaseException as error:
+        recorder.told(op, "unknown", **broken_of(error))
+        raise
+    recorder.told(op, "ok")
+
+
+class RecordedPart(RecordedWork):
+    """A part of a transaction that was begun elsewhere."""
+
+    view: JoinedTransaction
+
+    def __init__(
+        self, recorder: Recorder, part: JoinedTransaction, whole: RecordedTransaction, writer: str
+    ) -> None:
+        super().__init__(recorder, part, whole.name, writer, whole._shared)
+        self.receipt: Receipt | None = None
+
+    def finish(self, **how: Any) -> Receipt:
+        """As `JoinedTransaction.finish`."""
+        with telling(self._recorder, self.writer, self.name, what="finish"):
+            self.receipt = self.view.finish(**how)
+        return self.receipt
+
+
+class RecordedTransaction(RecordedWork):
+    """A transaction, by the process that began it."""
+
+    view: TableTransaction
+
+    def __init__(self, recorder: Recorder, txn: TableTransaction, label: str) -> None:
+        super().__init__(recorder, txn, label, OWN, {})
+        self.txn = txn
+        self._op: int | None = None
+
+    def token(self) -> bytes:
+        """As `TableTransaction.token`."""
+        with telling(self._recorder, OWN, self.name):
+            return self.txn.token(("write", "heartbeat", "state"))
+
+    def ask_commit(self, parts: Sequence[RecordedPart] | None = None) -> None:
+        """Note that it is about to commit. ``parts``: None: all that finished."""
+        if self.wrote or self.txn._opened is not None:
+            named = None if parts is None else [OWN, *(part.writer for part in parts)]
+            asked = {"writers": named, "own": [OWN], "txn": self.name}
+            self._op = self._recorder.ask("commit", **asked)
 
     def failed(self, error: BaseException) -> None:
         """Note how a commit went that was asked."""
         if self._op is None:
             return
-        outcome = "failed" if isinstance(error, _WITHOUT_EFFECT) else "unknown"
+        is_short = self.txn._opened is None
+        refused = isinstance(error, (*_REFUSED, DeadlineExceeded) if is_short else _REFUSED)
         known = {"txn_id": self.txn.txn_id.hex()} if self.txn.txn_id else {}
+        outcome = "failed" if refused else "unknown"
         self._recorder.told(self._op, outcome, **known, **broken_of(error))
 
     def committed(self, result: Result) -> None:
-        """Note that it is committed."""
-        if self._op is not None:
+        """Note that it is committed; or that it ended well, as of its snapshot, with nothing written."""
+        if self._op is None:
+            return
+        if result.txn_id == NO_TXN:
+            self._recorder.told(self._op, "failed", why="broken, and it read only")
+        else:
             self._recorder.told(self._op, "ok", **_told(result))
 
-    def commit(self, **how: Any) -> Result:
-        """As `TableTransaction.commit`."""
-        self.ask_commit()
+    def commit(self, parts: Sequence[RecordedPart] | None = None, **how: Any) -> Result:
+        """As `TableTransaction.commit`, with the receipts of these parts."""
+        self.ask_commit(parts)
+        receipts = None if parts is None else [part.receipt for part in parts if part.receipt]
         try:
-            result = self.txn.commit(**how)
+            result = self.txn.commit(receipts, **how)
         except BaseException as error:
             self.failed(error)
             raise
         self.committed(result)
         return result
+
+    def abort(self) -> None:
+        """As `TableTransaction.abort`."""
+        if not self.txn.is_over and self.txn._opened is not None:
+            with self._recorder.asking("abort", txn=self.name):
+                self.txn.abort()
 
 
 class RecordedWrites:
