@@ -196,6 +196,7 @@ def _judge_txn_read(
     if "writer" in op.asked and not _has_finished(txn, op.asked["writer"]):
         return
     report.counts["reads that hold at their commit"] += 1
+    report.counts["reads of parts that hold at the commit"] += "writer" in op.asked
     below = txn.timestamp - 1
     if op.result["rows"] is None:  # locked, not read
         low, high = op.result["low"], op.result["high"]
