@@ -110,12 +110,12 @@ def _unnoticed(is_such: Callable[[Any, StreamCommit], bool]) -> Planted:
     """Commits of a kind do not come into the window."""
     real_merge = judging.merge
 
-    def merge(turn: Any, step: StreamCommit) -> None:
+    def merge(turn: Any, step: StreamCommit, *taken: Any) -> None:
         if not is_such(turn, step):
-            real_merge(turn, step)
+            real_merge(turn, step, *taken)
             return
         with patch.object(judging, "write_of", lambda *_: Write(step.timestamp, (), ())):
-            real_merge(turn, step)
+            real_merge(turn, step, *taken)
 
     return patch.object(judging, "merge", merge)
 
