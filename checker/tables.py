@@ -133,8 +133,9 @@ def _written(history: History) -> dict[Txn, set[tuple[str, str]]]:
     """Transaction -> table and key of all that the log has of it."""
     found: dict[Txn, set[tuple[str, str]]] = defaultdict(set)
     for event in history.events.values():
-        is_there = event.txn is not None and event.part is not None
-        if is_there and event.stream in history.tables and event.key is not None:
+        if event.txn is None or event.part is None or event.key is None:
+            continue
+        if event.stream in history.tables:
             found[event.txn].add((event.stream, event.key))
     return found
 
@@ -196,6 +197,7 @@ def _judge_txn_read(
     if "writer" in op.asked and not _has_finished(txn, op.asked["writer"]):
         return
     report.counts["reads that hold at their commit"] += 1
+    report.counts["reads of parts that hold at the commit"] += "writer" in op.asked
     below = txn.timestamp - 1
     if op.result["rows"] is None:  # locked, not read
         low, high = op.result["low"], op.result["high"]

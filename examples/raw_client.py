@@ -167,7 +167,7 @@ class Transaction:
 
     def commit(self, own: list[dict[str, Any]]) -> Any:
         """The outcome. Never guesses: an unanswered commit is resolved, then sent again if need be."""
-        command = {"token": self.token, "own": own, "receipts": None, "name": None}
+        command = {"token": self.token, "own": own, "receipts": None, "name": None, "vouched": []}
         while True:
             try:
                 return self.ask("Commit", **command, wait_ms=30_000)
@@ -197,7 +197,8 @@ def begin(commands: Commands, scope: str, name: str | None, keepalive_ms: int) -
     txn_id = new_id(control)
     secret = secrets.token_bytes(32)  # tokens are made from it
     command = {"txn_id": txn_id, "scope": scope, "name": name, "keepalive_ms": keepalive_ms}
-    kind, answer = commands.ask(control, "Begin", command | {"secret": secret})
+    command |= {"secret": secret, "snapshot": 0}  # it reads no tables
+    kind, answer = commands.ask(control, "Begin", command)
     if kind != "Begun":
         return answer
     return Transaction(commands, make_token(secret, scope, answer))

@@ -173,6 +173,34 @@ def of_snapshot_isolation_the_first_committer_wins(tape: Tape) -> None:
     end(tape, (8, "k", "new"), at=25)
 
 
+def a_part_reads(tape: Tape, outcome: str) -> None:
+    """Transaction r is committed without this part."""
+    racing(tape, 15)
+    point(tape, "k", "a", writer="part")
+    tape.told("q", tape.ask("q", "finish", txn="r", writer="part"), outcome)
+    commits(tape, 25, ("x", "new"))
+    end(tape, (8, "x", "new"), at=25)
+
+
+@TABLE.wrong("write-skew")
+def what_a_finished_part_read_counts(tape: Tape) -> None:
+    a_part_reads(tape, "ok")
+
+
+@TABLE.right
+def what_an_unfinished_part_read_does_not_count(tape: Tape) -> None:
+    a_part_reads(tape, "unknown")
+
+
+@TABLE.right
+def two_parts_delete_a_row_and_the_later_one_is_taken(tape: Tape) -> None:
+    racing(tape, 15)
+    events = [["x", None]]
+    tape.do("p", "write", txn="r", writer="left out", stream=ROWS, events=events)
+    commits(tape, 25, ("x", None))
+    end(tape, (8, "x", None), at=25)
+
+
 @TABLE.wrong("snapshot-not-prefix")
 def a_read_of_one_that_is_not_committed_is_not_of_its_snapshot(tape: Tape) -> None:
     racing(tape, 15)
@@ -250,6 +278,7 @@ def a_lock_that_was_broken(tape: Tape) -> None:
     point(tape, "k", "a")
     is_told(tape, "k", TWO, 20, what="commit")
     is_told(tape, "k", THREE, 30)
+    is_told(tape, "k", "", 20)  # by whom, it is not told
     end(tape)
 
 

@@ -26,7 +26,7 @@ from anabranch.errors import AnabranchError, LocksBroken
 from anabranch.ports import LogError
 from anabranch.processors import history_tail
 from anabranch.processors.streams import topics
-from anabranch.schemas.records import BrokenLock, LookAgain, OneShot, StreamRow, TxnRow
+from anabranch.schemas.records import BrokenLock, LookAgain, OneShot, ReadLockRow, StreamRow, TxnRow
 from anabranch.tables import rows as rows_module
 from anabranch.tables.follow import Follower
 from anabranch.tables.layout import DELETED, ROW, Mark, table_prefix
@@ -104,12 +104,12 @@ def _unnoticed(is_such: Callable[[Any, StreamCommit], bool]) -> Planted:
     """Commits of a kind do not come into the window."""
     real_merge = judging.merge
 
-    def merge(turn: Any, step: StreamCommit) -> None:
+    def merge(turn: Any, step: StreamCommit, *taken: Any) -> None:
         if not is_such(turn, step):
-            real_merge(turn, step)
+            real_merge(turn, step, *taken)
             return
         with patch.object(judging, "write_of", lambda *_: Write(step.timestamp, (), ())):
-            real_merge(turn, step)
+            real_merge(turn, step, *taken)
 
     return patch.object(judging, "merge", merge)
 
@@ -296,8 +296,10 @@ def left_out_forgotten() -> Planted:
 
     def derive(its: Registered, txn_id: bytes, identifier: bytes, row: Any) -> None:
         first = next(iter(its.of(txn_id).looked), None)
-        if first is None or identifier.startswith(first.to_bytes(8, "big", signed=True)):
-            real(its, txn_id, identifier, row)
+        is_first = first is None or identifier.startswith(first.to_bytes(8, "big", signed=True))
+        if isinstance(row, ReadLockRow) and not is_first:
+            row = ReadLockRow((), row.read_from)
+        real(its, txn_id, identifier, row)
 
     return patch.object(Registered, "derive", derive)
 
