@@ -66,14 +66,14 @@ def test_a_plain_consumer_sees_the_same(load: Load, world: World) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"rowsPerPartition": 80},
+        {"rowsPerPartition": 30},
         {"minPartitions": 12},
         pytest.param({"rowsPerPartition": 5000}, marks=pytest.mark.soak),
     ],
 )
 def test_however_it_is_cut(load: Load, world: World, options: dict[str, int]) -> None:
     frame = load(**options)
-    wanted = {"rowsPerPartition=80": 15, "minPartitions=12": 12, "rowsPerPartition=5000": 1}
+    wanted = {"rowsPerPartition=30": 15, "minPartitions=12": 12, "rowsPerPartition=5000": 1}
     (case,) = (f"{name}={value}" for name, value in options.items())
     assert frame.rdd.getNumPartitions() >= wanted[case]
     assert sorted(seen_by_spark(frame)) == sorted(world.expected)
