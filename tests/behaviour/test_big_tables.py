@@ -25,6 +25,7 @@ def test_who_writes_a_frozen_row_waits_and_nobody_else(
     client: anabranch.Client, tables: tuple[str, str], bank: Replica
 ) -> None:
     table, other = tables
+    scope = table.partition("/")[0]
     put(client, table, locked=1, free=1)
     bank.snapshot().close()
     with bank.begin(keepalive=300) as txn, ThreadPoolExecutor(1) as beside:
@@ -41,7 +42,7 @@ def test_who_writes_a_frozen_row_waits_and_nobody_else(
             began = time.monotonic()
             put(client, table, free=2)
             took.append(time.monotonic() - began)
-            if waits is None and any(info.frozen for info in client.table_locks()):
+            if waits is None and any(row.frozen for row in client.system("locks", scope)):
                 waits = ThreadPoolExecutor(1).submit(written, client, table)
         result = ended.result()
     assert waits is not None, "the commit was too quick to be seen frozen"
@@ -53,7 +54,7 @@ def test_who_writes_a_frozen_row_waits_and_nobody_else(
     print(
         f"{ROWS:,} rows: waited {waited:.2f} s; others {np.median(took) * 1e3:.0f} ms, {max(took):.2f} s at most"
     )
-    assert client.table_locks() == []
+    assert client.system("locks", scope) == []
 
 
 def written(client: anabranch.Client, table: str) -> tuple[int, float]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from anabranch.batches.records import Record, encode_batch
-from anabranch.core import read_locks
 from anabranch.core.decisions.turn import Settings
+from anabranch.core.journal import table_writes
 from anabranch.core.journal.runs import unpack_run
 from anabranch.core.read_locks import Windows
 from anabranch.core.rows import INDEX
@@ -97,7 +97,7 @@ def small_window(bank: Bank, _: pytest.MonkeyPatch) -> None:
 
 def collision(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     """All keys have one fingerprint."""
-    for module in (read_locks, client_locks):
+    for module in (table_writes, client_locks):
         monkeypatch.setattr(module, "fingerprint", lambda _: 7)
     bank.put(bank.blind, x="2")
 

@@ -51,7 +51,7 @@ class Run(NamedTuple):
     batch_crc: int = 0
     keyless: int = 0  # records without a key
     unfit: int = 0  # records whose key no row of a table can have
-    # Of a table's: its keys (`core.journal.table_writes.Keys`); empty: not known.
+    # A digest of its keys, for tables (`core.journal.table_writes.Keys`); empty: not known.
     digest: bytes = b""
 
 
