@@ -20,11 +20,11 @@ def late_first_offset() -> Planted:
     """The compiled walk says of all runs of a batch but the first that they begin an offset late."""
     real = framing._scan_compiled
 
-    def scan(*given: Any) -> list[list[int]] | None:
-        rows = real(*given)
+    def scan(*given: Any) -> tuple[list[list[int]] | None, Any]:
+        rows, keys = real(*given)
         for row in (rows or [])[1:]:
             row[FIRST] += 1
-        return rows
+        return rows, keys
 
     return patch.object(framing, "_scan_compiled", scan)
 

@@ -33,8 +33,8 @@ def deleted_to_the_end() -> Iterator[None]:
     """A stream is truncated up to its newest commit, whatever time was said."""
     real = history_tail.events_until
 
-    def until(log: Log, clock: Clock, row: StreamRow, _: int) -> dict[TopicPartition, int]:
-        return real(log, clock, row, MAX)
+    def until(log: Log, clock: Clock, stream: str, _: int) -> dict[TopicPartition, int]:
+        return real(log, clock, stream, MAX)
 
     with patch.object(topics, "events_until", until):
         yield
