@@ -110,7 +110,7 @@ class SupervisedProcess:
         self._order("K")
 
     def pause(self) -> None:
-        """Send SIGSTOP; returns when it was sent."""
+        """Send SIGSTOP; returns when all threads stand still."""
         self._order("P")
 
     def resume(self) -> None:

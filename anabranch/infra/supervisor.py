@@ -47,6 +47,7 @@ _ORDERS = {
     b"C": signal.SIGCONT,
 }
 _QUIT = b"Q"
+_PAUSE = b"P"
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 3.0
 _POLL_S = 0.25
@@ -120,8 +121,20 @@ def _watch(
                     return True
                 if child is not None and order in _ORDERS:
                     child.send_signal(_ORDERS[order])
+                    if order == _PAUSE:
+                        _wait_until_stopped(child.pid)
                     _tell(f"done {order.decode()}")
     return None
+
+
+def _wait_until_stopped(pid: int) -> None:
+    """Wait for the last thread to stop: on a busy machine some of them work on after the signal was sent."""
+    if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+        return
+    deadline = time.monotonic() + _GRACE_S
+    wanted = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
+    while os.waitid(os.P_PID, pid, wanted) is None and time.monotonic() < deadline:
+        time.sleep(0.002)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

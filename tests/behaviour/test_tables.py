@@ -482,7 +482,7 @@ def test_bad_input(
         ),
         (InvalidArgument, lambda: client.create_stream(f"{unique}/t", settings={"table": "no"})),
         (InvalidArgument, lambda: bank.begin(isolation="chaos")),  # type: ignore[arg-type]
-        (NotReady, lambda: bank.snapshot(at=(1 << 63) - 1, timeout=0.2)),
+        (NotReady, lambda: bank.snapshot(at=(1 << 63) - 1, timeout=20)),
     ]
     for error, call in refused:
         with pytest.raises(error):
