@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from confluent_kafka import Producer
 
 import anabranch
 from anabranch.errors import IllegalState, InvalidArgument, LocksBroken, WritersUnfinished
+from anabranch.ports import Log
+from anabranch.schemas import records as r
 from anabranch.tables.replica import Replica
 from anabranch.topics.names import journal_topic
 from tests.behaviour.test_tables import bank, put, tables
 from tests.cluster import Cluster
+from tests.crash.raw import Raw, make_txn_id
 
 pytestmark = [pytest.mark.broker, pytest.mark.unsecured]
 __all__ = ["bank", "tables"]  # fixtures
+
+LOCKS = 1_000
+LOCKS_S = float(os.environ.get("ANABRANCH_LOCKS_S", "20"))  # by hand: 1800
+AT_ONCE = 200
+TAKEOVERS = 3
 
 
 @pytest.fixture
@@ -206,3 +216,77 @@ def test_what_others_wrote_is_read_once_they_finished(
         assert dict(now.scan(table)) == {b"k": b"last", b"x": b"theirs"}
     with pytest.raises(InvalidArgument, match="own or all"):
         bank.begin(writers="none")  # type: ignore[arg-type]
+
+
+class Busy(threading.Thread):
+    """Others' blind one-shots into a table, ``AT_ONCE`` at a time, as fast as they are answered."""
+
+    def __init__(self, raw: Raw, table: str) -> None:
+        super().__init__(daemon=True)
+        self._raw, self._table = raw, table
+        self._over = threading.Event()
+        self.committed = 0
+        self.states: set[str] = set()
+
+    def run(self) -> None:
+        scope = self._table.partition("/")[0]
+        while not self._over.is_set():
+            shots = []
+            for n in range(AT_ONCE):
+                key = b"other%d" % ((self.committed + n) % 10_000)
+                event = r.Event(self._table, -1, key, b"%d" % n, (), -1)
+                shots.append(r.OneShot(make_txn_id(), scope, None, (event,)))
+            self.states |= {told.state for told in self._raw.ask_all(shots, deadline_s=60)}
+            self._raw.answers.clear()
+            self.committed += AT_ONCE
+
+    def end(self) -> None:
+        self._over.set()
+        self.join(60)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(LOCKS_S + 120)
+def test_a_thousand_locks_beside_others_commits_and_takeovers(
+    client: anabranch.Client,
+    cluster: Cluster,
+    tables: tuple[str, str],
+    bank: Replica,
+    log: Log,
+    measured: Callable[[str], None],
+) -> None:
+    """Two transactions read a thousand rows; a row that the second one read, too, is written meanwhile."""
+    table, other = tables
+    keys = [b"k%04d" % n for n in range(LOCKS)]
+    put(client, table, changed=1, **{key.decode(): 1 for key in keys})
+    bank.snapshot().close()
+    busy = Busy(Raw(cluster.bootstrap, "anabranch", log).start(), table)
+    with bank.begin(keepalive=60) as holds, bank.begin(keepalive=60) as breaks:
+        for txn, more in ((holds, []), (breaks, [b"changed"])):
+            for key in keys[len(more) :] + more:
+                assert txn.get(table, key) == b"1"
+            txn.put(other, b"sum of %d" % len(more), b"%d" % LOCKS)
+            txn.flush()
+        began = time.monotonic()
+        busy.start()
+        for n in range(TAKEOVERS):
+            time.sleep(max(0.0, began + LOCKS_S * (n + 1) / (TAKEOVERS + 1) - time.monotonic()))
+            if n == 1:
+                put(client, table, changed=2)
+            cluster.controller.kill()
+            cluster.controller.start().wait_leading()
+        time.sleep(max(0.0, began + LOCKS_S - time.monotonic()))
+        with pytest.raises(LocksBroken) as caught:
+            breaks.commit()
+        committed = holds.commit()
+    took = time.monotonic() - began
+    busy.end()
+    assert (caught.value.table, caught.value.key) == (table, b"changed")
+    assert committed.counts.committed == 1
+    assert busy.states == {"COMMITTED"}
+    with bank.snapshot() as now:
+        assert dict(now.scan(other)) == {b"sum of 0": b"%d" % LOCKS}
+    rate = busy.committed / took
+    measured(
+        f"{LOCKS:,} locks for {took:.0f} s beside {rate:,.0f} commits/s, {TAKEOVERS} takeovers"
+    )

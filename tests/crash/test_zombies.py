@@ -20,6 +20,7 @@ from anabranch.ports import Log, TopicPartition
 from tests.conftest import Broker
 from tests.crash.cases import Place
 from tests.crash.leader import Lead
+from tests.crash.locking import Locking
 from tests.crash.oracle import partitions_of, stamps
 from tests.crash.points import Point
 from tests.crash.raw import Raw
@@ -103,6 +104,12 @@ OLD_PROTOCOL = [
     Moment(COMMIT, "end:commit", "before", 1, "*data*"),
     Moment(ONE_SHOT, "end:commit", "before"),
 ]
+# Of tables: whatever it calls from the step on, one after another.
+LOCKING = [
+    Moment(step, "*", "before", n)
+    for step in ("commit what still holds", "a commit from journals", "commit what is broken", "a last one")
+    for n in range(1, 13)
+]  # fmt: skip
 
 
 @dataclass
@@ -256,16 +263,22 @@ def haunt(
 @pytest.mark.broker
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "moments",
+    ("moments", "play"),
     [
-        pytest.param(FEW, id="few"),
-        pytest.param(MOMENTS, id="all", marks=pytest.mark.soak),
+        pytest.param(FEW, Scenario, id="few"),
+        pytest.param(MOMENTS, Scenario, id="all", marks=pytest.mark.soak),
+        pytest.param(LOCKING, Locking, id="locks", marks=pytest.mark.soak),
     ],
 )
 def test_a_zombie_does_nothing(
-    broker: Broker, zygote: Zygote, log: Log, subtests: pytest.Subtests, moments: list[Moment]
+    broker: Broker,
+    zygote: Zygote,
+    log: Log,
+    subtests: pytest.Subtests,
+    moments: list[Moment],
+    play: type[Scenario],
 ) -> None:
-    for told, why in haunt(zygote, broker, log, moments).items():
+    for told, why in haunt(zygote, broker, log, moments, play).items():
         with subtests.test(told):
             pytest.fail(why, pytrace=False)
 
