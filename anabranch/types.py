@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from anabranch.core.authorize import Right
 from anabranch.core.hybrid_time import to_datetime
-from anabranch.core.ids import OPEN_LANE, check_type, hash_of, state_stream, txn_text
+from anabranch.core.ids import hash_of, txn_text
+from anabranch.core.legal_names import OPEN_LANE, check_type, state_stream
 from anabranch.core.stream_states import ACTIVE
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import HeldByPrepared, InvalidArgument, TransactionAborted

@@ -26,7 +26,7 @@ import pyarrow as pa
 from rocksdict import Options, Rdict, WriteBatch
 
 import anabranch
-from anabranch.core.ids import ADMIN_LANE, base_stream
+from anabranch.core.legal_names import ADMIN_LANE, base_stream
 from anabranch.ports import TopicPartition
 from anabranch.tables.replica import Replica
 from anabranch.topics.names import stream_topic

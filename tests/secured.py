@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka.admin import AclBindingFilter, AdminClient
 
 from anabranch.client.client import Client
-from anabranch.core.ids import split_stream
+from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.secure import SecureListener

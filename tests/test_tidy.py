@@ -26,7 +26,7 @@ IMPORTERS = {
     "numba": ("anabranch/batches/kernels/",),
     "rocksdict": (
         "anabranch/processing/table.py",
-        "anabranch/processors/checkpoint.py",
+        "anabranch/processors/rocksdb_table.py",
         "anabranch/tables/rows.py",
         "anabranch/tables/store.py",
     ),

@@ -27,7 +27,8 @@ from anabranch.audit.log import Span, open_log, read_records
 from anabranch.audit.report import AuditReport, Gone
 from anabranch.audit.tables import COMMIT, FOREIGN, find_scopes, read_history, read_status
 from anabranch.core.hybrid_time import MAX
-from anabranch.core.ids import control_partition_of, is_state, split_stream
+from anabranch.core.ids import control_partition_of
+from anabranch.core.legal_names import is_state, split_stream
 from anabranch.core.rows import Entry
 from anabranch.errors import DeadlineExceeded, InvalidArgument, UnknownStream
 from anabranch.kafka.log import KafkaLog

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from anabranch.cli.errors import CheckFailed
 from anabranch.cli.options import App, OperatorOptions, argument
 from anabranch.cli.output import count_of, print_json, print_result, print_table
-from anabranch.core.ids import OPEN_LANE
+from anabranch.core.legal_names import OPEN_LANE
 
 if TYPE_CHECKING:
     from anabranch import Grant

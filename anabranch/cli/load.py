@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from anabranch.cli.options import ClusterOptions, Into, LoadedAs, NewSegments, argument, option
 from anabranch.cli.output import count_of, print_json, print_line, progress_bar
-from anabranch.core.ids import split_stream
+from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.models import CommandFunctionType
 
-from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX
 

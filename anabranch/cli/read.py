@@ -20,7 +20,7 @@ from anabranch.cli.options import (
 from anabranch.cli.output import print_json, print_line, put_bytes
 from anabranch.cli.stream.commands import parse_segment
 from anabranch.core.hybrid_time import read_moment, to_text
-from anabranch.core.ids import OPEN_LANE
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX
 

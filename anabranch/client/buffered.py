@@ -13,7 +13,7 @@ from anabranch.client.receipt_account import (
     headers_size,
 )
 from anabranch.client.reservation import WRITER, RightNames, narrow_at
-from anabranch.core.ids import check_type, is_state
+from anabranch.core.legal_names import check_type, is_state
 from anabranch.core.tokens import TokenBytes
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.ports import RecordHeaders

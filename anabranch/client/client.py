@@ -25,7 +25,7 @@ from anabranch.client.reservation import Reservation, keepalive_ms_of, reserve
 from anabranch.client.session import Session
 from anabranch.client.transaction import Transaction
 from anabranch.core.hybrid_time import MAX, to_text
-from anabranch.core.ids import check_scope, check_type
+from anabranch.core.legal_names import check_scope, check_type
 from anabranch.core.stream_settings import is_table
 from anabranch.core.stream_states import CREATING, GIVEN_UP
 from anabranch.errors import (

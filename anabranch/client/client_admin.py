@@ -9,7 +9,7 @@ from anabranch.client.client_streams import Streams
 from anabranch.client.exchange import FIRST_RETRY_S
 from anabranch.client.ports import ClientPorts
 from anabranch.core.authorize import ALL
-from anabranch.core.ids import check_lane, check_type
+from anabranch.core.legal_names import check_lane, check_type
 from anabranch.errors import (
     IllegalState,
     InvalidArgument,

@@ -12,7 +12,7 @@ from anabranch.client.reservation import (
     begin_reserved,
     id_of,
 )
-from anabranch.core.ids import check_number, check_scope, check_type
+from anabranch.core.legal_names import check_number, check_scope, check_type
 from anabranch.core.tokens import Rights, check_right, peek
 from anabranch.schemas.records import (
     Consumed,

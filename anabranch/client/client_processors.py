@@ -12,14 +12,8 @@ from functools import partial
 from anabranch.client.client_reads import Reading
 from anabranch.client.client_streams import Streams
 from anabranch.client.session import Session
-from anabranch.core.ids import (
-    TENURE_SIZE,
-    check_scope,
-    check_type,
-    is_plain,
-    split_stream,
-    state_stream,
-)
+from anabranch.core.ids import TENURE_SIZE
+from anabranch.core.legal_names import check_scope, check_type, is_plain, split_stream, state_stream
 from anabranch.core.stream_settings import PROCESSOR
 from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized, NotReady
 from anabranch.reading.history_search import Start

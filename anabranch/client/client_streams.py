@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from anabranch.client.handle import Shared
 from anabranch.client.ports import ClientPorts
 from anabranch.client.session import Session
-from anabranch.core.ids import check_scope
+from anabranch.core.legal_names import check_scope
 from anabranch.core.stream_settings import REPLICATION, TABLE, TOPIC
 from anabranch.errors import InvalidArgument, NonTransactional, UnknownStream, UnsupportedSetting
 from anabranch.reading.committed_log import client_errors

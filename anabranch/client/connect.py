@@ -12,7 +12,7 @@ from typing import Any
 from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
 from anabranch.client.ports import MAX_CLOCK_SKEW_S, ClientPorts
 from anabranch.clock import SystemClock
-from anabranch.core.ids import OPEN_LANE, check_lane
+from anabranch.core.legal_names import OPEN_LANE, check_lane
 from anabranch.errors import InvalidArgument
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import addresses, parse_settings

@@ -13,12 +13,12 @@ from anabranch.client.ports import ClientPorts
 from anabranch.core import hybrid_time
 from anabranch.core.ids import (
     CORRELATION_ID_SIZE,
-    OPEN_LANE,
     TIME_HEADER,
     TXN_ID_SIZE,
     WAIT_HEADER,
     command_digest,
 )
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.tokens import id_named, peek
 from anabranch.errors import (
     AnabranchError,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Self
 from anabranch.client.handle import Handle, Shared
 from anabranch.client.receipt_account import StreamLane, WriterAccount
 from anabranch.client.reservation import Reservation, token_to_write
-from anabranch.core.ids import check_type, txn_text
+from anabranch.core.ids import txn_text
+from anabranch.core.legal_names import check_type
 from anabranch.core.limits import LABEL
 from anabranch.core.tokens import Rights, Token, check_right, peek
 from anabranch.errors import AlreadyCommitted, Expired, IllegalState, TransactionAborted

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from anabranch.core.ids import OPEN_LANE
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.ports import (
     Clock,
     Entropy,

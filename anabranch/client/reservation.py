@@ -8,14 +8,8 @@ from typing import TypeAlias
 
 from anabranch.client.session import Session
 from anabranch.clock import SystemClock
-from anabranch.core.ids import (
-    TXN_ID_SIZE,
-    check_name,
-    check_scope,
-    check_type,
-    parse_txn_text,
-    txn_text,
-)
+from anabranch.core.ids import TXN_ID_SIZE, parse_txn_text, txn_text
+from anabranch.core.legal_names import check_name, check_scope, check_type
 from anabranch.core.tokens import SEE, TokenBytes, id_named, peek, rights_of_names
 from anabranch.core.tokens import narrow as narrow_exactly
 from anabranch.core.transaction_states import FINISHED

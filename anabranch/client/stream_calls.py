@@ -10,13 +10,8 @@ from typing import Any, TypeVar
 from anabranch.client.exchange import FIRST_RETRY_S, LONGEST_RETRY_S, Exchange, T
 from anabranch.client.ports import ClientPorts
 from anabranch.core.hybrid_time import to_text, to_us
-from anabranch.core.ids import (
-    DIRECTORY,
-    check_scope,
-    control_partition_of,
-    made_ms_of,
-    split_stream,
-)
+from anabranch.core.ids import DIRECTORY, control_partition_of, made_ms_of
+from anabranch.core.legal_names import check_scope, split_stream
 from anabranch.core.tokens import id_named
 from anabranch.errors import (
     CrossScope,

@@ -17,7 +17,8 @@ from anabranch.client.reservation import (
     abort_reserved,
 )
 from anabranch.client.session import Reads, unknown
-from anabranch.core.ids import check_number, is_marked, txn_text
+from anabranch.core.ids import is_marked, txn_text
+from anabranch.core.legal_names import check_number
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,

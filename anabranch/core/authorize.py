@@ -7,8 +7,9 @@ from dataclasses import replace
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any
 
-from anabranch.core.ids import ADMIN_LANE, NO_TXN, OPEN_LANE, STATE, is_state
-from anabranch.core.ids import BASE as BASES
+from anabranch.core.ids import NO_TXN
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, STATE, is_state
+from anabranch.core.legal_names import BASE as BASES
 from anabranch.core.stream_settings import BASE
 from anabranch.errors import NotAuthorized
 from anabranch.schemas import records as r

@@ -1,4 +1,4 @@
-"""Identifiers: transactions, segments, writers, scopes and streams. Pure: time and chance are given.
+"""Identifiers of transactions, segments and writers, and headers. Pure: time and chance are given.
 
 A transaction id is 16 bytes, big endian: control partition (16 bits), Unix milliseconds of its making
 (48), random (64). The client makes it *before* it sends anything, so that a begin or a one-shot can be
@@ -8,10 +8,8 @@ repeated and resolved by id after any time-out (``docs/decisions/0001-ids-by-cli
 from __future__ import annotations
 
 import hashlib
-import re
 import struct
 
-from anabranch.core import limits
 from anabranch.errors import InvalidArgument, MalformedRecord
 
 TXN_ID_SIZE = 16
@@ -21,17 +19,9 @@ TENURE_SIZE = 16  # random bytes of a tenure
 # The highest bit of an id's time, which no clock reaches: of one-shots that move positions.
 MARK_MS = 1 << 47
 CORRELATION_ID_SIZE = 16
-MAX_NAME = limits.NAME.value
 DIRECTORY = 0  # the control partition that knows where each scope is served
 MAX_CONTROL_PARTITION = (1 << 16) - 1
 _MAX_MS = MARK_MS - 1
-OPEN_LANE, ADMIN_LANE = "open", "admin"  # the lanes that are there from the start
-STATE = ".state"  # the end of the name of a processor's state, which no other stream has
-BASE = "-base"  # … and of the companion stream of a table
-PLAIN = "topic:"  # how inputs begin that are no streams
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-_LANE = re.compile(r"[a-z0-9][a-z0-9-]{0,49}")
 
 # The ab.txn header: transaction id, writer (signed 64), stream epoch (signed 32).
 TXN_HEADER = "ab.txn"
@@ -128,96 +118,6 @@ def segment_number(segment: int) -> int:
 def segment_epoch(segment: int) -> int:
     """A segment's secondary id: the stream epoch that made it."""
     return segment >> 32
-
-
-def check_type(what: str, value: object, *kinds: type) -> None:
-    """`InvalidArgument` unless a value is of one of these types; True is no number."""
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        due = " or ".join(kind.__name__ for kind in kinds)
-        raise InvalidArgument(f"{what} is {due}, not {type(value).__name__}")
-
-
-def check_scope(scope: str) -> str:
-    """The scope's name; `InvalidArgument` if it is not a legal one."""
-    if type(scope) is not str:
-        check_type("a scope", scope, str)
-    if not _NAME.fullmatch(scope):
-        raise InvalidArgument(
-            f"{scope!r} is not a scope: letters, digits, _ and - (at most 100), not _ or - in front"
-        )
-    return scope
-
-
-def check_lane(lane: str) -> str:
-    """The lane's name; `InvalidArgument` if it is not a legal one."""
-    check_type("a lane", lane, str)
-    if not _LANE.fullmatch(lane):
-        raise InvalidArgument(
-            f"{lane!r} is not a lane: small letters, digits and - (at most 50), not - in front"
-        )
-    return lane
-
-
-def check_name(name: str | None) -> None:
-    """`InvalidArgument` unless a name, of a transaction or a series, has 1 to 256 characters."""
-    if name is not None:
-        check_type("a transaction's name", name, str)
-    if name is not None and not 1 <= len(name) <= MAX_NAME:
-        raise InvalidArgument(f"a transaction's name has 1 to {MAX_NAME} characters")
-
-
-def check_number(name: str | None, number: int | None) -> None:
-    """`InvalidArgument` unless a commit's number is 0 or more, of a series that has a name."""
-    if number is None:
-        return
-    if name is None:
-        raise InvalidArgument("a number is one of a series: give the series' name too")
-    check_type("a commit's number", number, int)
-    if not 0 <= number < 1 << 63:
-        raise InvalidArgument(f"number {number} of series {name!r}: numbers are 0 to 2^63 - 1")
-
-
-def split_stream(stream: str) -> tuple[str, str]:
-    """('nyc', 'flights') of 'nyc/flights'; names have no dots, so topic names can't be ambiguous.
-
-    But a processor's state is 'nyc/delays.state'.
-    """
-    if type(stream) is not str:  # a fast path: each event of a batch comes here
-        check_type("a stream, scope/name,", stream, str)
-    scope, slash, name = stream.partition("/")
-    if not slash or not _NAME.fullmatch(scope) or not _NAME.fullmatch(name.removesuffix(STATE)):
-        raise InvalidArgument(
-            f"{stream!r} is not a stream: scope/stream, each of letters, digits, _ and - (at most 100)"
-        )
-    return scope, name
-
-
-def check_input(name: str) -> None:
-    """`InvalidArgument` unless a processor's input is a stream, or a plain topic: 'topic:orders'."""
-    if not is_plain(name):
-        split_stream(name)
-    elif not _TOPIC.fullmatch(name.removeprefix(PLAIN)):
-        raise InvalidArgument(f"{name!r} names no topic of Kafka's")
-
-
-def is_plain(name: str) -> bool:
-    """Whether an input is a topic that is no stream."""
-    return name.startswith(PLAIN)
-
-
-def state_stream(processor: str) -> str:
-    """'nyc/delays' -> 'nyc/delays.state': the stream that is a processor's state."""
-    return processor + STATE
-
-
-def is_state(stream: str) -> bool:
-    """Whether a stream is the state of the processor `stream.removesuffix(STATE)`."""
-    return stream.endswith(STATE)
-
-
-def base_stream(table: str) -> str:
-    """'bank/accounts' -> 'bank/accounts-base': the companion stream, which has the table's bases."""
-    return table + BASE
 
 
 def pack_version(timestamp: int, txn_id: bytes) -> bytes:

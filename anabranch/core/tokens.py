@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from enum import IntFlag
 
 from anabranch.core.hybrid_time import MAX
-from anabranch.core.ids import SECRET_SIZE, TXN_ID_SIZE, check_lane, check_scope, check_type
+from anabranch.core.ids import SECRET_SIZE, TXN_ID_SIZE
+from anabranch.core.legal_names import check_lane, check_scope, check_type
 from anabranch.errors import InvalidArgument, InvalidToken, NotAuthorized
 
 TOKEN_VERSION = 2

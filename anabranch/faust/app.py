@@ -14,7 +14,7 @@ from faust.app import BootStrategy
 
 from anabranch.client.client import Client
 from anabranch.client.connect import connect
-from anabranch.core.ids import split_stream
+from anabranch.core.legal_names import split_stream
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.faust.agents import Agent, Stream
 from anabranch.faust.handing import AgentHandlers

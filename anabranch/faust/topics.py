@@ -11,7 +11,7 @@ import faust
 from faust.agents import current_agent
 from faust.types import TP, RecordMetadata
 
-from anabranch.core.ids import split_stream
+from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.faust.refusals import refuse
 from anabranch.processing.cut import doing, outside

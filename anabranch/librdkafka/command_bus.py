@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AclOperation
 
-from anabranch.core.ids import ADMIN_LANE, CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER
+from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.errors import (
     AnabranchError,
     ClockSkew,

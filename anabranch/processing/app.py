@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from anabranch.client.client_processors import DEFAULT_TASKS
-from anabranch.core.ids import PLAIN, check_input, check_type, split_stream
+from anabranch.core.legal_names import PLAIN, check_input, check_type, split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import codec_of
 from anabranch.processing.plain import Cluster

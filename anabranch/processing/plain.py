@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.client.client import Client
-from anabranch.core.ids import PLAIN
+from anabranch.core.legal_names import PLAIN
 from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired, UnknownStream
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from anabranch.core.ids import is_plain, split_stream
+from anabranch.core.legal_names import is_plain, split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import Codec
 from anabranch.processing.cut import doing

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from anabranch.batches.format import read_header
-from anabranch.core.ids import state_stream
+from anabranch.core.legal_names import state_stream
 from anabranch.errors import IllegalState, NotReady
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.processing.table import NOT_WHOLE, Mark, Table

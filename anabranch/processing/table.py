@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from rocksdict import WriteBatch, WriteOptions
 
 from anabranch.errors import IllegalState
-from anabranch.processors.checkpoint import open_rows
+from anabranch.processors.rocksdb_table import open_rows
 
 _TASK = 2  # bytes of a task's number
 _MARKS = b"\xff\xff"  # no task has this number

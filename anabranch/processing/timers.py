@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from anabranch.core.ids import check_type
+from anabranch.core.legal_names import check_type
 from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import RAW, Codec
 from anabranch.processing.cut import Cut, Doing, doing

@@ -22,7 +22,7 @@ from anabranch.batches import columns_read, columns_write
 from anabranch.client.client import Client
 from anabranch.client.connect import reader_ports
 from anabranch.core.hybrid_time import to_ms
-from anabranch.core.ids import PLAIN, state_stream
+from anabranch.core.legal_names import PLAIN, state_stream
 from anabranch.errors import (
     AnabranchError,
     AskOutcomeError,

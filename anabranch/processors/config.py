@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from anabranch.core.decisions.turn import DAY_MS
-from anabranch.core.ids import OPEN_LANE, check_lane
+from anabranch.core.legal_names import OPEN_LANE, check_lane
 from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX
 

@@ -14,8 +14,9 @@ from anabranch.core import limits
 from anabranch.core.decisions.commits.merge import LOOK_AGAIN_MS
 from anabranch.core.decisions.set_aside import set_aside
 from anabranch.core.decisions.turn import Settings, Turn
-from anabranch.core.ids import CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER
+from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.core.journal.index import JournalIndex
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.memory import Merging
 from anabranch.core.overlay import Overlay
 from anabranch.core.rows import HISTORY

@@ -12,9 +12,9 @@ from typing import ClassVar
 from anabranch.core.decisions.turn import Settings
 from anabranch.errors import AnabranchError, InvariantViolation, NotLeading
 from anabranch.ports import Clock, Log, LogError, LogFenced, Table, TableError
-from anabranch.processors.checkpoint import open_checkpoint, size_on_disk, touch_checkpoint
 from anabranch.processors.controller import Controller
 from anabranch.processors.metrics import Metrics
+from anabranch.processors.rocksdb_table import open_checkpoint, size_on_disk, touch_checkpoint
 from anabranch.schemas.records import TermRow
 
 log = logging.getLogger("anabranch.controller")

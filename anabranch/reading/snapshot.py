@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from zlib import crc32
 
 from anabranch.core.hybrid_time import MAX, from_datetime, to_text
-from anabranch.core.ids import split_stream
+from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument, SnapshotExpired
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, partitions_of

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.core.hybrid_time import to_datetime
-from anabranch.core.ids import NO_TXN, split_stream
+from anabranch.core.ids import NO_TXN
+from anabranch.core.legal_names import split_stream
 from anabranch.core.stream_settings import is_table, versions_ms
 from anabranch.core.transaction_states import broken_text
 from anabranch.errors import InvalidArgument

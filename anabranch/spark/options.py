@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from anabranch.client.connect import BOOTSTRAP_VARIABLE, given_lane, reader_ports
-from anabranch.core.ids import OPEN_LANE, check_lane
+from anabranch.core.hybrid_time import MAX, read_moment
+from anabranch.core.legal_names import OPEN_LANE, check_lane
 from anabranch.errors import InvalidArgument
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.topics.names import DEFAULT_PREFIX
@@ -128,3 +130,13 @@ class Options:
             raise InvalidArgument(
                 f"unknown option {', '.join(unknown)}; there are {', '.join(known)} and {_KAFKA}…"
             )
+
+
+def moment(name: str, text: str) -> int | datetime:
+    """A hybrid time, or an ISO datetime with its time zone."""
+    at = read_moment(text)
+    if at is None or (at > MAX if isinstance(at, int) else at.utcoffset() is None):
+        raise InvalidArgument(
+            f"option {name}={text!r}: a commit timestamp, or a time with its zone, as 2026-03-01T12:00:00+00:00"
+        )
+    return at

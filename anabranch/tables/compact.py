@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from anabranch.core import limits
 from anabranch.core import stream_settings as settings
 from anabranch.core.hybrid_time import from_s, to_s, to_text
-from anabranch.core.ids import VERSION_HEADER, base_stream, pack_version, split_stream
+from anabranch.core.ids import VERSION_HEADER, pack_version
+from anabranch.core.legal_names import base_stream, split_stream
 from anabranch.errors import (
     AlreadyCommitted,
     IllegalState,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from anabranch.core.hybrid_time import to_text
-from anabranch.core.ids import base_stream
+from anabranch.core.legal_names import base_stream
 from anabranch.errors import AnabranchError, NotReady, SnapshotExpired, UnknownStream
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn, Protocol, Self
 
 from anabranch.core.hybrid_time import to_text
-from anabranch.core.ids import NO_TXN, split_stream, txn_text
+from anabranch.core.ids import NO_TXN, txn_text
+from anabranch.core.legal_names import split_stream
 from anabranch.errors import (
     AnabranchError,
     DeadlineExceeded,
@@ -277,8 +278,7 @@ class TableTransaction(TableWork):
                 self._fail(found)
             locks = self._locks.records(self._replica.tables, marks)
             command = r.OneShot(txn_id, scope, name, tuple(self._events), None, locks)
-            self._sent = True
-            answer = self.commits.locked_shot(command, deadline)
+            answer = self._send(command, deadline)
             last = {each.table: each.last for each in answer.tables}
             if isinstance(answer, r.Outcome):
                 self._replica.told(answer.commit_timestamp, last)
@@ -288,6 +288,19 @@ class TableTransaction(TableWork):
                 self._replica.wait(answer.timestamp, last, deadline)
             except AnabranchError as error:
                 return self._given_up(txn_id, scope, error)
+
+    def _send(self, command: r.OneShot, deadline: float) -> r.Outcome | r.LookAgain:
+        before, self._sent = self._sent, True
+        try:
+            return self.commits.locked_shot(command, deadline)
+        except OutcomeUnknown:
+            raise
+        except TransactionAborted:
+            self._end("it is aborted")
+            raise
+        except AnabranchError:
+            self._sent = before  # this copy was refused: it did nothing
+            raise
 
     def _given_up(self, txn_id: bytes, scope: str, error: AnabranchError) -> r.Outcome:
         """A copy that was sent before may still be carried out: make the outcome final."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from anabranch.core import limits
-from anabranch.core.ids import ADMIN_LANE
+from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.core.partitioner import even_ranges
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR, REPLICATION, check_settings
 from anabranch.errors import (

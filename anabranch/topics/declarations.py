@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from anabranch.core import stream_settings
-from anabranch.core.ids import is_state
+from anabranch.core.legal_names import is_state
 from anabranch.core.stream_settings import MAX_MESSAGE
 
 HOUR_MS = 3_600_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from anabranch.core.ids import OPEN_LANE, split_stream
+from anabranch.core.legal_names import OPEN_LANE, split_stream
 from anabranch.errors import InvalidArgument
 
 DEFAULT_PREFIX = "anabranch"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 import anabranch
-from anabranch.core.ids import ADMIN_LANE
+from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import (
     IllegalState,
     InvalidArgument,

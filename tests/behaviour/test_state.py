@@ -11,7 +11,7 @@ from random import randbytes
 import pytest
 
 import anabranch
-from anabranch.core.ids import state_stream
+from anabranch.core.legal_names import state_stream
 from anabranch.core.partitioner import position_of
 from anabranch.errors import InvalidArgument, TenureLost, UnknownProcessor, UnsupportedSetting
 from anabranch.schemas.records import Consumed, TaskStep

@@ -16,7 +16,8 @@ import pytest
 from confluent_kafka import Producer
 
 import anabranch
-from anabranch.core.ids import ADMIN_LANE, base_stream, unpack_version
+from anabranch.core.ids import unpack_version
+from anabranch.core.legal_names import ADMIN_LANE, base_stream
 from anabranch.errors import (
     AnabranchError,
     IllegalState,

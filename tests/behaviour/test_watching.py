@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import anabranch
 from anabranch.cli.main import app
-from anabranch.core.ids import state_stream
+from anabranch.core.legal_names import state_stream
 from anabranch.core.partitioner import position_of
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.reading.tasks.stored import state_key

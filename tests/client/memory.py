@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
 from anabranch.client.ports import ClientPorts
-from anabranch.core.ids import CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER
+from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import DeadlineExceeded, NotReady, WriteFailed
 from anabranch.ports import (
     Clock,

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, Producer, Table, TopicPartition, TopicSpec
-from anabranch.processors.checkpoint import RocksTable
+from anabranch.processors.rocksdb_table import RocksTable
 from anabranch.topics import rights
 from anabranch.topics.rights import Right
 from tests.contract.proxy import Proxy

@@ -23,8 +23,8 @@ from anabranch.core.decisions.commits.commit import next_due_ms
 from anabranch.core.decisions.decide import decide, decide_due
 from anabranch.core.decisions.streams import stream_created, stream_refused
 from anabranch.core.decisions.turn import Settings, Turn, close_round
-from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.core.journal.index import JournalIndex
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.core.memory import Keepalives, Kept, LeaderMemory
 from anabranch.core.read_locks import Windows
 from anabranch.core.round import ReplyTo, Round

@@ -11,7 +11,7 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import ALL, CREATORS, Right
 from anabranch.core.decisions import expiry, grants
 from anabranch.core.decisions.streams import give_up_stream
-from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.schemas import records as r
 from tests.core.harness import DAY, World, event, nyc
 from tests.core.labels import SECRET

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from anabranch.core import ids
+from anabranch.core import ids, legal_names
 from anabranch.errors import InvalidArgument, MalformedRecord
 from anabranch.topics import names
 
@@ -100,23 +100,23 @@ def test_a_segment_id_is_epoch_and_number(epoch: int, number: int) -> None:
 
 @given(good_names, good_names)
 def test_good_names_pass(scope: str, name: str) -> None:
-    assert ids.check_scope(scope) == scope
-    assert ids.split_stream(f"{scope}/{name}") == (scope, name)
+    assert legal_names.check_scope(scope) == scope
+    assert legal_names.split_stream(f"{scope}/{name}") == (scope, name)
 
 
 @pytest.mark.parametrize("bad", BAD_NAMES)
 def test_bad_names_are_refused(bad: str) -> None:
     with pytest.raises(InvalidArgument, match="not a scope"):
-        ids.check_scope(bad)
+        legal_names.check_scope(bad)
     for stream in (f"nyc/{bad}", f"{bad}/flights", f"nyc/flights/{bad}", bad.replace("/", "")):
         with pytest.raises(InvalidArgument, match="not a stream"):
-            ids.split_stream(stream)
+            legal_names.split_stream(stream)
 
 
 @given(st.text(max_size=30))
 def test_any_text_is_a_stream_or_refused(text: str) -> None:
     try:
-        scope, name = ids.split_stream(text)
+        scope, name = legal_names.split_stream(text)
     except InvalidArgument:
         return
     assert f"{scope}/{name}" == text

@@ -11,7 +11,7 @@ from anabranch.core.authorize import Right
 from anabranch.core.decisions.expiry import UNREAD_MS, silent_lanes
 from anabranch.core.decisions.lanes import position_of, resume
 from anabranch.core.decisions.turn import AT_END
-from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.core.memory import LaneSeen
 from anabranch.core.rows import writer_key
 from anabranch.core.state import State

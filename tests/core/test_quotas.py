@@ -11,7 +11,7 @@ import pytest
 from anabranch.core import limits
 from anabranch.core.authorize import Right
 from anabranch.core.decisions import quotas
-from anabranch.core.ids import ADMIN_LANE
+from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc
 

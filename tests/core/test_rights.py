@@ -22,7 +22,8 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import ALL, CREATORS, RULES, Right
 from anabranch.core.decisions import decide
 from anabranch.core.decisions.streams import give_up_stream
-from anabranch.core.ids import OPEN_LANE, make_marked_id
+from anabranch.core.ids import make_marked_id
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import InvariantViolation
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import TYPES

@@ -15,8 +15,8 @@ from anabranch.clock import SystemClock
 from anabranch.core import rows as k
 from anabranch.core.state import State
 from anabranch.ports import Log, TopicPartition
-from anabranch.processors.checkpoint import RocksTable
 from anabranch.processors.leadership import fold_to_end
+from anabranch.processors.rocksdb_table import RocksTable
 from anabranch.schemas.codec import decode
 from anabranch.topics.names import status_topic
 from tests.crash.leader import Lead

@@ -17,7 +17,7 @@ from anabranch.errors import NotLeading
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.ports import Log, LogError, LogFenced, Producer, Table
-from anabranch.processors.checkpoint import open_checkpoint
+from anabranch.processors.rocksdb_table import open_checkpoint
 from anabranch.topics.creation import create_control_topics
 from tests.core.labels import SECRET
 from tests.crash.points import Cut, Point

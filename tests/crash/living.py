@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from anabranch.core import rows as k
-from anabranch.core.ids import ADMIN_LANE
+from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.ports import Log
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode

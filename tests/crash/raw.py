@@ -17,7 +17,7 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, Producer
 
 from anabranch.batches.records import decode_records
-from anabranch.core.ids import OPEN_LANE
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.ports import Log, TopicPartition
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import Extent, Receipt, Refusal, Reply, SegmentRange

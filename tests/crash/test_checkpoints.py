@@ -16,9 +16,9 @@ from anabranch.clock import SystemClock
 from anabranch.core import rows as k
 from anabranch.core.decisions.turn import Settings
 from anabranch.ports import Fetched, Log, LogError, TopicPartition
-from anabranch.processors.checkpoint import ORIGIN, WRITTEN, RocksTable, open_checkpoint
 from anabranch.processors.controller import Controller
 from anabranch.processors.leadership import STATUS_POSITION
+from anabranch.processors.rocksdb_table import ORIGIN, WRITTEN, RocksTable, open_checkpoint
 from anabranch.schemas import records as r
 from tests.conftest import Broker
 from tests.crash.cases import Case, Place

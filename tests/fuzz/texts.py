@@ -18,7 +18,7 @@ from anabranch.cli.load_csv import Events, opened, parse_time
 from anabranch.cli.read import moment_of
 from anabranch.cli.session import parse_kafka
 from anabranch.cli.stream.commands import parse_range, parse_segment
-from anabranch.core.ids import check_scope, split_stream
+from anabranch.core.legal_names import check_scope, split_stream
 from anabranch.errors import InvalidArgument, MalformedRecord, UnsupportedSetting
 from anabranch.kafka.settings import parse_settings
 from anabranch.reading.snapshot import SnapshotPlan, check_at

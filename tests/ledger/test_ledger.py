@@ -17,7 +17,7 @@ import pytest
 
 from anabranch import errors as e
 from anabranch.client.transaction import Transaction
-from anabranch.core.ids import ADMIN_LANE
+from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.ledger import Ledger, Recovered
 from anabranch.ledger.book import Book
 from anabranch.ledger.dialects import SQLite, driver_of

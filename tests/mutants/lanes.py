@@ -10,7 +10,7 @@ from anabranch.core import rows as k
 from anabranch.core.decisions import decide, expiry
 from anabranch.core.decisions.lanes import position_of, set_lane
 from anabranch.core.decisions.turn import AT_END, Turn, close_round
-from anabranch.core.ids import OPEN_LANE
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.round import ReplyTo
 from anabranch.processors import durability, rounds
 from anabranch.schemas.records import LanePositionRow, SetLane

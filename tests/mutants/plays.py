@@ -14,7 +14,8 @@ from unittest.mock import patch
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.client.session import Session
 from anabranch.core.authorize import ALL
-from anabranch.core.ids import ADMIN_LANE, make_txn_id
+from anabranch.core.ids import make_txn_id
+from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.core.tokens import Rights, narrow
 from anabranch.errors import AlreadyCommitted, NotLeading
 from anabranch.kafka.wire.data import PartitionFetch, fetched

@@ -10,7 +10,7 @@ from typing import Any
 
 import anabranch
 from anabranch.batches.records import decode_records
-from anabranch.core.ids import state_stream
+from anabranch.core.legal_names import state_stream
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
 from anabranch.processing.table import Table

@@ -13,7 +13,8 @@ from anabranch.core import limits
 from anabranch.core.decisions import decide as entrance
 from anabranch.core.decisions import expiry
 from anabranch.core.decisions.turn import AT_END
-from anabranch.core.ids import ADMIN_LANE, CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER
+from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.processors import poison_commands as culprit
 from anabranch.processors.controller import Controller

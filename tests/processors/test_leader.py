@@ -16,9 +16,9 @@ from anabranch.core.rows import ROUND_KEY, STATUS, scope_key
 from anabranch.librdkafka import membership
 from anabranch.librdkafka.membership import Membership
 from anabranch.ports import LogFenced, LogUnavailable, TopicInfo, TopicPartition
-from anabranch.processors.checkpoint import size_on_disk
 from anabranch.processors.controller import Controller
 from anabranch.processors.leader import ASIDE_S, Leader
+from anabranch.processors.rocksdb_table import size_on_disk
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import FindScope
 from anabranch.topics.names import status_topic

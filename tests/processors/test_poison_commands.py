@@ -11,7 +11,7 @@ from anabranch.batches.records import Record
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import decide as entrance
-from anabranch.core.ids import OPEN_LANE
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import InvariantViolation
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 from anabranch.processors import durability, rounds

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anabranch.batches.records import Record
-from anabranch.core.ids import ADMIN_LANE
+from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.core.stream_states import ACTIVE, WAITING
 from anabranch.errors import NotLeading
 from anabranch.ports import (

@@ -11,14 +11,13 @@ from anabranch.batches.records import Record, decode_records
 from anabranch.core.authorize import ALL
 from anabranch.core.decisions.turn import Settings
 from anabranch.core.ids import (
-    ADMIN_LANE,
     CORRELATION_HEADER,
-    OPEN_LANE,
     REPLY_HEADER,
     TXN_HEADER,
     make_txn_id,
     pack_txn_header,
 )
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.core.partitioner import position_of, record_checksum
 from anabranch.core.rows import grant_key
 from anabranch.ports import TopicPartition, TopicSpec

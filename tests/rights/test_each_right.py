@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import anabranch
 from anabranch import Client, errors
 from anabranch.cli.main import app
-from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.infra.free_ports import free_port
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import LogError

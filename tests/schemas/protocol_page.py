@@ -15,7 +15,7 @@ from typing import Any, cast, get_type_hints
 from zlib import crc32
 
 from anabranch import errors
-from anabranch.core import hybrid_time, ids, limits, tokens
+from anabranch.core import hybrid_time, ids, legal_names, limits, tokens
 from anabranch.core.decisions import questions, transactions
 from anabranch.core.decisions.turn import DAY_MS, Settings
 from anabranch.core.journal.index import CRC_MODULUS, REASONS
@@ -561,7 +561,7 @@ def limits_block() -> str:
             "keepalive, ms",
             f"{transactions.MIN_KEEPALIVE_MS:,} to {longest_ms:,}",
         ],
-        ["name, characters", f"1 to {ids.MAX_NAME}"],
+        ["name, characters", f"1 to {legal_names.MAX_NAME}"],
         ["`wait_ms`", f"0 to {limits.MAX_WAIT_MS:,}"],
         ["`ListTransactions.limit`", f"1 to {questions.MAX_LISTED:,}"],
         ["open transactions of a control partition", f"{default['max_open']:,} (default)"],

@@ -10,7 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from itertools import groupby, pairwise
 
-from anabranch.core.ids import NO_TXN, is_state, segment_epoch, segment_number
+from anabranch.core.ids import NO_TXN, segment_epoch, segment_number
+from anabranch.core.legal_names import is_state
 from anabranch.core.partitioner import SPACE, position_of
 from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic, stream_topic

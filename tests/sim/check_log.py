@@ -6,7 +6,8 @@ from collections import defaultdict
 
 from anabranch.core import hybrid_time
 from anabranch.core.history_records import DIRECTLY_BEFORE, NO_PREVIOUS
-from anabranch.core.ids import ADMIN_LANE, NO_TXN, is_state
+from anabranch.core.ids import NO_TXN
+from anabranch.core.legal_names import ADMIN_LANE, is_state
 from anabranch.core.stream_states import LOST
 from anabranch.core.vectors import has_vector, vector_place
 from anabranch.schemas import records as r

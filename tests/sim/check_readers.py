@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from random import Random
 
-from anabranch.core.ids import is_state
+from anabranch.core.legal_names import is_state
 from anabranch.core.partitioner import position_of
 from anabranch.reading.epoch_order import StreamOrder
 from anabranch.schemas import records as r

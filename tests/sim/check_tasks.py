@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from zlib import crc32
 
-from anabranch.core.ids import NO_TXN, is_marked, state_stream
+from anabranch.core.ids import NO_TXN, is_marked
+from anabranch.core.legal_names import state_stream
 from anabranch.core.partitioner import mix
 from anabranch.errors import TenureLost
 from anabranch.schemas import records as r

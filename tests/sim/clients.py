@@ -9,7 +9,7 @@ from functools import partial
 from anabranch.client.client import Client
 from anabranch.client.reservation import Reservation
 from anabranch.client.transaction import Transaction
-from anabranch.core.ids import OPEN_LANE
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import (
     AnabranchError,
     EventTooLarge,

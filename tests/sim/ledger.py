@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.core import rows as k
-from anabranch.core.ids import CORRELATION_HEADER, OPEN_LANE
+from anabranch.core.ids import CORRELATION_HEADER
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.stream_states import LOST
 from anabranch.core.tokens import peek
 from anabranch.errors import AnabranchError

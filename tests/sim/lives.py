@@ -10,7 +10,7 @@ from __future__ import annotations
 from random import Random
 
 from anabranch.client.client import Client
-from anabranch.core.ids import ADMIN_LANE
+from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import AnabranchError
 from anabranch.ports import LogError, TopicPartition
 from anabranch.topics.names import history_topic, stream_topic, topics_of

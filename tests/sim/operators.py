@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
-from anabranch.core.ids import ADMIN_LANE, OPEN_LANE, make_txn_id
+from anabranch.core.ids import make_txn_id
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.errors import IllegalState
 from anabranch.ports import LogError, TopicPartition
 from anabranch.schemas import records as r

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.core import rows as k
-from anabranch.core.ids import NO_TXN, OPEN_LANE, TXN_HEADER, is_marked, unpack_txn_header
+from anabranch.core.ids import NO_TXN, TXN_HEADER, is_marked, unpack_txn_header
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.state import State
 from anabranch.core.transaction_states import born
 from anabranch.ports import TopicPartition

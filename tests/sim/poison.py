@@ -14,13 +14,7 @@ from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
 from anabranch.core.decisions.decide import decide
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import (
-    CORRELATION_HEADER,
-    DIRECTORY,
-    NO_TXN,
-    REPLY_HEADER,
-    make_txn_id,
-)
+from anabranch.core.ids import CORRELATION_HEADER, DIRECTORY, NO_TXN, REPLY_HEADER, make_txn_id
 from anabranch.core.round import ReplyTo
 from anabranch.ports import TopicPartition
 from anabranch.processors.lanes import command as commands

@@ -13,7 +13,7 @@ from dataclasses import replace
 from anabranch.batches.format import Buffer
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.client.ports import ClientPorts
-from anabranch.core.ids import OPEN_LANE
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import WriteFailed
 from anabranch.ports import (
     Fetched,

@@ -15,8 +15,8 @@ from unittest.mock import patch
 from anabranch.batches import packer
 from anabranch.core import limits, vectors
 from anabranch.core import rows as k
-from anabranch.core.ids import split_stream
 from anabranch.core.journal.runs import place_of, txn_of
+from anabranch.core.legal_names import split_stream
 from anabranch.errors import AnabranchError, InvariantViolation
 from anabranch.ports import TopicPartition
 from anabranch.processors import beside as beside_rounds

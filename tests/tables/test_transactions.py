@@ -14,7 +14,7 @@ from anabranch.core.journal import table_writes
 from anabranch.core.journal.runs import unpack_run
 from anabranch.core.read_locks import Windows
 from anabranch.core.rows import INDEX
-from anabranch.errors import IllegalState, LocksBroken, OutcomeUnknown
+from anabranch.errors import IllegalState, LocksBroken, NotReady, OutcomeUnknown
 from anabranch.ports import TopicPartition
 from anabranch.processors import index_journals
 from anabranch.processors.controller import Controller
@@ -234,3 +234,24 @@ def test_a_commit_in_doubt_is_not_broken_by_itself(
     with pytest.raises(IllegalState, match="commit again"):
         txn.put(A, b"x", b"")
     assert txn.commit().txn_id == txn.txn_id
+
+
+def test_a_refused_commit_leaves_the_transaction_as_it_was(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a copy that was sent before is still on its way."""
+
+    def refused(*_: Any) -> Any:
+        raise NotReady("no controller serves it now")
+
+    txn, doubted = bank.rows.begin(), in_doubt(bank, monkeypatch)
+    txn.put(A, b"x", b"1")
+    with monkeypatch.context() as patched:
+        patched.setattr(txn.commits, "locked_shot", refused)
+        for refusal in (txn, doubted):
+            with pytest.raises(NotReady):
+                refusal.commit()
+    txn.put(A, b"y", b"2")
+    with pytest.raises(IllegalState, match="commit again"):
+        doubted.put(A, b"y", b"3")
+    assert txn.commit().counts.committed == 2

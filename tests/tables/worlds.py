@@ -11,7 +11,7 @@ from typing import Any
 
 from anabranch.client.client import Client
 from anabranch.core.hybrid_time import from_us
-from anabranch.core.ids import ADMIN_LANE
+from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import NotReady
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import ReaderPorts

@@ -9,7 +9,7 @@ from typing import Annotated, BinaryIO
 from anabranch.cli.options import ClusterOptions, LoadedAs, StreamName, option
 from anabranch.cli.output import count_of, print_result
 from anabranch.core.hybrid_time import to_text
-from anabranch.core.ids import split_stream
+from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 
 _KEEPALIVE_S = 60.0

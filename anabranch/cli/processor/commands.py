@@ -22,7 +22,7 @@ from anabranch.cli.processor import run
 from anabranch.cli.read import moment_of
 from anabranch.cli.stream.commands import segment_name
 from anabranch.core.hybrid_time import to_ms, to_text
-from anabranch.core.ids import is_plain
+from anabranch.core.legal_names import is_plain
 from anabranch.errors import InvalidArgument
 
 if TYPE_CHECKING:

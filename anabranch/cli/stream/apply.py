@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from anabranch.cli.options import OperatorOptions, argument, option
 from anabranch.cli.output import print_json, print_line, print_table
-from anabranch.core.ids import split_stream
+from anabranch.core.legal_names import split_stream
 from anabranch.core.stream_settings import BYTES, EVENTS, FIXED, SEGMENT_BYTES, check_settings
 from anabranch.errors import InvalidArgument, UnknownScope, UnknownStream, WouldDelete
 

@@ -26,7 +26,7 @@ from anabranch.cli.read import moment_of, start_of
 from anabranch.cli.session import parse_kafka
 from anabranch.cli.stream.commands import Settings
 from anabranch.core.hybrid_time import to_text
-from anabranch.core.ids import split_stream
+from anabranch.core.legal_names import split_stream
 from anabranch.core.stream_settings import is_table
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady
 

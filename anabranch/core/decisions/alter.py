@@ -16,7 +16,7 @@ from anabranch.core.decisions.scale import asked, asker
 from anabranch.core.decisions.scopes import active_stream, check_served, stream_info
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.hybrid_time import to_text
-from anabranch.core.ids import is_state, split_stream
+from anabranch.core.legal_names import is_state, split_stream
 from anabranch.core.round import ReplyTo
 from anabranch.core.stream_settings import FIXED, KNOWN, TOPIC, check_settings
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnsupportedSetting

@@ -12,8 +12,9 @@ from anabranch.core.decisions.alter import begin_change, idle_row, stream_change
 from anabranch.core.decisions.scopes import active_stream, oldest_snapshot
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import from_s, to_s, to_text
-from anabranch.core.ids import BASE as BASES
-from anabranch.core.ids import base_stream, split_stream, txn_text
+from anabranch.core.ids import txn_text
+from anabranch.core.legal_names import BASE as BASES
+from anabranch.core.legal_names import base_stream, split_stream
 from anabranch.core.round import ReplyTo
 from anabranch.core.stream_settings import BASE, is_table
 from anabranch.errors import IllegalState, InvalidArgument, NotReady

@@ -8,7 +8,7 @@ from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import ALL, CREATORS, EVERYWHERE, FROM_THE_START, names_of
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import ADMIN_LANE, check_lane, check_scope, split_stream
+from anabranch.core.legal_names import ADMIN_LANE, check_lane, check_scope, split_stream
 from anabranch.core.round import ReplyTo
 from anabranch.errors import InvalidArgument
 from anabranch.schemas.records import (

@@ -13,7 +13,7 @@ from anabranch.core import rows as k
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.transactions import end_pending
 from anabranch.core.decisions.turn import AT_END, Turn
-from anabranch.core.ids import ADMIN_LANE, OPEN_LANE, check_lane
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, check_lane
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 
 from anabranch.core import limits
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.core.journal.usage import Staged
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.core.state import State
 from anabranch.errors import (
     AnabranchError,

@@ -16,7 +16,8 @@ from anabranch.core import segments as seg
 from anabranch.core.decisions.scopes import active_stream, check_room, stream_info
 from anabranch.core.decisions.transactions import drop_epoch
 from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.ids import is_state, segment_number
+from anabranch.core.ids import segment_number
+from anabranch.core.legal_names import is_state
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, TopicMisconfigured
 from anabranch.schemas.records import (

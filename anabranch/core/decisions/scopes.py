@@ -11,8 +11,9 @@ from anabranch.core.authorize import CREATORS, Right, of_scope, rights_of
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import from_us
-from anabranch.core.ids import ADMIN_LANE, DIRECTORY, OPEN_LANE, check_scope
+from anabranch.core.ids import DIRECTORY
 from anabranch.core.journal.runs import REFUSED
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, check_scope
 from anabranch.core.round import ReplyTo
 from anabranch.core.stream_settings import is_table, versions_ms
 from anabranch.core.stream_states import CREATING, GIVEN_UP, STREAMS, WAITING, state_of

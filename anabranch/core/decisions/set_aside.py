@@ -10,7 +10,7 @@ from itertools import islice
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import OPEN_LANE
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.round import ReplyTo
 from anabranch.schemas.records import CommandList, ListCommands, SetAsideRow, SuspectRow
 

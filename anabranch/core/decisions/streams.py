@@ -23,7 +23,8 @@ from anabranch.core.decisions.scale import asked, asker
 from anabranch.core.decisions.scopes import check_room, check_served, stream_info
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.ids import base_stream, is_state, split_stream, state_stream, txn_text
+from anabranch.core.ids import txn_text
+from anabranch.core.legal_names import base_stream, is_state, split_stream, state_stream
 from anabranch.core.partitioner import even_ranges
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create

@@ -11,7 +11,8 @@ from anabranch.core.decisions.commits.positions import check_tasks, processor_of
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.streams import end_stream
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import NO_TXN, check_input, is_plain, is_state, split_stream, state_stream
+from anabranch.core.ids import NO_TXN
+from anabranch.core.legal_names import check_input, is_plain, is_state, split_stream, state_stream
 from anabranch.core.round import ReplyTo
 from anabranch.errors import IllegalState, InvalidArgument, NotReady, TenureLost
 from anabranch.schemas.records import (

@@ -17,14 +17,11 @@ from anabranch.core.ids import (
     DIRECTORY,
     HASH_SIZE,
     TXN_ID_SIZE,
-    check_name,
-    check_scope,
     control_partition_of,
     is_marked,
-    is_state,
-    split_stream,
     txn_text,
 )
+from anabranch.core.legal_names import check_name, check_scope, is_state, split_stream
 from anabranch.core.round import ReplyTo
 from anabranch.core.tokens import SEE, Rights, peek
 from anabranch.core.transaction_states import TRANSACTIONS, Op, born, locks_broken

@@ -15,8 +15,9 @@ from typing import Any
 from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, of_scope, rights_of, shown
-from anabranch.core.ids import OPEN_LANE, TXN_ID_SIZE, control_partition_of, made_ms_of
+from anabranch.core.ids import TXN_ID_SIZE, control_partition_of, made_ms_of
 from anabranch.core.journal.index import JournalIndex
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.memory import (
     Cleaning,
     Histories,

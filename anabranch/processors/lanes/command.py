@@ -13,12 +13,12 @@ from anabranch.core.decisions.lanes import is_read
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import (
     CORRELATION_HEADER,
-    OPEN_LANE,
     REPLY_HEADER,
     TIME_HEADER,
     WAIT_HEADER,
     command_digest,
 )
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.round import ReplyTo
 from anabranch.errors import AnabranchError, InvalidArgument
 from anabranch.schemas.codec import TYPES, decode

@@ -16,7 +16,7 @@ from anabranch.core import limits
 from anabranch.core.decisions.lanes import is_blocked, position_of
 from anabranch.core.decisions.quotas import quota
 from anabranch.core.decisions.turn import AT_END
-from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.core.memory import LaneSeen
 from anabranch.core.state import State
 from anabranch.ports import LogError, TopicPartition

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from anabranch.core.decisions.lanes import is_blocked
 from anabranch.core.decisions.turn import Settings
-from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.core.state import State
 from anabranch.ports import Clock, Log, LogError, TopicInfo, TopicPartition
 from anabranch.processors.streams.health import (

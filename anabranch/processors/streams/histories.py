@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from anabranch.batches.records import decode_records
-from anabranch.core.ids import is_state
+from anabranch.core.legal_names import is_state
 from anabranch.errors import MalformedRecord, UnsupportedVersion
 from anabranch.ports import CorruptBatch, Log, LogError, OffsetOutOfRange, TopicPartition
 from anabranch.schemas.codec import decode

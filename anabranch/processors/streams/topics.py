@@ -27,7 +27,7 @@ from anabranch.core.decisions.streams import (
 )
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.history_records import NO_PREVIOUS
-from anabranch.core.ids import base_stream
+from anabranch.core.legal_names import base_stream
 from anabranch.core.state import State
 from anabranch.core.stream_states import CREATING, FORGETTING, RECOVERING
 from anabranch.errors import (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from anabranch.batches.records import decode_records
 from anabranch.core.hybrid_time import to_ms
-from anabranch.core.ids import PLAIN, is_plain
+from anabranch.core.legal_names import PLAIN, is_plain
 from anabranch.errors import AnabranchError, UnknownStream
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog

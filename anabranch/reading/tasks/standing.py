@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
-from anabranch.core.ids import split_stream
+from anabranch.core.legal_names import split_stream
 from anabranch.errors import AnabranchError, InvalidArgument, UnknownStream
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, Groups, ReaderPorts, partitions_of

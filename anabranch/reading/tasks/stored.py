@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anabranch.batches.records import decode_records
-from anabranch.core.ids import state_stream
+from anabranch.core.legal_names import state_stream
 from anabranch.core.partitioner import task_of
 from anabranch.errors import InvalidArgument, NotReady
 from anabranch.ports import TopicPartition

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
-from anabranch.core.ids import split_stream
+from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.spark.clients import connect
 from anabranch.spark.failures import named_failures

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 import anabranch
 from anabranch.client.reservation import Reservation
-from anabranch.core.ids import check_name, check_scope, split_stream
+from anabranch.core.legal_names import check_name, check_scope, split_stream
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,

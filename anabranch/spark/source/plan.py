@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from anabranch.core.hybrid_time import MAX, read_moment
-from anabranch.core.ids import split_stream
+from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument, SnapshotExpired
 from anabranch.spark.api import arrow_schema
 from anabranch.spark.options import Connection, Options
@@ -49,16 +47,6 @@ def streams_of(options: Options) -> tuple[str, ...]:
     for stream in streams:
         split_stream(stream)
     return streams
-
-
-def moment(name: str, text: str) -> int | datetime:
-    """A hybrid time, or an ISO datetime with its time zone."""
-    at = read_moment(text)
-    if at is None or (at > MAX if isinstance(at, int) else at.utcoffset() is None):
-        raise InvalidArgument(
-            f"option {name}={text!r}: a commit timestamp, or a time with its zone, as 2026-03-01T12:00:00+00:00"
-        )
-    return at
 
 
 def strict_of(options: Options) -> bool:

@@ -20,13 +20,12 @@ from anabranch.reading.snapshot import Mode
 from anabranch.schemas.records import CommitRecord
 from anabranch.spark.clients import client_of
 from anabranch.spark.columns import check_schema
-from anabranch.spark.options import Options
+from anabranch.spark.options import Options, moment
 from anabranch.spark.source.filters import Selection
 from anabranch.spark.source.histories import Histories
 from anabranch.spark.source.plan import (
     Cutting,
     EventRange,
-    moment,
     read_range,
     streams_of,
     strict_of,

@@ -24,13 +24,12 @@ from anabranch.spark.api import (
     SupportsTriggerAvailableNow,
 )
 from anabranch.spark.columns import check_schema
-from anabranch.spark.options import Options
+from anabranch.spark.options import Options, moment
 from anabranch.spark.source.admission import Limits, admit
 from anabranch.spark.source.histories import Histories
 from anabranch.spark.source.plan import (
     Cutting,
     EventRange,
-    moment,
     read_range,
     streams_of,
     strict_of,

@@ -33,8 +33,8 @@ from anabranch.core.decisions.transactions import (
     supersede,
 )
 from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.ids import check_name, check_number
 from anabranch.core.journal.index import JournalIndex, Weighed
+from anabranch.core.legal_names import check_name, check_number
 from anabranch.core.memory import Merging
 from anabranch.core.receipts import left_behind
 from anabranch.core.round import ReplyTo

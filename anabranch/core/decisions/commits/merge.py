@@ -18,10 +18,11 @@ from anabranch.core.decisions.commits.prepared import is_gone, leave_out_lost
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish, journal_op
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import is_state, segment_number
+from anabranch.core.ids import segment_number
 from anabranch.core.journal.index import JournalIndex, extents_by_place, taken_runs
 from anabranch.core.journal.runs import StoredRun
 from anabranch.core.journal.table_writes import Write
+from anabranch.core.legal_names import is_state
 from anabranch.core.memory import IN_TROUBLE
 from anabranch.core.round import Landed, NewEpoch, Part, StreamCommit
 from anabranch.core.segments import TxnSegment

@@ -15,7 +15,8 @@ from anabranch.core.authorize import Right, of_scope, refusal, rights_of
 from anabranch.core.decisions.commits.prepared import held
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import NO_TXN, check_name
+from anabranch.core.ids import NO_TXN
+from anabranch.core.legal_names import check_name
 from anabranch.core.round import ReplyTo
 from anabranch.errors import AlreadyCommitted, IllegalState, InvalidArgument, NotReady, check
 from anabranch.schemas.records import (

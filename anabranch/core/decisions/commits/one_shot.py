@@ -21,7 +21,8 @@ from anabranch.core.decisions.transactions import (
     supersede,
 )
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import check_name, is_marked, is_state
+from anabranch.core.ids import is_marked
+from anabranch.core.legal_names import check_name, is_state
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn
 from anabranch.core.stream_settings import MAX_MESSAGE

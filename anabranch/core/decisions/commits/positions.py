@@ -14,8 +14,9 @@ from typing import NamedTuple
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import HASH_SIZE, NO_TXN, TENURE_SIZE, is_state, split_stream, state_stream
+from anabranch.core.ids import HASH_SIZE, NO_TXN, TENURE_SIZE
 from anabranch.core.ids import hash_of as hash_of
+from anabranch.core.legal_names import is_state, split_stream, state_stream
 from anabranch.errors import InvalidArgument, NotReady, TenureLost, UnknownProcessor
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import (

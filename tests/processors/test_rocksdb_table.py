@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.ports import TableError
-from anabranch.processors.checkpoint import RocksTable
+from anabranch.processors.rocksdb_table import RocksTable
 
 
 def test_rows_are_there_after_reopening(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_rows_are_there_after_reopening(tmp_path: Path) -> None:
 def test_rows_are_there_after_a_kill(tmp_path: Path) -> None:
     code = (
         "import os, pathlib\n"
-        "from anabranch.processors.checkpoint import RocksTable\n"
+        "from anabranch.processors.rocksdb_table import RocksTable\n"
         f"table = RocksTable(pathlib.Path({str(tmp_path)!r}))\n"
         "table.write({b'a': b'1', b'b': b'2'})\n"
         "os.kill(os.getpid(), 9)\n"
@@ -45,7 +45,7 @@ def test_a_folder_in_use_is_named(tmp_path: Path) -> None:
     table.close()
     code = (
         "import pathlib\n"
-        "from anabranch.processors.checkpoint import RocksTable\n"
+        "from anabranch.processors.rocksdb_table import RocksTable\n"
         f"RocksTable(pathlib.Path({str(tmp_path)!r}))\n"
     )
     table = RocksTable(tmp_path)
