@@ -38,8 +38,8 @@ from anabranch.processors.leadership import fold_to_end
 from anabranch.reading.history import history_record
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
+from anabranch.spark.options import moment
 from anabranch.spark.sink.avro_rows import parse
-from anabranch.spark.source.plan import moment
 from anabranch.spark.source.positions import from_json
 from anabranch.topics.names import history_topic, replies_topic, status_topic
 from tests.fuzz.controllers import COMMANDS, STREAM, Place

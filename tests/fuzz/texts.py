@@ -23,11 +23,11 @@ from anabranch.errors import InvalidArgument, MalformedRecord, UnsupportedSettin
 from anabranch.kafka.settings import parse_settings
 from anabranch.reading.snapshot import SnapshotPlan, check_at
 from anabranch.reading.snapshot_reader import StreamCut
-from anabranch.spark.options import Options
+from anabranch.spark.options import Options, moment
 from anabranch.spark.sink import avro_rows
 from anabranch.spark.sink.encoding import encoding_of
 from anabranch.spark.source import positions
-from anabranch.spark.source.plan import moment, streams_of
+from anabranch.spark.source.plan import streams_of
 from tests.fuzz.target import Run, Target
 
 _TIMES = (

@@ -27,10 +27,10 @@ from anabranch.errors import InvalidArgument
 from anabranch.reading.event_columns import SCHEMA
 from anabranch.spark.clients import connect
 from anabranch.spark.columns import EVENT_SCHEMA, check_schema, chosen
-from anabranch.spark.options import Options
+from anabranch.spark.options import Options, moment
 from anabranch.spark.pipelines.place import options_of
 from anabranch.spark.source.filters import Interval, Selection
-from anabranch.spark.source.plan import Cutting, EventRange, moment, streams_of
+from anabranch.spark.source.plan import Cutting, EventRange, streams_of
 from anabranch.spark.source.reader import SnapshotReader
 from anabranch.spark.source.stream_reader import StreamReader
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -236,22 +238,19 @@ def test_a_commit_in_doubt_is_not_broken_by_itself(
     assert txn.commit().txn_id == txn.txn_id
 
 
+@pytest.mark.parametrize("doubted", [False, True])
 def test_a_refused_commit_leaves_the_transaction_as_it_was(
-    bank: Bank, monkeypatch: pytest.MonkeyPatch
+    bank: Bank, monkeypatch: pytest.MonkeyPatch, doubted: bool
 ) -> None:
-    """Unless a copy that was sent before is still on its way."""
-
-    def refused(*_: Any) -> Any:
-        raise NotReady("no controller serves it now")
-
-    txn, doubted = bank.rows.begin(), in_doubt(bank, monkeypatch)
+    """Not, if a copy that was sent before may still be on its way."""
+    unknown, refusal = OutcomeUnknown("gone", txn_id=bytes(16)), NotReady("no controller serves it")
+    txn = bank.rows.begin()
     txn.put(A, b"x", b"1")
     with monkeypatch.context() as patched:
-        patched.setattr(txn.commits, "locked_shot", refused)
-        for refusal in (txn, doubted):
-            with pytest.raises(NotReady):
-                refusal.commit()
-    txn.put(A, b"y", b"2")
-    with pytest.raises(IllegalState, match="commit again"):
-        doubted.put(A, b"y", b"3")
-    assert txn.commit().counts.committed == 2
+        for error in [unknown] * doubted + [refusal]:
+            patched.setattr(txn.commits, "locked_shot", Mock(side_effect=error))
+            with pytest.raises(type(error)):
+                txn.commit()
+    with pytest.raises(IllegalState, match="commit again") if doubted else nullcontext():
+        txn.put(A, b"y", b"2")
+    assert txn.commit().counts.committed == 2 - doubted

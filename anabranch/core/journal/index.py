@@ -3,8 +3,7 @@
 Journals are read to their end; each batch is cut into *runs*, consecutive records of one writer. The index
 keeps the runs of transactions that may still commit and counts what it rejects, by reason. All derives
 from the journals and the status rows alone, so the index can be rebuilt at any time.
-
-Runs of plain records, which belong to no transaction, are kept until they are committed (`core.decisions.plain`).
+Plain records belong to no transaction: their runs are kept until they are committed (`core.decisions.plain`).
 """
 
 from __future__ import annotations
