@@ -100,9 +100,7 @@ class Settings:
 
     @property
     def max_ahead_ms(self) -> int:
-        """How far a client's clock may be ahead: less than the retention, or the horizon of forgotten ids, which
-        comes from the ids themselves, would lie in the future.
-        """
+        """How far a client's clock may be ahead: less than the retention, so that no id is forgotten already."""
         return min(DAY_MS, self.retention_ms // 2)
 
 
