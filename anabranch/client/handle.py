@@ -21,8 +21,8 @@ from anabranch.client.receipt_account import (
     check_timestamp,
 )
 from anabranch.client.session import Session
+from anabranch.core.journal.receipts import left_behind
 from anabranch.core.legal_names import check_type, is_state
-from anabranch.core.receipts import left_behind
 from anabranch.core.stream_states import ACTIVE, FORGOTTEN, WAITING
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (

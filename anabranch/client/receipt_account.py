@@ -15,8 +15,8 @@ from zlib import crc32
 
 from anabranch.client.ports import JournalWriter
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
+from anabranch.core.journal.receipts import CRC_MODULUS
 from anabranch.core.partitioner import mix, record_checksum
-from anabranch.core.receipts import CRC_MODULUS
 from anabranch.errors import EventTooLarge, InvalidArgument
 from anabranch.ports import JournalRecord, RecordHeaders, TopicPartition
 from anabranch.schemas.records import Extent, Receipt, SegmentRange, Touched

@@ -13,12 +13,12 @@ from anabranch.batches.framing import Run as FramingRun
 from anabranch.batches.records import Record, decode_records
 from anabranch.core.ids import NO_TXN, unpack_txn_header
 from anabranch.core.journal.index import JournalIndex
+from anabranch.core.journal.receipts import CRC_MODULUS
 from anabranch.core.journal.runs import Run
 from anabranch.core.journal.table_writes import Keys
 from anabranch.core.limits import ROW_KEY
 from anabranch.core.overlay import Overlay
 from anabranch.core.partitioner import position_of, record_checksum
-from anabranch.core.receipts import CRC_MODULUS
 from anabranch.core.state import State
 from anabranch.ports import CorruptBatch, Fetched, RawBatch
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.core.journal.receipts import CRC_MODULUS as CRC_MODULUS
 from anabranch.core.journal.runs import (
     Run,
     StoredRun,
@@ -33,7 +34,6 @@ from anabranch.core.journal.runs import (
 from anabranch.core.journal.usage import Read, Staged
 from anabranch.core.legal_names import is_state
 from anabranch.core.overlay import Rows
-from anabranch.core.receipts import CRC_MODULUS as CRC_MODULUS
 from anabranch.core.state import OpenTxn, State
 from anabranch.schemas.records import Extent, Receipt, SegmentRange
 

@@ -34,9 +34,9 @@ from anabranch.core.decisions.transactions import (
 )
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.journal.index import JournalIndex, Weighed
+from anabranch.core.journal.receipts import left_behind
 from anabranch.core.legal_names import check_name, check_number
 from anabranch.core.memory import Merging
-from anabranch.core.receipts import left_behind
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.tokens import Rights
