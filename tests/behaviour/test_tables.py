@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -203,13 +204,24 @@ def expected(text: str, isolation: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("isolation", ["serializable", "snapshot"])
+LEVELS = ("serializable", "snapshot")
+
+
+@pytest.fixture(scope="module")
+def plays(client: anabranch.Client) -> Iterator[Replica]:
+    """A table for each level of isolation."""
+    scope = uuid.uuid4().hex[:8]
+    for level in LEVELS:
+        client.create_table(f"{scope}/{level}", 2)
+    with client.replica(*(f"{scope}/{level}" for level in LEVELS)) as replica:
+        yield replica
+
+
+@pytest.mark.parametrize("isolation", LEVELS)
 @pytest.mark.parametrize("name", HERMITAGE)
-def test_anomalies(
-    client: anabranch.Client, tables: tuple[str, str], bank: Replica, name: str, isolation: Any
-) -> None:
-    table = tables[0]
-    put(client, table, **{"1": 10, "2": 20})
+def test_anomalies(client: anabranch.Client, plays: Replica, name: str, isolation: Any) -> None:
+    bank, table = plays, plays.tables[LEVELS.index(isolation)]
+    put(client, table, **{"1": 10, "2": 20, "3": None, "4": None})
     bank.snapshot().close()
     steps = [line.strip().partition(" -> ") for line in HERMITAGE[name].strip().splitlines()]
     later = {step[0] for step, _, _ in steps if step.endswith(" b")}
@@ -591,13 +603,19 @@ def test_a_takeover_costs_no_transaction(
         except BaseException as error:  # noqa: BLE001 - told below
             problems.append(error)
 
+    def wait_for_more() -> None:
+        enough, until = len(calls) + 40, time.monotonic() + 60
+        while len(calls) < enough and not problems:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
     threads = [threading.Thread(target=count, args=(key,)) for key in (b"a", b"b")]
     for thread in threads:
         thread.start()
-    time.sleep(1)
+    wait_for_more()
     cluster.controller.kill()
     cluster.controller.start().wait_leading()
-    time.sleep(1)
+    wait_for_more()
     stop.set()
     for thread in threads:
         thread.join()
