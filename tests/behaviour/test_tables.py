@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka import Producer
 
 import anabranch
+from anabranch.core.hybrid_time import from_us
 from anabranch.core.ids import unpack_version
 from anabranch.core.legal_names import ADMIN_LANE, base_stream
 from anabranch.errors import (
@@ -34,6 +35,7 @@ from anabranch.errors import (
     UnknownStream,
     UnsupportedSetting,
 )
+from anabranch.tables import replica
 from anabranch.tables.replica import Replica
 from anabranch.topics.names import journal_topic
 from tests.cluster import Cluster
@@ -704,18 +706,21 @@ def test_changes_are_what_a_fold_of_the_stream_says(
         client.changes(f"{scope}/stream")
 
 
-def test_rows_before_outlive_the_sweep(client: anabranch.Client, unique: str) -> None:
+def test_rows_before_outlive_the_sweep(
+    client: anabranch.Client, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A reader that is slower than `table.history.ms` finds what it needs."""
+    monkeypatch.setattr(replica, "_LEAST_SWEPT", from_us(100_000))
     table = f"{unique}/swept"
     client.create_table(table, 1, {"table.history.ms": "1"})
     for number in range(6):
         put(client, table, k=number)
-        time.sleep(0.3)
-    with client.changes(table, timeout=3.0, before=True) as changes:
+        time.sleep(0.05)
+    with client.changes(table, timeout=1.0, before=True) as changes:
         found = []
         for change in changes:
             found.append((change.before, change.after))
-            time.sleep(0.3)
+            time.sleep(0.05)
             put(client, table, other=len(found)) if len(found) < 4 else None
     assert [row for row in found if row[1] is not None][:6] == [
         (None if n == 0 else b"%d" % (n - 1), b"%d" % n) for n in range(6)
@@ -784,12 +789,12 @@ def test_a_group_that_reads_changes_loses_none(
     put(client, table, k0=None, k1=100)
     with client.changes(table, audit, 10.0) as changes:
         seen = [next(changes) for _ in range(31)]  # the last one ends the first transaction
-    time.sleep(2)
+    time.sleep(1.2)  # bases are of whole seconds
     with pytest.raises(InvalidArgument, match="plain_readers_lose_history"):
         operator.compact_table(table)
     with pytest.raises(IllegalState, match=audit):
         operator.compact_table(table, plain_readers_lose_history=True)
-    with client.changes(table, audit, 5.0) as changes:
+    with client.changes(table, audit, 1.0) as changes:
         seen += list(changes)
     assert {(c.key, c.after) for c in seen} >= {(b"k0", None), (b"k1", b"100"), (b"k2", b"2")}
     with pytest.raises(NotAuthorized, match="operate"):
@@ -798,7 +803,7 @@ def test_a_group_that_reads_changes_loses_none(
     shown = {row.table: row.base for row in client.system("tables", table.partition("/")[0])}
     assert shown[table] == base.timestamp
     last = put(client, table, k0=7)
-    with client.changes(table, audit, 5.0) as changes:
+    with client.changes(table, audit, 1.0) as changes:
         assert [(c.key, c.commit_timestamp) for c in changes] == [(b"k0", last)]
     with pytest.raises(SnapshotExpired, match="start at the time of its base"):
         list(client.changes(table, until="end"))
@@ -813,7 +818,7 @@ def test_a_table_is_compacted_while_it_is_written(
     table, over = f"{unique}/rows", threading.Event()
     client.create_table(table, 2, {"table.history.ms": 0})
     put(client, table, **{f"k{n}": n for n in range(30)})
-    time.sleep(2)
+    time.sleep(1.2)  # bases are of whole seconds
     say: dict[str, Any] = {"plain_readers_lose_history": True}
     with client._replica([table], None, None, held=0) as whole:  # it sweeps nothing
         whole.snapshot().close()
