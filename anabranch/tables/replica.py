@@ -157,12 +157,14 @@ class Replica:
             self._waiters.wake(self._is_complete)
 
     def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
-        """Take the controller's word, and wait until all tables are complete up to ``timestamp``.
+        """Take the controller's word, ask it about tables not in it, and wait until all are complete up to ``timestamp``.
 
         Raises: NotReady (at the deadline, monotonic seconds), UnknownStream, SnapshotExpired, MalformedRecord,
         NotAuthorized.
         """
         self.told(timestamp, last)
+        if not self._follower.is_told(timestamp):
+            self.told(*self._controller.safe(self.tables, timestamp, deadline))
         self._wait(timestamp, deadline)
 
     def _wait(self, timestamp: int, deadline: float) -> None:
@@ -334,10 +336,7 @@ class Replica:
         commits = self._check_commits(isolation, writers)
         seen = max(1, self._controller.last_timestamp, self._broken_at)
         if self.timestamp < seen:
-            deadline = self.deadline(timeout)
-            if not self._follower.is_told(seen):
-                self.told(*self._controller.safe(self.tables, seen, deadline))
-            self._wait(seen, deadline)
+            self.wait(seen, {}, self.deadline(timeout))
         view = self.snapshot(fresh=False, timeout=timeout)
         return TableTransaction(self, commits, view, isolation, keepalive, writers)
 

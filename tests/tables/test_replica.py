@@ -298,7 +298,7 @@ def test_an_error_reaches_who_waits(world: World) -> None:
         Replica(reader_ports(world), truth, ["bank/none"], "test", threaded=False) as found,
         pytest.raises(UnknownStream, match="create it first"),
     ):
-        found.wait(5, {}, world.clock.now + 10)
+        found.wait(5, {"bank/none": 0}, world.clock.now + 10)
 
 
 @pytest.mark.parametrize("others", [0, 40, 2000])  # batches of all walks, and too many for a digest

@@ -138,6 +138,16 @@ def test_what_the_controller_is_not_sure_of_may_be_broken(
         txn.commit(timeout=20.0)
 
 
+def test_a_look_at_registered_locks_waits_for_no_idle_table(bank: Bank) -> None:
+    """The controller names the locked tables alone; nobody tells of the other one."""
+    txn = bank.rows.begin(keepalive=600.0)
+    assert not list(txn.scan(A, b"0020", b"0021"))
+    txn.put(A, b"mine", b"1")
+    txn.flush()
+    bank.put(bank.blind, **{f"{n:04d}": "in doubt" for n in range(100) if n != 20})
+    assert txn.commit(timeout=20.0).counts.committed == 1
+
+
 # -- what breaks a lock -----------------------------------------------------------------------------------
 
 
