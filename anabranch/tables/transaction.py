@@ -22,7 +22,7 @@ from anabranch.errors import (
 )
 from anabranch.schemas import records as r
 from anabranch.tables.joined import Joins
-from anabranch.tables.own_writes import Writers
+from anabranch.tables.own_writes import Local, Writers
 from anabranch.tables.registering import Part, Registering
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.work import Isolation, TableWork, Vouching
@@ -180,9 +180,6 @@ class TableTransaction(TableWork):
                 self.commits, opened, self._replica, self._view, self._locks, self._read_from
             )
             opened.read_by(self._reads)
-            if self._reads_others:
-                self._own.close()
-                self._own = self.commits.reading_back(opened)
         try:
             with self._reads.explained():
                 while self._events:
@@ -191,6 +188,9 @@ class TableTransaction(TableWork):
                     self._events.popleft()
         except LocksBroken as error:
             self._fail(error)
+        if self._reads_others and isinstance(self._own, Local):  # till here it has the rows
+            self._own.close()
+            self._own = self.commits.reading_back(opened)
         return opened, self._reads
 
     def token(

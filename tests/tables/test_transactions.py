@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
 from anabranch.batches.records import Record, encode_batch
+from anabranch.core.decisions import decide
 from anabranch.core.decisions.turn import Settings
 from anabranch.core.journal import table_writes
 from anabranch.core.journal.runs import unpack_run
@@ -21,8 +22,8 @@ from anabranch.ports import TopicPartition
 from anabranch.processors import index_journals
 from anabranch.processors.controller import Controller
 from anabranch.reading.reader_factory import Readers
+from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
-from anabranch.schemas.records import EpochRecord
 from anabranch.tables import locks as client_locks
 from anabranch.tables.replica import Replica
 from anabranch.tables.transaction import TableTransaction
@@ -176,7 +177,7 @@ def rolling(bank: Bank) -> None:
         bank.client.scale(A, 3)
         txn.commit()
     history = bank._read(TopicPartition(history_topic(A), 0))
-    epochs = [e for e in (decode(h.value or b"") for h in history) if isinstance(e, EpochRecord)]
+    epochs = [e for e in (decode(h.value or b"") for h in history) if isinstance(e, r.EpochRecord)]
     assert any(e.stream_epoch != e.reference_epoch for e in epochs), "it is not rolling"
 
 
@@ -209,6 +210,20 @@ def test_each_kind_of_write_breaks_the_locks_on_its_keys(
     assert bank.sent == 1
     with pytest.raises(LocksBroken):
         broken.commit(timeout=20.0)
+
+
+# -- own writes -------------------------------------------------------------------------------------------
+
+
+def test_own_writes_are_read_while_they_can_not_be_handed_over(bank: Bank) -> None:
+    txn = bank.rows.begin(writers="all")
+    txn.put(A, b"k", b"2")
+    waits = Mock(side_effect=NotReady("no leader"))
+    with patch.dict(decide._DECISIONS, {r.Touch: waits}), pytest.raises(NotReady):
+        txn.token()
+    assert txn.get(A, b"k") == b"2"
+    txn.token()
+    assert txn.get(A, b"k") == b"2"
 
 
 # -- outcomes ---------------------------------------------------------------------------------------------
