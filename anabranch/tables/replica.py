@@ -157,7 +157,7 @@ class Replica:
             self._waiters.wake(self._is_complete)
 
     def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
-        """Take the controller's word, or ask for what it lacks; wait until all tables are complete up to ``timestamp``.
+        """Take the controller's word, or ask for it; wait until all tables are complete up to ``timestamp``.
 
         Raises: NotReady (at the deadline, monotonic seconds), UnknownStream, SnapshotExpired, MalformedRecord,
         NotAuthorized.

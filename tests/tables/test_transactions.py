@@ -12,6 +12,7 @@ import pytest
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.core.decisions import decide
+from anabranch.core.decisions.commits import frozen
 from anabranch.core.decisions.turn import Settings
 from anabranch.core.journal import table_writes
 from anabranch.core.journal.runs import unpack_run
@@ -247,15 +248,17 @@ def in_doubt(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> TableTransaction:
     return txn
 
 
-@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("then", ["nothing", "written", "loaded again"])
 def test_a_commit_in_doubt_is_not_broken_by_itself(
-    bank: Bank, monkeypatch: pytest.MonkeyPatch, others: int
+    bank: Bank, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    """Nor by a later write of its row: it was committed before."""
+    """Nor by a later write of its row, or a table that can't be looked into: it was committed before."""
     txn = in_doubt(bank, monkeypatch)
-    for _ in range(others):
+    if then == "written":
         bank.put(bank.blind, k="3")
         bank.rows.snapshot().close()
+    elif then == "loaded again":
+        bank.rows._follower._anew(A, bank.rows._store.marks[A].ids)
     with pytest.raises(IllegalState, match="commit again"):
         txn.get(A, b"k")
     with pytest.raises(IllegalState, match="commit again"):
@@ -279,3 +282,13 @@ def test_a_refused_commit_leaves_the_transaction_as_it_was(
     with pytest.raises(IllegalState, match="commit again") if doubted else nullcontext():
         txn.put(A, b"y", b"2")
     assert txn.commit().counts.committed == 2 - doubted
+
+
+def test_a_commit_that_a_frozen_lock_kept_waiting_can_be_made_again(bank: Bank) -> None:
+    """The id of the first try is given up: it was resolved, so that no copy of it is carried out."""
+    txn = bank.rows.begin()
+    txn.put(A, b"k", txn.get(A, b"k") or b"")
+    waits = Mock(side_effect=NotReady("a big transaction read that"))
+    with patch.object(frozen, "check_free", waits), pytest.raises(NotReady):
+        txn.commit(timeout=5.0)
+    assert txn.commit().counts.committed == 1
