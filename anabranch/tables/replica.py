@@ -21,7 +21,6 @@ from anabranch.errors import (
     LocksBroken,
     NotReady,
     RetryError,
-    SnapshotExpired,
     TransactionAborted,
 )
 from anabranch.ports import Clock
@@ -32,7 +31,7 @@ from anabranch.tables.indexes import Index, indexed
 from anabranch.tables.joined import JoinedTransaction, join
 from anabranch.tables.own_writes import Writers
 from anabranch.tables.progress import Lag, Waiters
-from anabranch.tables.snapshot import TableSnapshot
+from anabranch.tables.snapshot import TableSnapshot, taken
 from anabranch.tables.store import Store
 from anabranch.tables.transaction import Commits, TableTransaction
 from anabranch.tables.work import Isolation
@@ -294,27 +293,20 @@ class Replica:
         deadline = self.deadline(timeout)
         wanted = check_at(at)
         least = max(1, wanted or 0)
-        if fresh if wanted is None else self.timestamp < wanted:
-            asked = self._controller.last_timestamp if wanted is None else wanted
-            safe, last = self._controller.safe(self.tables, asked, deadline)
-            self.told(safe, last)
-            least = safe if wanted is None else least
-        self._wait(least, deadline)
-        with self._moved:
-            if self._closed:
-                raise IllegalState("the replica is closed: open another one")
-            marks = {table: self._store.marks[table] for table in self.tables}
-            time = self.timestamp if wanted is None else wanted
-            for table, mark in marks.items():
-                if time < mark.floor:
-                    raise SnapshotExpired(
-                        f"{table} keeps its versions from {to_text(mark.floor)} on, not {to_text(time)}: take a "
-                        "later snapshot, or set `table.history.ms` higher"
-                    )
-            numbers = {table: mark.number for table, mark in marks.items()}
-            snapshot = TableSnapshot(self._store, time, numbers, self._ended)
-            self._open.add(snapshot)
-            return snapshot
+        if fresh and wanted is None:
+            seen = self._controller.last_timestamp
+            least, last = self._controller.safe(self.tables, seen, deadline)
+            self.told(least, last)
+        while True:
+            self.wait(least, {}, deadline)
+            with self._moved:
+                if self._closed:
+                    raise IllegalState("the replica is closed: open another one")
+                time = max(least, self.timestamp) if wanted is None else wanted
+                snapshot = taken(self._store, self.tables, time, self._ended)
+                if self._is_complete(time):  # else a table was dropped meanwhile
+                    self._open.add(snapshot)
+                    return snapshot
 
     # -- transactions ---------------------------------------------------------------------------------
 

@@ -160,6 +160,20 @@ class TableSnapshot:
         return number
 
 
+def taken(
+    store: Store, tables: Iterable[str], time: int, closed: Callable[[TableSnapshot], None]
+) -> TableSnapshot:
+    """A snapshot of tables as they are here now. `SnapshotExpired`: its versions are swept."""
+    marks = {table: store.marks[table] for table in tables}
+    for table, mark in marks.items():
+        if time < mark.floor:
+            raise SnapshotExpired(
+                f"{table} keeps its versions from {to_text(mark.floor)} on, not {to_text(time)}: take a later "
+                "snapshot, or set `table.history.ms` higher"
+            )
+    return TableSnapshot(store, time, {table: m.number for table, m in marks.items()}, closed)
+
+
 def check_key(key: object) -> bytes:
     """`InvalidArgument` unless it can be a row's key."""
     if not isinstance(key, bytes) or not 1 <= len(key) <= MAX_KEY_BYTES:

@@ -270,6 +270,30 @@ def test_a_stream_made_again_is_loaded_again(world: World, tmp_path: Path) -> No
     found.close()
 
 
+def test_a_snapshot_of_a_table_that_is_just_being_dropped(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the wait and the snapshot it is empty; the snapshot waits until it is loaded again."""
+    one = TABLES[0]
+    with world.client.begin("bank") as txn:
+        txn.write(one, b"1", b"a")
+        txn.commit()
+    with replica(world, Truth(world, TABLES), [one], None) as found:
+        found.snapshot().close()
+        real = found._wait
+
+        def drop(*given: Any) -> None:
+            real(*given)
+            monkeypatch.setattr(found, "_wait", real)
+            found._follower._anew(one, found._store.marks[one].ids)
+            found._follower._tables = []
+
+        for at in (found.timestamp, None):
+            monkeypatch.setattr(found, "_wait", drop)
+            with found.snapshot(at=at) as view:
+                assert view.get(one, b"a") == b"1"
+
+
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
