@@ -85,7 +85,9 @@ class Locks:
             ranges = []
             for span in joined(spans):
                 left -= len(span.low) + len(span.high or b"")
-                if left < 0:
+                if left < 0 and (
+                    found or points or ranges
+                ):  # one that never fits is refused, not left out
                     break
                 ranges.append(span)
             if points or ranges:

@@ -195,6 +195,10 @@ def bounds(
     for end in (low, high, prefix):
         if end is not None and not isinstance(end, bytes):
             raise InvalidArgument(f"ranges and prefixes of keys are bytes, not {end!r:.100}")
+        if len(end or b"") > MAX_KEY_BYTES + 1:  # just behind the longest key
+            raise InvalidArgument(
+                f"an end of a range has {len(end or b''):,} bytes: keys have {MAX_KEY_BYTES:,} at most"
+            )
     if prefix is not None:
         if low is not None or high is not None:
             raise InvalidArgument("give a prefix, or low and high")

@@ -306,6 +306,9 @@ def test_a_snapshot_of_a_table_that_is_just_being_dropped(
         ((b"a", b"a", None), "not below"),
         ((None, b"", None), "not below"),
         ((b"a", None, b"a"), "a prefix, or low and high"),
+        ((None, b"k" * 8193, None), (b"", b"k" * 8193)),
+        ((b"k" * 8194, None, None), "8,194 bytes"),  # more than a command can lock
+        ((None, None, b"k" * 8194), "8,194 bytes"),
     ],
 )
 def test_bounds(given: tuple[bytes | None, ...], wanted: object) -> None:
