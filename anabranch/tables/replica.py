@@ -86,6 +86,7 @@ class Replica:
         self._follower = Follower(self._store, ports, tables, timeout, controller.base)
         self.tables = self._follower.streams
         self._moved = threading.Condition()
+        self._stepping = threading.RLock()  # without a thread, by those who wait
         self._waiters = Waiters(self._moved)
         self._open: set[TableSnapshot] = set()
         self._sweeping: Iterator[int] | None = None
@@ -167,6 +168,8 @@ class Replica:
         self._wait(timestamp, deadline)
 
     def _wait(self, timestamp: int, deadline: float) -> None:
+        if self._thread is None:
+            self._failure = None  # nobody else would try again
         while not self._is_complete(timestamp):
             if self._failure is not None:
                 raise self._failure
@@ -174,7 +177,9 @@ class Replica:
             if left <= 0 or self._closed:
                 raise NotReady(self._why(timestamp))
             if self._thread is None:
-                self._attempt(self._clock.monotonic() + min(left, _WAIT_S))
+                with self._stepping:
+                    if not self._is_complete(timestamp):
+                        self._attempt(min(deadline, self._clock.monotonic() + _WAIT_S))
                 continue
             self._waiters.wait(timestamp, left, partial(self._is_over, timestamp))
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +18,7 @@ from anabranch.batches.records import Record
 from anabranch.errors import (
     IllegalState,
     InvalidArgument,
+    NotAuthorized,
     NotReady,
     ReceiptMismatch,
     RetryError,
@@ -326,6 +330,35 @@ def test_an_error_reaches_who_waits(world: World) -> None:
         pytest.raises(UnknownStream, match="create it first"),
     ):
         found.wait(5, {"bank/none": 0}, world.clock.now + 10)
+
+
+def test_those_who_wait_step_one_at_a_time_and_again_after_an_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = TABLES[0]
+    with world.client.begin("bank") as txn:
+        txn.write(one, b"1", b"a")
+        txn.commit()
+    with replica(world, Truth(world, TABLES), [one], None) as found:
+        real, inside, errors = found.step, threading.Lock(), [NotAuthorized("for a moment")]
+
+        def step(deadline: float) -> bool:
+            assert inside.acquire(blocking=False), "two are in it"
+            try:
+                time.sleep(0.01)
+                if errors:
+                    raise errors.pop()
+                return real(deadline)
+            finally:
+                inside.release()
+
+        monkeypatch.setattr(found, "step", step)
+        with pytest.raises(NotAuthorized):
+            found.snapshot()
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda _: found.wait(1, {}, world.clock.now + 9), range(4)))
+        with found.snapshot() as view:
+            assert view.get(one, b"a") == b"1"
 
 
 @pytest.mark.parametrize("others", [0, 40, 2000])  # batches of all walks, and too many for a digest
