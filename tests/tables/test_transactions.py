@@ -150,6 +150,26 @@ def test_a_look_at_registered_locks_waits_for_no_idle_table(bank: Bank) -> None:
     assert txn.commit(timeout=20.0).counts.committed == 1
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_scan_that_is_registered_while_it_goes_on_takes_few_ranges(
+    bank: Bank, reverse: bool
+) -> None:
+    """A table has 1,000 for all transactions. What is registered whole at last breaks as its parts do."""
+    bank.put(bank.blind, **{f"r{n:02d}": "1" for n in range(40)})
+    bank.rows.snapshot().close()
+    txn = bank.rows.begin(keepalive=600.0)
+    assert bank.controller is not None
+    ranges = []
+    for key, row in txn.scan(A, prefix=b"r", reverse=reverse):
+        txn.put(B, key, row)
+        txn.flush()
+        ranges.append(bank.controller._state.locks.ranges(A))
+    assert ranges == [min(n + 1, 17) for n in range(40)]
+    bank.put(bank.blind, r20a="phantom")
+    with pytest.raises(LocksBroken, match="r20a"):
+        txn.commit(timeout=20.0)
+
+
 # -- what breaks a lock -----------------------------------------------------------------------------------
 
 
