@@ -169,7 +169,7 @@ class Replica:
 
     def _wait(self, timestamp: int, deadline: float) -> None:
         if self._thread is None:
-            self._failure = None  # nobody else would try again
+            self._failure = None  # no thread tries again
         while not self._is_complete(timestamp):
             if self._failure is not None:
                 raise self._failure
