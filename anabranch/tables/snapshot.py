@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from types import TracebackType
 from typing import Self
@@ -59,6 +59,13 @@ class TableSnapshot:
         Raises: InvalidArgument, IllegalState (closed), SnapshotExpired (the table is loaded again).
         """
         return self.look(table, key).value
+
+    def get_many(self, table: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """The rows of those of these keys that are there, in less time than by `get`; raises as it does."""
+        wanted = sorted({check_key(key) for key in keys})
+        rows = self._store.get_many(self._number(table), wanted, self.timestamp)
+        self._number(table)  # still the same, so it was when it was read
+        return rows
 
     def scan(
         self,
@@ -153,6 +160,20 @@ class TableSnapshot:
         return number
 
 
+def taken(
+    store: Store, tables: Iterable[str], time: int, closed: Callable[[TableSnapshot], None]
+) -> TableSnapshot:
+    """A snapshot of tables as they are here now. `SnapshotExpired`: its versions are swept."""
+    marks = {table: store.marks[table] for table in tables}
+    for table, mark in marks.items():
+        if time < mark.floor:
+            raise SnapshotExpired(
+                f"{table} keeps its versions from {to_text(mark.floor)} on, not {to_text(time)}: take a later "
+                "snapshot, or set `table.history.ms` higher"
+            )
+    return TableSnapshot(store, time, {table: m.number for table, m in marks.items()}, closed)
+
+
 def check_key(key: object) -> bytes:
     """`InvalidArgument` unless it can be a row's key."""
     if not isinstance(key, bytes) or not 1 <= len(key) <= MAX_KEY_BYTES:
@@ -174,6 +195,10 @@ def bounds(
     for end in (low, high, prefix):
         if end is not None and not isinstance(end, bytes):
             raise InvalidArgument(f"ranges and prefixes of keys are bytes, not {end!r:.100}")
+        if len(end or b"") > MAX_KEY_BYTES + 1:  # just behind the longest key
+            raise InvalidArgument(
+                f"an end of a range has {len(end or b''):,} bytes: keys have {MAX_KEY_BYTES:,} at most"
+            )
     if prefix is not None:
         if low is not None or high is not None:
             raise InvalidArgument("give a prefix, or low and high")

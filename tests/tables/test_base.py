@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import random
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from typer.testing import CliRunner
 
+from anabranch.cli import session
+from anabranch.cli.main import app
+from anabranch.cli.stream import table as table_commands
 from anabranch.client.client import Client
 from anabranch.core.hybrid_time import from_s
-from anabranch.errors import NotReady, RetryError, SnapshotExpired
+from anabranch.errors import (
+    IllegalState,
+    NotReady,
+    RetryError,
+    SnapshotExpired,
+    UnknownStream,
+)
 from anabranch.ports import LogUnavailable, TopicPartition
-from anabranch.tables import follow
+from anabranch.reading.reader_factory import Readers
+from anabranch.tables import compact, follow
 from anabranch.tables.replica import Replica
 from anabranch.topics.names import stream_topic
 from tests.client.world import World
 from tests.tables.test_replica import KEYS, check, write
-from tests.tables.worlds import Truth, as_it_lies, operator, replica
+from tests.tables.worlds import Truth, as_it_lies, operator, reader_ports, replica
 
 ONE, TWO = "bank/one", "bank/two"
 BASE = "bank/one-base"
@@ -69,6 +83,29 @@ def agrees(world: World, truth: Truth, base: Any) -> None:
             check(found, truth, max(base.timestamp, commit.timestamp))
         with pytest.raises(SnapshotExpired):
             found.snapshot(at=base.timestamp - 1)
+
+
+def test_what_a_processor_has_not_consumed_stays(world: World) -> None:
+    """One task is up to date, the other one never began: then it comes, too."""
+    world.client._ports = replace(world.client._ports, readers=Readers(reader_ports(world), 10.0))
+    truth = Truth(world, [ONE])
+    world.client.create_processor("bank/p", ONE, tasks=2)
+
+    def consume(*tasks: int) -> int:
+        tenure = world.client.take("bank/p", tasks)
+        with world.client.read(ONE, tenure=tenure, timeout=3.0) as reader:
+            count = len(list(reader))
+            with world.client.begin("bank", tenure=tenure) as txn:
+                txn.commit(consumed=reader.consumed())
+        return count
+
+    written(world, rounds=2)
+    count = consume(0)
+    world.clock.sleep(10)
+    with pytest.raises(IllegalState, match="would be lost to processors bank/p"):
+        compacted(operator(world), truth)
+    assert count + consume(1) == 40
+    assert compacted(operator(world), truth).rows == 18
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -250,3 +287,37 @@ def test_a_replica_goes_on_where_the_base_overtakes_it(world: World) -> None:
         check(found, truth, view.timestamp)
         assert found._store.marks[ONE].floor == base.timestamp
     found.close()
+
+
+def test_the_watch_goes_on_after_errors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controllers fail over while it looks; of one table no events can be counted."""
+    monkeypatch.setattr(compact, "LEAST_ROWS", 1)
+    client = operator(world)
+    for name in (ONE, TWO):
+        client.alter_stream(name, {"table.compact.ratio": 2})
+        written(world, table=name)
+    count, naps = client.count_events, iter(range(2))
+
+    def counted(stream: str) -> Any:
+        if stream == ONE:
+            raise UnknownStream("it is lost")
+        return count(stream)
+
+    def nap(_: float) -> None:
+        if next(naps, None) is None:
+            raise KeyboardInterrupt
+        world.clock.sleep(9)
+
+    streams = Mock(side_effect=[NotReady("no controller leads"), *[client.streams(None)] * 2])
+    monkeypatch.setattr(client, "streams", streams)
+    monkeypatch.setattr(client, "count_events", counted)
+    monkeypatch.setattr(session, "connected", lambda _: nullcontext(client))
+    monkeypatch.setattr(table_commands, "time", Mock(sleep=nap))
+    line = ["table", "compact", "--watch", "--plain-readers-lose-history", "--bootstrap=x:1"]
+    assert CliRunner().invoke(app, line).exit_code == 130
+    assert [client.describe(name).base is not None for name in (ONE, TWO)] == [False, True]
+    assert streams.call_count == 3
+    monkeypatch.setattr(client, "system", lambda *_, **__: [])  # it is deleted meanwhile
+    monkeypatch.setattr(client, "count_events", count)
+    told = CliRunner().invoke(app, ["table", "describe", ONE, "--bootstrap=x:1"])
+    assert "UnknownStream" in told.stderr
