@@ -104,7 +104,8 @@ def _in_shell(
         cwd=folder, env={**environment, "PATH": path}, capture_output=True, text=True, timeout=_DEADLINE_S,
     )  # fmt: skip
     told = done.stdout.split(_END)
-    assert len(told) > 2 * len(commands), f"a command ended the shell: {commands}"
+    ran = "".join(f"$ {command}\n" for command, _ in commands)
+    assert len(told) > 2 * len(commands), f"a command ended the shell: {ran}"
     for (command, shown), output, code in zip(commands, told[::2], told[1::2], strict=False):
         if not command.startswith(_GIVEN):
             _check(command, shown, output, code, done.stderr)

@@ -49,7 +49,7 @@ def test_closing_breaks_off_who_waits(broker: Broker, unique: str) -> None:
     log = KafkaLog(broker.bootstrap)
     log.create_topics([TopicSpec(place.topic, 1)])
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(log.fetch, {place: 0}, max_wait=100, max_bytes=1, committed=False)
+        waiting = pool.submit(log.fetch, {place: 0}, max_wait=30, max_bytes=1, committed=False)
         while not log._cluster.pool._waiting:
             assert not waiting.done()
         log.close()
