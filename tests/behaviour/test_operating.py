@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -151,9 +150,8 @@ def test_what_is_wrong_is_said_when_it_starts(
         (fresh, ("--http", "localhost"), 2, "InvalidArgument: --http 'localhost' is not"),
         (fresh, controller.arguments[:2], 6, "PortTaken: port [0-9]+ is in use"),
     ]
-    with ThreadPoolExecutor() as pool:
-        all_done = list(pool.map(lambda row: start(broker, row[0], *row[1]), table))
-    for (_, _, code, text), done in zip(table, all_done, strict=True):
+    for data, arguments, code, text in table:
+        done = start(broker, data, *arguments)
         assert (done.returncode, bool(re.search(text, done.stderr))) == (code, True), done.stderr
         assert "Traceback" not in done.stderr
     assert controller.leading() == [0]
