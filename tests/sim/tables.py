@@ -259,8 +259,9 @@ class TableMachine:
                     self._big(txn)
                 if self._random.random() < 0.9:
                     self._commit(txn, long.parts if self._random.random() < 0.6 else None)
-        finally:
-            with contextlib.suppress(*FINE, NotAuthorized):  # else heartbeats would keep it open
+        finally:  # a handle that somebody holds beats for what is not ended
+            self._noted.long = [long for long in self._noted.long if long.txn is not txn]
+            with contextlib.suppress(*FINE, NotAuthorized):
                 txn.abort()
 
     def _take_part(self, rows: RecordedTables) -> None:
