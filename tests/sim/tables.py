@@ -212,7 +212,7 @@ class TableMachine:
             (8, lambda: self._take_part(rows)),
             (3, lambda: self._snapshot(rows)),
             (3, lambda: self._blind(client)),
-            (1, lambda: self._plain()),
+            (4, lambda: self._plain()),
             (0.5, lambda: scale_somehow(self.world, client, self._random.choice(TABLES))),
         ]
         self._random.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])[0]()
