@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
 from anabranch.core.ids import NO_TXN
+from anabranch.core.legal_names import ADMIN_LANE, base_stream
 from anabranch.errors import (
     LocksBroken,
     NotAuthorized,
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from tests.sim.ports import SimCluster
 
 TABLES = ("s/rows", "rows/near")  # in scopes that commit together
+COMPANIONS = tuple(map(base_stream, TABLES))
+STREAMS = (*TABLES, *COMPANIONS)
 KEYS = tuple(b"k%d" % number for number in range(5))
 PAIR = b"pair"  # a row of each table: together never below LEAST, each 1 where there is none
 LEAST = 1
@@ -111,7 +114,7 @@ class TableMachine:
         self.name = f"t{number}"
         self._random = Random(f"{world.seed}/{self.name}")
         self._starts = 0
-        self._jobs = 12
+        self._jobs, self._bases = 12, 0
         self.done = False
         self._folder = Path(tempfile.mkdtemp(prefix="anabranch-sim-"))
 
@@ -213,6 +216,7 @@ class TableMachine:
             (3, lambda: self._snapshot(rows)),
             (3, lambda: self._blind(client)),
             (4, lambda: self._plain()),
+            (2, self._compact),
             (0.5, lambda: scale_somehow(self.world, client, self._random.choice(TABLES))),
         ]
         self._random.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])[0]()
@@ -397,6 +401,15 @@ class TableMachine:
             result = txn.commit(timeout=5.0)
             self._noted.told = max(self._noted.told, result.commit_timestamp)
 
+    def _compact(self) -> None:
+        """By an operator: the table begins at a base, and what that covers is deleted."""
+        here, table = self.world.current, self._random.choice(TABLES)
+        client = reading_client(self.cluster, here, self.ledger.prefix, ADMIN_LANE, timeout=5.0)
+        self._bases += 1
+        folder = self._folder / f"base{self._bases}"  # one that died may still have the last one open
+        client.compact_table(table, plain_readers_lose_history=True, folder=folder, timeout=5.0)
+        self.world.note(self.name, f"{table} is compacted")
+
     def _plain(self) -> None:
         """By a program that knows nothing of the library."""
         now_ms = int((START_S + self.world.now) * 1000)
@@ -415,8 +428,8 @@ class TableMachine:
 @contextmanager
 def without_tables(picture: Picture) -> Iterator[None]:
     """Checks that know nothing of tables."""
-    history = {table: picture.history.pop(table) for table in TABLES if table in picture.history}
-    places = [place for place in picture.events if place[0] in TABLES]
+    history = {each: picture.history.pop(each) for each in STREAMS if each in picture.history}
+    places = [place for place in picture.events if place[0] in STREAMS]
     events = {place: picture.events.pop(place) for place in places}
     yield
     picture.history |= history
