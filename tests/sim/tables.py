@@ -74,6 +74,7 @@ class Long:
     txn: RecordedTransaction
     token: bytes
     parts: list[RecordedPart] = field(default_factory=list)  # whose receipts came
+    expired: bool = False  # a replica told somebody that its snapshot can't be read
 
 
 @dataclass(slots=True)
@@ -261,8 +262,10 @@ class TableMachine:
                     later(txn)
                 if self._random.random() < 0.2:
                     self._big(txn)
+                expired = long.expired
                 if self._random.random() < 0.9:
                     self._commit(txn, long.parts if self._random.random() < 0.6 else None)
+                hold(not expired or txn.txn.result is None, "an open one's snapshot was not kept")
         finally:  # a handle that somebody holds beats for what is not ended
             self._noted.long = [long for long in self._noted.long if long.txn is not txn]
             with contextlib.suppress(*FINE, NotAuthorized):
@@ -277,7 +280,11 @@ class TableMachine:
         long = self._random.choice(found)
         with contextlib.suppress(LocksBroken, TransactionAborted):
             writers = self._random.choice(_WHOSE)
-            part = rows.join(long.txn, long.token, writers=writers, timeout=5.0)
+            try:
+                part = rows.join(long.txn, long.token, writers=writers, timeout=5.0)
+            except SnapshotExpired:
+                long.expired = True
+                raise
             kinds = (self._rows, self._rows, self._absent, self._look, self._point)
             self._random.choice(kinds)(part)
             part.finish(timeout=5.0)
@@ -406,7 +413,9 @@ class TableMachine:
         here, table = self.world.current, self._random.choice(TABLES)
         client = reading_client(self.cluster, here, self.ledger.prefix, ADMIN_LANE, timeout=5.0)
         self._bases += 1
-        folder = self._folder / f"base{self._bases}"  # one that died may still have the last one open
+        folder = (
+            self._folder / f"base{self._bases}"
+        )  # one that died may still have the last one open
         client.compact_table(table, plain_readers_lose_history=True, folder=folder, timeout=5.0)
         self.world.note(self.name, f"{table} is compacted")
 
