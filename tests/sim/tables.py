@@ -216,7 +216,7 @@ class TableMachine:
             (8, lambda: self._take_part(rows)),
             (3, lambda: self._snapshot(rows)),
             (3, lambda: self._blind(client)),
-            (4, lambda: self._plain()),
+            (8, lambda: self._plain()),
             (2, self._compact),
             (0.5, lambda: scale_somehow(self.world, client, self._random.choice(TABLES))),
         ]
