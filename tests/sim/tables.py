@@ -137,7 +137,10 @@ class TableMachine:
     # -- its life -------------------------------------------------------------------------------------
 
     def _run(self, process: Process) -> None:
-        settings = {"timeout": _TIMEOUT_S, "one_shot_bytes": self._random.choice((0, 1 << 18))}
+        settings: dict[str, Any] = {
+            "timeout": _TIMEOUT_S,
+            "one_shot_bytes": self._random.choice((0, 1 << 18)),
+        }
         client = reading_client(self.cluster, process, self.ledger.prefix, **settings)
         self.world.spawn(process, "heart", lambda: beat(self.world, client, process))
         self._until_it_works(lambda: self._create(client))
