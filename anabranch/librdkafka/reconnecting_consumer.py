@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
@@ -11,6 +12,9 @@ from confluent_kafka.admin import ClusterMetadata
 
 from anabranch.librdkafka.broker_contact import Contact, with_error_callback
 
+log = logging.getLogger("anabranch.client")
+
+_CLOSE_S = 10.0
 T = TypeVar("T")
 Rebalanced: TypeAlias = "Callable[[LastingConsumer, list[TopicPartition]], None]"
 
@@ -201,8 +205,29 @@ class LastingConsumer:
         return places
 
     def close(self) -> None:
-        """Leave the group and free everything."""
-        self.native.close()
+        """Leave the group and free everything; a handle that does not come to its end is left to itself.
+
+        In a rebalance librdkafka may wait for itself without end (confluentinc/librdkafka#4884).
+        """
+        failed: list[BaseException] = []
+
+        def end() -> None:
+            try:
+                self.native.close()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failed.append(error)
+
+        aside = threading.Thread(target=end, name="anabranch-closing", daemon=True)
+        try:
+            aside.start()
+        except RuntimeError:  # the interpreter ends: no thread begins any more
+            end()
+        else:
+            aside.join(_CLOSE_S)
+            if aside.is_alive():
+                log.warning("a consumer of librdkafka did not end in %g s: it is left", _CLOSE_S)
+        for error in failed:
+            raise error
 
 
 def _places(partitions: Sequence[TopicPartition]) -> set[tuple[str, int]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from anabranch.librdkafka import reconnecting_consumer
 from anabranch.librdkafka.broker_contact import Contact
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 from tests.conftest import Broker
@@ -114,3 +117,22 @@ def test_a_member_loses_all_and_joins_anew(
         assert told == [("gained", [0, 1]), ("lost", [0, 1]), ("gained", [0, 1])]
         assert reading.found == {0: list(range(10)), 1: [*range(10), *range(10)]}
     assert told[-1] == ("revoked", [0, 1])
+
+
+def test_a_handle_that_does_not_close_is_left(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As seen in a rebalance; what a callback raises while it closes is raised."""
+    given = {"bootstrap.servers": broker.bootstrap, "group.id": "g", "log_level": 0}
+    over = threading.Event()
+    stuck, failing = (LastingConsumer(given, given) for _ in range(2))
+    monkeypatch.setattr(reconnecting_consumer, "_CLOSE_S", 0.1)
+    monkeypatch.setattr(stuck, "native", Mock(close=over.wait))
+    stuck.close()
+    assert "it is left" in caplog.text
+    over.set()
+    monkeypatch.setattr(
+        failing, "native", Mock(close=Mock(side_effect=ValueError("in a callback")))
+    )
+    with pytest.raises(ValueError, match="in a callback"):
+        failing.close()
