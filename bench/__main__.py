@@ -24,6 +24,7 @@ from bench import (
     lanes,
     leading,
     ledger,
+    locking,
     lookups,
     many,
     oneshot,
@@ -152,6 +153,7 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         "transfers in a table beside blind one-shots and PostgreSQL",
         _on_cluster(transfers),
     ),
+    "locking": ("what tables and locks cost others", _on_cluster(locking)),
     "versioned": (
         "a replica beside a versioned store of Kafka Streams",
         _on_cluster(versioned),

@@ -45,7 +45,7 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
     phases: dict[str, list[dict[str, float]]] = {name: [] for name in CALLS}
     for _ in range(rounds):
         for call in CALLS:
-            whole, phase = _transaction(place, events, call)
+            whole, phase = transaction(place, events, call)
             seconds[call].append(whole)
             phases[call].append(phase)
         seconds["plain"].append(_plain(place, events))
@@ -69,8 +69,11 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
     return result
 
 
-def _transaction(place: Place, events: int, call: str) -> tuple[float, dict[str, float]]:
-    stream = place.new_stream(segments=2)
+def transaction(
+    place: Place, events: int, call: str, *, table: bool = False
+) -> tuple[float, dict[str, float]]:
+    """Seconds from begin to the last event readable, and those of its phases; into a new stream or table."""
+    stream = place.new_stream(segments=2, table=table)
     scope = stream.partition("/")[0]
     ctx = mp.get_context("spawn")
     go, ready, receipts = ctx.Event(), ctx.Semaphore(0), ctx.Queue()

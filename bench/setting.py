@@ -34,11 +34,11 @@ class Place:
     bootstrap: str
     controller: int
 
-    def new_stream(self, segments: int) -> str:
-        """A fresh stream."""
+    def new_stream(self, segments: int, *, table: bool = False) -> str:
+        """A fresh stream, or table."""
         stream = f"bench/s{uuid.uuid4().hex[:8]}"
         with anabranch.connect(self.bootstrap) as client:
-            client.create_stream(stream, segments=segments)
+            (client.create_table if table else client.create_stream)(stream, segments)
         return stream
 
     def new_topic(self, partitions: int) -> str:

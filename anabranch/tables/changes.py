@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.core.hybrid_time import to_text
@@ -115,7 +115,7 @@ class Changes(Iteration[Change]):
             for key in sorted(after)
         ]
 
-    def _before(self, at: int, keys: dict[bytes, bytes | None]) -> dict[bytes, bytes | None]:
+    def _before(self, at: int, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """The rows of these keys just below a commit, which a COMMIT record tells of."""
         rows, table = self._rows, self._table
         if rows is None:
@@ -123,7 +123,7 @@ class Changes(Iteration[Change]):
         rows.wait(at, {table: at}, rows.deadline(self._timeout))
         try:
             with rows.snapshot(at=at - 1) as then:
-                found = {key: then.get(table, key) for key in keys}
+                found = then.get_many(table, keys)
         except SnapshotExpired as error:
             raise SnapshotExpired(
                 f"the folder of these changes has no rows of {table} from before {to_text(at)} any more: "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from types import TracebackType
 from typing import Self
@@ -59,6 +59,13 @@ class TableSnapshot:
         Raises: InvalidArgument, IllegalState (closed), SnapshotExpired (the table is loaded again).
         """
         return self.look(table, key).value
+
+    def get_many(self, table: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """The rows of those of these keys that are there, in less time than by `get`; raises as it does."""
+        wanted = sorted({check_key(key) for key in keys})
+        rows = self._store.get_many(self._number(table), wanted, self.timestamp)
+        self._number(table)  # still the same, so it was when it was read
+        return rows
 
     def scan(
         self,

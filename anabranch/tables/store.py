@@ -6,7 +6,7 @@ the folder is as of some batch, marks and all, and what is lost is fetched again
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ from anabranch.tables.layout import (
     mark_key,
     place,
     stamp,
+    suffix,
     table_prefix,
     timestamp_of,
     unescaped,
@@ -192,6 +193,19 @@ class Store:
             found.seek(own + stamp(at))
             data = found.value() if _raw(found)[:-STAMP] == own else b""
         return Seen(key, _row(data), newest, txn_id)
+
+    def get_many(self, number: int, keys: Iterable[bytes], at: int) -> dict[bytes, bytes]:
+        """The rows of those of these keys that are there as of ``at``; the quickest in the order of keys."""
+        prefix, end = table_prefix(number), suffix(at)
+        rows, found = {}, self._db.iter()
+        for key in keys:
+            wanted = place(prefix, key) + end
+            found.seek(wanted)
+            if _raw(found)[:-STAMP] == wanted[:-STAMP]:
+                row = _row(found.value())
+                if row is not None:
+                    rows[key] = row
+        return rows
 
     def rows(
         self, number: int, low: bytes, high: bytes | None, at: int

@@ -64,6 +64,7 @@ def check(found: Replica, truth: Truth, at: int) -> None:
         rows = visible(truth.versions(table), at)
         assert dict(snapshot.scan(table)) == rows, (table, at)
         assert list(snapshot.scan(table, reverse=True)) == list(rows.items())[::-1]
+        assert snapshot.get_many(table, [b"none", *truth.versions(table)]) == rows
         if found._store.indexes(table):
             for end in {row[-1:] for row in rows.values()} | {b"?"}:
                 wanted = [(key, row) for key, row in rows.items() if row[-1:] == end]
