@@ -147,11 +147,11 @@ class WindowDraft:
             return False
         if any(its.has(locks.points, since) for its in known):
             return False
+        lows = [span.low for span in locks.ranges]
         return not any(
-            write.touches(span)
-            for its in known if locks.ranges
+            write.touches_any(locks.ranges, lows)
+            for its in known if lows
             for write in its.above(since)
-            for span in locks.ranges
         )  # fmt: skip
 
 
@@ -196,6 +196,11 @@ class Sets:
 def count_of(locks: Iterable[TableLocks]) -> int:
     """The number of points and ranges."""
     return sum(len(each.points) + len(each.ranges) for each in locks)
+
+
+def _with_locks(row: ReadLockRow) -> Iterator[TableLocks]:
+    """The tables of a set of which something is locked: a client may name others."""
+    return (each for each in row.locks if each.points or each.ranges)
 
 
 @dataclass(slots=True)
@@ -272,7 +277,7 @@ class Registered:
         if isinstance(row, ReadLockRow):
             sets.rows[writer, sequence] = row
             self.count += count_of(row.locks)
-            for each in row.locks:
+            for each in _with_locks(row):
                 self._tables.setdefault(each.table, _Locked()).put((txn_id, writer), each)
         elif isinstance(row, LookedRow):
             sets.looked[writer] = row
@@ -281,7 +286,7 @@ class Registered:
 
     def _take(self, owner: Owner, row: ReadLockRow) -> None:
         self.count -= count_of(row.locks)
-        for each in row.locks:
+        for each in _with_locks(row):
             self._tables[each.table].take(owner, each)
             if not self._tables[each.table].owners:
                 del self._tables[each.table]

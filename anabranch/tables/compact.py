@@ -164,7 +164,7 @@ def due_tables(client: Compacting, table: str | None) -> list[str]:
 
 
 def _check_groups(client: Compacting, table: str, at: int, timeout: float) -> None:
-    """`IllegalState`: a group that reads changes or transactions has not come to the time of the base.
+    """`IllegalState`: a group has not read all that was committed up to the time of the base.
 
     `NotReady`: the table is younger than that.
     """
@@ -178,18 +178,28 @@ def _check_groups(client: Compacting, table: str, at: int, timeout: float) -> No
                 f"{table} is younger than its {settings.VERSIONS_MS}: nothing is to be compacted yet"
             )
         for group in client.groups(table) if ports.groups is not None else ():
-            for place in group.streams:
-                since = place.offsets.get(HISTORY)
-                if since is None:
-                    continue
-                missed = takewhile(lambda at: at.offset <= base.offset, search.since(since))
-                if any(isinstance(each.record, CommitRecord) for each in missed):
-                    behind.append(group.name)
+            if any(_has_unread(search, place.offsets, base.offset) for place in group.streams):
+                behind.append(group.name)
     if behind:
         raise IllegalState(
-            f"changes of {table} up to {to_text(at)} would be lost to {limits.cut(', '.join(behind))}: let them "
-            "come so far, or move these groups (`anabranch group reset`)"
+            f"what was committed to {table} up to {to_text(at)} would be lost to {limits.cut(', '.join(behind))}: "
+            "let them come so far, or move these groups (`anabranch group reset`)"
         )
+
+
+def _has_unread(search: HistorySearch, offsets: Mapping[int, int], until: int) -> bool:
+    """Whether a group has not read all commits up to a record of the history. ``offsets``: as of its standing."""
+    since = offsets.get(HISTORY)
+    if since is None:
+        near = search.not_beyond(offsets)
+        since = until + 1 if near is None else near.offset
+    missed = takewhile(lambda at: at.offset <= until, search.since(since))
+    return any(
+        HISTORY in offsets
+        or any(at.end > offsets.get(at.partition, 0) for at in each.record.segments)
+        for each in missed
+        if isinstance(each.record, CommitRecord)
+    )
 
 
 def _companion(client: Compacting, table: StreamDescription) -> str:

@@ -760,7 +760,7 @@ def operator(cluster: Cluster) -> Iterator[anabranch.Client]:
 def test_a_group_that_reads_changes_loses_none(
     client: anabranch.Client, operator: anabranch.Client, unique: str
 ) -> None:
-    table, audit = f"{unique}/told", f"audit-{unique}"
+    table, audit, rows = f"{unique}/told", f"audit-{unique}", f"rows-{unique}"
     client.create_table(table, 2, {"table.history.ms": 0})
     put(client, table, **{f"k{n}": n for n in range(30)})
     put(client, table, k0=None, k1=100)
@@ -773,6 +773,12 @@ def test_a_group_that_reads_changes_loses_none(
         operator.compact_table(table, plain_readers_lose_history=True)
     with client.changes(table, audit, 5.0) as changes:
         seen += list(changes)
+    with client.read(table, rows, timeout=5.0) as reader:
+        assert len([next(reader) for _ in range(20)]) == 20
+    with pytest.raises(IllegalState, match=rows):
+        operator.compact_table(table, plain_readers_lose_history=True)
+    with client.read(table, rows, timeout=3.0) as reader:
+        assert len(list(reader)) in (12, 13)  # the last one given comes again
     assert {(c.key, c.after) for c in seen} >= {(b"k0", None), (b"k1", b"100"), (b"k2", b"2")}
     with pytest.raises(NotAuthorized, match="operate"):
         client.compact_table(table, plain_readers_lose_history=True)

@@ -202,6 +202,26 @@ def test_who_would_break_a_frozen_one_s_locks_or_be_broken_by_it_is_not_frozen(s
     assert bank.state_of("U") == ("FROZEN" if sided == "its writes" else "ABORTED")
 
 
+@pytest.mark.parametrize("read", [0, 1])
+def test_a_new_leader_that_has_not_read_what_a_carried_one_wrote_freezes_none(read: int) -> None:
+    """T, frozen, wrote two runs: with ``read`` of them known, nothing tells that it breaks a lock of U."""
+    bank = Big()
+    bank.new("U")
+    bank.writes("T", B, b"x")
+    bank.writes("T", B, b"b")
+    bank.reads("U", b"b", table=B)
+    bank.writes("U", PLAIN, b"y")
+    assert bank.commits("T") == "FROZEN"
+    bank.lead(keep_table=False)
+    end, runs = bank.ends[B, 0], bank.journals[B, 0]
+    bank.ends[B, 0], bank.journals[B, 0] = end - 2 + read, runs[:read]
+    assert bank.commits("U") == "COMMIT_IN_PROGRESS"
+    bank.ends[B, 0], bank.journals[B, 0] = end, runs
+    bank.wait(60)
+    assert bank.carry("T") == "COMMITTED"
+    assert bank.state_of("U") == "ABORTED"
+
+
 def test_locks_are_looked_at_before_they_freeze() -> None:
     bank = Big()
     bank.lock_reads(b"k", writer="T")

@@ -356,6 +356,7 @@ def test_a_stream_that_waits_leaves_it_prepared_and_a_lost_one_is_left_out(world
     shot(world)
     world.memory.waiting = {"nyc/b": "no leader"}
     assert commit(world, "S", LEDGER) == "NotReady"
+    assert settle(world, True, "S") == "NotReady"
     assert world.get("S") == "S PREPARED 2"
     world.memory.waiting = {}
     turn = world.new_turn()

@@ -93,6 +93,38 @@ class Long(Bank):
         assert self.end(label) == "COMMITTED"
 
 
+def test_a_set_may_name_a_table_of_which_it_locks_nothing() -> None:
+    """It outlives the sets that lock something, and ends with the transaction."""
+    bank = Long()
+    bank.locked(b"k")
+    nothing = r.LockReads(bank.token("T"), bank.writer("w"), 2, (r.TableLocks(A, 0, 0, (), ()),))
+    bank.ask("lock nothing", nothing)
+    assert told(bank.result) == "ReadsLocked"
+    bank.lead(keep_table=False)
+    bank.ask("abort", r.Abort(bank.token("T"), "enough"))
+    assert told(bank.result) == "ABORTED"
+    assert (bank.state.locks.count, bank.put((A, b"k"))) == (0, "COMMITTED")
+
+
+@pytest.mark.parametrize("table", ["nyc/none", PLAIN])
+def test_who_asks_for_times_names_tables(table: str) -> None:
+    bank = Long()
+    locks = (r.TableLocks(table, 0, 0, (), ()),)
+    asked = r.LockReads(bank.token("T"), bank.writer("w"), 0, locks)
+    assert bank.ask("lock", asked) == "InvalidArgument"
+
+
+def test_a_table_that_is_given_up_is_not_locked_any_more() -> None:
+    """Nor does a transaction outlive it that locked it before."""
+    bank = Long()
+    turn = bank.new_turn()
+    give_up_stream(turn, A, "a test")
+    bank.close(turn)
+    assert bank.lock_reads(b"k") == "StreamLost"
+    assert bank.put((B, b"k"), locks=(r.TableLocks(A, 0, 0, (1,), ()),)) == "StreamLost"
+    assert bank.lock_reads(b"k", table=B) == "ReadsLocked"
+
+
 def test_registered_vouched_and_committed_through_takeovers() -> None:
     bank = Long()
     for number in range(10):

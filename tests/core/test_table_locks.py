@@ -168,6 +168,11 @@ def test_digests_say_what_a_naive_set_says() -> None:
         if not exact:
             inside = keys[0] < high and keys[-1] >= low
         assert write.touches(r.LockedRange(low, high)) == inside, f"seed {seed}"
+        ends = sorted(draw.sample(alphabet, 12))
+        spans = tuple(r.LockedRange(*ends[at : at + 2]) for at in range(0, 12, 2))
+        spans = (*spans[:-1], r.LockedRange(ends[-2], draw.choice([None, ends[-1]])))
+        wanted = any(map(write.touches, spans))
+        assert write.touches_any(spans, [span.low for span in spans]) == wanted, f"seed {seed}"
         assert write_of(commit, [*digests, b""]).points is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ import pytest
 
 from anabranch.client.client import Client
 from anabranch.core.hybrid_time import from_s
-from anabranch.errors import NotReady, RetryError, SnapshotExpired
+from anabranch.errors import IllegalState, NotReady, RetryError, SnapshotExpired
 from anabranch.ports import LogUnavailable, TopicPartition
+from anabranch.reading.reader_factory import Readers
 from anabranch.tables import follow
 from anabranch.tables.replica import Replica
 from anabranch.topics.names import stream_topic
 from tests.client.world import World
 from tests.tables.test_replica import KEYS, check, write
-from tests.tables.worlds import Truth, as_it_lies, operator, replica
+from tests.tables.worlds import Truth, as_it_lies, operator, reader_ports, replica
 
 ONE, TWO = "bank/one", "bank/two"
 BASE = "bank/one-base"
@@ -69,6 +71,29 @@ def agrees(world: World, truth: Truth, base: Any) -> None:
             check(found, truth, max(base.timestamp, commit.timestamp))
         with pytest.raises(SnapshotExpired):
             found.snapshot(at=base.timestamp - 1)
+
+
+def test_what_a_processor_has_not_consumed_stays(world: World) -> None:
+    """One task is up to date, the other one never began: then it comes, too."""
+    world.client._ports = replace(world.client._ports, readers=Readers(reader_ports(world), 10.0))
+    truth = Truth(world, [ONE])
+    world.client.create_processor("bank/p", ONE, tasks=2)
+
+    def consume(*tasks: int) -> int:
+        tenure = world.client.take("bank/p", tasks)
+        with world.client.read(ONE, tenure=tenure, timeout=3.0) as reader:
+            count = len(list(reader))
+            with world.client.begin("bank", tenure=tenure) as txn:
+                txn.commit(consumed=reader.consumed())
+        return count
+
+    written(world, rounds=2)
+    count = consume(0)
+    world.clock.sleep(10)
+    with pytest.raises(IllegalState, match="would be lost to processors bank/p"):
+        compacted(operator(world), truth)
+    assert count + consume(1) == 40
+    assert compacted(operator(world), truth).rows == 18
 
 
 @pytest.mark.parametrize("seed", range(3))

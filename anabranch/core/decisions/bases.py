@@ -6,6 +6,7 @@ and only then the shell deletes, as for a truncation. A successor that finds som
 
 from __future__ import annotations
 
+from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import table_of
 from anabranch.core.decisions.alter import begin_change, idle_row, stream_changed
@@ -18,7 +19,14 @@ from anabranch.core.legal_names import base_stream, split_stream
 from anabranch.core.round import ReplyTo
 from anabranch.core.stream_settings import BASE, is_table
 from anabranch.errors import IllegalState, InvalidArgument, NotReady
-from anabranch.schemas.records import BaseRow, CreateStream, PublishBase, StreamChange, StreamRow
+from anabranch.schemas.records import (
+    BaseRow,
+    CreateStream,
+    ProcessorRow,
+    PublishBase,
+    StreamChange,
+    StreamRow,
+)
 
 
 def check_companion(turn: Turn, command: CreateStream) -> None:
@@ -79,6 +87,11 @@ def _check(turn: Turn, command: PublishBase, row: StreamRow, known: BaseRow | No
         raise NotReady(
             f"{table} has to be readable from {to_text(oldest)} on, before {to_text(at)}: ask later"
         )
+    if behind := _behind(turn, table, at):
+        raise IllegalState(
+            f"what was committed to {table} up to {to_text(at)} would be lost to processors "
+            f"{limits.cut(', '.join(behind))}: let their workers come so far, or reset or delete them"
+        )
     txn, series = turn.state.txn_row(txn_id), turn.state.series(row_scope(table), companion)
     into = set(turn.state.participants(txn_id))  # not empty: anybody may commit nothing
     if txn is None or txn.state != "COMMITTED" or into != {companion}:
@@ -88,6 +101,27 @@ def _check(turn: Turn, command: PublishBase, row: StreamRow, known: BaseRow | No
             f"{txn_text(txn_id)} is not number {to_s(at)}, the last one, of the series {companion!r}: make "
             "another base"
         )
+
+
+def _behind(turn: Turn, table: str, at: int) -> list[str]:
+    """The processors of whose tasks one has not consumed what was committed up to a time."""
+    until = min(at, turn.state.tables[table].last)
+    return [
+        name
+        for name, row in sorted(turn.state.processors.items())
+        for number, one in enumerate(row.inputs)
+        if one.stream == table
+        and any(_stands(turn, row, t, number) < until for t in range(row.tasks))
+    ]
+
+
+def _stands(turn: Turn, row: ProcessorRow, task: int, number: int) -> int:
+    """The time up to which a task has consumed an input whole."""
+    known = turn.state.tasks.get((row.processor, task))
+    for position in known.positions if known is not None else ():
+        if position.input == number:
+            return position.timestamp - (position.segment >= 0)  # in the middle of a commit
+    return row.inputs[number].timestamp
 
 
 def row_scope(stream: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -57,6 +57,19 @@ class Write(NamedTuple):
             return keys[-1] >= span.low and (span.high is None or keys[0] < span.high)
         at = bisect_left(keys, span.low)
         return at < len(keys) and (span.high is None or keys[at] < span.high)
+
+    def touches_any(self, spans: Sequence[LockedRange], lows: Sequence[bytes]) -> bool:
+        """The same for ranges that rise and lie apart. ``lows``: where each of them begins."""
+
+        def meets(first: bytes, last: bytes) -> bool:
+            at = bisect_right(lows, last)
+            return at > 0 and ((high := spans[at - 1].high) is None or first < high)
+
+        if self.points is None:
+            return bool(spans)
+        if len(self.keys) < len(self.points):
+            return meets(self.keys[0], self.keys[-1])
+        return any(meets(key, key) for key in self.keys)
 
     def key_in(self, span: LockedRange) -> bytes | None:
         """A key of the range that is among them for certain."""

@@ -61,21 +61,27 @@ def still_waits(turn: Turn, who: Who) -> bool:
     return True
 
 
-def may_freeze(turn: Turn, txn_id: bytes, written: Callable[[bytes], Writes]) -> bool:
-    """Whether a transaction may be carried from now on; its locks hold until now. ``written``: by which one."""
+def may_freeze(turn: Turn, txn_id: bytes, written: Callable[[bytes], Writes | None]) -> bool:
+    """Whether a transaction may be carried from now on; its locks hold until now.
+
+    ``written``: by which one; None: the journals are not read so far yet.
+    """
     state = turn.state
     others = [other for other in state.locks.carried if other != txn_id]
     on: On = set()
     if state.locks.of(txn_id).rows:
+        theirs = {other: written(other) for other in others}
+        if None in theirs.values():
+            return False
         on = {
             (other, table)
-            for other in others
-            for table in written(other)
-            if txn_id in _touched(turn, table, written(other)[table], other)
+            for other, writes in theirs.items()
+            for table, write in (writes or {}).items()
+            if txn_id in _touched(turn, table, write, other)
         } | _bars(turn, txn_id)
     found: Writes = {}
     if not on and any(state.locks.of(other).rows for other in others):
-        found = written(txn_id)
+        found = written(txn_id) or {}
         on = _frozen_by(turn, txn_id, found)
     return not _note(turn, txn_id, on, found, freezes=True)
 

@@ -17,6 +17,7 @@ from anabranch.core.journal.runs import StoredRun
 from anabranch.core.journal.table_writes import Write, write_of
 from anabranch.core.read_locks import count_of
 from anabranch.core.round import StreamCommit
+from anabranch.core.stream_states import STREAMS, state_of
 from anabranch.core.transaction_states import TRANSACTIONS, broken_text
 from anabranch.errors import InvalidArgument
 from anabranch.schemas.records import (
@@ -103,16 +104,18 @@ def named(locks: Iterable[TableLocks]) -> list[str]:
 
 def table_times(turn: Turn, tables: Iterable[str]) -> tuple[TableTime, ...]:
     """The newest commits of these tables, with what this round commits so far."""
-    return tuple(TableTime(table, turn.state.tables[table].last) for table in tables)
+    known = turn.state.tables
+    return tuple(TableTime(table, known[table].last) for table in tables if table in known)
 
 
 def check_table(turn: Turn, table: str) -> None:
-    """`InvalidArgument` unless this control partition has such a table; `NotAuthorized`."""
+    """`InvalidArgument` unless this control partition has such a table; `NotAuthorized`, `StreamLost`."""
     check_right(turn.state, turn.lane, Right.SAFE_TIME, table)
     if table not in turn.state.tables:
         raise InvalidArgument(
             f"{limits.cut(table)} is no table of this control partition: make one with `create_table`, `near`"
         )
+    STREAMS.judge(state_of(turn.state.streams.get(table)), "use", table)
 
 
 def check_locks(turn: Turn, locks: Sequence[TableLocks]) -> None:

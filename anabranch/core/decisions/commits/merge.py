@@ -394,13 +394,16 @@ def _carry_aside(turn: Turn, plan: Plan) -> None:
         turn.put(k.carry_key(plan.txn_id, row.stream, row.number), row)
 
 
-def _written_by(turn: Turn, plan: Plan, txn_id: bytes) -> Mapping[str, Write]:
-    """Writes to tables of a carried transaction, which are kept; or of this one."""
+def _written_by(turn: Turn, plan: Plan, txn_id: bytes) -> Mapping[str, Write] | None:
+    """Writes to tables of a carried transaction, which are kept; or of this one. None: not all are read yet."""
     if txn_id == plan.txn_id:
         return _written(turn, plan)
     known = turn.memory.written.get(txn_id)
     if known is None:
-        known = _written(turn, plan_of(turn, txn_id, turn.open(txn_id)))
+        txn = turn.open(txn_id)
+        if txn.pending is None or not turn.index.covers(txn.pending.writers):
+            return None
+        known = _written(turn, plan_of(turn, txn_id, txn))
         turn.memory.written[txn_id] = known
     return known
 

@@ -59,7 +59,8 @@ def lock_reads(turn: Turn, command: LockReads, to: ReplyTo | None) -> None:
     check_writes(turn.state, row)
     sets = turn.state.locks.of(row.txn_id)
     looked = looked_at(turn, sets, command.vouched)
-    for table in command.tables:
+    asked = sorted({*named(command.locks), *command.tables})
+    for table in asked:
         check_table(turn, table)
     kept = ReadLockRow(command.locks, command.read_from)
     known = sets.rows.get((command.writer, command.sequence))
@@ -77,7 +78,6 @@ def lock_reads(turn: Turn, command: LockReads, to: ReplyTo | None) -> None:
         before = looked.get(command.writer) or sets.looked.get(command.writer, LookedRow(0, 0, 0))
         due = LookedRow(before.sequence, before.through, max(before.due, turn.hybrid_time))
         turn.put(k.read_lock_key(row.txn_id, command.writer, 0), due)
-    asked = sorted({*named(command.locks), *command.tables})
     turn.reply(to, _told(turn, row, asked))
 
 

@@ -37,13 +37,15 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
         )
     if row.state == "PREPARED":
         how = "commit" if command.presume else "abort"
+        if command.presume:
+            commit_prepared(turn, txn_id, to)  # may be refused, so before anything is put
+        else:
+            abort_txn(turn, txn_id, command.reason or "presumed aborted by an operator")
         turn.audit(
             command, f"{txn_text(txn_id)} of {row.owner}, presumed {how}: {command.reason!r}"
         )
         if command.presume:
-            commit_prepared(turn, txn_id, to)
             return
-        abort_txn(turn, txn_id, command.reason or "presumed aborted by an operator")
     elif row.state == "COMMITTED" and command.presume:
         pass  # repeated
     elif TRANSACTIONS.judge(row.state, "settle", row.reason) is not None:
