@@ -18,10 +18,10 @@ from anabranch.core.ids import VERSION_HEADER, pack_version
 from anabranch.core.legal_names import base_stream, split_stream
 from anabranch.errors import (
     AlreadyCommitted,
+    AnabranchError,
     IllegalState,
     InvalidArgument,
     NotReady,
-    RetryError,
     UnknownStream,
 )
 from anabranch.reading.committed_log import ReaderPorts
@@ -157,7 +157,7 @@ def due_tables(client: Compacting, table: str | None) -> list[str]:
     due = []
     for each in found:
         if settings.RATIO in each.settings:
-            with suppress(RetryError):
+            with suppress(AnabranchError):
                 if is_due(each, client.count_events(each.stream).events):
                     due.append(each.stream)
     return due

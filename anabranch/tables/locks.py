@@ -13,19 +13,24 @@ from anabranch.schemas import records as r
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.store import Seen
 
+_PARTS = 16  # ranges of a scan that is registered while it goes on; then it is registered whole
+
 
 class Span:
-    """A range of keys that is being read: it grows with what was seen. ``high`` None: to the end."""
+    """A range of keys that is being read: it shrinks to what was seen, and grows. ``high`` None: to the end."""
 
-    __slots__ = ("high", "low")
+    __slots__ = ("_whole", "high", "low", "registered")
 
     def __init__(self, low: bytes, high: bytes | None) -> None:
         self.low, self.high = low, high
+        self._whole = r.LockedRange(low, high)
+        self.registered: list[r.LockedRange] = []
 
     @property
     def record(self) -> r.LockedRange:
-        """As it is now."""
-        return r.LockedRange(self.low, self.high)
+        """As it is to be registered now."""
+        part = r.LockedRange(self.low, self.high)
+        return part if len(self.registered) < _PARTS or part in self.registered else self._whole
 
 
 class Locks:
@@ -35,7 +40,7 @@ class Locks:
         self._points: dict[str, set[bytes]] = {}
         self._spans: dict[str, list[Span]] = {}
         self._count = 0
-        self._registered: set[tuple[str, int | r.LockedRange]] = set()
+        self._registered: set[tuple[str, int]] = set()  # points
 
     def point(self, table: str, key: bytes) -> None:
         """Lock a key, whether there is a row or not. `TooManyLocks`."""
@@ -75,17 +80,17 @@ class Locks:
     def fresh(self) -> tuple[r.TableLocks, ...]:
         """Locks that are not registered, as many as go into a command; empty: all are."""
         left = limits.LOCK_BYTES.value
-        found = []
+        found: list[r.TableLocks] = []
         for table in sorted({*self._points, *self._spans}):
             known = self._registered
             prints = {fingerprint(key) for key in self._points.get(table, ())}
             points = sorted(each for each in prints if (table, each) not in known)[: left // 8]
             left -= 8 * len(points)
-            spans = [s for s in self._spans.get(table, ()) if (table, s.record) not in known]
-            ranges = []
+            spans = [s.record for s in self._spans.get(table, ()) if s.record not in s.registered]
+            ranges: list[r.LockedRange] = []
             for span in joined(spans):
                 left -= len(span.low) + len(span.high or b"")
-                if left < 0:
+                if left < 0 and (found or points or ranges):  # one alone is refused, not left out
                     break
                 ranges.append(span)
             if points or ranges:
@@ -100,8 +105,9 @@ class Locks:
             self._registered.update((each.table, point) for point in each.points)
             for span in self._spans.get(each.table, ()):
                 record = span.record
-                if any(_covers(whole, record) for whole in each.ranges):
-                    self._registered.add((each.table, record))
+                known = record in span.registered
+                if not known and any(_covers(whole, record) for whole in each.ranges):
+                    span.registered.append(record)
 
     def records(
         self, tables: Sequence[str], marks: Mapping[str, tuple[int, int]]
@@ -139,7 +145,7 @@ def broken(table: str, seen: Seen, snapshot: int) -> LocksBroken:
     )
 
 
-def joined(spans: Iterable[Span]) -> tuple[r.LockedRange, ...]:
+def joined(spans: Iterable[Span | r.LockedRange]) -> tuple[r.LockedRange, ...]:
     """Ranges as a command names them: rising and apart."""
     found: list[r.LockedRange] = []
     for span in sorted(spans, key=lambda span: span.low):

@@ -21,7 +21,6 @@ from anabranch.errors import (
     LocksBroken,
     NotReady,
     RetryError,
-    SnapshotExpired,
     TransactionAborted,
 )
 from anabranch.ports import Clock
@@ -32,7 +31,7 @@ from anabranch.tables.indexes import Index, indexed
 from anabranch.tables.joined import JoinedTransaction, join
 from anabranch.tables.own_writes import Writers
 from anabranch.tables.progress import Lag, Waiters
-from anabranch.tables.snapshot import TableSnapshot
+from anabranch.tables.snapshot import TableSnapshot, taken
 from anabranch.tables.store import Store
 from anabranch.tables.transaction import Commits, TableTransaction
 from anabranch.tables.work import Isolation
@@ -87,6 +86,7 @@ class Replica:
         self._follower = Follower(self._store, ports, tables, timeout, controller.base)
         self.tables = self._follower.streams
         self._moved = threading.Condition()
+        self._stepping = threading.RLock()  # without a thread, by those who wait
         self._waiters = Waiters(self._moved)
         self._open: set[TableSnapshot] = set()
         self._sweeping: Iterator[int] | None = None
@@ -157,15 +157,19 @@ class Replica:
             self._waiters.wake(self._is_complete)
 
     def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
-        """Take the controller's word, and wait until all tables are complete up to ``timestamp``.
+        """Take the controller's word, or ask for it; wait until all tables are complete up to ``timestamp``.
 
         Raises: NotReady (at the deadline, monotonic seconds), UnknownStream, SnapshotExpired, MalformedRecord,
         NotAuthorized.
         """
         self.told(timestamp, last)
+        if not self._follower.is_told(timestamp):
+            self.told(*self._controller.safe(self.tables, timestamp, deadline))
         self._wait(timestamp, deadline)
 
     def _wait(self, timestamp: int, deadline: float) -> None:
+        if self._thread is None:
+            self._failure = None  # no thread tries again
         while not self._is_complete(timestamp):
             if self._failure is not None:
                 raise self._failure
@@ -173,7 +177,9 @@ class Replica:
             if left <= 0 or self._closed:
                 raise NotReady(self._why(timestamp))
             if self._thread is None:
-                self._attempt(self._clock.monotonic() + min(left, _WAIT_S))
+                with self._stepping:
+                    if not self._is_complete(timestamp):
+                        self._attempt(min(deadline, self._clock.monotonic() + _WAIT_S))
                 continue
             self._waiters.wait(timestamp, left, partial(self._is_over, timestamp))
 
@@ -292,27 +298,20 @@ class Replica:
         deadline = self.deadline(timeout)
         wanted = check_at(at)
         least = max(1, wanted or 0)
-        if fresh if wanted is None else self.timestamp < wanted:
-            asked = self._controller.last_timestamp if wanted is None else wanted
-            safe, last = self._controller.safe(self.tables, asked, deadline)
-            self.told(safe, last)
-            least = safe if wanted is None else least
-        self._wait(least, deadline)
-        with self._moved:
-            if self._closed:
-                raise IllegalState("the replica is closed: open another one")
-            marks = {table: self._store.marks[table] for table in self.tables}
-            time = self.timestamp if wanted is None else wanted
-            for table, mark in marks.items():
-                if time < mark.floor:
-                    raise SnapshotExpired(
-                        f"{table} keeps its versions from {to_text(mark.floor)} on, not {to_text(time)}: take a "
-                        "later snapshot, or set `table.history.ms` higher"
-                    )
-            numbers = {table: mark.number for table, mark in marks.items()}
-            snapshot = TableSnapshot(self._store, time, numbers, self._ended)
-            self._open.add(snapshot)
-            return snapshot
+        if fresh and wanted is None:
+            seen = self._controller.last_timestamp
+            least, last = self._controller.safe(self.tables, seen, deadline)
+            self.told(least, last)
+        while True:
+            self.wait(least, {}, deadline)
+            with self._moved:
+                if self._closed:
+                    raise IllegalState("the replica is closed: open another one")
+                time = max(least, self.timestamp) if wanted is None else wanted
+                snapshot = taken(self._store, self.tables, time, self._ended)
+                if self._is_complete(time):  # else a table was dropped meanwhile
+                    self._open.add(snapshot)
+                    return snapshot
 
     # -- transactions ---------------------------------------------------------------------------------
 
@@ -334,10 +333,7 @@ class Replica:
         commits = self._check_commits(isolation, writers)
         seen = max(1, self._controller.last_timestamp, self._broken_at)
         if self.timestamp < seen:
-            deadline = self.deadline(timeout)
-            if not self._follower.is_told(seen):
-                self.told(*self._controller.safe(self.tables, seen, deadline))
-            self._wait(seen, deadline)
+            self.wait(seen, {}, self.deadline(timeout))
         view = self.snapshot(fresh=False, timeout=timeout)
         return TableTransaction(self, commits, view, isolation, keepalive, writers)
 

@@ -160,6 +160,20 @@ class TableSnapshot:
         return number
 
 
+def taken(
+    store: Store, tables: Iterable[str], time: int, closed: Callable[[TableSnapshot], None]
+) -> TableSnapshot:
+    """A snapshot of tables as they are here now. `SnapshotExpired`: its versions are swept."""
+    marks = {table: store.marks[table] for table in tables}
+    for table, mark in marks.items():
+        if time < mark.floor:
+            raise SnapshotExpired(
+                f"{table} keeps its versions from {to_text(mark.floor)} on, not {to_text(time)}: take a later "
+                "snapshot, or set `table.history.ms` higher"
+            )
+    return TableSnapshot(store, time, {table: m.number for table, m in marks.items()}, closed)
+
+
 def check_key(key: object) -> bytes:
     """`InvalidArgument` unless it can be a row's key."""
     if not isinstance(key, bytes) or not 1 <= len(key) <= MAX_KEY_BYTES:
@@ -181,6 +195,10 @@ def bounds(
     for end in (low, high, prefix):
         if end is not None and not isinstance(end, bytes):
             raise InvalidArgument(f"ranges and prefixes of keys are bytes, not {end!r:.100}")
+        if len(end or b"") > MAX_KEY_BYTES + 1:  # just behind the longest key
+            raise InvalidArgument(
+                f"an end of a range has {len(end or b''):,} bytes: keys have {MAX_KEY_BYTES:,} at most"
+            )
     if prefix is not None:
         if low is not None or high is not None:
             raise InvalidArgument("give a prefix, or low and high")

@@ -16,13 +16,16 @@ from anabranch.errors import (
     IllegalState,
     InvalidArgument,
     LocksBroken,
+    MalformedRecord,
     OutcomeUnknown,
     RetryError,
+    SnapshotExpired,
     TransactionAborted,
+    UnsupportedVersion,
 )
 from anabranch.schemas import records as r
 from anabranch.tables.joined import Joins
-from anabranch.tables.own_writes import Writers
+from anabranch.tables.own_writes import Local, Writers
 from anabranch.tables.registering import Part, Registering
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.work import Isolation, TableWork, Vouching
@@ -180,9 +183,6 @@ class TableTransaction(TableWork):
                 self.commits, opened, self._replica, self._view, self._locks, self._read_from
             )
             opened.read_by(self._reads)
-            if self._reads_others:
-                self._own.close()
-                self._own = self.commits.reading_back(opened)
         try:
             with self._reads.explained():
                 while self._events:
@@ -191,6 +191,9 @@ class TableTransaction(TableWork):
                     self._events.popleft()
         except LocksBroken as error:
             self._fail(error)
+        if self._reads_others and isinstance(self._own, Local):  # till here it has the rows
+            self._own.close()
+            self._own = self.commits.reading_back(opened)
         return opened, self._reads
 
     def token(
@@ -270,12 +273,18 @@ class TableTransaction(TableWork):
         while True:
             # The marks come first: what is laid down after them is seen by the look, too.
             marks = self._replica.marks()
-            found = self._broken or self._locks.look(self._view)
+            found: AnabranchError | None
+            try:
+                found = self._broken or self._locks.look(self._view)
+            except SnapshotExpired as error:
+                found = error
             if found is not None and self._sent:
                 # Perhaps by its own commit, or after it.
                 return self._given_up(txn_id, scope, found)
-            if found is not None:
+            if isinstance(found, LocksBroken):
                 self._fail(found)
+            if found is not None:
+                raise found
             locks = self._locks.records(self._replica.tables, marks)
             command = r.OneShot(txn_id, scope, name, tuple(self._events), None, locks)
             answer = self._send(command, deadline)
@@ -293,13 +302,15 @@ class TableTransaction(TableWork):
         before, self._sent = self._sent, True
         try:
             return self.commits.locked_shot(command, deadline)
-        except OutcomeUnknown:
-            raise
+        except (OutcomeUnknown, MalformedRecord, UnsupportedVersion):
+            raise  # no answer, or an unreadable one
         except TransactionAborted:
             self._end("it is aborted")
             raise
         except AnabranchError:
             self._sent = before  # this copy was refused: it did nothing
+            if not before:
+                self._txn_id = None  # resolving it may have given up the id
             raise
 
     def _given_up(self, txn_id: bytes, scope: str, error: AnabranchError) -> r.Outcome:

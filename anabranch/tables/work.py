@@ -127,7 +127,7 @@ class TableWork:
         for seen in self._view.walk(table, low, high, reverse=reverse):
             if lock:
                 first, end = (seen.key, high) if reverse else (low, seen.key + b"\0")
-                span = span or self._locks.span(table, first, end)
+                span = span or self._locks.span(table, low, high)
                 span.low, span.high = first, end
                 if seen.timestamp > self.timestamp:
                     self._break(broken(table, seen, self.timestamp))

@@ -150,8 +150,8 @@ def unsure_is_broken() -> Planted:
 
     def wait(replica: Replica, timestamp: int, last: Any, deadline: float) -> None:
         real(replica, timestamp, last, deadline)
-        table = replica.tables[0]
-        raise LocksBroken("", table=table, key=b"k", by=bytes(16), commit_timestamp=last[table])
+        for table, newest in last.items():  # of a look
+            raise LocksBroken("", table=table, key=b"k", by=bytes(16), commit_timestamp=newest)
 
     return patch.object(Replica, "wait", wait)
 

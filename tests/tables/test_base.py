@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import random
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from typer.testing import CliRunner
 
+from anabranch.cli import session
+from anabranch.cli.main import app
+from anabranch.cli.stream import table as table_commands
 from anabranch.client.client import Client
 from anabranch.core.hybrid_time import from_s
-from anabranch.errors import IllegalState, NotReady, RetryError, SnapshotExpired
+from anabranch.errors import (
+    IllegalState,
+    NotReady,
+    RetryError,
+    SnapshotExpired,
+    UnknownStream,
+)
 from anabranch.ports import LogUnavailable, TopicPartition
 from anabranch.reading.reader_factory import Readers
-from anabranch.tables import follow
+from anabranch.tables import compact, follow
 from anabranch.tables.replica import Replica
 from anabranch.topics.names import stream_topic
 from tests.client.world import World
@@ -275,3 +287,37 @@ def test_a_replica_goes_on_where_the_base_overtakes_it(world: World) -> None:
         check(found, truth, view.timestamp)
         assert found._store.marks[ONE].floor == base.timestamp
     found.close()
+
+
+def test_the_watch_goes_on_after_errors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controllers fail over while it looks; of one table no events can be counted."""
+    monkeypatch.setattr(compact, "LEAST_ROWS", 1)
+    client = operator(world)
+    for name in (ONE, TWO):
+        client.alter_stream(name, {"table.compact.ratio": 2})
+        written(world, table=name)
+    count, naps = client.count_events, iter(range(2))
+
+    def counted(stream: str) -> Any:
+        if stream == ONE:
+            raise UnknownStream("it is lost")
+        return count(stream)
+
+    def nap(_: float) -> None:
+        if next(naps, None) is None:
+            raise KeyboardInterrupt
+        world.clock.sleep(9)
+
+    streams = Mock(side_effect=[NotReady("no controller leads"), *[client.streams(None)] * 2])
+    monkeypatch.setattr(client, "streams", streams)
+    monkeypatch.setattr(client, "count_events", counted)
+    monkeypatch.setattr(session, "connected", lambda _: nullcontext(client))
+    monkeypatch.setattr(table_commands, "time", Mock(sleep=nap))
+    line = ["table", "compact", "--watch", "--plain-readers-lose-history", "--bootstrap=x:1"]
+    assert CliRunner().invoke(app, line).exit_code == 130
+    assert [client.describe(name).base is not None for name in (ONE, TWO)] == [False, True]
+    assert streams.call_count == 3
+    monkeypatch.setattr(client, "system", lambda *_, **__: [])  # it is deleted meanwhile
+    monkeypatch.setattr(client, "count_events", count)
+    told = CliRunner().invoke(app, ["table", "describe", ONE, "--bootstrap=x:1"])
+    assert "UnknownStream" in told.stderr

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +18,7 @@ from anabranch.batches.records import Record
 from anabranch.errors import (
     IllegalState,
     InvalidArgument,
+    NotAuthorized,
     NotReady,
     ReceiptMismatch,
     RetryError,
@@ -270,6 +274,30 @@ def test_a_stream_made_again_is_loaded_again(world: World, tmp_path: Path) -> No
     found.close()
 
 
+def test_a_snapshot_of_a_table_that_is_just_being_dropped(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the wait and the snapshot it is empty; the snapshot waits until it is loaded again."""
+    one = TABLES[0]
+    with world.client.begin("bank") as txn:
+        txn.write(one, b"1", b"a")
+        txn.commit()
+    with replica(world, Truth(world, TABLES), [one], None) as found:
+        found.snapshot().close()
+        real = found._wait
+
+        def drop(*given: Any) -> None:
+            real(*given)
+            monkeypatch.setattr(found, "_wait", real)
+            found._follower._anew(one, found._store.marks[one].ids)
+            found._follower._tables = []
+
+        for at in (found.timestamp, None):
+            monkeypatch.setattr(found, "_wait", drop)
+            with found.snapshot(at=at) as view:
+                assert view.get(one, b"a") == b"1"
+
+
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
@@ -282,6 +310,9 @@ def test_a_stream_made_again_is_loaded_again(world: World, tmp_path: Path) -> No
         ((b"a", b"a", None), "not below"),
         ((None, b"", None), "not below"),
         ((b"a", None, b"a"), "a prefix, or low and high"),
+        ((None, b"k" * 8193, None), (b"", b"k" * 8193)),
+        ((b"k" * 8194, None, None), "8,194 bytes"),  # more than a command can lock
+        ((None, None, b"k" * 8194), "8,194 bytes"),
     ],
 )
 def test_bounds(given: tuple[bytes | None, ...], wanted: object) -> None:
@@ -298,7 +329,36 @@ def test_an_error_reaches_who_waits(world: World) -> None:
         Replica(reader_ports(world), truth, ["bank/none"], "test", threaded=False) as found,
         pytest.raises(UnknownStream, match="create it first"),
     ):
-        found.wait(5, {}, world.clock.now + 10)
+        found.wait(5, {"bank/none": 0}, world.clock.now + 10)
+
+
+def test_those_who_wait_step_one_at_a_time_and_again_after_an_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = TABLES[0]
+    with world.client.begin("bank") as txn:
+        txn.write(one, b"1", b"a")
+        txn.commit()
+    with replica(world, Truth(world, TABLES), [one], None) as found:
+        real, inside, errors = found.step, threading.Lock(), [NotAuthorized("for a moment")]
+
+        def step(deadline: float) -> bool:
+            assert inside.acquire(blocking=False), "two are in it"
+            try:
+                time.sleep(0.01)
+                if errors:
+                    raise errors.pop()
+                return real(deadline)
+            finally:
+                inside.release()
+
+        monkeypatch.setattr(found, "step", step)
+        with pytest.raises(NotAuthorized):
+            found.snapshot()
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda _: found.wait(1, {}, world.clock.now + 9), range(4)))
+        with found.snapshot() as view:
+            assert view.get(one, b"a") == b"1"
 
 
 @pytest.mark.parametrize("others", [0, 40, 2000])  # batches of all walks, and too many for a digest

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
 from anabranch.batches.records import Record, encode_batch
+from anabranch.core.decisions import decide
+from anabranch.core.decisions.commits import frozen
 from anabranch.core.decisions.turn import Settings
 from anabranch.core.journal import table_writes
 from anabranch.core.journal.runs import unpack_run
@@ -21,8 +23,8 @@ from anabranch.ports import TopicPartition
 from anabranch.processors import index_journals
 from anabranch.processors.controller import Controller
 from anabranch.reading.reader_factory import Readers
+from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
-from anabranch.schemas.records import EpochRecord
 from anabranch.tables import locks as client_locks
 from anabranch.tables.replica import Replica
 from anabranch.tables.transaction import TableTransaction
@@ -138,6 +140,36 @@ def test_what_the_controller_is_not_sure_of_may_be_broken(
         txn.commit(timeout=20.0)
 
 
+def test_a_look_at_registered_locks_waits_for_no_idle_table(bank: Bank) -> None:
+    """The controller names the locked tables alone; nobody tells of the other one."""
+    txn = bank.rows.begin(keepalive=600.0)
+    assert not list(txn.scan(A, b"0020", b"0021"))
+    txn.put(A, b"mine", b"1")
+    txn.flush()
+    bank.put(bank.blind, **{f"{n:04d}": "in doubt" for n in range(100) if n != 20})
+    assert txn.commit(timeout=20.0).counts.committed == 1
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_scan_that_is_registered_while_it_goes_on_takes_few_ranges(
+    bank: Bank, reverse: bool
+) -> None:
+    """A table has 1,000 for all transactions. What is registered whole at last breaks as its parts do."""
+    bank.put(bank.blind, **{f"r{n:02d}": "1" for n in range(40)})
+    bank.rows.snapshot().close()
+    txn = bank.rows.begin(keepalive=600.0)
+    assert bank.controller is not None
+    ranges = []
+    for key, row in txn.scan(A, prefix=b"r", reverse=reverse):
+        txn.put(B, key, row)
+        txn.flush()
+        ranges.append(bank.controller._state.locks.ranges(A))
+    assert ranges == [min(n + 1, 17) for n in range(40)]
+    bank.put(bank.blind, r20a="phantom")
+    with pytest.raises(LocksBroken, match="r20a"):
+        txn.commit(timeout=20.0)
+
+
 # -- what breaks a lock -----------------------------------------------------------------------------------
 
 
@@ -166,7 +198,7 @@ def rolling(bank: Bank) -> None:
         bank.client.scale(A, 3)
         txn.commit()
     history = bank._read(TopicPartition(history_topic(A), 0))
-    epochs = [e for e in (decode(h.value or b"") for h in history) if isinstance(e, EpochRecord)]
+    epochs = [e for e in (decode(h.value or b"") for h in history) if isinstance(e, r.EpochRecord)]
     assert any(e.stream_epoch != e.reference_epoch for e in epochs), "it is not rolling"
 
 
@@ -201,6 +233,20 @@ def test_each_kind_of_write_breaks_the_locks_on_its_keys(
         broken.commit(timeout=20.0)
 
 
+# -- own writes -------------------------------------------------------------------------------------------
+
+
+def test_own_writes_are_read_while_they_can_not_be_handed_over(bank: Bank) -> None:
+    txn = bank.rows.begin(writers="all")
+    txn.put(A, b"k", b"2")
+    waits = Mock(side_effect=NotReady("no leader"))
+    with patch.dict(decide._DECISIONS, {r.Touch: waits}), pytest.raises(NotReady):
+        txn.token()
+    assert txn.get(A, b"k") == b"2"
+    txn.token()
+    assert txn.get(A, b"k") == b"2"
+
+
 # -- outcomes ---------------------------------------------------------------------------------------------
 
 
@@ -222,15 +268,17 @@ def in_doubt(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> TableTransaction:
     return txn
 
 
-@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("then", ["nothing", "written", "loaded again"])
 def test_a_commit_in_doubt_is_not_broken_by_itself(
-    bank: Bank, monkeypatch: pytest.MonkeyPatch, others: int
+    bank: Bank, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    """Nor by a later write of its row: it was committed before."""
+    """Nor by a later write of its row, or a table that can't be looked into: it was committed before."""
     txn = in_doubt(bank, monkeypatch)
-    for _ in range(others):
+    if then == "written":
         bank.put(bank.blind, k="3")
         bank.rows.snapshot().close()
+    elif then == "loaded again":
+        bank.rows._follower._anew(A, bank.rows._store.marks[A].ids)
     with pytest.raises(IllegalState, match="commit again"):
         txn.get(A, b"k")
     with pytest.raises(IllegalState, match="commit again"):
@@ -254,3 +302,13 @@ def test_a_refused_commit_leaves_the_transaction_as_it_was(
     with pytest.raises(IllegalState, match="commit again") if doubted else nullcontext():
         txn.put(A, b"y", b"2")
     assert txn.commit().counts.committed == 2 - doubted
+
+
+def test_a_commit_that_a_frozen_lock_kept_waiting_can_be_made_again(bank: Bank) -> None:
+    """The id of the first try is given up: it was resolved, so that no copy of it is carried out."""
+    txn = bank.rows.begin()
+    txn.put(A, b"k", txn.get(A, b"k") or b"")
+    waits = Mock(side_effect=NotReady("a big transaction read that"))
+    with patch.object(frozen, "check_free", waits), pytest.raises(NotReady):
+        txn.commit(timeout=5.0)
+    assert txn.commit().counts.committed == 1

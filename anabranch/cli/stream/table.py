@@ -28,7 +28,7 @@ from anabranch.cli.stream.commands import Settings
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.legal_names import split_stream
 from anabranch.core.stream_settings import is_table
-from anabranch.errors import AnabranchError, InvalidArgument, NotReady
+from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownStream
 
 if TYPE_CHECKING:
     from anabranch import Client
@@ -86,7 +86,11 @@ def describe(options: ClusterOptions, table: Table) -> None:
         _check_table(client, table)
         found = client.system("tables", split_stream(table)[0], limit=10_000)
         events = client.count_events(table)
-    row = next(each for each in found if each.table == table)
+    row = next((each for each in found if each.table == table), None)
+    if row is None:
+        raise UnknownStream(
+            f"{table} is deleted, or not among the first 10,000 tables of its scope"
+        )
     system.show("tables", [row], options, events=events.events, exact=events.exact)
 
 
@@ -278,12 +282,20 @@ def compact(
         from anabranch.tables.compact import due_tables
 
         while True:
-            for name in due_tables(client, table):
-                try:
-                    _compact(options, client, name, folder, plain=plain)
-                except AnabranchError as error:  # the other tables go on
-                    show(failure_of(error), as_json=options.json)
+            with _told_only(options):
+                for name in due_tables(client, table):
+                    with _told_only(options):
+                        _compact(options, client, name, folder, plain=plain)
             time.sleep(every)
+
+
+@contextmanager
+def _told_only(options: ClusterOptions) -> Iterator[None]:
+    """Errors are shown: the other tables, and later looks, go on."""
+    try:
+        yield
+    except AnabranchError as error:
+        show(failure_of(error), as_json=options.json)
 
 
 def _compact(
