@@ -12,8 +12,10 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import chdir
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -80,22 +82,31 @@ def run_page(page: Path, bootstrap: str, folder: Path, names: Mapping[str, Any])
 
 def _run(block: Block, bootstrap: str, folder: Path) -> None:
     environment = child_environment({"ANABRANCH_BOOTSTRAP": bootstrap, "COLUMNS": "120"})
-    if all(_ALONE.fullmatch(command) for command, _ in block.commands):
-        for command, shown in block.commands:  # in this process, which is quicker
-            ended = CliRunner().invoke(app, shlex.split(command)[1:], env=environment)
+    for alone, some in groupby(block.commands, lambda command: bool(_ALONE.fullmatch(command[0]))):
+        if not alone:
+            _in_shell(list(some), environment, folder)
+            continue
+        for command, shown in some:  # in this process, which is quicker
+            with chdir(folder):
+                ended = CliRunner().invoke(app, shlex.split(command)[1:], env=environment)
             _check(command, shown, ended.stdout, str(ended.exit_code), ended.stderr)
-        return
+
+
+def _in_shell(
+    commands: list[tuple[str, str]], environment: Mapping[str, str], folder: Path
+) -> None:
     lines = []
-    for command, _ in block.commands:
+    for command, _ in commands:
         lines += [":" if command.startswith(_GIVEN) else command, f"printf '{_END}%s{_END}' $?"]
-    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    path = f"{Path(sys.executable).parent}:{environment['PATH']}"
     done = subprocess.run(
         ["bash", "-c", "\n".join(lines)],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=_DEADLINE_S,
+        cwd=folder, env={**environment, "PATH": path}, capture_output=True, text=True, timeout=_DEADLINE_S,
     )  # fmt: skip
     told = done.stdout.split(_END)
-    assert len(told) > 2 * len(block.commands), f"a command ended the shell: {block.text}"
-    for (command, shown), output, code in zip(block.commands, told[::2], told[1::2], strict=False):
+    ran = "".join(f"$ {command}\n" for command, _ in commands)
+    assert len(told) > 2 * len(commands), f"a command ended the shell: {ran}"
+    for (command, shown), output, code in zip(commands, told[::2], told[1::2], strict=False):
         if not command.startswith(_GIVEN):
             _check(command, shown, output, code, done.stderr)
 

@@ -234,6 +234,8 @@ class Session(StreamCalls):
     ) -> r.Outcome:
         partition = control_partition_of(txn_id)
         by_id = token == txn_id
+        # RESOLVE shows no secret: a lane that is not the transaction's would be told that there is none.
+        by_secret = by_id and getattr(command, "secret", None) is not None
         scope = command.scope if token is None else "" if by_id else peek(token).scope
         resolve = r.Resolve(txn_id, scope, None if by_id else token)
         ends = FINISHED if getattr(command, "prepare", None) is None else {*FINISHED, "PREPARED"}
@@ -248,14 +250,15 @@ class Session(StreamCalls):
             try:
                 outcome = self.try_ask(partition, command, asked_at + ask_s, unheard)
             except AnabranchError as error:
-                if isinstance(error, _FINAL) or self.now() - asked_at < min(FIRST_REPEAT_S, ask_s):
+                early = self.now() - asked_at < min(FIRST_REPEAT_S, ask_s)
+                if isinstance(error, _FINAL) or early or by_secret:
                     raise
                 # Another copy of the refused commit may still be carried out.
                 outcome = self.try_ask(partition, resolve, deadline)
                 if outcome is not None and outcome.state == ("OPEN" if token else "ABORTED"):
                     unheard.clear()  # none of them was carried out, or will be
                     raise
-            if outcome is None:
+            if outcome is None and not by_secret:
                 # RESOLVE aborts a one-shot that never arrived. An open transaction stays open: it is asked again.
                 outcome = self.try_ask(partition, resolve, deadline)
             if command.name is not None and getattr(outcome, "state", "") == "ABORTED":

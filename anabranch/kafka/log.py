@@ -189,7 +189,7 @@ class KafkaLog:
         deadline: float,
     ) -> Asked:
         address = self._cluster.address(node)
-        connection = self._cluster.pool.take(address, self._cluster.soon(deadline))
+        connection = self._cluster.pool.wait_on(address, self._cluster.soon(deadline))
         version = connection.version(FETCH)
         asked = {}
         for partition in partitions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -40,6 +41,7 @@ _DENIED_S = 1.0  # an unreadable answer is awaited no longer: the right may come
 _REPLIES_AT_ONCE = 1000
 _TOPICS_S = 10.0  # how long the cluster's topics may be missing
 _JOIN_S = 10.0
+_MEET_S = 0.5
 _LAST_WORDS_S = 1.0
 _YOUNG_S = 1.0
 _last_made = [-_YOUNG_S]  # when a handle of librdkafka was made last, monotonic seconds
@@ -114,6 +116,7 @@ class KafkaBus:
         producer, contact = self._new_producer()
         end = self._admin.end_offsets([(self._replies, partition)], deadline)
         consumer.assign([TopicPartition(self._replies, partition, end[self._replies, partition])])
+        _meet(producer, self._commands)
         self._reply_header = (REPLY_HEADER, partition.to_bytes(4, "big"))
         self._consumer, self._producer, self._contact = consumer, producer, contact
         self._thread = threading.Thread(target=self._receive, name="anabranch-replies", daemon=True)
@@ -353,6 +356,17 @@ def make(
 ) -> Any:
     """A producer or consumer; `UnsupportedSetting` for an option that librdkafka does not take."""
     return _make(kind, with_error_callback(config, on_error))
+
+
+def _meet(producer: Producer, topic: str) -> None:
+    """Let brokers answer the producer, which asks for its id after each answer.
+
+    A new one looks for a broker once, often while it changes over from the bootstrap address, and then again after
+    half a second (measured: 2 in 5): the first command would wait for that. The second answer is of a broker.
+    """
+    with contextlib.suppress(KafkaException):
+        for _ in range(2):
+            producer.list_topics(topic, timeout=_MEET_S)
 
 
 def make_consumer(

@@ -223,6 +223,8 @@ class CommittedLog:
             elif isinstance(error, LogDenied) or not isinstance(error, LogUnavailable):
                 raise error
         self.trouble = str(error)
+        if self.closed:
+            return
         log.info("reading: %s", error)
         self.clock.sleep(min(left, _BEHIND_S))
 

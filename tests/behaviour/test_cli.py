@@ -141,7 +141,7 @@ def test_a_load_that_fails_leaves_nothing(shell: Shell, scope: str, tmp_path: Pa
         file.write("only,two\n")
     arguments = ("load", str(path), "--stream", stream, "--segments", "1")
     assert "rows.csv: line 402 has 2 fields" in shell.run(*arguments, code=2).stderr
-    assert shell.lines(stream, "--timeout", "3") == []
+    assert shell.lines(stream, "--timeout", "1") == []
     (txn,) = shell.json("txn", "list", scope, "--finished")["transactions"]
     assert txn["state"] == "ABORTED"
 
@@ -150,7 +150,7 @@ def test_a_group_goes_on_where_it_stopped(shell: Shell, scope: str, tmp_path: Pa
     stream = f"{scope}/rows"
     path = table(tmp_path / "rows.csv", 10)
     shell.run("load", str(path), "--stream", stream, "--segments", "1")
-    group = ("--group", f"{scope}-g", "--timeout", "5")
+    group = ("--group", f"{scope}-g", "--timeout", "2")
     first = shell.lines(stream, *group, "--limit", "4")
     rest = shell.lines(stream, *group)
     offsets = [event["offset"] for event in [*first, *rest]]

@@ -17,7 +17,7 @@ from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
 
-QUIET_S = 1.0
+QUIET_S = 0.6
 
 
 @pytest.fixture
@@ -139,8 +139,13 @@ def test_members_share_and_take_over(
     cluster: Cluster, client: anabranch.Client, stream: str, group: str
 ) -> None:
     seen: list[list[bytes | None]] = [[], []]
-    with ThreadPoolExecutor(2) as pool, anabranch.connect(cluster.bootstrap) as second:
-        readers = [each.read(stream, group=group) for each in (client, second)]
+    quick = {"heartbeat.interval.ms": 200}  # to hear of each other
+    with (
+        ThreadPoolExecutor(2) as pool,
+        anabranch.connect(cluster.bootstrap, config=quick) as first,
+        anabranch.connect(cluster.bootstrap, config=quick) as second,
+    ):
+        readers = [each.read(stream, group=group) for each in (first, second)]
 
         def read(who: int) -> None:
             for event in readers[who]:

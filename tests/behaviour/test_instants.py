@@ -222,7 +222,7 @@ def test_how_whole_a_copy_is(client: anabranch.Client, streams: tuple[str, str])
         client.progress(streams, group)
     results = [put(client, streams[n % 2], **dict.fromkeys("abcd", str(n))) for n in range(6)]
     stamps = [result.commit_timestamp for result in results]
-    with client.read(streams, group=group, timeout=5.0) as reader:
+    with client.read(streams, group=group, timeout=1.0) as reader:
         copied: list[anabranch.Event] = []
         last = 0
         for event in islice(reader, 24):

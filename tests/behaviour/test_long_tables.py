@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 from confluent_kafka import Producer
 
 import anabranch
+from anabranch import Receipt
 from anabranch.errors import IllegalState, InvalidArgument, LocksBroken, WritersUnfinished
 from anabranch.ports import Log
 from anabranch.schemas import records as r
 from anabranch.tables.replica import Replica
+from anabranch.tables.transaction import TableTransaction
 from anabranch.topics.names import journal_topic
 from tests.behaviour.test_tables import bank, put, tables
 from tests.cluster import Cluster
@@ -50,20 +54,47 @@ def plainly(cluster: Cluster, table: str, key: bytes) -> None:
     time.sleep(1)  # a controller commits it
 
 
-@pytest.mark.parametrize("how", ["nothing", "one-shot", "journal", "plain", "deleted", "scaled"])
-def test_several_processes_and_a_controller_that_is_killed(
-    client: anabranch.Client,
-    cluster: Cluster,
-    tables: tuple[str, str],
-    bank: Replica,
-    elsewhere: Replica,
-    how: str,
-) -> None:
-    """Locks of a part that is finished, and of one that is gone, count as the beginner's own."""
-    table, other = tables
-    put(client, table, **{f"k{n}": n for n in range(20)})
-    bank.snapshot().close()
-    with bank.begin(keepalive=60) as txn:
+class Long(NamedTuple):
+    """A transaction whose parts and locks were there before its controller was killed."""
+
+    table: str
+    other: str
+    txn: TableTransaction
+    token: bytes
+    receipt: Receipt
+
+
+HOW = ("nothing", "one-shot", "journal", "plain", "deleted", "scaled")
+
+
+@pytest.fixture(scope="module")
+def replicas(
+    client: anabranch.Client, cluster: Cluster
+) -> Iterator[tuple[list[str], Replica, Replica]]:
+    """Two tables for each case, and two processes' replicas of them all."""
+    scope = uuid.uuid4().hex[:8]
+    names = [f"{scope}/{name}-{how}" for how in HOW for name in "ab"]
+    for name in names:
+        client.create_table(name, 2)
+    with (
+        anabranch.connect(cluster.bootstrap) as second,
+        client.replica(*names) as bank,
+        second.replica(*names) as elsewhere,
+    ):
+        yield names, bank, elsewhere
+
+
+@pytest.fixture(scope="module")
+def long_ones(
+    client: anabranch.Client, cluster: Cluster, replicas: tuple[list[str], Replica, Replica]
+) -> dict[str, Long]:
+    """One for each case, all open when the controller is killed."""
+    names, bank, elsewhere = replicas
+    found = {}
+    for how, table, other in zip(HOW, names[::2], names[1::2], strict=True):
+        put(client, table, **{f"k{n}": n for n in range(20)})
+        bank.snapshot().close()
+        txn = bank.begin(keepalive=60)
         assert txn.get(table, b"k1") == b"1"
         token = txn.token()
         part = elsewhere.join(token, label="elsewhere")
@@ -78,9 +109,26 @@ def test_several_processes_and_a_controller_that_is_killed(
         gone.lock(table, b"k3")
         gone.flush()
         gone.discard()
-        cluster.controller.kill()
-        cluster.controller.start().wait_leading()
-        [told] = client.system("locks", table.partition("/")[0])
+        found[how] = Long(table, other, txn, token, receipt)
+    cluster.controller.kill()
+    cluster.controller.start().wait_leading()
+    return found
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_several_processes_and_a_controller_that_is_killed(
+    client: anabranch.Client,
+    cluster: Cluster,
+    replicas: tuple[list[str], Replica, Replica],
+    long_ones: dict[str, Long],
+    how: str,
+) -> None:
+    """Locks of a part that is finished, and of one that is gone, count as the beginner's own."""
+    _, bank, elsewhere = replicas
+    table, other, begun, token, receipt = long_ones[how]
+    with begun as txn:
+        locks = client.system("locks", table.partition("/")[0])
+        [told] = [row for row in locks if row.table == table]
         assert told == (txn.txn_id, table, 3, 1, False, False, (), ())
         txn.put(table, b"mine", b"1")
         put(client, table, others=1)

@@ -249,7 +249,9 @@ def test_a_one_shot_made_under_an_old_layout_is_placed_again_by_key(
 def test_a_killed_controller_loses_and_doubles_none(
     broker: Broker, feed: Producer, log: KafkaLog, unique: str, tmp_path: Path, kills: int
 ) -> None:
-    own = start_cluster(broker.bootstrap, tmp_path, prefix=f"plain{unique}")
+    own = start_cluster(
+        broker.bootstrap, tmp_path, f"plain{unique}", arguments=("--session-timeout", "2")
+    )
     stream = f"p{unique}/killed"
     keys = [b"key-%d" % i for i in range(50)]
     sent = committed = 0

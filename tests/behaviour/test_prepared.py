@@ -38,7 +38,8 @@ os._exit(0)
 
 @pytest.fixture(scope="module")
 def own(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = start_cluster(broker.bootstrap, tmp_path_factory.mktemp("prepared"), "prepared")
+    folder, quick = tmp_path_factory.mktemp("prepared"), ("--session-timeout", "2")
+    cluster = start_cluster(broker.bootstrap, folder, "prepared", quick)
     yield cluster
     cluster.controller.kill()
 

@@ -22,6 +22,7 @@ from anabranch.core.rows import split_key
 from anabranch.errors import IllegalState, UnknownStream
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
+from anabranch.processing import worker as worker_module
 from anabranch.processing.app import Processor
 from anabranch.processing.handlers import HandlerFailed
 from anabranch.processing.membership import AllTasks
@@ -35,7 +36,7 @@ from tests.crash.oracle import read_status
 pytestmark = pytest.mark.broker
 
 TASKS = 4
-COMMITS = 100
+COMMITS = 50
 KEYS = [b"key-%d" % i for i in range(20)]
 WAIT_S = 60.0
 
@@ -320,9 +321,13 @@ def test_two_workers_share_the_tasks_and_one_takes_over(
 
 
 def test_a_zombie_s_cut_leaves_nothing(
-    place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
+    place: Place,
+    connect: Callable[[], anabranch.Client],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The tasks are taken while its handlers are at work; it takes them back once they are released."""
+    monkeypatch.setattr(worker_module, "SESSION_S", 1.0)  # so often it looks
     all_tasks = AllTasks(range(TASKS))
     zombie = place.app()
     asleep, wake = threading.Event(), threading.Event()
@@ -519,8 +524,8 @@ def test_an_idle_processor_writes_nothing_and_a_busy_one_adds_no_rows(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A hundred commits later the status table has the same rows, but those of the input's transactions."""
-    monkeypatch.setattr(reader, "_ALL_S", 0.5)
+    """Many commits later the status table has the same rows, but those of the input's transactions."""
+    monkeypatch.setattr(reader, "_ALL_S", 0.3)
     app = place.app(inputs=1, commit_interval=0.0)
     running = Running(Worker(app, connect(), tmp_path, tasks=AllTasks(range(TASKS))))
     topics = [f"{cluster.prefix}.status"]
@@ -536,7 +541,7 @@ def test_an_idle_processor_writes_nothing_and_a_busy_one_adds_no_rows(
         places += [TopicPartition(topic, 0) for topic in topics[1:]]
         ends: dict[TopicPartition, int] = {}
         while ends != (ends := log.end_offsets(places, committed=False)):
-            time.sleep(1.0)
+            time.sleep(0.6)
         return ends
 
     place.write(*[1] * 40)

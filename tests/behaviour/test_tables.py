@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pytest
 from confluent_kafka import Producer
 
 import anabranch
+from anabranch.core.hybrid_time import from_us
 from anabranch.core.ids import unpack_version
 from anabranch.core.legal_names import ADMIN_LANE, base_stream
 from anabranch.errors import (
@@ -33,6 +35,7 @@ from anabranch.errors import (
     UnknownStream,
     UnsupportedSetting,
 )
+from anabranch.tables import replica
 from anabranch.tables.replica import Replica
 from anabranch.topics.names import journal_topic
 from tests.cluster import Cluster
@@ -203,13 +206,24 @@ def expected(text: str, isolation: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("isolation", ["serializable", "snapshot"])
+LEVELS = ("serializable", "snapshot")
+
+
+@pytest.fixture(scope="module")
+def plays(client: anabranch.Client) -> Iterator[Replica]:
+    """A table for each level of isolation."""
+    scope = uuid.uuid4().hex[:8]
+    for level in LEVELS:
+        client.create_table(f"{scope}/{level}", 2)
+    with client.replica(*(f"{scope}/{level}" for level in LEVELS)) as replica:
+        yield replica
+
+
+@pytest.mark.parametrize("isolation", LEVELS)
 @pytest.mark.parametrize("name", HERMITAGE)
-def test_anomalies(
-    client: anabranch.Client, tables: tuple[str, str], bank: Replica, name: str, isolation: Any
-) -> None:
-    table = tables[0]
-    put(client, table, **{"1": 10, "2": 20})
+def test_anomalies(client: anabranch.Client, plays: Replica, name: str, isolation: Any) -> None:
+    bank, table = plays, plays.tables[LEVELS.index(isolation)]
+    put(client, table, **{"1": 10, "2": 20, "3": None, "4": None})
     bank.snapshot().close()
     steps = [line.strip().partition(" -> ") for line in HERMITAGE[name].strip().splitlines()]
     later = {step[0] for step, _, _ in steps if step.endswith(" b")}
@@ -591,13 +605,19 @@ def test_a_takeover_costs_no_transaction(
         except BaseException as error:  # noqa: BLE001 - told below
             problems.append(error)
 
+    def wait_for_more() -> None:
+        enough, until = len(calls) + 40, time.monotonic() + 60
+        while len(calls) < enough and not problems:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
     threads = [threading.Thread(target=count, args=(key,)) for key in (b"a", b"b")]
     for thread in threads:
         thread.start()
-    time.sleep(1)
+    wait_for_more()
     cluster.controller.kill()
     cluster.controller.start().wait_leading()
-    time.sleep(1)
+    wait_for_more()
     stop.set()
     for thread in threads:
         thread.join()
@@ -686,18 +706,21 @@ def test_changes_are_what_a_fold_of_the_stream_says(
         client.changes(f"{scope}/stream")
 
 
-def test_rows_before_outlive_the_sweep(client: anabranch.Client, unique: str) -> None:
+def test_rows_before_outlive_the_sweep(
+    client: anabranch.Client, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A reader that is slower than `table.history.ms` finds what it needs."""
+    monkeypatch.setattr(replica, "_LEAST_SWEPT", from_us(100_000))
     table = f"{unique}/swept"
     client.create_table(table, 1, {"table.history.ms": "1"})
     for number in range(6):
         put(client, table, k=number)
-        time.sleep(0.3)
-    with client.changes(table, timeout=3.0, before=True) as changes:
+        time.sleep(0.05)
+    with client.changes(table, timeout=1.0, before=True) as changes:
         found = []
         for change in changes:
             found.append((change.before, change.after))
-            time.sleep(0.3)
+            time.sleep(0.05)
             put(client, table, other=len(found)) if len(found) < 4 else None
     assert [row for row in found if row[1] is not None][:6] == [
         (None if n == 0 else b"%d" % (n - 1), b"%d" % n) for n in range(6)
@@ -766,12 +789,12 @@ def test_a_group_that_reads_changes_loses_none(
     put(client, table, k0=None, k1=100)
     with client.changes(table, audit, 10.0) as changes:
         seen = [next(changes) for _ in range(31)]  # the last one ends the first transaction
-    time.sleep(2)
+    time.sleep(1.2)  # bases are of whole seconds
     with pytest.raises(InvalidArgument, match="plain_readers_lose_history"):
         operator.compact_table(table)
     with pytest.raises(IllegalState, match=audit):
         operator.compact_table(table, plain_readers_lose_history=True)
-    with client.changes(table, audit, 5.0) as changes:
+    with client.changes(table, audit, 1.0) as changes:
         seen += list(changes)
     with client.read(table, rows, timeout=5.0) as reader:
         assert len([next(reader) for _ in range(20)]) == 20
@@ -786,7 +809,7 @@ def test_a_group_that_reads_changes_loses_none(
     shown = {row.table: row.base for row in client.system("tables", table.partition("/")[0])}
     assert shown[table] == base.timestamp
     last = put(client, table, k0=7)
-    with client.changes(table, audit, 5.0) as changes:
+    with client.changes(table, audit, 1.0) as changes:
         assert [(c.key, c.commit_timestamp) for c in changes] == [(b"k0", last)]
     with pytest.raises(SnapshotExpired, match="start at the time of its base"):
         list(client.changes(table, until="end"))
@@ -801,7 +824,7 @@ def test_a_table_is_compacted_while_it_is_written(
     table, over = f"{unique}/rows", threading.Event()
     client.create_table(table, 2, {"table.history.ms": 0})
     put(client, table, **{f"k{n}": n for n in range(30)})
-    time.sleep(2)
+    time.sleep(1.2)  # bases are of whole seconds
     say: dict[str, Any] = {"plain_readers_lose_history": True}
     with client._replica([table], None, None, held=0) as whole:  # it sweeps nothing
         whole.snapshot().close()

@@ -26,7 +26,7 @@ from tests.conftest import Broker
 pytestmark = [pytest.mark.broker, pytest.mark.unsecured]
 
 FAST, SLOW = "fast/a", "slow/a"  # as the clocks of those who lead their control partitions are
-APART_S = 4.0
+APART_S = 2.0
 ERROR_S = 0.4
 DEADLINE_S = 60.0
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
+from typer.main import get_command
 
 from anabranch.cli import session
 from anabranch.cli.main import app
@@ -14,6 +16,7 @@ from anabranch.cli.session import Target
 from tests.cli.fakes import FakeClient
 
 Run = Callable[..., Result]
+COMMAND: Any = get_command(app)  # made once: that takes longer than most commands
 
 
 @pytest.fixture
@@ -44,6 +47,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
             monkeypatch.setenv("ANABRANCH_BOOTSTRAP", bootstrap)
         if lane is not None:
             monkeypatch.setenv("ANABRANCH_LANE", lane)
-        return CliRunner().invoke(app, list(arguments))
+        return CliRunner().invoke(COMMAND, list(arguments))
 
     return invoke

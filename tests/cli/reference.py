@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ _PART = re.compile(
 )
 
 
+@cache
 def commands() -> dict[str, Any]:
     """Every command that does something, by its words after ``anabranch``."""
 

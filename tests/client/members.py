@@ -39,8 +39,9 @@ class Members:
         self._running.append(self._pool.submit(self._read, len(self._running), leaving))
 
     def _read(self, who: int, leaving: threading.Event) -> None:
+        quick = {"heartbeat.interval.ms": 300}  # to hear of others
         with (
-            anabranch.connect(self._bootstrap) as client,
+            anabranch.connect(self._bootstrap, config=quick) as client,
             client.read(self._stream, group=self._group, timeout=0.2) as reader,
         ):
             while not leaving.is_set():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 from confluent_kafka import Producer
 
 from anabranch.kafka.log import KafkaLog
-from anabranch.ports import TopicPartition, TopicSpec
+from anabranch.ports import LogUnavailable, TopicPartition, TopicSpec
 from tests.conftest import Broker
 
 pytestmark = pytest.mark.broker
@@ -41,3 +42,16 @@ def test_a_flood_keeps_no_other_partition_waiting(broker: Broker, unique: str, q
                     log.fetch(between, max_wait=0, max_bytes=1, committed=False)
             assert places[quiet] in seen
         assert positions[places[(quiet + 1) % 3]] >= 3
+
+
+def test_closing_breaks_off_who_waits(broker: Broker, unique: str) -> None:
+    place = TopicPartition(f"closed-{unique}", 0)
+    log = KafkaLog(broker.bootstrap)
+    log.create_topics([TopicSpec(place.topic, 1)])
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(log.fetch, {place: 0}, max_wait=30, max_bytes=1, committed=False)
+        while not log._cluster.pool._waiting:
+            assert not waiting.done()
+        log.close()
+        with pytest.raises(LogUnavailable, match="closed"):
+            waiting.result(20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -26,11 +27,21 @@ from anabranch.errors import AnabranchError, LocksBroken
 from anabranch.ports import LogError
 from anabranch.processors import history_tail
 from anabranch.processors.streams import topics
-from anabranch.schemas.records import BrokenLock, LookAgain, OneShot, ReadLockRow, StreamRow, TxnRow
+from anabranch.schemas.records import (
+    BrokenLock,
+    LookAgain,
+    OneShot,
+    Outcome,
+    ReadLockRow,
+    StreamRow,
+    TableLocks,
+    TxnRow,
+)
 from anabranch.tables import rows as rows_module
 from anabranch.tables.follow import Follower
 from anabranch.tables.layout import DELETED, ROW, Mark, table_prefix
 from anabranch.tables.locks import Locks
+from anabranch.tables.read_back import ReadBack
 from anabranch.tables.replica import Replica
 from anabranch.tables.rows import Rows
 from anabranch.tables.store import Store
@@ -42,6 +53,16 @@ Planted = AbstractContextManager[object]
 def no_validation() -> Planted:
     """Locks are not looked at when a transaction commits."""
     return patch.object(judging, "judge", lambda *_: None)
+
+
+def at_since_counts() -> Planted:
+    """A commit at a lock's `since` is held against it, not only those above."""
+    real = WindowDraft.holds
+
+    def holds(draft: WindowDraft, asked: TableLocks, last: int) -> bool:
+        return real(draft, replace(asked, since=asked.since - 1), last)
+
+    return patch.object(WindowDraft, "holds", holds)
 
 
 def journals_unknown() -> Planted:
@@ -219,13 +240,14 @@ def complete_by_the_broker() -> Planted:
 
 
 def complete_by_another() -> Planted:
-    """A replica vouches for a lock by the table that is the furthest ahead."""
+    """A replica vouches for a lock by the table that is the furthest ahead, and by what it was told of its own."""
     real = Follower.marks
 
     def marks(follower: Follower) -> dict[str, tuple[int, int]]:
         found = real(follower)
         ahead = max(complete for complete, _ in found.values())
-        return {table: (ahead, last) for table, (_, last) in found.items()}
+        told = {table: [n for n in follower._told[table] if n <= ahead] for table in found}
+        return {table: (ahead, max(last, *told[table], 0)) for table, (_, last) in found.items()}
 
     return patch.object(Follower, "marks", marks)
 
@@ -304,6 +326,42 @@ def left_out_forgotten() -> Planted:
     return patch.object(Registered, "derive", derive)
 
 
+def read_from_left_out() -> Planted:
+    """A commit may leave out a writer that was read from."""
+    return patch.object(registered, "_covers", lambda *_: True)
+
+
+class _Finished:
+    """A controller's word on a transaction, but for which of its writers have finished."""
+
+    def __init__(self, places: Any, finished: bool) -> None:
+        self.list_runs, self._state, self._finished = places.list_runs, places.state, finished
+
+    def state(self, *given: Any) -> Outcome:
+        told: Outcome = self._state(*given)
+        writers = (replace(receipt, finished=self._finished) for receipt in told.writers)
+        return told._replace(writers=tuple(writers))
+
+
+def _as_if(finished: bool) -> Planted:
+    real = ReadBack.__init__
+
+    def init(own: ReadBack, handle: Any, places: Any, *more: Any) -> None:
+        real(own, handle, _Finished(places, finished), *more)
+
+    return patch.object(ReadBack, "__init__", init)
+
+
+def unfinished_read() -> Planted:
+    """A process that reads all writers' rows sees those of one that has not finished."""
+    return _as_if(finished=True)
+
+
+def finished_missed() -> Planted:
+    """A process that reads all writers' rows misses those of the ones that have finished."""
+    return _as_if(finished=False)
+
+
 class _Late:
     """Marks that are taken when they are used, and a step before that."""
 
@@ -318,7 +376,7 @@ class _Late:
 
 def marks_after_the_look() -> Planted:
     """Until when the replica vouches is taken behind the look: it has rows by then that nobody looked at."""
-    return patch.object(Replica, "marks", _Late)
+    return patch.object(Replica, "marks", lambda replica: _Late(replica))
 
 
 def swept_early() -> Planted:

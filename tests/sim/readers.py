@@ -12,6 +12,7 @@ from anabranch.batches.records import decode_records
 from anabranch.client.client import Client
 from anabranch.core import hybrid_time
 from anabranch.core.ids import NO_TXN, TXN_HEADER, unpack_txn_header
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import AnabranchError, SnapshotExpired, UnknownScope, UnknownStream
 from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
 from anabranch.reading.committed_log import ReaderPorts
@@ -38,9 +39,11 @@ _ASK_S = 10.0
 _WAIT = (UnknownScope, UnknownStream)  # it is not there yet
 
 
-def reading_client(cluster: SimCluster, process: Process, prefix: str, **settings: Any) -> Client:
+def reading_client(
+    cluster: SimCluster, process: Process, prefix: str, lane: str = OPEN_LANE, **settings: Any
+) -> Client:
     """A client that reads, too. ``settings``: of `Client`."""
-    ports = client_ports(cluster, process, prefix)
+    ports = client_ports(cluster, process, prefix, lane)
     log = cluster.log_of(process)
     member = partial(Member, cluster.groups, process=process)
     readers = Readers(ReaderPorts(lambda _: log, member, ports.clock), _ASK_S)

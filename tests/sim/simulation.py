@@ -59,7 +59,7 @@ from tests.sim.readers import ReaderMachine
 from tests.sim.recording import FINAL, History, Part
 from tests.sim.retention import Retention
 from tests.sim.safe_times import check_safe_times
-from tests.sim.tables import TABLES, Noted, TableMachine, without_tables
+from tests.sim.tables import COMPANIONS, TABLES, Noted, TableMachine, without_tables
 from tests.sim.tasks import TaskMachine
 from tests.sim.trouble import Outages
 from tests.sim.weather import Weather
@@ -442,16 +442,23 @@ class _Run:
         parts: list[Part] = []
         histories: dict[str, tuple[int, list[tuple[Seen, Any]]]] = {}
         for stream, number in picture.events:
+            if stream in COMPANIONS:
+                continue
             log = self.cluster.partitions.get(TopicPartition(stream_topic(stream), number))
             if log is not None:
                 left = picture.events[stream, number]
                 if picture.deleted:
                     left = placed(self.cluster, stream, number, graves=False)
-                parts.append((stream, number, log.start_offset, log.stable_offset, left))
+                # What a base covers is deleted, and judged all the same.
+                start = 0 if stream in TABLES else log.start_offset
+                parts.append((stream, number, start, log.stable_offset, left))
         for stream, found in picture.history.items():
+            if stream in COMPANIONS:
+                continue
             place = TopicPartition(history_topic(stream), 0)
             if place in self.cluster.partitions:
-                first = self.cluster.partition(place).start_offset
+                start = self.cluster.partition(place).start_offset
+                first = 0 if stream in TABLES else start
                 if picture.deleted.get(stream) == "history":
                     found = histories_of(visible(self.cluster, place, graves=False))
                 histories[stream] = first, found

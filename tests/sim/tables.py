@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
 from anabranch.core.ids import NO_TXN
+from anabranch.core.legal_names import ADMIN_LANE, base_stream
 from anabranch.errors import (
     LocksBroken,
     NotAuthorized,
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from tests.sim.ports import SimCluster
 
 TABLES = ("s/rows", "rows/near")  # in scopes that commit together
+COMPANIONS = tuple(map(base_stream, TABLES))
+STREAMS = (*TABLES, *COMPANIONS)
 KEYS = tuple(b"k%d" % number for number in range(5))
 PAIR = b"pair"  # a row of each table: together never below LEAST, each 1 where there is none
 LEAST = 1
@@ -71,6 +74,7 @@ class Long:
     txn: RecordedTransaction
     token: bytes
     parts: list[RecordedPart] = field(default_factory=list)  # whose receipts came
+    expired: bool = False  # a replica told somebody that its snapshot can't be read
 
 
 @dataclass(slots=True)
@@ -111,7 +115,7 @@ class TableMachine:
         self.name = f"t{number}"
         self._random = Random(f"{world.seed}/{self.name}")
         self._starts = 0
-        self._jobs = 12
+        self._jobs, self._bases = 12, 0
         self.done = False
         self._folder = Path(tempfile.mkdtemp(prefix="anabranch-sim-"))
 
@@ -133,7 +137,10 @@ class TableMachine:
     # -- its life -------------------------------------------------------------------------------------
 
     def _run(self, process: Process) -> None:
-        settings = {"timeout": _TIMEOUT_S, "one_shot_bytes": self._random.choice((0, 1 << 18))}
+        settings: dict[str, Any] = {
+            "timeout": _TIMEOUT_S,
+            "one_shot_bytes": self._random.choice((0, 1 << 18)),
+        }
         client = reading_client(self.cluster, process, self.ledger.prefix, **settings)
         self.world.spawn(process, "heart", lambda: beat(self.world, client, process))
         self._until_it_works(lambda: self._create(client))
@@ -212,7 +219,8 @@ class TableMachine:
             (8, lambda: self._take_part(rows)),
             (3, lambda: self._snapshot(rows)),
             (3, lambda: self._blind(client)),
-            (1, lambda: self._plain()),
+            (8, lambda: self._plain()),
+            (2, self._compact),
             (0.5, lambda: scale_somehow(self.world, client, self._random.choice(TABLES))),
         ]
         self._random.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])[0]()
@@ -257,10 +265,13 @@ class TableMachine:
                     later(txn)
                 if self._random.random() < 0.2:
                     self._big(txn)
+                expired = long.expired
                 if self._random.random() < 0.9:
                     self._commit(txn, long.parts if self._random.random() < 0.6 else None)
-        finally:
-            with contextlib.suppress(*FINE, NotAuthorized):  # else heartbeats would keep it open
+                hold(not expired or txn.txn.result is None, "an open one's snapshot was not kept")
+        finally:  # a handle that somebody holds beats for what is not ended
+            self._noted.long = [long for long in self._noted.long if long.txn is not txn]
+            with contextlib.suppress(*FINE, NotAuthorized):
                 txn.abort()
 
     def _take_part(self, rows: RecordedTables) -> None:
@@ -272,7 +283,11 @@ class TableMachine:
         long = self._random.choice(found)
         with contextlib.suppress(LocksBroken, TransactionAborted):
             writers = self._random.choice(_WHOSE)
-            part = rows.join(long.txn, long.token, writers=writers, timeout=5.0)
+            try:
+                part = rows.join(long.txn, long.token, writers=writers, timeout=5.0)
+            except SnapshotExpired:
+                long.expired = True
+                raise
             kinds = (self._rows, self._rows, self._absent, self._look, self._point)
             self._random.choice(kinds)(part)
             part.finish(timeout=5.0)
@@ -396,6 +411,17 @@ class TableMachine:
             result = txn.commit(timeout=5.0)
             self._noted.told = max(self._noted.told, result.commit_timestamp)
 
+    def _compact(self) -> None:
+        """By an operator: the table begins at a base, and what that covers is deleted."""
+        here, table = self.world.current, self._random.choice(TABLES)
+        client = reading_client(self.cluster, here, self.ledger.prefix, ADMIN_LANE, timeout=5.0)
+        self._bases += 1
+        folder = (
+            self._folder / f"base{self._bases}"
+        )  # one that died may still have the last one open
+        client.compact_table(table, plain_readers_lose_history=True, folder=folder, timeout=5.0)
+        self.world.note(self.name, f"{table} is compacted")
+
     def _plain(self) -> None:
         """By a program that knows nothing of the library."""
         now_ms = int((START_S + self.world.now) * 1000)
@@ -414,8 +440,8 @@ class TableMachine:
 @contextmanager
 def without_tables(picture: Picture) -> Iterator[None]:
     """Checks that know nothing of tables."""
-    history = {table: picture.history.pop(table) for table in TABLES if table in picture.history}
-    places = [place for place in picture.events if place[0] in TABLES]
+    history = {each: picture.history.pop(each) for each in STREAMS if each in picture.history}
+    places = [place for place in picture.events if place[0] in STREAMS]
     events = {place: picture.events.pop(place) for place in places}
     yield
     picture.history |= history

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
+from unittest.mock import Mock
 
 import pytest
 
 from anabranch.batches.records import Record
 from anabranch.core import limits
-from anabranch.errors import TransactionAborted
+from anabranch.core.ids import SECRET_SIZE
+from anabranch.core.legal_names import ADMIN_LANE
+from anabranch.errors import NotReady, OutcomeUnknown, TransactionAborted
 from anabranch.ports import LogFenced, TopicPartition
 from anabranch.schemas import records as r
 from anabranch.topics.names import control_topic, history_topic, journal_topic, stream_topic
+from tests.client.doubles import counted
+from tests.client.memory import memory_client
 from tests.client.world import World as ClientWorld
 from tests.core.labels import SECRET
 from tests.memory.table import MemoryStore
@@ -19,6 +25,7 @@ from tests.memory.trouble import Kind, Trouble
 from tests.processors.losing import GONE, OTHER, Play
 from tests.processors.world import World
 from tests.sim.simulation import simulate
+from tests.sim.tables import Noted, TableMachine
 
 
 def test_what_a_zombie_read_of_the_journals_is_read_again() -> None:
@@ -167,3 +174,36 @@ def test_growing_does_not_end_half_way_for_a_partition_in_trouble() -> None:
     play.play(60, 60.0)
     places = [place for place in play.world.cluster.partitions if place.topic == troubled.topic]
     assert b"plain" in {e.value for place in places for e in play.world.committed(place)}
+
+
+def test_a_long_transaction_in_doubt_is_let_go() -> None:
+    """The simulator held on to it, so it beat for what nobody would end: no run with it came to an end."""
+    txn = Mock(timestamp=1)
+    txn.token.return_value = b"token"
+    txn.commit.side_effect = txn.abort.side_effect = OutcomeUnknown("no answer", txn_id=None)
+    txn.get.return_value, txn.scan.return_value = None, []
+    machine = TableMachine(Mock(seed=0), Mock(), Mock(), Mock(), noted := Noted(), 0)
+    for _ in range(20):
+        machine._long(Mock(**{"begin.return_value": txn}))
+    machine.close()
+    assert txn.commit.called
+    assert noted.long == []
+
+
+def test_a_ledger_s_commit_that_waits_is_no_alarm_in_another_lane() -> None:
+    """It asked how that one stands by the id alone, and was told that there is no such transaction."""
+    world, secret = ClientWorld(), b"s" * SECRET_SIZE
+    world.client.create_stream("nyc/a")
+    admin = memory_client(world.cluster.log("admin"), world.clock, counted(), lane=ADMIN_LANE)
+    admin.add_lane("other")
+    txn = world.client.begin("nyc")
+    txn.write("nyc/a", b"v", key=b"k")
+    assert txn.prepare(by=sha256(secret).digest()).state == "PREPARED"
+    place = TopicPartition(stream_topic("nyc/a"), 0)
+    world.cluster.troubles[place] = Trouble(Kind.LEADERLESS)
+    log = world.cluster.log("other")
+    other = memory_client(log, world.clock, counted(), lane="other")
+    with pytest.raises(NotReady, match="has no leader"):
+        other.commit(txn.txn_id or b"", secret=secret, timeout=5.0)
+    del world.cluster.troubles[place]
+    assert other.commit(txn.txn_id or b"", secret=secret).counts.committed == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from weakref import WeakSet
 
 from anabranch.kafka.settings import Settings
 from anabranch.kafka.wire.connection import Connection, open_connection
@@ -20,11 +21,21 @@ class Pool:
         self._lock = threading.Lock()
         self._idle: dict[tuple[str, int], list[Connection]] = {}
         self._parked: dict[tuple[str, int], list[Connection]] = {}  # with answers under way
+        self._waiting: WeakSet[Connection] = WeakSet()  # for what may never come
         self._closed = False
 
     def open(self, address: tuple[str, int], deadline: float) -> Connection:
         """A new connection that knows the broker's versions and has authenticated."""
         return open_connection(address, self._settings, deadline)
+
+    def wait_on(self, address: tuple[str, int], deadline: float) -> Connection:
+        """As `take`, for a question without effect: `close` breaks it off."""
+        connection = self.take(address, deadline)
+        with self._lock:
+            self._waiting.add(connection)
+            if self._closed:
+                connection.interrupt()
+        return connection
 
     def take(self, address: tuple[str, int], deadline: float) -> Connection:
         """An idle connection, or a new one. Give it back with `give`."""
@@ -52,9 +63,10 @@ class Pool:
 
     def give(self, connection: Connection, address: tuple[str, int]) -> None:
         """Give a connection back; one with answers under way waits until they came."""
-        if connection.broken:
-            return
         with self._lock:
+            self._waiting.discard(connection)
+            if connection.broken:
+                return
             if self._closed:
                 connection.close()
             elif connection.idle:
@@ -63,9 +75,11 @@ class Pool:
                 self._parked.setdefault(address, []).append(connection)
 
     def close(self) -> None:
-        """Close all idle connections; those in use are closed when they come back."""
+        """Close all idle connections; those in use are closed when they come back, those of `wait_on` break."""
         with self._lock:
             self._closed = True
+            for connection in self._waiting:
+                connection.interrupt()
             for pool in (self._idle, self._parked):
                 for connections in pool.values():
                     for connection in connections:
@@ -75,6 +89,7 @@ class Pool:
     def after_fork(self) -> None:
         """In a forked child: close its copies; the parent's stay as they are."""
         self._lock = threading.Lock()
+        self._waiting.clear()
         self.close()
 
 

@@ -23,7 +23,7 @@ from tests.conftest import Broker
 
 pytestmark = pytest.mark.broker
 
-QUIET_S = 1.5
+QUIET_S = 1.0
 
 
 def committed(broker: Broker, group: str, places: list[tuple[str, int]]) -> list[int]:

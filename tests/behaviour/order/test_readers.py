@@ -23,7 +23,7 @@ from tests.client.written import ONE, Keys, WrittenStream, scaled
 
 pytestmark = pytest.mark.broker
 
-QUIET_S = 1.5
+QUIET_S = 1.0
 
 
 def test_alone_every_key_comes_in_order(client: anabranch.Client, written: WrittenStream) -> None:
