@@ -18,7 +18,7 @@ from anabranch.infra.free_ports import HOST, free_port, is_free
 from anabranch.infra.java import JavaRuntime, find_java
 from anabranch.infra.lock import broker_lock
 from anabranch.infra.process import SupervisedProcess
-from anabranch.infra.ready import is_ready
+from anabranch.infra.ready import is_ready, make_coordinators
 from anabranch.infra.secure import SecureListener
 from anabranch.infra.settings import (
     Membership,
@@ -374,6 +374,7 @@ class EmbeddedBroker:
                     log_tail=self.log_tail(),
                 )
             time.sleep(_POLL_S)
+        make_coordinators(HOST, port)
         return True
 
     def _make_folder(self) -> bool:

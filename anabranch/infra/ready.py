@@ -1,12 +1,16 @@
-"""A question to a broker over a plain socket, whether it serves: quick to import, no client threads."""
+"""Questions to a broker over a plain socket, whether it serves: quick to import, no client threads."""
 
 from __future__ import annotations
 
 import socket
 import struct
+from contextlib import suppress
 
 _METADATA_KEY = 3
 _METADATA_VERSION = 2
+_FIND_COORDINATOR_KEY = 10
+_FIND_COORDINATOR_VERSION = 1
+_GROUP, _TRANSACTION = 0, 1
 _CLIENT_ID = b"anabranch-ready"
 
 
@@ -30,11 +34,32 @@ def is_ready(host: str, port: int, cluster_id: str, timeout_s: float = 1.0) -> b
         return False
 
 
+def make_coordinators(host: str, port: int, timeout_s: float = 1.0) -> None:
+    """Ask for coordinators, whatever the answers: a new broker makes their topics now.
+
+    The first member of a group would ask too early, and librdkafka makes it wait for three seconds then.
+    """
+    with suppress(OSError), socket.create_connection((host, port), timeout_s) as connection:
+        connection.settimeout(timeout_s)
+        for kind in (_GROUP, _TRANSACTION):
+            asked = _string_of(_CLIENT_ID) + struct.pack(">b", kind)
+            connection.sendall(_request(_FIND_COORDINATOR_KEY, _FIND_COORDINATOR_VERSION, asked))
+            _receive(connection, *struct.unpack(">i", _receive(connection, 4)))
+
+
 def _metadata_request() -> bytes:
-    # Header version 1, then an empty array: in this version it asks for no topics.
-    header = struct.pack(">hhih", _METADATA_KEY, _METADATA_VERSION, 1, len(_CLIENT_ID)) + _CLIENT_ID
-    body = header + struct.pack(">i", 0)
-    return struct.pack(">i", len(body)) + body
+    # An empty array: in this version it asks for no topics.
+    return _request(_METADATA_KEY, _METADATA_VERSION, struct.pack(">i", 0))
+
+
+def _request(key: int, version: int, body: bytes) -> bytes:
+    """With a header of version 1."""
+    whole = struct.pack(">hhi", key, version, 1) + _string_of(_CLIENT_ID) + body
+    return struct.pack(">i", len(whole)) + whole
+
+
+def _string_of(text: bytes) -> bytes:
+    return struct.pack(">h", len(text)) + text
 
 
 def _parse(response: bytes) -> tuple[list[int], str | None]:

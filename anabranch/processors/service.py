@@ -338,6 +338,13 @@ def _exit_code(error: Exception) -> int:
     return EXIT_ENVIRONMENT if isinstance(error, surroundings) else EXIT_DEFECT
 
 
+class _Worker(mode.Worker):
+    """Mode's, which ends at once: all leaders have stopped by then."""
+
+    async def _sentinel_task(self) -> None:
+        await asyncio.sleep(0)  # what was cancelled ends; mode waits for a second
+
+
 class _Lines(logging.Formatter):
     """A line of the log: date and time with the zone, level, message."""
 
@@ -373,7 +380,7 @@ def run_controller(options: ControllerOptions) -> int:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     with hold(options.data_dir):
         service = ControllerService(options)
-        worker = mode.Worker(service, loglevel="INFO", daemon=True, override_logging=False)
+        worker = _Worker(service, loglevel="INFO", daemon=True, override_logging=False)
         try:
             worker.execute_from_commandline()
         except SystemExit as end:

@@ -24,7 +24,7 @@ from tests.crash.points import Cut, Point
 from tests.crash.zygote import Spec, say
 from tests.failpoints import DecidingController, FailingLog, FailingProducer, FailingTable
 
-IDLE_WAIT_S = 0.5
+IDLE_WAIT_S = 0.1
 PAUSE_S = 0.05
 TIDY: dict[str, Any] = {
     "clean_ms": 200,

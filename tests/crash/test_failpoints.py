@@ -7,11 +7,12 @@ each point, the scenario runs with a SIGKILL there, and the next leader finishes
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +33,10 @@ from tests.crash.scenario import Scenario
 from tests.crash.zygote import Zygote
 from tests.failpoints import AFTER_DECISION
 
-LANES, FEW_LANES = 4, 2  # a lane's place costs two runs before its first case
+LANES, FEW_LANES = (
+    4,
+    2,
+)  # a lane's place costs two runs before its first case, but for the recorded one
 CASES_A_PLACE = 12
 READS = ("fetch:", "end_offsets", "start_offsets", "describe_topics", "offsets_for_time")
 # The calls that the scenario has to record; more are fine.
@@ -108,13 +112,13 @@ class Killing(NamedTuple):
 
 @dataclass
 class Lanes:
-    """Places by thread; each is used for some cases."""
+    """Places of a play; each is used for some cases, one after another."""
 
     zygote: Zygote
     bootstrap: str
     log: Log
     play: Play
-    _mine: threading.local = field(default_factory=threading.local)
+    _ready: list[Place] = field(default_factory=list)
     _count: itertools.count[int] = field(default_factory=itertools.count)
     _prefix: str = field(default_factory=lambda: f"fp{uuid.uuid4().hex[:6]}")
 
@@ -125,13 +129,12 @@ class Lanes:
         )
 
     def used(self) -> Place:
-        """This thread's place, with its streams made."""
-        place: Place | None = getattr(self._mine, "place", None)
-        if place is None or place.cases > CASES_A_PLACE:
-            self.leave()
-            place = self._mine.place = self.new()
-            for _ in range(2):
-                self.case(place, []).run()
+        """A place with its streams made, which nobody has."""
+        with suppress(IndexError):
+            return self._ready.pop()
+        place = self.new()
+        for _ in range(2):
+            self.case(place, []).run()
         return place
 
     def case(self, place: Place, cuts: list[Point | None], traces: Sequence[str] = ()) -> Case:
@@ -139,13 +142,22 @@ class Lanes:
         play = self.play
         return Case(place, cuts, list(traces), play=play.scenario, chunk_bytes=play.chunk_bytes)
 
-    def leave(self) -> None:
-        """Give this thread's place up."""
-        place: Place | None = getattr(self._mine, "place", None)
-        self._mine.place = None
-        if place is not None:
-            place.check_log()
-            place.remove()
+    def give_back(self, place: Place) -> None:
+        """For the next case."""
+        if place.cases > CASES_A_PLACE:
+            self.leave(place)
+        else:
+            self._ready.append(place)
+
+    def leave(self, place: Place) -> None:
+        """Give a place up."""
+        place.check_log()
+        place.remove()
+
+    def close(self) -> None:
+        """Give all places up."""
+        while self._ready:
+            self.leave(self._ready.pop())
 
 
 def record(lanes: Lanes, place: Place, folder: Path) -> list[list[Point]]:
@@ -165,7 +177,7 @@ def record_all(lanes: Lanes, folder: Path) -> tuple[list[list[Point]], list[list
         # The second run may still add partitions; from the third on nothing is new.
         fresh, _, used = (record(lanes, place, folder) for _ in range(3))
         place.check_log()
-        place.remove()
+        lanes.give_back(place)
         missed = any(p.name == "end:abort" for points in (*fresh, *used) for p in points)
         if not (missed and again):
             return fresh, used
@@ -215,13 +227,13 @@ def run(lanes: Lanes, killing: Killing) -> str:
         try:
             case.run()
         except Exception as error:  # noqa: BLE001 - reported with its point, beside the others
-            if not killing.fresh:
-                lanes.leave()
+            lanes.leave(place)
             at = case.scenario.transcript[-1:]
             return f"{at}: {type(error).__name__}: {error}"
-        finally:
-            if killing.fresh:
-                place.remove()
+        if killing.fresh:
+            place.remove()
+        else:
+            lanes.give_back(place)
         if case.reached:
             return ""
     return "the point was not reached in 3 runs"
@@ -243,30 +255,51 @@ def test_killed_at_every_call(
     every: bool,
 ) -> None:
     done: set[str] = set()
-    for play in PLAYS:
-        if play.alike and not every:
-            continue
-        lanes = Lanes(zygote, broker.bootstrap, log, play)
-        fresh, used = record_all(lanes, tmp_path)
-        calls = [p for points in (*fresh, *used) for p in points]
-        names = {p.name for p in calls}
+    plays = [
+        Lanes(zygote, broker.bootstrap, log, play) for play in PLAYS if every or not play.alike
+    ]
+    with ThreadPoolExecutor(LANES) as pool:
+        recorded = list(pool.map(lambda lanes: record_all(lanes, tmp_path), plays))
+    todo: list[tuple[Lanes, list[Killing]]] = []
+    for lanes, (fresh, used) in zip(plays, recorded, strict=True):
+        play = lanes.play
+        names = {p.name for points in (*fresh, *used) for p in points}
         assert names >= play.known, f"it does not make {play.known - names} any more"
         points = killings(fresh, used, done, every=every)
         assert points, f"{play.scenario.__name__} has no call of its own"
         done |= names
-        count = LANES if every else FEW_LANES
-        measured(f"{play.scenario.__name__}: {kill_at(lanes, count, points, subtests)}")
+        todo.append((lanes, points))
+    measured(kill_at(todo, LANES if every else FEW_LANES, subtests))
 
 
-def kill_at(lanes: Lanes, count: int, points: list[Killing], subtests: pytest.Subtests) -> str:
-    """All cases, in so many lanes; how many there were, and how long it took."""
+def kill_at(
+    todo: Sequence[tuple[Lanes, list[Killing]]], count: int, subtests: pytest.Subtests
+) -> str:
+    """All cases, at most so many of a play at once; how many there were, and how long it took."""
     started = time.monotonic()
-    with ThreadPoolExecutor(count) as pool:
-        wrong = list(pool.map(lambda killing: run(lanes, killing), points))
-        list(pool.map(lambda _: lanes.leave(), range(count)))
+    queues = [(lanes, deque(points)) for lanes, points in todo]
+    wrong: list[tuple[Killing, str]] = []
+
+    def work(lanes: Lanes, points: deque[Killing]) -> None:
+        with suppress(IndexError):
+            while killing := points.popleft():
+                wrong.append((killing, run(lanes, killing)))
+
+    with ThreadPoolExecutor(LANES) as pool:
+        # A second lane pays from some cases on only.
+        working = [
+            pool.submit(work, lanes, points)
+            for lanes, points in queues
+            for _ in range(min(count, 1 + len(points) // CASES_A_PLACE * count))
+        ]
+        for lane in working:
+            lane.result()
+    for lanes, _ in todo:
+        lanes.close()
     seconds = time.monotonic() - started
-    for killing, why in zip(points, wrong, strict=True):
+    for killing, why in wrong:
         if why:
             with subtests.test(killing.told):
                 pytest.fail(why, pytrace=False)
-    return f"killed at {len(points)} points in {seconds:.0f} s"
+    told = ", ".join(f"{lanes.play.scenario.__name__} {len(points)}" for lanes, points in todo)
+    return f"killed at points ({told}) in {seconds:.0f} s"

@@ -27,6 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 READY_DEADLINE_S = 30.0
 EXIT_DEADLINE_S = 10.0
 _PR_SET_PDEATHSIG = 1
+# NumPy and pyarrow have threads as soon as they are loaded.
+_NO_THREADS = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 
 
 @dataclass(frozen=True)
@@ -130,17 +135,21 @@ class Child:
 
 
 class Zygote:
-    """Starts the warm process; `fork` gives controllers. Ends with all its children at `close`."""
+    """Starts the warm process; `fork` gives controllers. Ends with all its children at `close`.
 
-    def __init__(self) -> None:
+    ``modules``: more that children run; the process imports them, and calls the ``warm_up`` of those that have one.
+    """
+
+    def __init__(self, *modules: str) -> None:
         self._children: dict[int, Child] = {}
         self._lock = threading.Lock()
         self._ready = threading.Event()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.zygote"],
+            [sys.executable, "-m", "tests.crash.zygote", *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
+            env=os.environ | _NO_THREADS,
         )
         self._thread = threading.Thread(target=self._read, name="zygote", daemon=True)
         self._thread.start()
@@ -215,6 +224,8 @@ def main() -> None:
     from tests.crash import leader, load, mix  # noqa: F401
 
     leader.warm_up()
+    for module in map(importlib.import_module, sys.argv[1:]):
+        getattr(module, "warm_up", lambda: None)()
     if len(os.listdir("/proc/self/task") if sys.platform == "linux" else [0]) > 1:
         raise AssertionError("a process with threads must not fork")
     numbers: dict[int, int] = {}

@@ -21,5 +21,5 @@ def three_brokers() -> Iterator[EmbeddedCluster]:
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
     """Forks clients; they end with it."""
-    with Zygote() as warm:
+    with Zygote("tests.faults.crew") as warm:
         yield warm

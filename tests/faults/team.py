@@ -6,7 +6,8 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import anabranch
 from anabranch.errors import AnabranchError, RetryError
@@ -174,8 +175,7 @@ class Team(Crew):
         self._finish_by = time.monotonic() + FINISH_S
         self._restart_ended()
         for kind in (Write, Help):
-            for child in [c for c in self.clients if isinstance(c.spec, kind)]:
-                self._end(child, signal.SIGTERM)
+            self._end([c for c in self.clients if isinstance(c.spec, kind)], signal.SIGTERM)
         recorder = Recorder(self.history / "last.history")
         given = Given(self.history)
         with self.connect() as client:
@@ -194,9 +194,7 @@ class Team(Crew):
             until = time.monotonic() + self._left(CATCH_UP_S, lambda: "the log")
             found = read_with_plain(log, self.streams, given.plain, until)
             self._catch_up(given, {stream: ids_of(parts) for stream, parts in found.items()})
-            for child in self.clients:
-                if isinstance(child.spec, Read):
-                    self._end(child, signal.SIGUSR2)
+            self._end([c for c in self.clients if isinstance(c.spec, Read)], signal.SIGUSR2)
             if self._watcher is not None:
                 self._watcher.close()
             self.note("records the log")
@@ -214,9 +212,28 @@ class Team(Crew):
             raise AssertionError(f"the end took more than {FINISH_S:.0f} s; waited for {what()}")
         return min(seconds, left)
 
-    def _end(self, child: Child, number: signal.Signals) -> None:
-        """A client ends what is under way."""
-        self.note(f"ends {child.spec.name}")
+    def _end(self, children: Sequence[Child], number: signal.Signals) -> None:
+        """Clients end what is under way, beside each other."""
+        for child in children:
+            self._tell(child, number)
+        for child in children:
+            self.note(f"waits for the end of {child.spec.name}")
+            with self._waiting_for(child) as left:
+                child.wait_ended(left)
+            self._count(child)
+            if child.status != 0:
+                why = f"ended with {child.status}: {child.events[-3:]}"
+                self.defects.append(f"{child.spec.name} {why}")
+
+    def _tell(self, child: Child, number: signal.Signals) -> None:
+        """It is to end; before it works, it listens to no signal."""
+        with self._waiting_for(child) as left:
+            child.wait_said("works", left)
+        child.signal(number)
+
+    @contextmanager
+    def _waiting_for(self, child: Child) -> Iterator[float]:
+        """Seconds to wait; a wait that fails says what the client is at."""
 
         def what() -> str:
             doing = under_way(self.history / f"{child.spec.name}.history")
@@ -224,17 +241,12 @@ class Team(Crew):
 
         left = self._left(END_S, what)
         try:
-            child.wait_said("works", left)  # before, it listens to no signal
-            child.signal(number)
-            child.wait_ended(left)
+            yield left
         except AssertionError as error:
             hanging = undecided(self.cluster.bootstrap, self.prefix)
             raise AssertionError(
                 f"waited {left:.0f} s for {what()}; undecided: {hanging}: {error}"
             ) from None
-        self._count(child)
-        if child.status != 0:
-            self.defects.append(f"{child.spec.name} ended with {child.status}: {child.events[-3:]}")
 
     def _count(self, child: Child) -> None:
         for event in child.said("trouble"):

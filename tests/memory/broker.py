@@ -204,10 +204,10 @@ class MemoryBroker:
                 # The broker fences the producer whose transaction it gave up.
                 self._finish(state, commit=False)
                 state.epoch += 1
-            if self.loses_markers:
-                self._lose(state)
             if not state.landing:
                 continue
+            if self.loses_markers:
+                self._lose(state)
             due = [m for m in state.landing if m[0] <= now and self._takes_markers(m[1])]
             if due:
                 state.landing = [marker for marker in state.landing if marker not in due]

@@ -58,6 +58,14 @@ class Entry:
     is_control: bool = False
     is_aborted: bool = False
     max_timestamp: int = -1
+    _records: list[Record] | None = None
+
+    @property
+    def records(self) -> list[Record]:
+        """Its records, decoded once; nobody changes the list."""
+        if self._records is None:
+            self._records = decode_records(self.data)
+        return self._records
 
 
 @dataclass(slots=True)
@@ -207,7 +215,7 @@ class Partition:
         """The first offset with a timestamp at or above (markers have timestamps too, as in Kafka)."""
         for entry in self.entries:
             if entry.max_timestamp >= timestamp_ms:
-                for record in decode_records(entry.data):
+                for record in entry.records:
                     if record.timestamp_ms >= timestamp_ms and record.offset >= self.start_offset:
                         return record.offset
         return None
@@ -229,7 +237,7 @@ class Partition:
         newest: dict[bytes, int] = {}
         for entry in self.entries:
             if entry.next_offset <= stable and not entry.is_control and not entry.is_aborted:
-                for record in decode_records(entry.data):
+                for record in entry.records:
                     newest[record.key or b""] = record.offset
         last_of = {e.producer_id: e.base_offset for e in self.entries if not e.is_control}
         kept: list[Entry] = []
@@ -239,7 +247,7 @@ class Partition:
                 continue
             records = [
                 record
-                for record in decode_records(entry.data)
+                for record in entry.records
                 if newest.get(record.key or b"") == record.offset
                 and not (drop_tombstones and record.value is None)
                 and not entry.is_aborted

@@ -62,12 +62,14 @@ class Troubles(dict[TopicPartition, Trouble]):
 
     def check_read(self, place: TopicPartition, process: str) -> None:
         """`LogError` unless the partition can be read."""
+        if not self:
+            return
         for found in self.of([place], process, Kind.LEADERLESS, Kind.DENYING).values():
             raise error_of(place, found)
 
     def end(self, place: TopicPartition, process: str, end: int) -> int:
         """The log's end, as that process sees it."""
-        stale = self.of([place], process, Kind.STALE).get(place)
+        stale = self.of([place], process, Kind.STALE).get(place) if self else None
         return min(stale.end, end) if stale is not None else end
 
     def unwritten(

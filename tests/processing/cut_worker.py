@@ -62,6 +62,15 @@ def lines(each: Callable[[str], None]) -> None:
     sys.settrace(call)
 
 
+def warm_up() -> None:
+    """Import, and have compiled, whatever a worker uses, so that children have it."""
+    from anabranch.batches import columns_read, columns_write
+    from anabranch.processing import worker  # noqa: F401
+
+    columns_read.warm()
+    columns_write.warm()
+
+
 def work(_: int, told: dict[str, Any]) -> int:
     """Work until SIGTERM, or the point."""
     spec = Work(**told)

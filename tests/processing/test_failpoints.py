@@ -33,7 +33,7 @@ END_S = 60.0
 
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
-    with Zygote() as warm:
+    with Zygote("tests.processing.cut_worker") as warm:
         yield warm
 
 

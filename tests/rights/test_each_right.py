@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
@@ -315,28 +316,42 @@ def at_last(call: Callable[[], object]) -> None:
             time.sleep(0.05)
 
 
+def refusal(place: Place, seen: Seen) -> str | None:
+    """What a call without the right is told, if anything; None: as expected, an error that does not name it."""
+    try:
+        seen.call(place)
+    except errors.NotAuthorized as error:
+        return str(error)
+    except (errors.RetryError, errors.AskOutcomeError):
+        pass  # not yet known, or nobody leads
+    except errors.FixCallError as error:
+        if type(error) is not seen.unnamed:
+            raise
+        return None
+    return ""
+
+
 def see(place: Place, user: str, right: Right, seen: Seen) -> None:
-    """Without the right it is named, others go on; with it again all is well."""
+    """Without the right it is named, others go on; with it again all is well.
+
+    A call that waits for a controller ends when the right is given back: its log has named it by then.
+    """
     log = place.controller.log_file
     before, until, told = len(log.read_text()), time.monotonic() + SOON_S, ""
-    with place.without(user, right):
-        while not is_named(right, told):
-            assert time.monotonic() < until, f"nothing says that {names(right)} is missing: {told}"
-            told = ""
-            try:
-                seen.call(place)
-            except errors.NotAuthorized as error:
-                told = str(error)
-            except (errors.RetryError, errors.AskOutcomeError):
-                pass  # not yet known, or nobody leads
-            except errors.FixCallError as error:
-                if type(error) is not seen.unnamed:
-                    raise
-                break
-            if seen.logged:
-                told = log.read_text()[before:]
-        if seen.goes_on is not None:
-            seen.goes_on(place)
+    with ThreadPoolExecutor(1) as beside:
+        with place.without(user, right):
+            while True:
+                trying = beside.submit(refusal, place, seen)
+                while seen.logged and not trying.done() and not is_named(right, told):
+                    time.sleep(0.02)
+                    told = log.read_text()[before:]
+                found = told if seen.logged else trying.result()
+                if found is None or is_named(right, found):
+                    break
+                assert time.monotonic() < until, f"nothing says {names(right)} is missing: {found}"
+            if seen.goes_on is not None:
+                seen.goes_on(place)
+        trying.result()
     at_last(lambda: seen.call(place))
     at_last(lambda: write_kept(place))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from anabranch.batches.records import Record, decode_records
+from anabranch.batches.records import Record
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_HEADER, is_marked, unpack_txn_header
 from anabranch.core.legal_names import OPEN_LANE
@@ -49,14 +49,13 @@ def visible(cluster: MemoryCluster, place: TopicPartition, *, graves: bool = Tru
     return [
         Seen(record, entry.base_offset, (entry.producer_id, entry.producer_epoch))
         for partition in lives
+        for stable in [partition.stable_offset]
         for entry in [
             *(partition.gone if isinstance(partition, KeptPartition) else []),
             *partition.entries,
         ]
-        if entry.next_offset <= partition.stable_offset
-        and not entry.is_control
-        and not entry.is_aborted
-        for record in decode_records(entry.data)
+        if entry.next_offset <= stable and not entry.is_control and not entry.is_aborted
+        for record in entry.records
         if record.value != BY_HAND
     ]
 

@@ -47,7 +47,9 @@ def spark(own_clients: None) -> Iterator[SparkSession]:
     a JVM start their own process."""
     folder = tempfile.mkdtemp(prefix="anabranch-spark-")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    session = spark_session("tests", "local[2]", small_jvm.settings(folder) | small_jvm.PLANS)
+    settings = small_jvm.settings(folder) | small_jvm.PLANS
+    settings["spark.python.daemon.module"] = "tests.spark.warm_daemon"
+    session = spark_session("tests", "local[2]", settings)
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
