@@ -373,7 +373,7 @@ class Client(Endings, Processors, Administration):
         if self._ports.readers is not None:
             self._ports.readers.close()
         self._ports.journals.close()
-        self._ports.bus.close()
+        self._session.close()
 
     def __del__(self) -> None:
         shared = getattr(self, "_shared", None)

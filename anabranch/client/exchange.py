@@ -24,6 +24,7 @@ from anabranch.errors import (
     AnabranchError,
     DeadlineExceeded,
     EventTooLarge,
+    IllegalState,
     InvalidArgument,
     MalformedRecord,
     NotAuthorized,
@@ -56,6 +57,12 @@ class Exchange:
         self._max_clock_skew = ports.max_clock_skew
         self._raising = threading.Lock()
         self.highest_timestamp = 0
+        self._closed = False
+
+    def close(self) -> None:
+        """Close the bus; calls that wait end without an answer."""
+        self._closed = True
+        self._bus.close()
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -130,7 +137,8 @@ class Exchange:
             if not isinstance(result, r.Refusal):
                 return result
             # Not kept in a name: the traceback would hold this frame, and so the error itself.
-            if result.code != NotReady.__name__ or self.now() + pause >= deadline:
+            late = self._closed or self.now() + pause >= deadline
+            if result.code != NotReady.__name__ or late:
                 raise error_of(result.code, _truly(result.message, unheard))
             refused = result  # the reason, if no answer comes in time
             self._clock.sleep(pause)
@@ -156,7 +164,7 @@ class Exchange:
                 if result is not None:
                     unheard.pop()
                     return result
-                if self.now() >= deadline:
+                if self._closed or self.now() >= deadline:
                     return None
                 pause = min(pause * 2, LONGEST_REPEAT_S)
         except NotAuthorized as error:
@@ -190,6 +198,8 @@ class Exchange:
 
     def no_answer(self, command: Any) -> AnabranchError:
         """The error for an unanswered command that nothing depends on."""
+        if self._closed:
+            return IllegalState("the client was closed meanwhile")
         trouble = self._bus.trouble()
         said = f" (last trouble: {trouble})" if trouble else ""
         name = type(command).__name__

@@ -215,6 +215,8 @@ class KafkaBus:
     def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
         """The next reply. `NotAuthorized` is only the latest error: an earlier copy may be carried out."""
         slot = self._slots.setdefault(correlation_id, SimpleQueue())
+        if self._closed:
+            return None
         left = deadline - self._clock.monotonic()
         deaf = self._deaf if left > _DENIED_S else None
         left = left if deaf is None else _DENIED_S

@@ -109,3 +109,13 @@ def test_a_closed_client_says_so() -> None:
     for call in (txn.commit, txn.token, bench.client.streams, lambda: txn.write(STREAM, b"v")):
         with pytest.raises(errors.IllegalState, match="closed"):
             call()
+
+
+def test_a_call_ends_when_another_thread_closes_the_client() -> None:
+    """A replica's thread, for example: `close` would wait for it."""
+    bench = Bench(lambda _: bench.client.close())
+    before = bench.clock.now
+    with pytest.raises(errors.IllegalState, match="closed"):
+        bench.client.describe(STREAM)
+    assert bench.clock.now - before < 3
+    assert len(bench.bus.sent) == 1
