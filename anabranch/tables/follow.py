@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.legal_names import base_stream
-from anabranch.errors import AnabranchError, NotReady, SnapshotExpired, UnknownStream
+from anabranch.errors import AnabranchError, NotReady, RetryError, SnapshotExpired, UnknownStream
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.decoded import Run
@@ -27,6 +28,7 @@ BATCH_ROWS = 32_768  # a write has so many rows, or bytes, and a block more
 BATCH_BYTES = 8 << 20
 _AT_ONCE = 2000  # history records
 _NO_PREVIOUS = -1
+_STUCK_S = 1.0  # a table that does not get on for so long may be another one by now
 
 
 class SafeTimes(Protocol):
@@ -96,6 +98,8 @@ class Follower:
         self._source: CommittedLog | None = None
         self._tables: list[_Table] = []
         self._lock = threading.Lock()
+        self._look_at = 0.0  # whether tables are stuck: monotonic seconds
+        self._seen: dict[str, int] = {}  # what was the last commit of each then
         self._told: dict[str, dict[int, int]] = {s: {} for s in self.streams}  # last -> its time
         # A folder may be of other topics: it counts once their ids are known.
         self.last: dict[str, int] = dict.fromkeys(self.streams, 0)
@@ -174,17 +178,20 @@ class Follower:
         """
         try:
             tables = self._tables or self._begin(deadline)
+            self._check_same()
             was_at_end = self.at_end
             if self._advance(tables):
                 return True
             if self.at_end and not was_at_end:
                 return False  # a first load is over: it can be read at once
             return self._wait(tables, deadline) and self._advance(tables)
-        except BaseException:
+        except BaseException as error:
             self._tables = []  # what was read, and is not stored, is read again
-            if self._source is not None:
-                self._source.close()
-                self._source = None
+            source, self._source = self._source, None
+            if source is not None:
+                source.close()
+                if source.is_gone:
+                    raise NotReady("a table was deleted and made again: it is loaded") from error
             raise
 
     def _advance(self, tables: list[_Table]) -> bool:
@@ -213,13 +220,12 @@ class Follower:
         """Go on where the store stands. A table whose topics are others begins from nothing."""
         source = self._source = self._ports.committed_log(self._timeout)
         deadline = max(deadline, source.clock.monotonic() + self._timeout)
-        topics = {s: (history_topic(s), stream_topic(s)) for s in self.streams}
-        ids = source.topic_ids([topic for both in topics.values() for topic in both], deadline)
+        ids = self._ids(source, deadline)
         tables = []
-        for stream, both in topics.items():
-            if not all(topic in ids for topic in both):
+        for stream in self.streams:
+            own = ids.get(stream)
+            if own is None:
                 raise UnknownStream(f"there is no stream {stream!r}: create it first")
-            own = "/".join(ids[topic] for topic in both)
             mark = self._store.marks.get(stream)
             if mark is None or mark.ids != own or not self._store.is_indexed(stream):
                 mark = self._anew(stream, own)
@@ -233,6 +239,33 @@ class Follower:
             tables.append(_Table(source, stream, mark, self._timeout, base))
         self._tables = tables
         return tables
+
+    def _ids(self, source: CommittedLog, deadline: float) -> dict[str, str]:
+        """The ids of the topics of those tables that are there."""
+        topics = {s: (history_topic(s), stream_topic(s)) for s in self.streams}
+        ids = source.topic_ids([topic for both in topics.values() for topic in both], deadline)
+        there = {s: both for s, both in topics.items() if all(topic in ids for topic in both)}
+        return {s: "/".join(ids[topic] for topic in both) for s, both in there.items()}
+
+    def _check_same(self) -> None:
+        """`UnknownStream` if a table that does not get on was deleted, and made again, so that it is loaded again.
+
+        Its log may be shorter than the old one, or as long: then nothing that is read tells.
+        """
+        source = self._source
+        if source is None or (now := source.clock.monotonic()) < self._look_at:
+            return
+        with self._lock:
+            stuck = any(self._told[s] and self._seen.get(s) == self.last[s] for s in self.streams)
+            self._look_at, self._seen = now + _STUCK_S, dict(self.last)
+        if not (stuck or source.trouble):
+            return
+        ids: dict[str, str] = {}
+        with suppress(RetryError):
+            ids = self._ids(source, now + _STUCK_S)
+        for stream, own in ids.items():
+            if self._store.marks[stream].ids != own:
+                raise source.gone(f"{stream} was deleted, and is another one now")
 
     def _anew(self, stream: str, ids: str) -> Mark:
         with self._lock:

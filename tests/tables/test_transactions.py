@@ -30,7 +30,7 @@ from anabranch.tables.replica import Replica
 from anabranch.tables.transaction import TableTransaction
 from anabranch.topics.names import history_topic, journal_topic
 from tests.client.world import World
-from tests.tables.worlds import reader_ports
+from tests.tables.worlds import operator, reader_ports
 
 A, B = TABLES = ("bank/a", "bank/b")
 
@@ -231,6 +231,23 @@ def test_each_kind_of_write_breaks_the_locks_on_its_keys(
     assert bank.sent == 1
     with pytest.raises(LocksBroken):
         broken.commit(timeout=20.0)
+
+
+# -- a table made again ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("commits", [0, 1, 2, 9], ids=["empty", "shorter", "as-long", "longer"])
+def test_a_table_that_is_made_again_is_loaded_again_by_itself(bank: Bank, commits: int) -> None:
+    bank.put(bank.blind, k="2")
+    bank.rows.snapshot().close()
+    admin = operator(bank)
+    admin.delete_stream(A)
+    admin.create_table(A, 2)
+    for number in range(commits):
+        bank.put(bank.blind, new=str(number))
+    with bank.rows.snapshot(timeout=5.0) as view:
+        assert dict(view.scan(A)) == ({b"new": b"%d" % (commits - 1)} if commits else {})
+        assert view.get(B, b"k") is None
 
 
 # -- own writes -------------------------------------------------------------------------------------------
