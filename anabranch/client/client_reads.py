@@ -342,7 +342,16 @@ class Reading:
             reader = self._readers().read_transactions(table, group, timeout, begin, whole=True)
             stack.pop_all()
         first = begin if isinstance(begin, int) else 0
-        return Changes(table, reader, rows=rows, begin=first, end=end, timeout=shared.timeout)
+        return Changes(
+            table,
+            reader,
+            rows=rows,
+            begin=first,
+            end=end,
+            timeout=shared.timeout,
+            base_of=lambda: shared.session.describe(table, shared.deadline(None)).base,
+            group=group,
+        )
 
     def _replica(
         self,

@@ -127,7 +127,9 @@ class TransactionReader(Iteration[Committed]):
                 continue  # another member goes on from the committed position
             if isinstance(record, CommitRecord):
                 self._processed(offset + 1)
-            else:
+            elif (
+                not self._whole or self._done is not None
+            ):  # a call that gives nothing stores nothing
                 self._done = offset + 1
 
     def _committed(self, record: CommitRecord) -> Committed | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.core.hybrid_time import to_text
 from anabranch.errors import NotReady, SnapshotExpired
 from anabranch.reading.iteration import Iteration
 from anabranch.reading.transaction_reader import TransactionReader
+from anabranch.schemas.records import BaseRow
 from anabranch.types import Committed
 
 if TYPE_CHECKING:
@@ -55,10 +56,12 @@ class Changes(Iteration[Change]):
         begin: int,
         end: End | None,
         timeout: float,
+        base_of: Callable[[], BaseRow | None],
+        group: str | None,
     ) -> None:
         """``rows``: has the rows before; None: they are not asked for. ``begin``: changes are above it.
 
-        ``timeout``: seconds that ``rows`` may take to catch up.
+        ``timeout``: seconds that ``rows`` may take to catch up. ``base_of``: asks for the table's base.
         """
         super().__init__()
         self._table = table
@@ -66,6 +69,7 @@ class Changes(Iteration[Change]):
         self._rows = rows
         self._at, self._end = begin, end
         self._timeout = timeout
+        self._base_of, self._group = base_of, group
         self._transactions: Iterator[Committed] | None = None
         self._next: Committed | None = None  # read, and not taken apart yet
         self._left: deque[Change] = deque()
@@ -87,10 +91,7 @@ class Changes(Iteration[Change]):
                 try:
                     self._next = next(self._transactions, None)
                 except SnapshotExpired as error:
-                    raise SnapshotExpired(
-                        f"changes of {self._table} behind {to_text(self._at)} are deleted, as it was compacted: "
-                        "read its rows, and start at the time of its base, which `describe` tells, or a later one"
-                    ) from error
+                    raise self._expired() from error
             if self._next is None:
                 self._transactions = None
                 if self._end is not None and not self._closed:
@@ -103,6 +104,15 @@ class Changes(Iteration[Change]):
                 self._taken_apart(self._next)
             )  # after an error it is still the next one
             self._at, self._next = self._next.commit_timestamp, None
+
+    def _expired(self) -> SnapshotExpired:
+        base = self._base_of()
+        until = "the time of its base" if base is None else to_text(base.timestamp)
+        move = f" (`anabranch group reset {self._group} {self._table} --to {until}`)"
+        return SnapshotExpired(
+            f"changes of {self._table} up to {until} are deleted, as it was compacted: read its rows, and start at "
+            f"that time, or a later one{move if self._group is not None else ''}"
+        )
 
     def _taken_apart(self, committed: Committed) -> list[Change]:
         at = committed.commit_timestamp

@@ -17,7 +17,7 @@ from anabranch.cli import session
 from anabranch.cli.main import app
 from anabranch.cli.stream import table as table_commands
 from anabranch.client.client import Client
-from anabranch.core.hybrid_time import from_s
+from anabranch.core.hybrid_time import from_s, to_text
 from anabranch.errors import (
     IllegalState,
     NotReady,
@@ -29,8 +29,9 @@ from anabranch.ports import LogUnavailable, TopicPartition
 from anabranch.reading.reader_factory import Readers
 from anabranch.tables import compact, follow
 from anabranch.tables.replica import Replica
-from anabranch.topics.names import stream_topic
+from anabranch.topics.names import history_topic, stream_topic
 from tests.client.world import World
+from tests.reading.test_ordered_reader import Member
 from tests.tables.test_replica import KEYS, check, write
 from tests.tables.worlds import Truth, as_it_lies, operator, reader_ports, replica
 
@@ -287,6 +288,28 @@ def test_a_replica_goes_on_where_the_base_overtakes_it(world: World) -> None:
         check(found, truth, view.timestamp)
         assert found._store.marks[ONE].floor == base.timestamp
     found.close()
+
+
+def test_a_group_whose_first_call_fails_has_no_position(world: World) -> None:
+    group = Member()
+    ports = replace(reader_ports(world), member=lambda _: group)
+    world.client._ports = replace(world.client._ports, readers=Readers(ports, 10.0))
+
+    def changes(start: str | int = "begin") -> list[bytes]:
+        with world.client.changes(ONE, "audit", 1.0, start) as reader:
+            group.gained([TopicPartition(history_topic(ONE), 0)])
+            return [change.key for change in reader]
+
+    written(world)
+    world.clock.sleep(9)
+    base = compacted(operator(world), Truth(world, [ONE]))
+    to = to_text(base.timestamp)
+    with pytest.raises(SnapshotExpired, match=f"up to {to}.*group reset audit {ONE} --to {to}"):
+        changes()
+    assert not group.offsets
+    written(world, 1, 1)
+    assert changes(base.timestamp) == [b"k0"]
+    assert group.offsets
 
 
 def test_the_watch_goes_on_after_errors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
