@@ -145,9 +145,11 @@ class TableWork:
         high: bytes | None = None,
         prefix: bytes | None = None,
     ) -> None:
-        """Lock a key, or a range, without reading it. Raises: as `get`."""
+        """Lock a key, or a range, without reading it; neither given: the whole table. Raises: as `get`."""
         self._check()
         self._check_table(table)
+        if key is not None and not low is high is prefix is None:
+            raise InvalidArgument("give a key, a prefix, or low and high")
         if key is not None:
             self._locks.point(table, check_key(key))
         else:

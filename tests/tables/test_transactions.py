@@ -18,7 +18,7 @@ from anabranch.core.journal import table_writes
 from anabranch.core.journal.runs import unpack_run
 from anabranch.core.read_locks import Windows
 from anabranch.core.rows import INDEX
-from anabranch.errors import IllegalState, LocksBroken, NotReady, OutcomeUnknown
+from anabranch.errors import IllegalState, InvalidArgument, LocksBroken, NotReady, OutcomeUnknown
 from anabranch.ports import TopicPartition
 from anabranch.processors import index_journals
 from anabranch.processors.controller import Controller
@@ -231,6 +231,13 @@ def test_each_kind_of_write_breaks_the_locks_on_its_keys(
     assert bank.sent == 1
     with pytest.raises(LocksBroken):
         broken.commit(timeout=20.0)
+
+
+@pytest.mark.parametrize("more", ["low", "high", "prefix"])
+def test_a_key_and_a_range_are_not_locked_in_one_call(bank: Bank, more: str) -> None:
+    given: dict[str, Any] = {more: b"k"}
+    with bank.rows.begin() as txn, pytest.raises(InvalidArgument, match="a key, a prefix, or low"):
+        txn.lock(A, b"x", **given)
 
 
 # -- a table made again ------------------------------------------------------------------------------------
