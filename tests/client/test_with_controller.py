@@ -79,6 +79,15 @@ def test_an_unfinished_writer_is_an_error_until_it_finishes(world: World) -> Non
         assert txn.commit().counts.committed == 1
 
 
+def test_who_commits_what_the_beginner_wrote_is_told_what_to_do(world: World) -> None:
+    with world.client.begin("nyc") as txn:
+        txn.write(STREAM, b"v", key=b"k")
+        token = txn.token("commit")
+        with pytest.raises(errors.WritersUnfinished, match="that began .* commit by it"):
+            world.new_client().commit(token)
+        assert txn.commit().counts.committed == 1
+
+
 def test_a_restarted_driver_wins_over_its_dead_self(world: World) -> None:
     first = world.client.begin("nyc", name="daily")
     first.write(STREAM, b"dead", key=b"k")
