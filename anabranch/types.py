@@ -14,7 +14,7 @@ from anabranch.core.ids import hash_of, txn_text
 from anabranch.core.legal_names import OPEN_LANE, check_type, state_stream
 from anabranch.core.stream_states import ACTIVE
 from anabranch.core.transaction_states import locks_broken
-from anabranch.errors import HeldByPrepared, InvalidArgument, TransactionAborted
+from anabranch.errors import FixCallError, HeldByPrepared, InvalidArgument, TransactionAborted
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode_as, encode
 from anabranch.schemas.records import SegmentRange, SetAsideRow, TxnState
@@ -127,8 +127,11 @@ class Receipt:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Receipt:
-        """The receipt of `to_bytes`. `MalformedRecord` or `UnsupportedVersion` if it is not one."""
-        return cls(decode_as(r.Receipt, bytes(data)))
+        """The receipt of `to_bytes`. `InvalidArgument` if it is not one."""
+        try:
+            return cls(decode_as(r.Receipt, bytes(data)))
+        except FixCallError as error:
+            raise InvalidArgument(f"{data!r:.60} is no receipt of this version: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,8 +414,6 @@ def receipt_records(
         check_type("a receipt", given, Receipt, bytes)
         receipt = given if isinstance(given, Receipt) else Receipt.from_bytes(given)
         if receipt.txn_id != txn_id:
-            raise InvalidArgument(
-                f"a receipt is of transaction {txn_text(receipt.txn_id)}, not of this one"
-            )
+            raise InvalidArgument(f"a receipt is of {txn_text(receipt.txn_id)}, not of this")
         found.append(receipt.record)
     return tuple(found)

@@ -328,10 +328,10 @@ class Client(Endings, Processors, Administration):
         names them), NotReady (the table is too young; a snapshot needs what would go; another process makes a
         base), NotAuthorized, UnknownStream, DeadlineExceeded.
         """
+        self._alone("compact_table", None)
         need("rocksdict", extra="tables")
         from anabranch.tables.compact import compact
 
-        self._shared.check()
         if not plain_readers_lose_history:
             raise InvalidArgument(
                 f"consumers that read the topic of {table} from its beginning will lack rows that don't change any "
@@ -352,7 +352,7 @@ class Client(Endings, Processors, Administration):
         would go; another change is under way), NotAuthorized, UnknownStream, DeadlineExceeded.
         """
         command = PublishBase(table, timestamp, txn_id)
-        info = self._session.ask_stream(table, command, self._deadline(None))
+        info = self._session.ask_stream(table, command, self._alone("publish_base", None))
         if info.base is None:
             raise MalformedRecord(f"the controller tells no base of {table}")
         return info.base

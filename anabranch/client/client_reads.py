@@ -366,6 +366,8 @@ class Reading:
         need("rocksdict")
         from anabranch.tables.replica import Replica
 
+        if not tables:
+            raise InvalidArgument("a replica is of at least one table: name it")
         ports, deadline = self._readers().ports, self._shared.deadline(timeout)
         session = self._shared.session
         names = streams_of(tables)

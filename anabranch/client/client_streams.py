@@ -67,8 +67,8 @@ class Streams:
         Raises: StreamExists (with other settings), TopicNotEmpty, InvalidArgument (also: the scope exists, and not
         near that one), UnknownScope (``near``), TopicMisconfigured, NotReady, DeadlineExceeded (repeating is safe).
         """
-        texts = {name: _setting(value) for name, value in (settings or {}).items()}
         deadline = self._alone("create_stream", timeout)
+        texts = {name: _setting(value) for name, value in (settings or {}).items()}
         if near is not None:
             check_scope(near)
         info = self._session.create_stream(
@@ -93,6 +93,7 @@ class Streams:
 
         Raises: as `create_stream`.
         """
+        self._alone("create_table", timeout)
         chosen = {TABLE: "true", **(settings or {})}
         return self.create_stream(table, segments, chosen, near=near, timeout=timeout)
 

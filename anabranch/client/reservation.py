@@ -57,7 +57,7 @@ def keepalive_ms_of(seconds: float) -> int:
     """A keepalive in milliseconds."""
     check_type("a keepalive, in seconds,", seconds, int, float)
     if not 1 <= seconds < (1 << 31) / 1000:
-        raise InvalidArgument(f"keepalive {seconds!r}: seconds, at least 1")
+        raise InvalidArgument(f"keepalive {seconds!r}: seconds, 1 to {(1 << 31) // 1000:,}")
     return int(seconds * 1000)
 
 

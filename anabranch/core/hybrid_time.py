@@ -88,7 +88,11 @@ def from_datetime(moment: datetime) -> int:
     """The lowest hybrid time of a moment; `InvalidArgument` without a time zone or out of range."""
     if moment.utcoffset() is None:
         raise InvalidArgument(f"{moment.isoformat()} has no time zone")
-    return from_us((moment - _UNIX_EPOCH) // timedelta(microseconds=1))
+    us = (moment - _UNIX_EPOCH) // timedelta(microseconds=1)
+    if not 0 <= us <= _MAX_US:
+        last = to_datetime(MAX).isoformat()
+        raise InvalidArgument(f"{moment.isoformat()}: commit timestamps are from 1970 to {last}")
+    return from_us(us)
 
 
 def read_moment(text: str) -> int | datetime | None:

@@ -152,7 +152,7 @@ def peek(data: bytes) -> Token:
         raise InvalidToken(f"malformed token: bytes expected, not {type(data).__name__}")
     if data[:1] != bytes((TOKEN_VERSION,)):
         raise InvalidToken(
-            f"malformed token: version {data[0] if data else 'none'}; this side knows {TOKEN_VERSION}"
+            f"malformed token: {data!r:.40} is none, or one of another version than {TOKEN_VERSION}"
         )
     if len(data) > _MAX_SIZE:
         raise InvalidToken(f"malformed token: {len(data)} bytes; a token has at most {_MAX_SIZE}")

@@ -137,6 +137,7 @@ class TransactionReader(Iteration[Committed]):
         if events is None and self._whole:
             raise SnapshotExpired(f"events of a transaction in {self._stream} are deleted")
         if events is None:
+            log.warning("passed over: %s", self._parts.expired(record))
             return None
         txn_id = None if record.txn_id == NO_TXN else record.txn_id
         return Committed(txn_id, record.timestamp, self._stream, events)
@@ -246,11 +247,10 @@ class StreamParts:
             self._look_up_starts(unknown)
         try:
             if any(part.first < self._starts[part.partition] for part in record.segments):
-                raise self._expired(record)
+                raise self.expired(record)
             if sum(part.count for part in record.segments) <= IN_HAND:
                 take_in_hand()
-        except SnapshotExpired as error:
-            log.warning("passed over: %s", error)
+        except SnapshotExpired:
             return False
         return True
 
@@ -305,9 +305,10 @@ class StreamParts:
         """`SnapshotExpired` if retention has come so far meanwhile."""
         self._look_up_starts([partition])
         if offset < self._starts[partition]:
-            raise self._expired(record)
+            raise self.expired(record)
 
-    def _expired(self, record: CommitRecord) -> SnapshotExpired:
+    def expired(self, record: CommitRecord) -> SnapshotExpired:
+        """The error for a commit that is not whole any more."""
         return SnapshotExpired(
             f"retention has deleted events of transaction {record.txn_id.hex()} in {self._stream}"
         )

@@ -6,7 +6,7 @@ An entry, a value and a row's key, is a hint: a look-up holds each one against t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from anabranch.errors import InvalidArgument
 
@@ -55,7 +55,10 @@ def entries_of(indexes: Indexes, key: bytes, row: bytes | None) -> set[Entry]:
 def indexed(index: Mapping[str, Index] | None, tables: Sequence[str]) -> dict[str, list[Indexed]]:
     """Table -> its indexes, by name. `InvalidArgument`."""
     found: dict[str, list[Indexed]] = {}
-    for name, given in sorted((index or {}).items()):
+    names: Any = index or {}
+    if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names):
+        raise InvalidArgument(f"index {names!r:.100}: give names, each with a function")
+    for name, given in sorted(names.items()):
         table, values = given if isinstance(given, tuple) else (tables[0], given)
         if not isinstance(given, tuple) and len(tables) > 1:
             raise InvalidArgument(

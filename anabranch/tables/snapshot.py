@@ -98,6 +98,8 @@ class TableSnapshot:
         Raises: as `get`; InvalidArgument: the replica has no such index.
         """
         check_limit(limit)
+        if not isinstance(value, bytes):
+            raise InvalidArgument(f"what an index is asked for is bytes, not {value!r:.100}")
         for table in self._numbers:
             number = self._number(table)
             for prefix, its in self._store.indexes(table):

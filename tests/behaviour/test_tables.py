@@ -532,6 +532,8 @@ def test_calls_that_take_effect_at_once_are_refused_inside(
     at_once: dict[str, Callable[[], Any]] = {
         "create_stream": lambda: client.create_stream(f"{unique}/new"),
         "create_stream inside": lambda: client.create_table(f"{unique}/new"),
+        "create_table": lambda: client.create_table(f"{unique}/made"),
+        "compact_table": lambda: client.compact_table(table),
         "scale": lambda: client.scale(table, 3),
         "alter_stream": lambda: client.alter_stream(table, {"segment.ms": 60_000}),
         "forget_stream": lambda: client.forget_stream(table),

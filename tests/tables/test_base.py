@@ -275,7 +275,9 @@ def test_a_crash_while_a_base_is_laid_down_shows_nothing_of_it(
         assert found._store.marks[ONE].floor == base.timestamp
 
 
-def test_a_replica_goes_on_where_the_base_overtakes_it(world: World) -> None:
+def test_a_replica_goes_on_where_the_base_overtakes_it(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is loaded again; who waits for it is told nothing but what there is."""
     truth = Truth(world, [ONE])
     found = replica(world, truth, [ONE], None)
@@ -288,6 +290,7 @@ def test_a_replica_goes_on_where_the_base_overtakes_it(world: World) -> None:
         check(found, truth, view.timestamp)
         assert found._store.marks[ONE].floor == base.timestamp
     found.close()
+    assert "retention" not in caplog.text  # nothing is lost
 
 
 def test_a_group_whose_first_call_fails_has_no_position(world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -18,7 +19,15 @@ from anabranch.core.journal import table_writes
 from anabranch.core.journal.runs import unpack_run
 from anabranch.core.read_locks import Windows
 from anabranch.core.rows import INDEX
-from anabranch.errors import IllegalState, InvalidArgument, LocksBroken, NotReady, OutcomeUnknown
+from anabranch.errors import (
+    IllegalState,
+    InvalidArgument,
+    InvalidToken,
+    LocksBroken,
+    NonTransactional,
+    NotReady,
+    OutcomeUnknown,
+)
 from anabranch.ports import TopicPartition
 from anabranch.processors import index_journals
 from anabranch.processors.controller import Controller
@@ -238,6 +247,43 @@ def test_a_key_and_a_range_are_not_locked_in_one_call(bank: Bank, more: str) -> 
     given: dict[str, Any] = {more: b"k"}
     with bank.rows.begin() as txn, pytest.raises(InvalidArgument, match="a key, a prefix, or low"):
         txn.lock(A, b"x", **given)
+
+
+REFUSED: list[tuple[Callable[[Bank], object], str]] = [
+    (lambda bank: bank.rows.begin(keepalive=4_000_000), "seconds, 1 to 2,147,483"),
+    (lambda bank: bank.rows.join(b"abc"), "malformed token: b'abc' is none"),
+    (lambda bank: bank.client.replica(), "a replica is of at least one table"),
+    (lambda bank: bank.rows.snapshot(at=datetime(2099, 1, 1, tzinfo=UTC)), "1970 to 2041-05-10"),
+    (lambda bank: bank.client.replica(A, index=[1]), "index .1.: give names"),  # type: ignore[arg-type]
+    (lambda bank: bank.client.replica(A, index={5: min}), "index .5.*: give names"),  # type: ignore[dict-item]
+    (lambda bank: bank.rows.snapshot().lookup("i", "10"), "is bytes, not '10'"),  # type: ignore[arg-type]
+    (lambda bank: commit_with(bank, b"junk"), "b'junk' is no receipt"),
+]
+
+
+def commit_with(bank: Bank, receipt: bytes) -> None:
+    with bank.client.begin("bank") as txn:
+        txn.token()
+        txn.commit(receipts=[receipt])
+
+
+@pytest.mark.parametrize(("call", "told"), REFUSED, ids=[told for _, told in REFUSED])
+def test_what_is_wrong_is_told_by_its_name(
+    bank: Bank, call: Callable[[Bank], object], told: str
+) -> None:
+    with pytest.raises((InvalidArgument, InvalidToken), match=told):
+        call(bank)
+
+
+def test_what_would_take_effect_at_once_is_refused_first_and_by_its_name(bank: Bank) -> None:
+    settings: Any = 1
+    with bank.rows.begin():
+        for call in (
+            lambda: bank.client.create_table(A, settings=settings),
+            lambda: bank.client.compact_table("bank/none"),
+        ):
+            with pytest.raises(NonTransactional, match=r"^(create|compact)_table inside"):
+                call()
 
 
 # -- a table made again ------------------------------------------------------------------------------------

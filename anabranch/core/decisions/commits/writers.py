@@ -155,7 +155,7 @@ def choose_writers(state: State, txn: OpenTxn, command: Commit) -> tuple[Receipt
             labels = {w: label_of(state, txn.row.txn_id, w) for w in sorted(unfinished)[:_NAMED]}
             raise WritersUnfinished(
                 f"not finished: writer {writers_text(unfinished, labels)}; "
-                "give the receipts to take, or let it finish. The handle that began the transaction never finishes: if "
+                "give the receipts to take, or let it finish. The handle that began the transaction never does: if "
                 "that one has written, commit by it, or let only handles of `join` write"
             )
         chosen = dict(txn.writers) | chosen
