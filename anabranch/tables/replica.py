@@ -327,7 +327,8 @@ class Replica:
 
         ``isolation``: 'snapshot' locks what is written instead of what is read (the first committer wins).
         ``keepalive``: it is to be open for long: aborted after so many seconds of silence; the handle sends
-        heartbeats. ``writers``: 'all' reads what its other processes wrote, too, once they finished (`refresh`).
+        heartbeats. ``writers``: 'all' reads what its other processes wrote, too, once they finished (`refresh`);
+        this handle never finishes, so no other reads what it writes.
         ``timeout``: seconds, to catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.
         """
         commits = self._check_commits(isolation, writers)
@@ -349,7 +350,8 @@ class Replica:
     ) -> JoinedTransaction:
         """Take part in a transaction that another process began, by its token: all read at its snapshot.
 
-        ``heartbeat``, ``label``: as of `Client.join`. ``writers``: as of `begin`; 'all' needs the right state.
+        ``heartbeat``, ``label``: as of `Client.join`. ``writers``: as of `begin`; 'all' needs the right state, and
+        never has what the handle that began it wrote.
         ``timeout``: seconds. Raises: as `snapshot`, `Client.join`; LocksBroken, InvalidArgument (no replica's).
         """
         commits, deadline = self._check_commits(isolation, writers), self.deadline(timeout)
