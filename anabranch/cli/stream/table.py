@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from anabranch.cli.errors import failure_of, show
 from anabranch.cli.looking import system
 from anabranch.cli.options import App, ClusterOptions, OperatorOptions, argument, option
 from anabranch.cli.output import (
+    bytes_text,
     count_of,
     print_json,
     print_line,
@@ -100,13 +102,11 @@ def get(
 ) -> None:
     """Print a row. Without one: nothing, and exit code 1."""
     with _view(options, table, at, folder) as view:
-        value = view.get(table, key.encode())
+        value = view.get(table, os.fsencode(key))
     if options.json:
-        document: dict[str, Any] = {
-            "key": key,
-            "timestamp": view.timestamp,
-            "found": value is not None,
-        }
+        document: dict[str, Any] = {}
+        put_bytes(document, "key", os.fsencode(key))
+        document |= {"timestamp": view.timestamp, "found": value is not None}
         put_bytes(document, "value", value)
         print_json(document)
     elif value is not None:
@@ -128,10 +128,10 @@ def scan(
     folder: Folder = None,
 ) -> None:
     """Print rows in the order of their keys, a line each: the key, a tab, the row."""
-    bounds = {n: None if v is None else v.encode() for n, v in (("low", low), ("high", high))}
-    begin = None if starts is None else starts.encode()
+    given = {"low": low, "high": high, "prefix": starts}
+    bounds = {name: os.fsencode(key) for name, key in given.items() if key is not None}
     with _view(options, table, at, folder) as view:
-        for key, value in view.scan(table, **bounds, prefix=begin, reverse=reverse, limit=limit):
+        for key, value in view.scan(table, **bounds, reverse=reverse, limit=limit):
             if options.json:
                 document: dict[str, Any] = {}
                 put_bytes(document, "key", key)
@@ -153,7 +153,7 @@ def versions(
     from anabranch.shown.system import version_rows
 
     with _view(options, table, at, folder) as view:
-        found = list(version_rows(table, view.versions(table, key.encode())))
+        found = list(version_rows(table, view.versions(table, os.fsencode(key))))
     system.show("versions", found, options)
 
 
@@ -172,14 +172,14 @@ def put(
         raise InvalidArgument(
             "--insert is for a new row, --replace for one that is there: give one"
         )
-    row = sys.stdin.buffer.read() if value == "-" else value.encode()
+    row = sys.stdin.buffer.read() if value == "-" else os.fsencode(value)
     with options.client() as client:
         if not insert and not replace:
             _blind(options, client, table, key, row)
             return
         with client.replica(table, folder=folder) as replica:
             result = replica.transact(
-                lambda txn: (txn.insert if insert else txn.replace)(table, key.encode(), row)
+                lambda txn: (txn.insert if insert else txn.replace)(table, os.fsencode(key), row)
             )
     _told(options, table, key, result, "written")
 
@@ -322,7 +322,7 @@ def _blind(
 ) -> None:
     _check_table(client, table)
     with client.begin(split_stream(table)[0]) as txn:
-        txn.write(table, value, key=key.encode())
+        txn.write(table, value, key=os.fsencode(key))
         result = txn.commit()
     _told(options, table, key, result, "deleted" if value is None else "written")
 
@@ -333,14 +333,14 @@ def _check_table(client: Client, table: str) -> None:
 
 
 def _told(options: ClusterOptions, table: str, key: str, result: Any, what: str) -> None:
-    document = {
-        "table": table,
-        "key": key,
+    document: dict[str, Any] = {"table": table}
+    put_bytes(document, "key", os.fsencode(key))
+    document |= {
         "txn_id": result.txn_id.hex(),
         "commit_timestamp": result.commit_timestamp,
         "committed_at": to_text(result.commit_timestamp),
     }
-    line = f"{table} {key} is {what}: transaction {document['txn_id']}"
+    line = f"{table} {bytes_text(os.fsencode(key))} is {what}: transaction {document['txn_id']}"
     print_result(document, line, as_json=options.json)
 
 

@@ -1,0 +1,72 @@
+"""`anabranch table`, with a client that keeps rows in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from anabranch.cli.errors import ExitCode
+from anabranch.types import StreamDescription
+from tests.cli.conftest import Run
+from tests.cli.fakes import TXN_ID, FakeClient, stream
+
+AT = (1_700_000_000_123_456 << 12) + 5
+
+
+@dataclass
+class Rows:
+    """A table: its replica, snapshot and transaction at once."""
+
+    rows: dict[bytes, bytes] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=lambda: {"table": "true"})
+    timestamp: int = AT
+
+    def get(self, _table: str, key: bytes) -> bytes | None:
+        return self.rows.get(key)
+
+    def scan(self, _table: str, **bounds: Any) -> Iterator[tuple[bytes, bytes]]:
+        begin = bounds.get("prefix", b"")
+        return ((k, v) for k, v in sorted(self.rows.items()) if k.startswith(begin))
+
+    def write(self, _table: str, value: bytes | None, key: bytes) -> None:
+        self.rows[key] = value or b""
+
+    def commit(self) -> SimpleNamespace:
+        return SimpleNamespace(txn_id=TXN_ID, commit_timestamp=AT)
+
+
+@pytest.fixture
+def table(fake: FakeClient, monkeypatch: pytest.MonkeyPatch) -> Rows:
+    """The one table of the client that every command gets."""
+    found = Rows()
+
+    def describe(name: str) -> StreamDescription:
+        return replace(stream(name), settings=found.settings)
+
+    @contextmanager
+    def opened(*_: object, **__: object) -> Iterator[Rows]:
+        yield found
+
+    monkeypatch.setattr(fake, "describe", describe)
+    for call in ("begin", "replica"):
+        monkeypatch.setattr(fake, call, opened, raising=False)
+    monkeypatch.setattr("anabranch.cli.stream.table._brought_up", opened)
+    return found
+
+
+def test_arguments_that_are_no_text_are_the_bytes_that_they_were(run: Run, table: Rows) -> None:
+    key, row = (data.decode("utf-8", "surrogateescape") for data in (b"k\xff\n", b"\xfe"))
+    told = run("table", "put", "a/b", key, row)
+    assert told.stdout.startswith(r"a/b k\xff\n is written: ")
+    assert table.rows == {b"k\xff\n": b"\xfe"}
+    document = json.loads(run("table", "get", "a/b", key, "--json").stdout)
+    assert (document["key_base64"], document["value_base64"]) == ("a/8K", "/g==")
+    found = run("table", "scan", "a/b", "--starts", key[:2], "--json")
+    assert json.loads(found.stdout) == {"key_base64": "a/8K", "value_base64": "/g=="}
+    assert run("table", "get", "a/b", key[:1]).exit_code == ExitCode.DIFFERENCE
