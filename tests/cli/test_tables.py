@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from anabranch.cli.errors import ExitCode
+from anabranch.core.hybrid_time import read_moment
+from anabranch.tables.store import Seen
 from anabranch.types import StreamDescription
 from tests.cli.conftest import Run
 from tests.cli.fakes import TXN_ID, FakeClient, stream
@@ -33,6 +35,10 @@ class Rows:
     def scan(self, _table: str, **bounds: Any) -> Iterator[tuple[bytes, bytes]]:
         begin = bounds.get("prefix", b"")
         return ((k, v) for k, v in sorted(self.rows.items()) if k.startswith(begin))
+
+    def versions(self, _table: str, key: bytes) -> Iterator[Seen]:
+        yield Seen(key, b"2", AT, TXN_ID)
+        yield Seen(key, b"1", AT - 1, TXN_ID)
 
     def write(self, _table: str, value: bytes | None, key: bytes) -> None:
         self.rows[key] = value or b""
@@ -70,3 +76,13 @@ def test_arguments_that_are_no_text_are_the_bytes_that_they_were(run: Run, table
     found = run("table", "scan", "a/b", "--starts", key[:2], "--json")
     assert json.loads(found.stdout) == {"key_base64": "a/8K", "value_base64": "/g=="}
     assert run("table", "get", "a/b", key[:1]).exit_code == ExitCode.DIFFERENCE
+
+
+@pytest.mark.usefixtures("table")
+def test_times_that_are_shown_are_exact_when_they_are_given_back(run: Run) -> None:
+    shown = run("table", "versions", "a/b", "k").stdout
+    for text in ("20.123456Z+5", "20.123456Z+4", str(AT), str(AT - 1)):
+        assert text in shown
+    rows = json.loads(run("table", "versions", "a/b", "k", "--json").stdout)["versions"]
+    assert [read_moment(row["since"]) for row in rows] == [AT, AT - 1]
+    assert read_moment(rows[1]["until"]) == rows[1]["maxcsn"] == AT
