@@ -13,6 +13,7 @@ import pytest
 
 from anabranch.cli.errors import ExitCode
 from anabranch.core.hybrid_time import read_moment
+from anabranch.errors import UnknownStream
 from anabranch.tables.store import Seen
 from anabranch.types import StreamDescription
 from tests.cli.conftest import Run
@@ -86,3 +87,24 @@ def test_times_that_are_shown_are_exact_when_they_are_given_back(run: Run) -> No
     rows = json.loads(run("table", "versions", "a/b", "k", "--json").stdout)["versions"]
     assert [read_moment(row["since"]) for row in rows] == [AT, AT - 1]
     assert read_moment(rows[1]["until"]) == rows[1]["maxcsn"] == AT
+
+
+def test_watching_a_table_that_nothing_would_compact_is_refused(
+    run: Run, fake: FakeClient, table: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Watches(Exception):
+        pass
+
+    def sleep(_s: float) -> None:
+        raise Watches
+
+    monkeypatch.setattr("anabranch.cli.stream.table.time.sleep", sleep)
+    watch = ("table", "compact", "a/b", "--watch", "--plain-readers-lose-history")
+    refused = run(*watch)
+    assert refused.exit_code == ExitCode.USAGE
+    assert "anabranch stream alter a/b --setting table.compact.ratio=4" in refused.stderr
+    table.settings["table.compact.ratio"] = "4"
+    monkeypatch.setattr("anabranch.tables.compact.due_tables", lambda *_: [])
+    assert "Watches" in run(*watch).stderr
+    monkeypatch.setattr(fake, "describe", FakeClient(error=UnknownStream("a/b")).describe)
+    assert "UnknownStream" in run(*watch).stderr

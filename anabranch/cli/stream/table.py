@@ -29,13 +29,14 @@ from anabranch.cli.session import parse_kafka
 from anabranch.cli.stream.commands import Settings
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.legal_names import split_stream
-from anabranch.core.stream_settings import is_table
+from anabranch.core.stream_settings import RATIO, is_table
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownStream
 
 if TYPE_CHECKING:
     from anabranch import Client
     from anabranch.tables.replica import Replica
     from anabranch.tables.snapshot import TableSnapshot
+    from anabranch.types import StreamDescription
 
 _LOOK_S = 0.2
 app = App(no_args_is_help=True, help="Create tables, and read and write their rows.")
@@ -281,6 +282,11 @@ def compact(
             return
         from anabranch.tables.compact import due_tables
 
+        if table is not None and RATIO not in _check_table(client, table).settings:
+            raise InvalidArgument(
+                f"{table} has no {RATIO}, so --watch would never compact it: set it, as by "
+                f"`anabranch stream alter {table} --setting {RATIO}=4`"
+            )
         while True:
             with _told_only(options):
                 for name in due_tables(client, table):
@@ -327,9 +333,11 @@ def _blind(
     _told(options, table, key, result, "deleted" if value is None else "written")
 
 
-def _check_table(client: Client, table: str) -> None:
-    if not is_table(client.describe(table).settings):
+def _check_table(client: Client, table: str) -> StreamDescription:
+    found = client.describe(table)
+    if not is_table(found.settings):
         raise InvalidArgument(f"{table} is a stream, and no table: `anabranch write` writes to it")
+    return found
 
 
 def _told(options: ClusterOptions, table: str, key: str, result: Any, what: str) -> None:
