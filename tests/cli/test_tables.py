@@ -108,3 +108,12 @@ def test_watching_a_table_that_nothing_would_compact_is_refused(
     assert "Watches" in run(*watch).stderr
     monkeypatch.setattr(fake, "describe", FakeClient(error=UnknownStream("a/b")).describe)
     assert "UnknownStream" in run(*watch).stderr
+
+
+@pytest.mark.usefixtures("table")
+def test_scan_tells_by_which_options_keys_are_chosen(run: Run) -> None:
+    refused = run("table", "scan", "a/b", "--starts", "k", "--to", "l")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "give --starts, or --from and --to" in refused.stderr
+    told = " ".join(run("table", "scan", "--help").stdout.split())
+    assert "by --starts, or by --from and --to; --prefix is that of" in told

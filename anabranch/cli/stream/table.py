@@ -128,7 +128,12 @@ def scan(
     at: At = None,
     folder: Folder = None,
 ) -> None:
-    """Print rows in the order of their keys, a line each: the key, a tab, the row."""
+    """Print rows in the order of their keys, a line each: the key, a tab, the row.
+
+    Keys are chosen by --starts, or by --from and --to; --prefix is that of the cluster's topics.
+    """
+    if starts is not None and (low is not None or high is not None):
+        raise InvalidArgument("give --starts, or --from and --to")
     given = {"low": low, "high": high, "prefix": starts}
     bounds = {name: os.fsencode(key) for name, key in given.items() if key is not None}
     with _view(options, table, at, folder) as view:
