@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from anabranch.cli.errors import ExitCode
 from anabranch.core.hybrid_time import read_moment
+from anabranch.core.ids import NO_TXN
 from anabranch.errors import UnknownStream
+from anabranch.tables.progress import Lag
 from anabranch.tables.store import Seen
 from anabranch.types import StreamDescription
 from tests.cli.conftest import Run
@@ -44,6 +45,27 @@ class Rows:
     def write(self, _table: str, value: bytes | None, key: bytes) -> None:
         self.rows[key] = value or b""
 
+    def delete(self, _table: str, key: bytes) -> None:
+        del self.rows[key]
+
+    def transact(self, function: Callable[[Rows], object]) -> SimpleNamespace:
+        before = dict(self.rows)
+        function(self)
+        txn_id = NO_TXN if before == self.rows else TXN_ID
+        return SimpleNamespace(txn_id=txn_id, commit_timestamp=AT)
+
+    def lag(self) -> dict[str, Lag]:
+        return {"a/b": Lag(0, 0.0)}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        pass
+
     def commit(self) -> SimpleNamespace:
         return SimpleNamespace(txn_id=TXN_ID, commit_timestamp=AT)
 
@@ -56,14 +78,9 @@ def table(fake: FakeClient, monkeypatch: pytest.MonkeyPatch) -> Rows:
     def describe(name: str) -> StreamDescription:
         return replace(stream(name), settings=found.settings)
 
-    @contextmanager
-    def opened(*_: object, **__: object) -> Iterator[Rows]:
-        yield found
-
     monkeypatch.setattr(fake, "describe", describe)
-    for call in ("begin", "replica"):
-        monkeypatch.setattr(fake, call, opened, raising=False)
-    monkeypatch.setattr("anabranch.cli.stream.table._brought_up", opened)
+    for of, call in ((fake, "begin"), (fake, "replica"), (found, "snapshot")):
+        monkeypatch.setattr(of, call, lambda *_, **__: found, raising=False)
     return found
 
 
@@ -117,3 +134,12 @@ def test_scan_tells_by_which_options_keys_are_chosen(run: Run) -> None:
     assert "give --starts, or --from and --to" in refused.stderr
     told = " ".join(run("table", "scan", "--help").stdout.split())
     assert "by --starts, or by --from and --to; --prefix is that of" in told
+
+
+def test_delete_says_whether_there_was_a_row(run: Run, table: Rows) -> None:
+    table.rows[b"k"] = b"1"
+    told = run("table", "delete", "a/b", "k").stdout
+    assert told == f"a/b k is deleted: transaction {TXN_ID.hex()}\n"
+    assert table.rows == {}
+    assert run("table", "delete", "a/b", "k").stdout == "a/b k had no row\n"
+    assert json.loads(run("table", "delete", "a/b", "k", "--json").stdout)["txn_id"] is None

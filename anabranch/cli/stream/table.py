@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -28,6 +28,7 @@ from anabranch.cli.read import moment_of, start_of
 from anabranch.cli.session import parse_kafka
 from anabranch.cli.stream.commands import Settings
 from anabranch.core.hybrid_time import to_text
+from anabranch.core.ids import NO_TXN
 from anabranch.core.legal_names import split_stream
 from anabranch.core.stream_settings import RATIO, is_table
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownStream
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from anabranch import Client
     from anabranch.tables.replica import Replica
     from anabranch.tables.snapshot import TableSnapshot
-    from anabranch.types import StreamDescription
+    from anabranch.tables.transaction import TableTransaction
+    from anabranch.types import Result, StreamDescription
 
 _LOOK_S = 0.2
 app = App(no_args_is_help=True, help="Create tables, and read and write their rows.")
@@ -180,21 +182,34 @@ def put(
         )
     row = sys.stdin.buffer.read() if value == "-" else os.fsencode(value)
     with options.client() as client:
-        if not insert and not replace:
-            _blind(options, client, table, key, row)
-            return
-        with client.replica(table, folder=folder) as replica:
-            result = replica.transact(
-                lambda txn: (txn.insert if insert else txn.replace)(table, os.fsencode(key), row)
+        _check_table(client, table)
+        if insert or replace:
+            result = _transact(
+                options,
+                client,
+                table,
+                folder,
+                lambda txn: (txn.insert if insert else txn.replace)(table, os.fsencode(key), row),
             )
+        else:
+            with client.begin(split_stream(table)[0]) as txn:
+                txn.write(table, row, key=os.fsencode(key))
+                result = txn.commit()
     _told(options, table, key, result, "written")
 
 
 @app.command("delete")
-def delete(options: ClusterOptions, table: Table, key: Key) -> None:
-    """Delete a row, if it is there."""
+def delete(options: ClusterOptions, table: Table, key: Key, folder: Folder = None) -> None:
+    """Delete a row. If there is none, nothing is written."""
+
+    def work(txn: TableTransaction) -> None:
+        if txn.get(table, os.fsencode(key)) is not None:
+            txn.delete(table, os.fsencode(key))
+
     with options.client() as client:
-        _blind(options, client, table, key, None)
+        _check_table(client, table)
+        result = _transact(options, client, table, folder, work)
+    _told(options, table, key, result, "deleted")
 
 
 @app.command("changes")
@@ -328,14 +343,16 @@ def _compact(
     print_result(document, line, as_json=options.json)
 
 
-def _blind(
-    options: ClusterOptions, client: Client, table: str, key: str, value: bytes | None
-) -> None:
-    _check_table(client, table)
-    with client.begin(split_stream(table)[0]) as txn:
-        txn.write(table, value, key=os.fsencode(key))
-        result = txn.commit()
-    _told(options, table, key, result, "deleted" if value is None else "written")
+def _transact(
+    options: ClusterOptions,
+    client: Client,
+    table: str,
+    folder: Path | None,
+    work: Callable[[TableTransaction], None],
+) -> Result:
+    with client.replica(table, folder=folder) as replica:
+        _brought_up(options, replica, table, None).close()
+        return replica.transact(work)
 
 
 def _check_table(client: Client, table: str) -> StreamDescription:
@@ -345,15 +362,17 @@ def _check_table(client: Client, table: str) -> StreamDescription:
     return found
 
 
-def _told(options: ClusterOptions, table: str, key: str, result: Any, what: str) -> None:
+def _told(options: ClusterOptions, table: str, key: str, result: Result, what: str) -> None:
     document: dict[str, Any] = {"table": table}
     put_bytes(document, "key", os.fsencode(key))
+    wrote = result.txn_id != NO_TXN
     document |= {
-        "txn_id": result.txn_id.hex(),
+        "txn_id": result.txn_id.hex() if wrote else None,
         "commit_timestamp": result.commit_timestamp,
         "committed_at": to_text(result.commit_timestamp),
     }
-    line = f"{table} {bytes_text(os.fsencode(key))} is {what}: transaction {document['txn_id']}"
+    done = f"is {what}: transaction {document['txn_id']}" if wrote else "had no row"
+    line = f"{table} {bytes_text(os.fsencode(key))} {done}"
     print_result(document, line, as_json=options.json)
 
 
