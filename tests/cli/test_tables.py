@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Self
@@ -143,3 +144,14 @@ def test_delete_says_whether_there_was_a_row(run: Run, table: Rows) -> None:
     assert table.rows == {}
     assert run("table", "delete", "a/b", "k").stdout == "a/b k had no row\n"
     assert json.loads(run("table", "delete", "a/b", "k", "--json").stdout)["txn_id"] is None
+
+
+def test_a_row_is_one_line_whatever_is_in_it(
+    run: Run, fake: FakeClient, table: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.rows[b"k\t"] = b"1\n\\\xff\xc3\xa9"
+    assert run("table", "scan", "a/b").stdout == "k\\t\t1\\n\\\\\\xff\u00e9\n"
+    found = [SimpleNamespace(commit_timestamp=AT, key=b"\n", before=None, after=None)]
+    monkeypatch.setattr(fake, "changes", lambda *_, **__: nullcontext(found), raising=False)
+    line = run("table", "changes", "a/b").stdout
+    assert line == "2023-11-14T22:13:20.123456Z+5\t\\n\t-\t(deleted)\n"

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from anabranch.cli.options import App, ClusterOptions, argument, option
-from anabranch.cli.output import print_json, print_table, put_bytes
+from anabranch.cli.output import bytes_text, print_json, print_table, put_bytes
 from anabranch.cli.read import moment_of
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import NO_TXN
@@ -111,7 +111,7 @@ def _document(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _cell(column: str, value: object) -> object:
     if isinstance(value, bytes):
-        return value.decode(errors="replace") if column in _TEXTS else value.hex()
+        return bytes_text(value) if column in _TEXTS else value.hex()
     if isinstance(value, datetime):
         return value.isoformat(" ", "milliseconds").removesuffix("+00:00") + "Z"
     if column in _DIGITS and value is not None:

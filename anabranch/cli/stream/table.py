@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -132,7 +133,8 @@ def scan(
 ) -> None:
     """Print rows in the order of their keys, a line each: the key, a tab, the row.
 
-    Keys are chosen by --starts, or by --from and --to; --prefix is that of the cluster's topics.
+    Keys are chosen by --starts, or by --from and --to; --prefix is that of the cluster's topics. A tab in a key or
+    a row is \\t, a backslash \\\\, a byte that is no UTF-8 \\xff: --json is exact.
     """
     if starts is not None and (low is not None or high is not None):
         raise InvalidArgument("give --starts, or --from and --to")
@@ -146,7 +148,7 @@ def scan(
                 put_bytes(document, "value", value)
                 print_json(document)
             else:
-                print_line(f"{key.decode(errors='replace')}\t{value.decode(errors='replace')}")
+                print_line(f"{bytes_text(key)}\t{bytes_text(value)}")
 
 
 @system.app.command("versions")
@@ -184,13 +186,8 @@ def put(
     with options.client() as client:
         _check_table(client, table)
         if insert or replace:
-            result = _transact(
-                options,
-                client,
-                table,
-                folder,
-                lambda txn: (txn.insert if insert else txn.replace)(table, os.fsencode(key), row),
-            )
+            work = methodcaller("insert" if insert else "replace", table, os.fsencode(key), row)
+            result = _transact(options, client, table, folder, work)
         else:
             with client.begin(split_stream(table)[0]) as txn:
                 txn.write(table, row, key=os.fsencode(key))
@@ -241,7 +238,10 @@ def changes(
     ] = None,
     folder: Folder = None,
 ) -> None:
-    """Print changes of rows in commit order, a line each: time, key, row before (or `-`), row after."""
+    """Print changes of rows in commit order, a line each: time, key, row before, row after.
+
+    Without a row before it is `-`, without one after `(deleted)`. Both are escaped as by `scan`; --json is exact.
+    """
     end: Any = "end" if to in ("end", "now") else None if to is None else moment_of(to, "--to")
     first = start_of(start, "--from")
     with (
@@ -250,9 +250,9 @@ def changes(
     ):
         for each in islice(found, limit):
             if not options.json:
-                cells = [to_text(each.commit_timestamp), each.key.decode(errors="replace")]
-                for row in (each.before, each.after):
-                    cells.append("-" if row is None else row.decode(errors="replace"))
+                cells = [to_text(each.commit_timestamp), bytes_text(each.key)]
+                for row, without in ((each.before, "-"), (each.after, "(deleted)")):
+                    cells.append(without if row is None else bytes_text(row))
                 print_line("\t".join(cells))
                 continue
             document: dict[str, Any] = {
