@@ -104,6 +104,18 @@ def put_bytes(document: dict[str, Any], name: str, data: bytes | None) -> None:
         document[f"{name}_base64"] = base64.b64encode(data or b"").decode("ascii")
 
 
+def bytes_text(data: bytes) -> str:
+    r"""Bytes as a part of a line: a backslash, and all that is no printable UTF-8, as `\\`, `\t`, `\n`, `\xff`."""
+    text = data.decode("utf-8", "surrogateescape")
+    return "".join(c if c.isprintable() and c != "\\" else _escaped(c) for c in text)
+
+
+def _escaped(one: str) -> str:
+    if "\udc80" <= one <= "\udcff":  # a byte that is no UTF-8
+        return f"\\x{ord(one) - 0xDC00:02x}"
+    return repr(one)[1:-1]
+
+
 def lag_document(lag: Lag | None) -> dict[str, Any]:
     """A lag as JSON; None: it can't be told."""
     if lag is None:

@@ -96,10 +96,16 @@ def from_datetime(moment: datetime) -> int:
 
 
 def read_moment(text: str) -> int | datetime | None:
-    """A moment as people give it: a commit timestamp (a number), or a time in ISO 8601; None: neither."""
+    """A moment as people give it: a commit timestamp (a number), a time in ISO 8601, or what `to_text` gave.
+
+    None: it is none of these.
+    """
     if text.isdecimal() and len(text) < _MOST_DIGITS:
         return int(text)
+    moment, _, logical = text.partition("Z+")
     try:
+        if logical.isdecimal() and len(logical) < _MOST_DIGITS:
+            return from_us(to_us(from_datetime(datetime.fromisoformat(f"{moment}Z"))), int(logical))
         return datetime.fromisoformat(text)
     except ValueError:
         return None

@@ -186,7 +186,7 @@ def test_tables(shell: Shell, scope: str, tmp_path: Path) -> None:
     shell.run("table", "put", name, "bob", "1", "--insert", *kept)
     again = shell.run("table", "put", name, "bob", "1", "--insert", *kept, code=2)
     assert again.stderr.startswith("RowExists: ")
-    shell.run("table", "delete", name, "bob")
+    shell.run("table", "delete", name, "bob", *kept)
     assert shell.run("table", "get", name, "ann", *kept).stdout == "7\n"
     assert shell.json("table", "get", name, "ann", "--at", str(first))["value"] == "5"
     assert not shell.json("table", "get", name, "bob", *kept, code=1)["found"]
@@ -207,7 +207,8 @@ def test_tables(shell: Shell, scope: str, tmp_path: Path) -> None:
     shell.run("stream", "create", f"{scope}/plain")
     lines = shell.run("table", "changes", name, "--before", "--to", "end", "--limit", "9").stdout
     rows = [line.split("\t")[1:] for line in lines.splitlines()]
-    assert rows == [["ann", "-", "5"], ["ann", "5", "7"], ["bob", "-", "1"], ["bob", "1", "-"]]
+    gone = ["bob", "1", "(deleted)"]
+    assert rows == [["ann", "-", "5"], ["ann", "5", "7"], ["bob", "-", "1"], gone]
     change = shell.json("table", "changes", name, "--from", str(first), "--limit", "1")
     assert (change["key"], change["before"], change["after"]) == ("ann", None, "7")
     other = shell.run("table", "put", f"{scope}/plain", "k", "v", code=2)

@@ -77,6 +77,7 @@ def test_known_values() -> None:
     assert ht.to_ms(stamp + 4095) == 1_740_832_215_123
     assert ht.to_text(stamp) == "2025-03-01T12:30:15.123456Z"
     assert ht.to_text(stamp + 7) == "2025-03-01T12:30:15.123456Z+7"
+    assert ht.read_moment(ht.to_text(stamp + 7)) == stamp + 7
     assert ht.to_datetime(ht.MAX).year == 2041
 
 

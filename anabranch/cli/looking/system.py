@@ -7,8 +7,9 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from anabranch.cli.options import App, ClusterOptions, argument, option
-from anabranch.cli.output import print_json, print_table, put_bytes
+from anabranch.cli.output import bytes_text, print_json, print_table, put_bytes
 from anabranch.cli.read import moment_of
+from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import NO_TXN
 
 app = App(
@@ -23,8 +24,16 @@ _SHOWN = {
     "locks": ("txn_id", "table", "points", "ranges", "frozen", "broken", "waiting", "waits_for"),
     "commits": ("committed_at", "txn_id", "rows", "streams"),
     "tables": ("table", "state", "segments", "newest_at", "history_ms", "base", "settings"),
-    "versions": ("since", "until", "mintid", "maxtid", "value"),
+    "versions": ("since", "until", "mincsn", "mintid", "maxtid", "value"),
 }  # fmt: skip
+# Hybrid times as digits; and moments, which are shown as these are: each may be given back as a time.
+_DIGITS = ("mincsn", "base")
+_MOMENTS = {
+    "committed_at": "commit_timestamp",
+    "newest_at": "newest",
+    "since": "mincsn",
+    "until": "maxcsn",
+}
 _TEXTS = ("key", "value")  # other bytes are ids
 
 
@@ -72,13 +81,18 @@ def tables(options: ClusterOptions, scope: Scope = None, limit: Limit = 1000) ->
 
 def show(name: str, rows: Sequence[Any], options: ClusterOptions, **more: object) -> None:
     """Print a system table. ``more``: columns of all rows beside their own."""
-    found = [row._asdict() | more for row in rows]
+    found = [_timed(row._asdict()) | more for row in rows]
     if options.json:
         print_json({name: [_document(row) for row in found]})
         return
     columns = (*_SHOWN[name], *more)
     cells = ([_cell(column, row[column]) for column in columns] for row in found)
     print_table(name, columns, cells)
+
+
+def _timed(row: dict[str, Any]) -> dict[str, Any]:
+    times = {at: row[time] for at, time in _MOMENTS.items() if row.get(at) is not None}
+    return row | {at: to_text(time) for at, time in times.items()}
 
 
 def _document(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,9 +111,11 @@ def _document(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _cell(column: str, value: object) -> object:
     if isinstance(value, bytes):
-        return value.decode(errors="replace") if column in _TEXTS else value.hex()
+        return bytes_text(value) if column in _TEXTS else value.hex()
     if isinstance(value, datetime):
         return value.isoformat(" ", "milliseconds").removesuffix("+00:00") + "Z"
+    if column in _DIGITS and value is not None:
+        return str(value)
     if isinstance(value, Mapping):
         value = tuple(f"{name}={text}" for name, text in sorted(value.items()))
     if isinstance(value, tuple):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +17,7 @@ from anabranch.cli.errors import failure_of, show
 from anabranch.cli.looking import system
 from anabranch.cli.options import App, ClusterOptions, OperatorOptions, argument, option
 from anabranch.cli.output import (
+    bytes_text,
     count_of,
     print_json,
     print_line,
@@ -26,14 +29,17 @@ from anabranch.cli.read import moment_of, start_of
 from anabranch.cli.session import parse_kafka
 from anabranch.cli.stream.commands import Settings
 from anabranch.core.hybrid_time import to_text
+from anabranch.core.ids import NO_TXN
 from anabranch.core.legal_names import split_stream
-from anabranch.core.stream_settings import is_table
+from anabranch.core.stream_settings import RATIO, is_table
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownStream
 
 if TYPE_CHECKING:
     from anabranch import Client
     from anabranch.tables.replica import Replica
     from anabranch.tables.snapshot import TableSnapshot
+    from anabranch.tables.transaction import TableTransaction
+    from anabranch.types import Result, StreamDescription
 
 _LOOK_S = 0.2
 app = App(no_args_is_help=True, help="Create tables, and read and write their rows.")
@@ -100,13 +106,11 @@ def get(
 ) -> None:
     """Print a row. Without one: nothing, and exit code 1."""
     with _view(options, table, at, folder) as view:
-        value = view.get(table, key.encode())
+        value = view.get(table, os.fsencode(key))
     if options.json:
-        document: dict[str, Any] = {
-            "key": key,
-            "timestamp": view.timestamp,
-            "found": value is not None,
-        }
+        document: dict[str, Any] = {}
+        put_bytes(document, "key", os.fsencode(key))
+        document |= {"timestamp": view.timestamp, "found": value is not None}
         put_bytes(document, "value", value)
         print_json(document)
     elif value is not None:
@@ -127,18 +131,24 @@ def scan(
     at: At = None,
     folder: Folder = None,
 ) -> None:
-    """Print rows in the order of their keys, a line each: the key, a tab, the row."""
-    bounds = {n: None if v is None else v.encode() for n, v in (("low", low), ("high", high))}
-    begin = None if starts is None else starts.encode()
+    """Print rows in the order of their keys, a line each: the key, a tab, the row.
+
+    Keys are chosen by --starts, or by --from and --to; --prefix is that of the cluster's topics. A tab in a key or
+    a row is \\t, a backslash \\\\, a byte that is no UTF-8 \\xff: --json is exact.
+    """
+    if starts is not None and (low is not None or high is not None):
+        raise InvalidArgument("give --starts, or --from and --to")
+    given = {"low": low, "high": high, "prefix": starts}
+    bounds = {name: os.fsencode(key) for name, key in given.items() if key is not None}
     with _view(options, table, at, folder) as view:
-        for key, value in view.scan(table, **bounds, prefix=begin, reverse=reverse, limit=limit):
+        for key, value in view.scan(table, **bounds, reverse=reverse, limit=limit):
             if options.json:
                 document: dict[str, Any] = {}
                 put_bytes(document, "key", key)
                 put_bytes(document, "value", value)
                 print_json(document)
             else:
-                print_line(f"{key.decode(errors='replace')}\t{value.decode(errors='replace')}")
+                print_line(f"{bytes_text(key)}\t{bytes_text(value)}")
 
 
 @system.app.command("versions")
@@ -153,7 +163,7 @@ def versions(
     from anabranch.shown.system import version_rows
 
     with _view(options, table, at, folder) as view:
-        found = list(version_rows(table, view.versions(table, key.encode())))
+        found = list(version_rows(table, view.versions(table, os.fsencode(key))))
     system.show("versions", found, options)
 
 
@@ -172,23 +182,31 @@ def put(
         raise InvalidArgument(
             "--insert is for a new row, --replace for one that is there: give one"
         )
-    row = sys.stdin.buffer.read() if value == "-" else value.encode()
+    row = sys.stdin.buffer.read() if value == "-" else os.fsencode(value)
     with options.client() as client:
-        if not insert and not replace:
-            _blind(options, client, table, key, row)
-            return
-        with client.replica(table, folder=folder) as replica:
-            result = replica.transact(
-                lambda txn: (txn.insert if insert else txn.replace)(table, key.encode(), row)
-            )
+        _check_table(client, table)
+        if insert or replace:
+            work = methodcaller("insert" if insert else "replace", table, os.fsencode(key), row)
+            result = _transact(options, client, table, folder, work)
+        else:
+            with client.begin(split_stream(table)[0]) as txn:
+                txn.write(table, row, key=os.fsencode(key))
+                result = txn.commit()
     _told(options, table, key, result, "written")
 
 
 @app.command("delete")
-def delete(options: ClusterOptions, table: Table, key: Key) -> None:
-    """Delete a row, if it is there."""
+def delete(options: ClusterOptions, table: Table, key: Key, folder: Folder = None) -> None:
+    """Delete a row. If there is none, nothing is written."""
+
+    def work(txn: TableTransaction) -> None:
+        if txn.get(table, os.fsencode(key)) is not None:
+            txn.delete(table, os.fsencode(key))
+
     with options.client() as client:
-        _blind(options, client, table, key, None)
+        _check_table(client, table)
+        result = _transact(options, client, table, folder, work)
+    _told(options, table, key, result, "deleted")
 
 
 @app.command("changes")
@@ -220,7 +238,10 @@ def changes(
     ] = None,
     folder: Folder = None,
 ) -> None:
-    """Print changes of rows in commit order, a line each: time, key, row before (or `-`), row after."""
+    """Print changes of rows in commit order, a line each: time, key, row before, row after.
+
+    Without a row before it is `-`, without one after `(deleted)`. Both are escaped as by `scan`; --json is exact.
+    """
     end: Any = "end" if to in ("end", "now") else None if to is None else moment_of(to, "--to")
     first = start_of(start, "--from")
     with (
@@ -229,9 +250,9 @@ def changes(
     ):
         for each in islice(found, limit):
             if not options.json:
-                cells = [to_text(each.commit_timestamp), each.key.decode(errors="replace")]
-                for row in (each.before, each.after):
-                    cells.append("-" if row is None else row.decode(errors="replace"))
+                cells = [to_text(each.commit_timestamp), bytes_text(each.key)]
+                for row, without in ((each.before, "-"), (each.after, "(deleted)")):
+                    cells.append(without if row is None else bytes_text(row))
                 print_line("\t".join(cells))
                 continue
             document: dict[str, Any] = {
@@ -281,6 +302,11 @@ def compact(
             return
         from anabranch.tables.compact import due_tables
 
+        if table is not None and RATIO not in _check_table(client, table).settings:
+            raise InvalidArgument(
+                f"{table} has no {RATIO}, so --watch would never compact it: set it, as by "
+                f"`anabranch stream alter {table} --setting {RATIO}=4`"
+            )
         while True:
             with _told_only(options):
                 for name in due_tables(client, table):
@@ -317,30 +343,36 @@ def _compact(
     print_result(document, line, as_json=options.json)
 
 
-def _blind(
-    options: ClusterOptions, client: Client, table: str, key: str, value: bytes | None
-) -> None:
-    _check_table(client, table)
-    with client.begin(split_stream(table)[0]) as txn:
-        txn.write(table, value, key=key.encode())
-        result = txn.commit()
-    _told(options, table, key, result, "deleted" if value is None else "written")
+def _transact(
+    options: ClusterOptions,
+    client: Client,
+    table: str,
+    folder: Path | None,
+    work: Callable[[TableTransaction], None],
+) -> Result:
+    with client.replica(table, folder=folder) as replica:
+        _brought_up(options, replica, table, None).close()
+        return replica.transact(work)
 
 
-def _check_table(client: Client, table: str) -> None:
-    if not is_table(client.describe(table).settings):
+def _check_table(client: Client, table: str) -> StreamDescription:
+    found = client.describe(table)
+    if not is_table(found.settings):
         raise InvalidArgument(f"{table} is a stream, and no table: `anabranch write` writes to it")
+    return found
 
 
-def _told(options: ClusterOptions, table: str, key: str, result: Any, what: str) -> None:
-    document = {
-        "table": table,
-        "key": key,
-        "txn_id": result.txn_id.hex(),
+def _told(options: ClusterOptions, table: str, key: str, result: Result, what: str) -> None:
+    document: dict[str, Any] = {"table": table}
+    put_bytes(document, "key", os.fsencode(key))
+    wrote = result.txn_id != NO_TXN
+    document |= {
+        "txn_id": result.txn_id.hex() if wrote else None,
         "commit_timestamp": result.commit_timestamp,
         "committed_at": to_text(result.commit_timestamp),
     }
-    line = f"{table} {key} is {what}: transaction {document['txn_id']}"
+    done = f"is {what}: transaction {document['txn_id']}" if wrote else "had no row"
+    line = f"{table} {bytes_text(os.fsencode(key))} {done}"
     print_result(document, line, as_json=options.json)
 
 

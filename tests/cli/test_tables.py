@@ -1,0 +1,157 @@
+"""`anabranch table`, with a client that keeps rows in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+
+from anabranch.cli.errors import ExitCode
+from anabranch.core.hybrid_time import read_moment
+from anabranch.core.ids import NO_TXN
+from anabranch.errors import UnknownStream
+from anabranch.tables.progress import Lag
+from anabranch.tables.store import Seen
+from anabranch.types import StreamDescription
+from tests.cli.conftest import Run
+from tests.cli.fakes import TXN_ID, FakeClient, stream
+
+AT = (1_700_000_000_123_456 << 12) + 5
+
+
+@dataclass
+class Rows:
+    """A table: its replica, snapshot and transaction at once."""
+
+    rows: dict[bytes, bytes] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=lambda: {"table": "true"})
+    timestamp: int = AT
+
+    def get(self, _table: str, key: bytes) -> bytes | None:
+        return self.rows.get(key)
+
+    def scan(self, _table: str, **bounds: Any) -> Iterator[tuple[bytes, bytes]]:
+        begin = bounds.get("prefix", b"")
+        return ((k, v) for k, v in sorted(self.rows.items()) if k.startswith(begin))
+
+    def versions(self, _table: str, key: bytes) -> Iterator[Seen]:
+        yield Seen(key, b"2", AT, TXN_ID)
+        yield Seen(key, b"1", AT - 1, TXN_ID)
+
+    def write(self, _table: str, value: bytes | None, key: bytes) -> None:
+        self.rows[key] = value or b""
+
+    def delete(self, _table: str, key: bytes) -> None:
+        del self.rows[key]
+
+    def transact(self, function: Callable[[Rows], object]) -> SimpleNamespace:
+        before = dict(self.rows)
+        function(self)
+        txn_id = NO_TXN if before == self.rows else TXN_ID
+        return SimpleNamespace(txn_id=txn_id, commit_timestamp=AT)
+
+    def lag(self) -> dict[str, Lag]:
+        return {"a/b": Lag(0, 0.0)}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        pass
+
+    def commit(self) -> SimpleNamespace:
+        return SimpleNamespace(txn_id=TXN_ID, commit_timestamp=AT)
+
+
+@pytest.fixture
+def table(fake: FakeClient, monkeypatch: pytest.MonkeyPatch) -> Rows:
+    """The one table of the client that every command gets."""
+    found = Rows()
+
+    def describe(name: str) -> StreamDescription:
+        return replace(stream(name), settings=found.settings)
+
+    monkeypatch.setattr(fake, "describe", describe)
+    for of, call in ((fake, "begin"), (fake, "replica"), (found, "snapshot")):
+        monkeypatch.setattr(of, call, lambda *_, **__: found, raising=False)
+    return found
+
+
+def test_arguments_that_are_no_text_are_the_bytes_that_they_were(run: Run, table: Rows) -> None:
+    key, row = (data.decode("utf-8", "surrogateescape") for data in (b"k\xff\n", b"\xfe"))
+    told = run("table", "put", "a/b", key, row)
+    assert told.stdout.startswith(r"a/b k\xff\n is written: ")
+    assert table.rows == {b"k\xff\n": b"\xfe"}
+    document = json.loads(run("table", "get", "a/b", key, "--json").stdout)
+    assert (document["key_base64"], document["value_base64"]) == ("a/8K", "/g==")
+    found = run("table", "scan", "a/b", "--starts", key[:2], "--json")
+    assert json.loads(found.stdout) == {"key_base64": "a/8K", "value_base64": "/g=="}
+    assert run("table", "get", "a/b", key[:1]).exit_code == ExitCode.DIFFERENCE
+
+
+@pytest.mark.usefixtures("table")
+def test_times_that_are_shown_are_exact_when_they_are_given_back(run: Run) -> None:
+    shown = run("table", "versions", "a/b", "k").stdout
+    for text in ("20.123456Z+5", "20.123456Z+4", str(AT), str(AT - 1)):
+        assert text in shown
+    rows = json.loads(run("table", "versions", "a/b", "k", "--json").stdout)["versions"]
+    assert [read_moment(row["since"]) for row in rows] == [AT, AT - 1]
+    assert read_moment(rows[1]["until"]) == rows[1]["maxcsn"] == AT
+
+
+def test_watching_a_table_that_nothing_would_compact_is_refused(
+    run: Run, fake: FakeClient, table: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Watches(Exception):
+        pass
+
+    def sleep(_s: float) -> None:
+        raise Watches
+
+    monkeypatch.setattr("anabranch.cli.stream.table.time.sleep", sleep)
+    watch = ("table", "compact", "a/b", "--watch", "--plain-readers-lose-history")
+    refused = run(*watch)
+    assert refused.exit_code == ExitCode.USAGE
+    assert "anabranch stream alter a/b --setting table.compact.ratio=4" in refused.stderr
+    table.settings["table.compact.ratio"] = "4"
+    monkeypatch.setattr("anabranch.tables.compact.due_tables", lambda *_: [])
+    assert "Watches" in run(*watch).stderr
+    monkeypatch.setattr(fake, "describe", FakeClient(error=UnknownStream("a/b")).describe)
+    assert "UnknownStream" in run(*watch).stderr
+
+
+@pytest.mark.usefixtures("table")
+def test_scan_tells_by_which_options_keys_are_chosen(run: Run) -> None:
+    refused = run("table", "scan", "a/b", "--starts", "k", "--to", "l")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "give --starts, or --from and --to" in refused.stderr
+    told = " ".join(run("table", "scan", "--help").stdout.split())
+    assert "by --starts, or by --from and --to; --prefix is that of" in told
+
+
+def test_delete_says_whether_there_was_a_row(run: Run, table: Rows) -> None:
+    table.rows[b"k"] = b"1"
+    told = run("table", "delete", "a/b", "k").stdout
+    assert told == f"a/b k is deleted: transaction {TXN_ID.hex()}\n"
+    assert table.rows == {}
+    assert run("table", "delete", "a/b", "k").stdout == "a/b k had no row\n"
+    assert json.loads(run("table", "delete", "a/b", "k", "--json").stdout)["txn_id"] is None
+
+
+def test_a_row_is_one_line_whatever_is_in_it(
+    run: Run, fake: FakeClient, table: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.rows[b"k\t"] = b"1\n\\\xff\xc3\xa9"
+    assert run("table", "scan", "a/b").stdout == "k\\t\t1\\n\\\\\\xff\u00e9\n"
+    found = [SimpleNamespace(commit_timestamp=AT, key=b"\n", before=None, after=None)]
+    monkeypatch.setattr(fake, "changes", lambda *_, **__: nullcontext(found), raising=False)
+    line = run("table", "changes", "a/b").stdout
+    assert line == "2023-11-14T22:13:20.123456Z+5\t\\n\t-\t(deleted)\n"
