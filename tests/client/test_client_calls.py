@@ -113,7 +113,7 @@ def test_a_closed_client_says_so() -> None:
 
 def test_a_call_ends_when_another_thread_closes_the_client() -> None:
     """A replica's thread, for example: `close` would wait for it."""
-    bench = Bench(lambda _: bench.client.close())
+    bench: Bench = Bench(lambda _: bench.client.close())
     before = bench.clock.now
     with pytest.raises(errors.IllegalState, match="closed"):
         bench.client.describe(STREAM)
