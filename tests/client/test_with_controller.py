@@ -83,7 +83,7 @@ def test_who_commits_what_the_beginner_wrote_is_told_what_to_do(world: World) ->
     with world.client.begin("nyc") as txn:
         txn.write(STREAM, b"v", key=b"k")
         token = txn.token("commit")
-        with pytest.raises(errors.WritersUnfinished, match="that began .* commit by it"):
+        with pytest.raises(errors.WritersUnfinished, match=r"that began .* commit by it"):
             world.new_client().commit(token)
         assert txn.commit().counts.committed == 1
 
