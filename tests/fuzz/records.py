@@ -119,7 +119,9 @@ def _seeds(*classes: type) -> list[bytes]:
 TARGETS = (
     Target("records", records_of_all_types, _decode, _NO_RECORD, inputs=1200),
     Target("history-records", lambda: _seeds(r.CommitRecord, r.EpochRecord), _history, _NO_RECORD),
-    Target("receipts", lambda: _seeds(r.Receipt), lambda: _given_bytes(Receipt), _NO_RECORD),
+    Target(
+        "receipts", lambda: _seeds(r.Receipt), lambda: _given_bytes(Receipt), (InvalidArgument,)
+    ),
     Target("reservations", lambda: _seeds(r.Begin), lambda: _given_bytes(Reservation), _NO_RECORD),
     Target("tokens", _token_seeds, _tokens, (InvalidToken,), inputs=500),
     Target(
