@@ -291,5 +291,5 @@ def test_receipts_of_another_transaction_are_refused_here() -> None:
             txn.commit(receipts=[foreign])
         with pytest.raises(errors.InvalidArgument, match="list"):
             txn.commit(receipts=foreign)  # type: ignore[arg-type]
-        with pytest.raises(errors.MalformedRecord):
+        with pytest.raises(errors.InvalidArgument):
             txn.commit(receipts=[b"\1\41nonsense"])
