@@ -414,8 +414,6 @@ def receipt_records(
         check_type("a receipt", given, Receipt, bytes)
         receipt = given if isinstance(given, Receipt) else Receipt.from_bytes(given)
         if receipt.txn_id != txn_id:
-            raise InvalidArgument(
-                f"a receipt is of transaction {txn_text(receipt.txn_id)}, not of this one"
-            )
+            raise InvalidArgument(f"a receipt is of transaction {txn_text(receipt.txn_id)}")
         found.append(receipt.record)
     return tuple(found)
