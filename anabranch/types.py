@@ -414,6 +414,7 @@ def receipt_records(
         check_type("a receipt", given, Receipt, bytes)
         receipt = given if isinstance(given, Receipt) else Receipt.from_bytes(given)
         if receipt.txn_id != txn_id:
-            raise InvalidArgument(f"a receipt is of transaction {txn_text(receipt.txn_id)}")
+            other = txn_text(receipt.txn_id)
+            raise InvalidArgument(f"a receipt is of transaction {other}, not of this one")
         found.append(receipt.record)
     return tuple(found)

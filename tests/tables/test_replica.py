@@ -274,14 +274,19 @@ def test_a_stream_made_again_is_loaded_again(world: World, tmp_path: Path) -> No
     found.close()
 
 
+def one_row(world: World) -> str:
+    """The first table, with a row."""
+    with world.client.begin("bank") as txn:
+        txn.write(TABLES[0], b"1", b"a")
+        txn.commit()
+    return TABLES[0]
+
+
 def test_a_snapshot_of_a_table_that_is_just_being_dropped(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the wait and the snapshot it is empty; the snapshot waits until it is loaded again."""
-    one = TABLES[0]
-    with world.client.begin("bank") as txn:
-        txn.write(one, b"1", b"a")
-        txn.commit()
+    one = one_row(world)
     with replica(world, Truth(world, TABLES), [one], None) as found:
         found.snapshot().close()
         real = found._wait
@@ -335,10 +340,7 @@ def test_an_error_reaches_who_waits(world: World) -> None:
 def test_those_who_wait_step_one_at_a_time_and_again_after_an_error(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = TABLES[0]
-    with world.client.begin("bank") as txn:
-        txn.write(one, b"1", b"a")
-        txn.commit()
+    one = one_row(world)
     with replica(world, Truth(world, TABLES), [one], None) as found:
         real, inside, errors = found.step, threading.Lock(), [NotAuthorized("for a moment")]
 
