@@ -29,32 +29,38 @@ class _Table:
 
     before: int
     writes: deque[Write] = field(default_factory=deque)
-    newest: dict[int, int] = field(default_factory=dict)  # by fingerprint, of those that are not
     packed: deque[Write] = field(default_factory=deque)
+    newest: dict[int, int] = field(default_factory=dict)  # by fingerprint, of those that are not
+    fresh: deque[Write] = field(default_factory=deque)  # those that are not in `newest` yet
     unknown: int = 0  # the newest write whose keys are not known
 
     def add(self, write: Write) -> None:
         self.writes.append(write)
-        if write.points is None:
+        if write.is_unknown:
             self.unknown = write.timestamp
         elif write.is_packed:
             self.packed.append(write)
         else:
-            self.newest.update(dict.fromkeys(write.points, write.timestamp))
+            self.fresh.append(write)
 
     def drop_oldest(self) -> Write:
         write = self.writes.popleft()
         self.before = write.timestamp
         if write.is_packed:
             self.packed.popleft()
-            return write
-        for point in write.points or ():
-            if self.newest[point] == write.timestamp:
-                del self.newest[point]
+        elif self.fresh and self.fresh[0] is write:
+            self.fresh.popleft()
+        else:
+            for point in write.points or ():
+                if self.newest[point] == write.timestamp:
+                    del self.newest[point]
         return write
 
     def has(self, points: Iterable[int], since: int) -> bool:
         """Whether one of these fingerprints was written above a timestamp."""
+        while self.fresh:
+            write = self.fresh.popleft()
+            self.newest.update(dict.fromkeys(write.points or (), write.timestamp))
         big = [write for write in self.packed if write.timestamp > since]
         return any(
             self.newest.get(point, 0) > since or any(write.has(point) for write in big)
@@ -312,7 +318,7 @@ class Registered:
         locked = self._tables.get(table)
         if locked is None:
             return hits
-        if write.points is None:
+        if write.is_unknown:
             hits.doubted.update(locked.owners)
         few: Iterable[int] = write.points or ()
         if len(write.points or ()) > len(locked.points):  # 10 million writes are not walked over

@@ -65,7 +65,7 @@ def table_prefix(number: int) -> bytes:
 
 def place(prefix: bytes, key: bytes) -> bytes:
     """The place from which on all keys at or above this one stand, and none below it."""
-    return prefix + (key.replace(b"\0", b"\0\xff") if b"\0" in key else key)
+    return prefix + (key.replace(b"\0", b"\0\xff") if 0 in key else key)
 
 
 def versions(prefix: bytes, key: bytes) -> bytes:
@@ -100,7 +100,7 @@ def entry(prefix: bytes, value: bytes, key: bytes) -> bytes:
 
 def unescaped(key: bytes) -> bytes:
     """A key of an escaped one."""
-    return key.replace(b"\0\xff", b"\0") if b"\0" in key else key
+    return key.replace(b"\0\xff", b"\0") if 0 in key else key
 
 
 def key_of(versions: bytes) -> bytes:

@@ -37,7 +37,7 @@ class Rows:
             if key is not None:
                 if indexes and value is not None:
                     self._index(key, value, indexes)
-                if b"\0" in key:
+                if 0 in key:  # a tenth of the time of `b"\0" in key`
                     key = key.replace(b"\0", b"\0\xff")
                 put(before + key + after, deleted if value is None else there + value)
         self.rows = self.batch.len()

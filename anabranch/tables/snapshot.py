@@ -58,7 +58,10 @@ class TableSnapshot:
 
         Raises: InvalidArgument, IllegalState (closed), SnapshotExpired (the table is loaded again).
         """
-        return self.look(table, key).value
+        number = self._number(table)
+        row = self._store.row(number, check_key(key), self.timestamp)
+        self._number(table)  # still the same, so it was when it was read
+        return row
 
     def get_many(self, table: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """The rows of those of these keys that are there, in less time than by `get`; raises as it does."""
@@ -113,7 +116,7 @@ class TableSnapshot:
         self, table: str, number: int, prefix: bytes, index: Indexed, value: bytes
     ) -> Iterator[tuple[bytes, bytes]]:
         for key in self._store.lookup(prefix, value):
-            row = self._store.get(number, key, self.timestamp).value
+            row = self._store.row(number, key, self.timestamp)
             if row is not None and value in index.of(key, row):
                 yield key, row
         self._number(table)  # still the same, so it was when it was read

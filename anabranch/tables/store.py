@@ -53,6 +53,7 @@ _MEMTABLES = 4
 _BY_STEPS = 8  # so many versions of a key are stepped over, more by a seek
 _FIRST = b"\0" * STAMP
 _LAST = b"\xff" * STAMP
+_END = END + STAMP
 PIECE = 4096  # versions that are looked at before their sweeping is written
 
 
@@ -194,18 +195,15 @@ class Store:
             data = found.value() if _raw(found)[:-STAMP] == own else b""
         return Seen(key, _row(data), newest, txn_id)
 
+    def row(self, number: int, key: bytes, at: int) -> bytes | None:
+        """The row of `get` alone, in less time."""
+        return _row_at(self._db.iter(), place(table_prefix(number), key) + suffix(at))
+
     def get_many(self, number: int, keys: Iterable[bytes], at: int) -> dict[bytes, bytes]:
         """The rows of those of these keys that are there as of ``at``; the quickest in the order of keys."""
-        prefix, end = table_prefix(number), suffix(at)
-        rows, found = {}, self._db.iter()
-        for key in keys:
-            wanted = place(prefix, key) + end
-            found.seek(wanted)
-            if _raw(found)[:-STAMP] == wanted[:-STAMP]:
-                row = _row(found.value())
-                if row is not None:
-                    rows[key] = row
-        return rows
+        prefix, end, found = table_prefix(number), suffix(at), self._db.iter()
+        rows = ((key, _row_at(found, place(prefix, key) + end)) for key in keys)
+        return {key: row for key, row in rows if row is not None}
 
     def rows(
         self, number: int, low: bytes, high: bytes | None, at: int
@@ -361,6 +359,12 @@ def _row(data: bytes) -> bytes | None:
     return data[ROW:] if data[TXN_ID_SIZE:ROW] == THERE else None
 
 
+def _row_at(found: RdictIter, wanted: bytes) -> bytes | None:
+    """The row of the first version from ``wanted`` on, None if that is another key's."""
+    found.seek(wanted)
+    return _row(found.value()) if _raw(found)[:-STAMP] == wanted[:-STAMP] else None
+
+
 def _visible(
     found: Iterator[tuple[bytes, bytes]], end: bytes, bound: bytes
 ) -> Iterator[tuple[bytes, bytes]]:
@@ -368,12 +372,11 @@ def _visible(
     for raw, data in found:
         if raw >= end:
             return
-        own = raw[:-STAMP]
+        own = raw[TABLE:-_END]
         if own != done and raw[-STAMP:] >= bound:
             done = own
             if data[ROW - 1]:
-                key = own[TABLE:-END]
-                yield key.replace(b"\0\xff", b"\0") if b"\0" in key else key, data[ROW:]
+                yield own.replace(b"\0\xff", b"\0") if 0 in own else own, data[ROW:]
 
 
 def _forwards(found: RdictIter, begin: bytes, end: bytes, at: int) -> Iterator[Seen]:

@@ -143,9 +143,9 @@ class Scenario:
         self.client.ask(r.Register(token, self._kept[0]))
 
     def stale(self) -> None:
-        token = self._begin("stale", None, SHORT_MS)
         try:
-            # A slow step may be too late already: then it is aborted before its writes.
+            # A slow step, or the second leader's answer, may be too late: then it is aborted before its writes.
+            token = self._begin("stale", None, SHORT_MS)
             self._write(self._pen("stale"), "stale", self._touch(token, WIDE), 3)
         except Refused as refused:
             if refused.code != "TransactionAborted":

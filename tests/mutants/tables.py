@@ -96,7 +96,7 @@ def carried_digest_lacks() -> Planted:
             return write
         lowest = {fingerprint(key) for key in write.keys[:1]}
         points = tuple(point for point in write.points if point not in lowest)
-        return write._replace(points=points, keys=write.keys[1:])
+        return Write(write.timestamp, points, write.keys[1:])
 
     return patch.object(judging, "written", written)
 

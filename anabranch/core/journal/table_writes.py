@@ -26,19 +26,66 @@ def fingerprint(key: bytes) -> int:
     return (position << 32 | crc32c(key)) - (position >> 31 << 64)
 
 
-class Write(NamedTuple):
-    """A commit's writes to one table. ``points``: fingerprints, rising; None: not known, perhaps any.
+class Write:
+    """A commit's writes to one table.
 
-    ``keys``: rising; of more than `FEW_KEYS` the first and the last alone.
+    Few keys are hashed when somebody asks: most commits go by without a lock to be held against.
     """
 
-    timestamp: int
-    points: Sequence[int] | None
-    keys: tuple[bytes, ...]
+    __slots__ = ("_keys", "_points", "_unread", "size", "timestamp")
+
+    def __init__(
+        self, timestamp: int, points: Sequence[int] | None, keys: tuple[bytes, ...]
+    ) -> None:
+        """``points``: fingerprints, rising; None: not known, perhaps any. ``keys``: rising; of more than
+        `FEW_KEYS` the first and the last alone.
+        """
+        self.timestamp = timestamp
+        self._points = points
+        self._keys = keys
+        self._unread: list[bytes] | None = None
+        each = _PACKED_BYTES if self.is_packed else _POINT_BYTES
+        self.size = _WRITE_BYTES + sum(map(len, keys)) + each * len(points or ())
+
+    @classmethod
+    def of(cls, timestamp: int, keys: Iterable[bytes | None]) -> Write:
+        """Take these keys; null is none."""
+        found = [key for key in keys if key is not None]
+        if len(found) > FEW_KEYS:
+            return cls(timestamp, *Keys.of(found))
+        write = cls(timestamp, (), ())
+        write._unread = found
+        write.size = _WRITE_BYTES + sum(map(len, found)) + _POINT_BYTES * len(found)
+        return write
+
+    def at(self, timestamp: int) -> Write:
+        """The same keys, written at another time."""
+        if self._unread is not None:
+            return Write.of(timestamp, self._unread)
+        return Write(timestamp, self._points, self._keys)
+
+    def _read(self) -> None:
+        if self._unread is not None:
+            self._points, self._keys = Keys.of(self._unread)
+            self._unread = None
+
+    @property
+    def points(self) -> Sequence[int] | None:
+        self._read()
+        return self._points
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        self._read()
+        return self._keys
+
+    @property
+    def is_unknown(self) -> bool:
+        return self._points is None
 
     @property
     def is_packed(self) -> bool:
-        return self.points is not None and len(self.points) > FEW_POINTS
+        return self._points is not None and len(self._points) > FEW_POINTS
 
     def has(self, point: int) -> bool:
         """Whether the key of this fingerprint may be among them."""
@@ -80,11 +127,6 @@ class Write(NamedTuple):
     def key_of(self, point: int) -> bytes:
         """The key of a fingerprint; empty if it is not known."""
         return next((key for key in self.keys if fingerprint(key) == point), b"")
-
-    @property
-    def size(self) -> int:
-        each = _PACKED_BYTES if self.is_packed else _POINT_BYTES
-        return _WRITE_BYTES + sum(map(len, self.keys)) + each * len(self.points or ())
 
 
 class Numbers(Protocol):
@@ -160,15 +202,17 @@ def _few(rising: list[bytes]) -> tuple[bytes, ...]:
 
 def write_of(commit: StreamCommit, digests: Iterable[bytes]) -> Write:
     """The writes of a merge: its events, and what digests of journals' runs say. An empty one is not known."""
-    found = [Keys.of(event.key for part in commit.parts for event in part.events)]
+    own = [event.key for part in commit.parts for event in part.events]
+    found: list[Keys] = []
     room = WINDOW_BYTES
     for digest in digests:
         room -= len(digest)
         if not digest or room < 0:
             return Write(commit.timestamp, None, ())
         found.append(Keys.parse(digest))
-    if len(found) == 1:
-        return Write(commit.timestamp, *found[0])
+    if not found:
+        return Write.of(commit.timestamp, own)
+    found.insert(0, Keys.of(own))
     keys = sorted({key for its in found for key in its.keys})
     if any(len(its.keys) < len(its.points) for its in found):
         keys = [keys[0], keys[-1]]  # bounds are among them

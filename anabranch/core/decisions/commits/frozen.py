@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
-from anabranch.core.journal.table_writes import FEW_POINTS, Keys, Write
+from anabranch.core.journal.table_writes import FEW_POINTS, Write
 from anabranch.core.memory import Waiting, Who
 from anabranch.errors import NotReady
 from anabranch.schemas.records import Event, SegmentRange
@@ -32,7 +32,7 @@ def check_free(
     def writes() -> Writes:
         tables = placed.keys() & turn.state.tables.keys()
         events = {table: (e.key for _, its in placed[table] for e in its) for table in tables}
-        return {table: Write(0, *Keys.of(keys)) for table, keys in events.items()}
+        return {table: Write.of(0, keys) for table, keys in events.items()}
 
     if waits(turn, txn_id, writes):
         raise NotReady(

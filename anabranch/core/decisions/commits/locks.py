@@ -43,7 +43,7 @@ def merge(turn: Turn, step: StreamCommit, taken: Iterable[Taken] = ()) -> None:
     if before is not None:
         known = turn.memory.written.get(step.txn_id, {}).get(step.stream)
         write = written(turn, step, (*step.plain, *taken)) if known is None else known
-        write = write._replace(timestamp=step.timestamp)
+        write = write.at(step.timestamp)
         turn.windows.add(step.stream, write, before.last)
         turn.put(k.table_key(step.stream), TableRow(step.timestamp))
         hold_against(turn, step.stream, write, step.txn_id)
