@@ -1,4 +1,5 @@
-"""What tables and locks cost others, each beside the same without, in turn, in one run; medians of rounds.
+"""What tables and locks cost others, each beside the same without, in turn, in one run; medians of rounds
+after one that warms up.
 
 64 one-shots of 10 events into a table and into a stream; 2M rows (``--quick``: 200,000) by two writers with
 Arrow batches, begin to last row readable, into both; 16 one-shots beside 1,000 registered locks of an open
@@ -59,8 +60,8 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
         def add(
             what: str, measured: Callable[[Any], float], ours: Any, bare: Any, goal: str
         ) -> None:
-            took = [(measured(ours), measured(bare)) for _ in range(rounds)]
-            found, without = map(statistics.median, zip(*took, strict=True))
+            took = [(measured(ours), measured(bare)) for _ in range(1 + rounds)]
+            found, without = map(statistics.median, zip(*took[1:], strict=True))  # it is warm then
             ratio = found / without
             row = {"what": what, "with": found, "without": without, "ratio": ratio, "goal": goal}
             rows.append(row)

@@ -58,6 +58,13 @@ def _read_long(data: bytes, at: int) -> tuple[int, int]:
     return value >> 1 ^ -(value & 1), at
 
 
+def _read_int(data: bytes, at: int) -> tuple[int, int]:
+    value, at = _read_long(data, at)
+    if not -(1 << 31) <= value < 1 << 31:
+        raise Unusual
+    return value, at
+
+
 def _read_size(data: bytes, at: int) -> tuple[int, int]:
     """A size, and where it ends; a negative one is unusual."""
     size = data[at]
@@ -253,12 +260,12 @@ def _read_reply(data: bytes) -> r.Reply:
         reason, at = _read_string(data, at)
     begun_ms, at = _read_long(data, at)
     finished_ms, at = _read_long(data, at)
-    keepalive_ms, at = _read_long(data, at)
+    keepalive_ms, at = _read_int(data, at)
     owner, end = _read_name(data, at + 2)
     # No streams, no writers; not prepared.
     usual = data.startswith(END + END, at) and data.startswith(NOT_PREPARED, end)
     tables, end = _read_all(data, end + len(NOT_PREPARED), _read_table_time)
-    if not usual or data[end:] != NO_READS or not -(1 << 31) <= keepalive_ms < 1 << 31:
+    if not usual or data[end:] != NO_READS:
         raise Unusual
     outcome = r.Outcome(
         txn_id, state, scope, name, commit_timestamp, committed, rejected, left_out, reason, begun_ms,
@@ -267,7 +274,37 @@ def _read_reply(data: bytes) -> r.Reply:
     return r.Reply(correlation_id, command, hybrid_time, outcome)
 
 
+def _read_commit_record(data: bytes) -> r.CommitRecord:
+    at = 2 + TXN_ID_SIZE
+    stream_epoch, at = _read_int(data, at)
+    timestamp, at = _read_long(data, at)
+    segments, at = _read_all(data, at, _read_segment)
+    vector, at = _read_all(data, at, _read_position)
+    previous, at = _read_long(data, at)
+    vector_at, at = _read_long(data, at)
+    if at != len(data):
+        raise Unusual
+    txn_id = data[2 : 2 + TXN_ID_SIZE]
+    return r.CommitRecord(txn_id, stream_epoch, timestamp, segments, vector, previous, vector_at)
+
+
+def _read_segment(data: bytes, at: int) -> tuple[r.SegmentCommit, int]:
+    segment_id, at = _read_long(data, at)
+    partition, at = _read_int(data, at)
+    first, at = _read_long(data, at)
+    end, at = _read_long(data, at)
+    count, at = _read_long(data, at)
+    return r.SegmentCommit(segment_id, partition, first, end, count), at
+
+
+def _read_position(data: bytes, at: int) -> tuple[r.Position, int]:
+    partition, at = _read_int(data, at)
+    offset, at = _read_long(data, at)
+    return r.Position(partition, offset), at
+
+
 READERS: dict[type, Callable[[bytes], Any]] = {
     r.OneShot: _read_one_shot,
     r.Reply: _read_reply,
+    r.CommitRecord: _read_commit_record,
 }

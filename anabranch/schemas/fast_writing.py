@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 from anabranch.schemas import records as r
 
 _ONE_SHOT, _REPLY, _ROUND_ROW = b"\x01\x08", b"\x01\x20", b"\x01\x41"
-_TXN_ROW, _COMMIT_RECORD = b"\x01\x44", b"\x01\x62"
+_TXN_ROW, _TABLE_ROW, _COMMIT_RECORD = b"\x01\x44", b"\x01\x5e", b"\x01\x62"
 OUTCOME = 6  # place in the union of a reply's results
 TXN_ID_SIZE = 16
 _SECRET_SIZE = 32
@@ -252,6 +252,10 @@ def _write_round_row(row: r.RoundRow) -> bytes:
     return b"".join((_ROUND_ROW, *map(_long, (row.term, row.hybrid_time, *rest))))
 
 
+def _write_table_row(row: r.TableRow) -> bytes:
+    return _TABLE_ROW + _long(row.last)
+
+
 def _write_commit_record(record: r.CommitRecord) -> bytes:
     out = [_COMMIT_RECORD, _txn_id(record.txn_id), _int(record.stream_epoch)]
     out.append(_long(record.timestamp))
@@ -273,6 +277,7 @@ WRITERS: dict[type, Callable[[Any], bytes]] = {
     r.OneShot: _write_one_shot,
     r.Reply: _write_reply,
     r.RoundRow: _write_round_row,
+    r.TableRow: _write_table_row,
     r.TxnRow: _write_txn_row,
     r.CommitRecord: _write_commit_record,
 }

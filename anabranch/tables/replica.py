@@ -86,7 +86,7 @@ class Replica:
         self._follower = Follower(self._store, ports, tables, timeout, controller.base)
         self.tables = self._follower.streams
         self._moved = threading.Condition()
-        self._stepping = threading.RLock()  # without a thread, by those who wait
+        self._turn = threading.RLock()  # of waiting threads: who asks, who steps
         self._waiters = Waiters(self._moved)
         self._open: set[TableSnapshot] = set()
         self._sweeping: Iterator[int] | None = None
@@ -163,8 +163,13 @@ class Replica:
         NotAuthorized.
         """
         self.told(timestamp, last)
-        if not self._follower.is_told(timestamp):
-            self.told(*self._controller.safe(self.tables, timestamp, deadline))
+        left = max(0.0, deadline - self._clock.monotonic())
+        if not self._follower.is_told(timestamp) and self._turn.acquire(timeout=left):
+            try:  # one thread asks: mostly its answer is what others wait for, too
+                if not self._follower.is_told(timestamp):
+                    self.told(*self._controller.safe(self.tables, timestamp, deadline))
+            finally:
+                self._turn.release()
         self._wait(timestamp, deadline)
 
     def _wait(self, timestamp: int, deadline: float) -> None:
@@ -177,7 +182,7 @@ class Replica:
             if left <= 0 or self._closed:
                 raise NotReady(self._why(timestamp))
             if self._thread is None:
-                with self._stepping:
+                with self._turn:
                     if not self._is_complete(timestamp):
                         self._attempt(min(deadline, self._clock.monotonic() + _WAIT_S))
                 continue
@@ -387,7 +392,6 @@ class Replica:
         while True:
             left = max(_LEAST_S, deadline - self._clock.monotonic())
             txn = self.begin(isolation=isolation, timeout=left)
-            commits = txn.commits
             try:
                 with txn:
                     function(txn)
@@ -399,7 +403,7 @@ class Replica:
                 if self._clock.monotonic() + pause >= deadline:
                     raise
             # Those that met part: a pause is between half and all of its length.
-            self._clock.sleep(pause * (1 + commits.random64() % 1024 / 1024) / 2)
+            self._clock.sleep(pause * (1 + txn.commits.random64() % 1024 / 1024) / 2)
             pause = min(2 * pause, _PAUSES_S[1])
 
     def broken_at(self, timestamp: int) -> None:
