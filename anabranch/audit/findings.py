@@ -10,7 +10,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from anabranch.audit.report import CHECKS, MOST_EXAMPLES, Check, Example, make_checks
+from anabranch.audit.report import CHECKS, MOST_EXAMPLES, Check, Example
 
 # Check, whether it is broken, what was expected, what was found.
 Rule = tuple[str, Column, Column, Column]
@@ -47,7 +47,7 @@ class Findings:
         self._breaches: list[DataFrame] = []
         self._counts: list[DataFrame] = []
         self._more: list[tuple[str, Example]] = []
-        self._examined: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self._examined: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
 
     def keep(self, rows: DataFrame) -> DataFrame:
         """Compute these rows now, once: several checks use them.
@@ -122,8 +122,8 @@ class Findings:
 
     def add(self, name: str, examined: int, unchecked: int = 0) -> None:
         """Add to the number of examined things."""
-        self._examined[name][0] += examined
-        self._examined[name][1] += unchecked
+        before = self._examined[name]
+        self._examined[name] = before[0] + examined, before[1] + unchecked
 
     def checks(self) -> tuple[Check, ...]:
         """All checks. This call makes Spark count, and look for breaches."""
@@ -146,5 +146,13 @@ class Findings:
             known = examples.setdefault(name, [])
             if sum(one.stream == example.stream for one in known) < MOST_EXAMPLES:
                 known.append(example)
-        of = {name: (self._examined[name][0], self._examined[name][1]) for name in CHECKS}
-        return make_checks(of, counts, examples)
+        return tuple(
+            Check(
+                name,
+                what,
+                *self._examined[name],
+                counts.get(name, 0),
+                tuple(examples.get(name, ())),
+            )
+            for name, (what, _) in CHECKS.items()
+        )

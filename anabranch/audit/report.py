@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC
 from typing import Any
@@ -127,18 +126,6 @@ class AuditReport:
     def to_json(self) -> str:
         """The report as one line of JSON."""
         return json.dumps(self.document(), ensure_ascii=False)
-
-
-def make_checks(
-    examined: Mapping[str, tuple[int, int]],
-    breaches: Mapping[str, int],
-    examples: Mapping[str, list[Example]],
-) -> tuple[Check, ...]:
-    """All checks. ``examined``: name -> (examined, not checkable)."""
-    return tuple(
-        Check(name, what, *examined[name], breaches.get(name, 0), tuple(examples.get(name, ())))
-        for name, (what, _) in CHECKS.items()
-    )
 
 
 def moment_of(text: str | None) -> int | None:

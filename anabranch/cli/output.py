@@ -96,12 +96,15 @@ def progress_bar(*, quiet: bool) -> Progress:
     )
 
 
-def put_bytes(document: dict[str, Any], name: str, data: bytes | None) -> None:
-    """Add ``name`` as text, or ``name_base64`` if the bytes are no UTF-8."""
-    try:
-        document[name] = None if data is None else data.decode("utf-8")
-    except UnicodeDecodeError:
-        document[f"{name}_base64"] = base64.b64encode(data or b"").decode("ascii")
+def bytes_document(**data: bytes | None) -> dict[str, Any]:
+    """Bytes as JSON: a name's as text, or as ``name_base64`` if they are no UTF-8."""
+    document: dict[str, Any] = {}
+    for name, some in data.items():
+        try:
+            document[name] = None if some is None else some.decode("utf-8")
+        except UnicodeDecodeError:
+            document[f"{name}_base64"] = base64.b64encode(some or b"").decode("ascii")
+    return document
 
 
 def bytes_text(data: bytes) -> str:

@@ -17,7 +17,7 @@ from anabranch.cli.options import (
     Verbose,
     option,
 )
-from anabranch.cli.output import print_json, print_line, put_bytes
+from anabranch.cli.output import bytes_document, print_json, print_line
 from anabranch.cli.stream.commands import parse_segment
 from anabranch.core.hybrid_time import read_moment, to_text
 from anabranch.core.legal_names import OPEN_LANE
@@ -161,16 +161,10 @@ def start_of(text: str, option: str) -> str | int | datetime:
 
 def event_document(event: Event) -> dict[str, Any]:
     """An event as JSON; bytes that are no UTF-8 go into fields with the suffix _base64."""
-    document: dict[str, Any] = {"stream": event.stream}
-    put_bytes(document, "key", event.key)
-    put_bytes(document, "value", event.value)
-    headers = []
-    for name, value in event.headers:
-        header: dict[str, Any] = {"name": name}
-        put_bytes(header, "value", value)
-        headers.append(header)
-    return document | {
-        "headers": headers,
+    return {
+        "stream": event.stream,
+        **bytes_document(key=event.key, value=event.value),
+        "headers": [{"name": name, **bytes_document(value=data)} for name, data in event.headers],
         "timestamp": event.timestamp,
         "txn_id": event.txn_id.hex() if event.txn_id else None,
         "commit_timestamp": event.commit_timestamp,

@@ -15,6 +15,7 @@ from anabranch.client.reservation import (
 from anabranch.core.legal_names import check_number, check_scope, check_type
 from anabranch.core.tokens import Rights, check_right, peek
 from anabranch.schemas.records import (
+    Commit,
     Consumed,
     ListOpen,
     ListTransactions,
@@ -106,9 +107,8 @@ class Endings(Streams):
             token = peek(transaction)
             check_right(token, Rights.COMMIT)
             self._session.observe(token.seen)
-        return self._session.commit(
-            transaction, (), records, name, deadline, number, consumed, prepare, secret
-        )
+        command = Commit(transaction, (), records, name, 0, number, consumed, prepare, secret)
+        return self._session.commit(command, deadline)
 
     def abort(
         self,

@@ -71,9 +71,8 @@ class Streams:
         texts = {name: _setting(value) for name, value in (settings or {}).items()}
         if near is not None:
             check_scope(near)
-        info = self._session.create_stream(
-            stream, segments, texts, deadline, adopt=bool(adopt), near=near
-        )
+        command = r.CreateStream(stream, segments, texts, bool(adopt))
+        info = self._session.create_stream(command, deadline, near=near)
         self._shared.layouts[stream] = info.segments
         return description_of(info)
 

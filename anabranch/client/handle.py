@@ -52,6 +52,7 @@ Heart: TypeAlias = "Callable[[Handle], None]"
 
 QUIET_S = 5.0  # most seconds for an abort while an exception is on its way
 _AT_ONCE = 1000  # events that write_many takes from its iterable before it writes them
+_MOST_LEGAL = 10_000  # names of streams that are remembered of a scope
 
 
 @dataclass
@@ -65,6 +66,9 @@ class Shared:
     heart: Heart  # begins to send heartbeats for a handle
     handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
     layouts: dict[str, Sequence[SegmentRange]] = field(default_factory=dict)
+    legal: dict[str, set[str]] = field(
+        default_factory=dict
+    )  # streams that go with those of a scope
     forked: bool = False
     closed: bool = False
 
@@ -104,7 +108,7 @@ class Handle:
         self._account: WriterAccount | None = None
         self._token: bytes | None = None
         self._over: AnabranchError | None = None
-        self._legal: set[str] = set()
+        self._legal = shared.legal.setdefault(scope, set())
         self._label = ""  # still to be told
         self.keepalive_ms = keepalive_ms
         self.beating = False
@@ -268,6 +272,8 @@ class Handle:
             self._session.check_together((stream,), self._shared.deadline(None), beside=self._scope)
             if is_state(stream):
                 raise InvalidArgument(f"{stream} is a processor's state: use `write_state`")
+            if len(self._legal) >= _MOST_LEGAL:
+                self._legal.clear()
             self._legal.add(stream)
 
     def _touch(self, stream: str, deadline: float) -> StreamLane:

@@ -126,28 +126,14 @@ class Session(StreamCalls):
         with _about(token):
             return self.ask(_partition(token), r.Register(token, receipt), r.Registered, deadline)
 
-    def commit(
-        self,
-        token: bytes,
-        own: Sequence[r.Receipt],
-        receipts: Sequence[r.Receipt] | None,
-        name: str | None,
-        deadline: float,
-        number: int | None = None,
-        consumed: r.Consumed | None = None,
-        prepare: r.Prepare | None = None,
-        secret: bytes | None = None,
-        reads: Reads | None = None,
-    ) -> r.Outcome:
-        """Commit until the outcome is COMMITTED. `OutcomeUnknown` at the deadline; refusals leave it open.
+    def commit(self, command: r.Commit, deadline: float, reads: Reads | None = None) -> r.Outcome:
+        """Commit until the outcome is COMMITTED; with ``prepare``, until it is PREPARED.
 
-        ``number``: of the series ``name``; `AlreadyCommitted` where the series is beyond it. ``prepare``: only
-        until it is PREPARED. ``secret``: as the command's; ``token`` may be the bare id then. ``reads``: who looks
-        at the registered locks; `NotReady` without it, while a look is due.
+        `OutcomeUnknown` at the deadline; refusals leave it open. `AlreadyCommitted`: a series is beyond the number.
+        How long the controller may wait is set here. ``reads``: who looks at the registered locks; `NotReady`
+        without it, while a look is due.
         """
-        named = None if receipts is None else tuple(receipts)
-        # `_until_known` says how long to wait.
-        command = r.Commit(token, tuple(own), named, name, 0, number, consumed, prepare, secret)
+        token = command.token
         while True:
             vouched = () if reads is None else reads.vouched
             try:
@@ -167,21 +153,13 @@ class Session(StreamCalls):
         with _about(command.token):
             return self.ask(_partition(command.token), command, r.ReadsLocked, deadline)
 
-    def one_shot(
-        self,
-        txn_id: bytes,
-        scope: str,
-        name: str | None,
-        events: Sequence[r.Event],
-        deadline: float,
-        consumed: r.Consumed | None = None,
-    ) -> r.Outcome:
+    def one_shot(self, command: r.OneShot, deadline: float) -> r.Outcome:
         """A whole transaction in one command, until it is COMMITTED. `OutcomeUnknown` at the deadline.
 
-        ``consumed``: the positions that it moves; its id is a marked one then, and `TenureLost` a refusal.
+        One that moves positions has a marked id; `TenureLost` is a refusal then.
         """
-        command = r.OneShot(txn_id, scope, name, tuple(events), consumed)
-        if consumed is None:
+        txn_id = command.txn_id
+        if command.consumed is None:
             return self._until_known(txn_id, command, None, deadline)
         # There is no RESOLVE of a marked id: the rows of its tasks are its outcome.
         unheard: list[bytes] = []
@@ -305,25 +283,11 @@ class Session(StreamCalls):
 
     def transactions(self, wanted: r.ListTransactions, deadline: float) -> list[r.Outcome]:
         """Open transactions, the oldest first, or all, the newest first. `UnknownScope`, `InvalidArgument`."""
-        found: list[r.Outcome] = []
-        for partition in self._partitions(wanted.scope, deadline):
-            found += self._transactions_of(partition, wanted, deadline)
+        found = self._in_pages(
+            wanted, r.TransactionList, lambda part: part.transactions, deadline, by="before"
+        )
         found.sort(key=lambda outcome: made_ms_of(outcome.txn_id), reverse=wanted.include_finished)
         return found[: wanted.limit]
-
-    def _transactions_of(
-        self, partition: int, wanted: r.ListTransactions, deadline: float
-    ) -> list[r.Outcome]:
-        """Transactions of a control partition. A controller looks at some of the finished ones at a time."""
-        found: list[r.Outcome] = []
-        before = None
-        while True:
-            command = replace(wanted, limit=wanted.limit - len(found), before=before)
-            part = self.ask(partition, command, r.TransactionList, deadline)
-            found += part.transactions
-            before = part.more
-            if before is None or len(found) >= wanted.limit:
-                return found
 
     def label(self, token: bytes, writer: int, label: str, deadline: float) -> None:
         """Name a writer of a transaction for people, after its first touch."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -77,18 +77,10 @@ class StreamCalls(Exchange):
         return dict.fromkeys(scopes, DIRECTORY)
 
     def create_stream(
-        self,
-        stream: str,
-        segments: int,
-        settings: Mapping[str, str],
-        deadline: float,
-        *,
-        adopt: bool = False,
-        near: str | None = None,
+        self, command: r.CreateStream, deadline: float, *, near: str | None = None
     ) -> r.StreamInfo:
         """Create a stream, and its scope if needed. `StreamExists` if it exists with other settings."""
-        scope, _ = split_stream(stream)
-        command = r.CreateStream(stream, segments, dict(settings), adopt)
+        scope, _ = split_stream(command.stream)
         pause = FIRST_RETRY_S
         while True:
             partition = self.find_scope(scope, deadline, create=True, near=near)
@@ -201,17 +193,23 @@ class StreamCalls(Exchange):
         return sorted(found, key=lambda info: (made_ms_of(info.txn_id), info.txn_id, info.table))
 
     def _in_pages(
-        self, wanted: Any, expected: type[P], of: Callable[[P], Iterable[T]], deadline: float
+        self,
+        wanted: Any,
+        expected: type[P],
+        of: Callable[[P], Iterable[T]],
+        deadline: float,
+        *,
+        by: str = "after",
     ) -> list[T]:
-        """List from all control partitions, so much of each."""
+        """List from all control partitions, so much of each. ``by``: the field that says where to go on."""
         found: list[T] = []
         for partition in self._partitions(wanted.scope, deadline):
-            after, most = None, len(found) + wanted.limit
-            while len(found) < most:
-                command = replace(wanted, limit=most - len(found), after=after)
+            more, most = None, len(found) + wanted.limit
+            while True:
+                command = replace(wanted, limit=most - len(found), **{by: more})
                 part: Any = self.ask(partition, command, expected, deadline)
                 found += of(part)
-                after = part.more
-                if after is None:
+                more = part.more
+                if more is None or len(found) >= most:
                     break
         return found

@@ -259,8 +259,8 @@ class Transaction(Buffered):
         # From here on an interruption leaves it in doubt.
         before, self._in_doubt, self._told = self._in_doubt, True, False
         try:
-            parts = txn_id, self._scope, name, self._buffer, deadline, consumed
-            outcome = self._session.one_shot(*parts)
+            shot = r.OneShot(txn_id, self._scope, name, tuple(self._buffer), consumed)
+            outcome = self._session.one_shot(shot, deadline)
         except EventTooLarge:
             self._in_doubt = before
             self._txn_id = None if consumed is not None else txn_id  # a marked one is for one-shots
@@ -299,18 +299,8 @@ class Transaction(Buffered):
         # From here on an interruption leaves it in doubt.
         before, self._in_doubt, self._told = self._in_doubt, True, False
         try:
-            outcome = self._session.commit(
-                self._token,
-                own,
-                others,
-                name,
-                deadline,
-                number,
-                consumed,
-                prepare,
-                secret,
-                self._reads,
-            )
+            command = r.Commit(self._token, own, others, name, 0, number, consumed, prepare, secret)
+            outcome = self._session.commit(command, deadline, self._reads)
             check_taken(outcome, own, self._txn_id)
         except AnabranchError as error:
             self._failed_to_commit(error, before)

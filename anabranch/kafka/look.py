@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from anabranch.kafka.wire import calls
-from anabranch.kafka.wire.calls import DESCRIBE_LOG_DIRS, METADATA, Api
+from anabranch.kafka.wire.calls import DESCRIBE_LOG_DIRS, Api
 from anabranch.kafka.wire.cluster import Cluster
 from anabranch.kafka.wire.codes import NONE, READ_CODES, error_for, meaning
 from anabranch.ports import LogError, LogRefused
@@ -16,11 +16,6 @@ _NEEDED = tuple(
 )
 
 
-_NO_MORE = {
-    "allow_auto_topic_creation": False,
-    "include_cluster_authorized_operations": False,
-    "include_topic_authorized_operations": False,
-}
 _SIZES_OF = ({"topic": "", "partitions": ()},)  # of no partition: only the folders are asked about
 
 
@@ -45,9 +40,7 @@ class Broker:
 def look_at(cluster: Cluster, seconds: float) -> list[Broker]:
     """All brokers that the cluster names. ``seconds``: of each question. Raises `LogError`: none answers."""
     cluster.refresh((), cluster.deadline(seconds))
-    with cluster.connection(None, cluster.deadline(seconds)) as connection:
-        told = connection.ask(METADATA, cluster.deadline(seconds), topics=(), **_NO_MORE)
-    return [_look(cluster, int(one.node_id), seconds) for one in told.brokers]
+    return [_look(cluster, node, seconds) for node in cluster.nodes]
 
 
 def _told(code: int) -> str:

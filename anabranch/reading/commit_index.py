@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -23,21 +22,10 @@ from anabranch.topics.names import history_topic
 _FETCH_BYTES = 1 << 20
 _NO_END = (1 << 63) - 1
 
-_kernel: ModuleType | None = None
-
 
 def warm() -> None:
     """Load what is compiled."""
-    _load()
-
-
-def _load() -> ModuleType:
-    global _kernel
-    if _kernel is None:
-        from anabranch.batches.kernels import history as history_kernel
-
-        _kernel = history_kernel
-    return _kernel
+    from anabranch.batches.kernels import history  # noqa: F401
 
 
 class Part(NamedTuple):
@@ -55,7 +43,8 @@ class Part(NamedTuple):
 
 def _walk(columns: Columns, partition: int) -> Part | None:
     """A part of history records in columns; None if some are none, or of a rare form."""
-    kernel = _load()
+    from anabranch.batches.kernels import history as kernel  # only where spans are asked for
+
     values = columns.values
     most = len(values.data) // kernel.MIN_SPAN_BYTES + 1
     spans = np.empty((kernel.SPAN_ROWS, most), dtype=np.int64)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from anabranch.errors import InvalidArgument, UnsupportedSetting
+from anabranch.errors import UnsupportedSetting
 from anabranch.extras import need
 from anabranch.reading.committed_log import Groups, ReaderPorts
 from anabranch.reading.history_search import Start
 from anabranch.reading.ordered_reader import Reader
-from anabranch.reading.snapshot import SnapshotPlan, newest, take
+from anabranch.reading.snapshot import SnapshotPlan, newest, streams_of, take
 from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
 from anabranch.reading.tasks.groups import Mirror, first_inputs, group_inputs, group_progress
 from anabranch.reading.tasks.lag import InputLag, Lag, input_lags
@@ -46,7 +46,7 @@ class Readers:
         self, streams: str | Sequence[str], group: str | None, timeout: float | None, start: Start
     ) -> Reader:
         """A reader of events."""
-        reader = Reader(self.ports, _names(streams), group, timeout, start, self._timeout)
+        reader = Reader(self.ports, streams_of(streams), group, timeout, start, self._timeout)
         self._made.add(reader)
         return reader
 
@@ -76,7 +76,7 @@ class Readers:
         need("numpy")
         from anabranch.reading.tasks.reader import TaskReader
 
-        names = _names(streams)
+        names = streams_of(streams)
         groups = together(names, self.ports.clock.monotonic() + self._timeout)
         reader = TaskReader(self.ports, names, tenure, timeout, self._timeout, groups)
         self._made.add(reader)
@@ -159,11 +159,3 @@ class Readers:
         """In a forked child: free nothing, ever."""
         for reader in list(self._made):
             reader.after_fork()
-
-
-def _names(streams: str | Sequence[str]) -> list[str]:
-    """The streams, each once. `InvalidArgument` for none."""
-    names = [streams] if isinstance(streams, str) else list(dict.fromkeys(streams))
-    if not names:
-        raise InvalidArgument("read at least one stream")
-    return names

@@ -204,7 +204,7 @@ def streams_of(streams: str | Sequence[str]) -> list[str]:
     """These streams, each once. `InvalidArgument`."""
     names = [streams] if isinstance(streams, str) else list(streams)
     if not names:
-        raise InvalidArgument("a snapshot is of at least one stream")
+        raise InvalidArgument("name at least one stream")
     for name in names:
         split_stream(name)
     return list(dict.fromkeys(names))

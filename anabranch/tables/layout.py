@@ -69,7 +69,7 @@ def place(prefix: bytes, key: bytes) -> bytes:
 
 
 def versions(prefix: bytes, key: bytes) -> bytes:
-    """The bytes that all versions of one key begin with."""
+    """The bytes that all versions of one key begin with, or all entries of an index for one value."""
     return place(prefix, key) + _END
 
 
@@ -88,14 +88,9 @@ def timestamp_of(raw: bytes) -> int:
     return _ALL - int.from_bytes(raw[-STAMP:], "big")
 
 
-def entries(prefix: bytes, value: bytes) -> bytes:
-    """The bytes that all entries of an index for one value begin with."""
-    return versions(prefix, value)
-
-
 def entry(prefix: bytes, value: bytes, key: bytes) -> bytes:
     """The entry of an index for a value of a row."""
-    return place(entries(prefix, value), key)
+    return place(versions(prefix, value), key)
 
 
 def unescaped(key: bytes) -> bytes:

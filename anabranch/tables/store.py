@@ -32,7 +32,6 @@ from anabranch.tables.layout import (
     TABLE,
     THERE,
     Mark,
-    entries,
     entry,
     key_of,
     mark_key,
@@ -263,18 +262,12 @@ class Store:
 
     def lookup(self, prefix: bytes, value: bytes) -> Iterator[bytes]:
         """The keys of rows with a version that has a value, in their order. ``prefix``: of the index."""
-        own = entries(prefix, value)
+        own = versions(prefix, value)
         found = self._db.iter()
         found.seek(own)
         while (raw := _raw(found)).startswith(own):
             yield unescaped(raw[len(own) :])
             found.next()
-
-    def newer(self, number: int, low: bytes, high: bytes | None, than: int) -> Seen | None:
-        """The first key of [low, high) with a version above ``than``, and its newest one."""
-        return next(
-            (seen for seen in self.scan(number, low, high, than) if seen.timestamp > than), None
-        )
 
     # -- sweeping -------------------------------------------------------------------------------------
 

@@ -78,11 +78,14 @@ def test_a_scope_that_its_partition_does_not_know_is_told_to_it_again() -> None:
     session, bus, clock = session_of(
         in_turn(*script, found, stream_list := obliging(r.CreateStream("nyc/a", 1, {})))
     )
-    assert session.create_stream("nyc/a", 1, {}, clock.now + 10) == stream_list.streams[0]
+    assert (
+        session.create_stream(r.CreateStream("nyc/a", 1, {}), clock.now + 10)
+        == stream_list.streams[0]
+    )
     assert [type(sent.command) for sent in bus.sent] == [r.FindScope, r.CreateStream] * 4
     session, bus, clock = session_of(lambda c: found if isinstance(c, r.FindScope) else unknown)
     with pytest.raises(errors.NotReady):
-        session.create_stream("nyc/a", 1, {}, clock.now + 100)
+        session.create_stream(r.CreateStream("nyc/a", 1, {}), clock.now + 100)
     assert clock.now < 1010
 
 
@@ -127,7 +130,7 @@ def test_a_command_that_is_too_large_is_not_sent() -> None:
     bus.max_bytes = 100
     events = [r.Event(STREAM, -1, None, b"x" * 100, (), -1)]
     with pytest.raises(errors.EventTooLarge):
-        session.one_shot(TXN, "nyc", None, events, clock.now + 10)
+        session.one_shot(r.OneShot(TXN, "nyc", None, tuple(events)), clock.now + 10)
     assert bus.sent == []
 
 
@@ -279,8 +282,8 @@ def test_an_uncertain_commit_is_settled(case: str, kind: str) -> None:
 
     def run() -> r.Outcome:
         if kind == "commit":
-            return session.commit(token_of(), (), None, None, deadline)
-        return session.one_shot(TXN, "nyc", None, (), deadline)
+            return session.commit(r.Commit(token_of(), (), None, None, 0), deadline)
+        return session.one_shot(r.OneShot(TXN, "nyc", None, ()), deadline)
 
     if isinstance(expected, str):
         assert run().state == expected
@@ -298,7 +301,7 @@ def test_an_uncertain_commit_is_settled(case: str, kind: str) -> None:
 def test_resolve_is_asked_only_when_the_commit_stays_unanswered() -> None:
     session, bus, clock = session_of(rules([None], [_committed]))
     started = clock.now
-    session.commit(token_of(), (), None, None, clock.now + 30)
+    session.commit(r.Commit(token_of(), (), None, None, 0), clock.now + 30)
     resolve = next(sent for sent in bus.sent if isinstance(sent.command, r.Resolve))
     assert resolve.at == pytest.approx(started + 20)
     assert bus.names()[:2] == ["Commit", "Commit"]
@@ -306,18 +309,18 @@ def test_resolve_is_asked_only_when_the_commit_stays_unanswered() -> None:
 
 def test_the_controller_waits_for_the_journal_shorter_than_the_client() -> None:
     session, bus, clock = session_of(obliging)
-    session.commit(token_of(), (), None, None, clock.now + 30)
+    session.commit(r.Commit(token_of(), (), None, None, 0), clock.now + 30)
     assert bus.of(r.Commit)[0].wait_ms == 18_000
-    session.commit(token_of(), (), None, None, clock.now + 0.4)
+    session.commit(r.Commit(token_of(), (), None, None, 0), clock.now + 0.4)
     assert 100 < bus.of(r.Commit)[1].wait_ms < 200
-    session.commit(token_of(), (), None, None, clock.now + 1e6)
+    session.commit(r.Commit(token_of(), (), None, None, 0), clock.now + 1e6)
     assert bus.of(r.Commit)[2].wait_ms == 600_000
 
 
 def test_a_name_committed_before_gives_that_outcome() -> None:
     other = outcome(b"\0" * 15 + b"\1", name="n")
     session, _, clock = session_of(lambda command: other)
-    assert session.commit(token_of(), (), None, "n", clock.now + 30) == other
+    assert session.commit(r.Commit(token_of(), (), None, "n", 0), clock.now + 30) == other
 
 
 @pytest.mark.parametrize("number", [None, 17], ids=["name", "number"])
@@ -336,7 +339,7 @@ def test_what_a_commit_gave_way_to_is_known_though_its_answer_was_lost(number: i
         session, _, clock = session_of(script)
 
         def run(session: Session = session, deadline: float = clock.now + 30) -> r.Outcome:
-            return session.commit(token_of(), (), None, "n", deadline, number)
+            return session.commit(r.Commit(token_of(), (), None, "n", 0, number), deadline)
 
         if answer is other:
             assert run() == other
@@ -373,7 +376,8 @@ OTHER = b"\0" * 15 + b"x"
 
 def commit(session: Session, clock: ManualClock, **given: Any) -> r.Outcome:
     named, deadline = given.get("by", token_of()), clock.now + 30
-    return session.commit(named, (), (), given.get("name"), deadline, given.get("number"))
+    command = r.Commit(named, (), (), given.get("name"), 0, given.get("number"))
+    return session.commit(command, deadline)
 
 
 # (what a commit claims, the outcome that comes under its correlation id and digest, whether it is believed)

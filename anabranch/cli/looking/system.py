@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from anabranch.cli.options import App, ClusterOptions, argument, option
-from anabranch.cli.output import bytes_text, print_json, print_table, put_bytes
+from anabranch.cli.output import bytes_document, bytes_text, print_json, print_table
 from anabranch.cli.read import moment_of
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import NO_TXN
@@ -99,7 +99,7 @@ def _document(row: Mapping[str, Any]) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for column, value in row.items():
         if isinstance(value, bytes) and column in _TEXTS:
-            put_bytes(document, column, value)
+            document |= bytes_document(**{column: value})
         elif isinstance(value, bytes | datetime):
             document[column] = _cell(column, value)
         elif isinstance(value, tuple):

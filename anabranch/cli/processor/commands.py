@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from anabranch.cli.errors import NotFound
 from anabranch.cli.options import App, ClusterOptions, Yes, argument, confirm, option
 from anabranch.cli.output import (
+    bytes_document,
     count_of,
     lag_document,
     print_json,
     print_line,
     print_result,
     print_table,
-    put_bytes,
     time_text,
 )
 from anabranch.cli.processor import run
@@ -213,9 +213,8 @@ def get(
     if value is None:
         raise NotFound(f"{key!r} is not in the store {store} of {processor}")
     if options.json:
-        document: dict[str, Any] = {"processor": processor, "store": store, "key": key}
-        put_bytes(document, "value", value)
-        print_json(document)
+        told = {"processor": processor, "store": store, "key": key}
+        print_json(told | bytes_document(value=value))
     else:
         print_line(value.decode("utf-8", "backslashreplace"))
 

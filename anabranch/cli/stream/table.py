@@ -17,13 +17,13 @@ from anabranch.cli.errors import failure_of, show
 from anabranch.cli.looking import system
 from anabranch.cli.options import App, ClusterOptions, OperatorOptions, argument, option
 from anabranch.cli.output import (
+    bytes_document,
     bytes_text,
     count_of,
     print_json,
     print_line,
     print_result,
     progress_bar,
-    put_bytes,
 )
 from anabranch.cli.read import moment_of, start_of
 from anabranch.cli.session import parse_kafka
@@ -108,11 +108,8 @@ def get(
     with _view(options, table, at, folder) as view:
         value = view.get(table, os.fsencode(key))
     if options.json:
-        document: dict[str, Any] = {}
-        put_bytes(document, "key", os.fsencode(key))
-        document |= {"timestamp": view.timestamp, "found": value is not None}
-        put_bytes(document, "value", value)
-        print_json(document)
+        found = {"timestamp": view.timestamp, "found": value is not None}
+        print_json(bytes_document(key=os.fsencode(key)) | found | bytes_document(value=value))
     elif value is not None:
         print_line(value.decode(errors="replace"))
     if value is None:
@@ -143,10 +140,7 @@ def scan(
     with _view(options, table, at, folder) as view:
         for key, value in view.scan(table, **bounds, reverse=reverse, limit=limit):
             if options.json:
-                document: dict[str, Any] = {}
-                put_bytes(document, "key", key)
-                put_bytes(document, "value", value)
-                print_json(document)
+                print_json(bytes_document(key=key, value=value))
             else:
                 print_line(f"{bytes_text(key)}\t{bytes_text(value)}")
 
@@ -260,9 +254,8 @@ def changes(
                 "committed_at": to_text(each.commit_timestamp),
                 "txn_id": each.txn_id and each.txn_id.hex(),
             }
-            for name, data in (("key", each.key), ("before", each.before), ("after", each.after)):
-                put_bytes(document, name, data)
-            print_json(document)
+            rows = bytes_document(key=each.key, before=each.before, after=each.after)
+            print_json(document | rows)
 
 
 @app.command("compact")
@@ -363,10 +356,8 @@ def _check_table(client: Client, table: str) -> StreamDescription:
 
 
 def _told(options: ClusterOptions, table: str, key: str, result: Result, what: str) -> None:
-    document: dict[str, Any] = {"table": table}
-    put_bytes(document, "key", os.fsencode(key))
     wrote = result.txn_id != NO_TXN
-    document |= {
+    document = {"table": table, **bytes_document(key=os.fsencode(key))} | {
         "txn_id": result.txn_id.hex() if wrote else None,
         "commit_timestamp": result.commit_timestamp,
         "committed_at": to_text(result.commit_timestamp),

@@ -76,11 +76,11 @@ class DeltaFolder:
     def _table(self, frame: DataFrame) -> DeltaTable:
         """The table; made if it does not exist."""
         from deltalake import DeltaTable, Schema
-        from pyspark.sql.pandas.types import to_arrow_schema
 
-        arrow = to_arrow_schema(frame.schema, timezone="UTC")
+        from anabranch.spark.api import arrow_schema
+
         # Parquet files don't record that a column can't be null.
-        schema = Schema.from_arrow(_nullable(arrow))
+        schema = Schema.from_arrow(_nullable(arrow_schema(frame.schema)))
         return DeltaTable.create(
             self.folder, schema, mode="ignore", partition_by=list(self.partition_by)
         )
