@@ -16,6 +16,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import statistics
 import time
+from collections.abc import Iterable
 from multiprocessing.synchronize import Event as Signal
 from typing import Any
 
@@ -94,7 +95,7 @@ def transaction(
             worker.start()
         for _ in workers:
             ready.acquire(timeout=60)
-        end = _Ends(place.bootstrap, stream.replace("/", "."), 2)
+        end = _Ends(place.bootstrap, stream.replace("/", "."))
         start = time.perf_counter() - begun
         go.set()
         taken = [anabranch.Receipt.from_bytes(receipts.get(timeout=120)) for _ in workers]
@@ -169,7 +170,7 @@ def _plain(place: Place, events: int) -> float:
         worker.start()
     for _ in workers:
         ready.acquire(timeout=60)
-    end = _Ends(place.bootstrap, topic, 2)
+    end = _Ends(place.bootstrap, topic)
     start = time.perf_counter()
     go.set()
     for _ in workers:
@@ -225,7 +226,7 @@ class _Ends:
     before it are decided: so everything below it is readable.
     """
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+    def __init__(self, bootstrap: str, topic: str) -> None:
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
@@ -234,19 +235,25 @@ class _Ends:
                 "enable.auto.commit": False,
             }
         )
-        self._partitions = [TopicPartition(topic, p) for p in range(partitions)]
-        self._start = self._sum()
+        self._topic = topic
+        self._start = self._sum(self._places())
 
-    def _sum(self) -> int:
+    def _places(self) -> list[TopicPartition]:
+        partitions = (
+            self._consumer.list_topics(self._topic, timeout=10).topics[self._topic].partitions
+        )
+        return [TopicPartition(self._topic, partition) for partition in partitions]
+
+    def _sum(self, places: Iterable[TopicPartition]) -> int:
         return sum(
-            self._consumer.get_watermark_offsets(tp, timeout=10, cached=False)[1]
-            for tp in self._partitions
+            self._consumer.get_watermark_offsets(one, timeout=10, cached=False)[1] for one in places
         )
 
     def wait_for(self, events: int, deadline_s: float = 120.0) -> None:
         """Wait until the end has moved by so many offsets (markers may add a few)."""
         until = time.monotonic() + deadline_s
-        while self._sum() - self._start < events:
+        places = self._places()  # a big transaction may lie on partitions of its own
+        while self._sum(places) - self._start < events:
             if time.monotonic() > until:
                 raise TimeoutError(f"the last of {events} events is not readable")
             time.sleep(0.005)
