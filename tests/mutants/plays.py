@@ -367,5 +367,5 @@ def an_answer_to_another_command() -> None:
     token = token_of(ours)
     stray = r.Reply(b"c", b"another!", 1, outcome(ours, committed=7))
     _, clock, ports = scripted_ports(lambda _: [stray, (1.0, outcome(ours, committed=8))])
-    found = Session(ports).commit(token, (), (), None, clock.now + 30)
+    found = Session(ports).commit(r.Commit(token, (), (), None, 0), clock.now + 30)
     assert found.committed == 8, "the answer is to another command"
