@@ -7,7 +7,7 @@ locks are rows of open transactions: each commit is held against them. `docs/tab
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -56,11 +56,16 @@ class _Table:
                     del self.newest[point]
         return write
 
-    def has(self, points: Iterable[int], since: int) -> bool:
+    def has(self, points: Sequence[int], since: int) -> bool:
         """Whether one of these fingerprints was written above a timestamp."""
-        while self.fresh:
-            write = self.fresh.popleft()
-            self.newest.update(dict.fromkeys(write.points or (), write.timestamp))
+        if not points:
+            return False
+        while (
+            self.fresh and self.fresh[-1].timestamp > since
+        ):  # older ones may never be asked about
+            write = self.fresh.pop()
+            for point in write.points or ():
+                self.newest[point] = max(write.timestamp, self.newest.get(point, 0))
         big = [write for write in self.packed if write.timestamp > since]
         return any(
             self.newest.get(point, 0) > since or any(write.has(point) for write in big)

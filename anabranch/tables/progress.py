@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -22,6 +23,17 @@ class _Waiting(NamedTuple):
     timestamp: int
     number: int
     wake: threading.Lock
+
+
+@contextmanager
+def in_turn(lock: threading.RLock, seconds: float) -> Iterator[None]:
+    """Hold a lock; after so many seconds of waiting for it, go on without."""
+    held = lock.acquire(timeout=seconds)
+    try:
+        yield
+    finally:
+        if held:
+            lock.release()
 
 
 class Waiters:

@@ -30,7 +30,7 @@ from anabranch.tables.follow import Follower, SafeTimes
 from anabranch.tables.indexes import Index, indexed
 from anabranch.tables.joined import JoinedTransaction, join
 from anabranch.tables.own_writes import Writers
-from anabranch.tables.progress import Lag, Waiters
+from anabranch.tables.progress import Lag, Waiters, in_turn
 from anabranch.tables.snapshot import TableSnapshot, taken
 from anabranch.tables.store import Store
 from anabranch.tables.transaction import Commits, TableTransaction
@@ -45,6 +45,7 @@ _PAUSE_S = 0.5  # after an error
 # that many write in the middle, and loses again: with a quarter of a second one of 16 clients got nothing.
 _PAUSES_S = (0.004, 0.032)
 _LEAST_S = 0.05
+_TURN_S = 0.05  # for the answer to another thread's question
 _ASK_S = 1.0  # for the oldest snapshot, before a sweep
 _LEAST_SWEPT = from_us(1_000_000)  # hybrid time between two sweeps of a table
 
@@ -163,13 +164,10 @@ class Replica:
         NotAuthorized.
         """
         self.told(timestamp, last)
-        left = max(0.0, deadline - self._clock.monotonic())
-        if not self._follower.is_told(timestamp) and self._turn.acquire(timeout=left):
-            try:  # one thread asks: mostly its answer is what others wait for, too
+        if not self._follower.is_told(timestamp):
+            with in_turn(self._turn, _TURN_S):  # mostly another thread's answer will do
                 if not self._follower.is_told(timestamp):
                     self.told(*self._controller.safe(self.tables, timestamp, deadline))
-            finally:
-                self._turn.release()
         self._wait(timestamp, deadline)
 
     def _wait(self, timestamp: int, deadline: float) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from anabranch.core.decisions.streams import stream_forgotten
 from anabranch.core.ids import NO_TXN
-from anabranch.core.journal.table_writes import FEW_KEYS, Keys, fingerprint, write_of
+from anabranch.core.journal import table_writes
+from anabranch.core.journal.table_writes import FEW_KEYS, Keys, Write, fingerprint, write_of
 from anabranch.core.read_locks import Windows
 from anabranch.core.round import Part, StreamCommit
 from anabranch.errors import InvalidArgument, NotAuthorized
@@ -187,6 +188,46 @@ def test_the_window_forgets_the_oldest_and_says_so() -> None:
     assert bank.put((A, b"100")) == "COMMITTED"
     assert bank.put((PLAIN, b"x"), locks=(first,)) == "LookAgain"
     assert bank.put((PLAIN, b"x"), locks=(recent,)) == "COMMITTED"
+
+
+def test_the_window_is_what_a_plain_list_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that are written or dropped, small, big and unknown writes, a limit: held, unless it was written."""
+    monkeypatch.setattr(table_writes, "FEW_POINTS", 4)
+    seed = random.randrange(1 << 32)
+    draw = random.Random(seed)
+    keys = [b"%d" % i for i in range(12)]
+    for _ in range(150):
+        window = Windows(reach=10, limit=draw.choice([600, 1_500, 4_000]))
+        commits: list[tuple[int, list[bytes] | None]] = [
+            (10, [])
+        ]  # timestamps, and keys where known
+        for _ in range(40):
+            draft, before = window.draft(), len(commits)
+            for _ in range(draw.randint(0, 3)):
+                last = commits[-1][0]
+                written = draw.sample(keys, draw.choice([0, 1, 2, 3, 6]))
+                write = Write.of(0, written).at(last + 1)
+                if len(written) > table_writes.FEW_POINTS:
+                    write = Write(last + 1, *Keys.of(written))
+                    assert write.is_packed, f"seed {seed}"
+                unknown = draw.random() < 0.07
+                draft.add(A, Write(last + 1, None, ()) if unknown else write, last)
+                commits.append((last + 1, None if unknown else written))
+                since = draw.randint(max(10, last - 12), last + 1)
+                newest = max(at for at, _ in commits if at <= since)
+                read = draw.sample(keys, draw.randint(0, 2))
+                points = tuple(sorted(map(fingerprint, read)))
+                held = draft.holds(r.TableLocks(A, since, newest, points, ()), commits[-1][0])
+                above = [some for at, some in commits if at > since]
+                broken = any(some is None or {*read} & {*some} for some in above)
+                assert held == (not broken and (since >= window.reach or not above)), f"seed {seed}"
+            if draw.random() < 0.85:
+                window.follow(draft)
+            else:
+                del commits[before:]
+            kept = window.table(A)
+            assert window.size == sum(w.size for w in (kept.writes if kept else ())), f"seed {seed}"
+            assert window.size <= window.limit, f"seed {seed}"
 
 
 def test_of_a_big_commit_the_bounds_are_known() -> None:

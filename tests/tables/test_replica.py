@@ -363,6 +363,33 @@ def test_those_who_wait_step_one_at_a_time_and_again_after_an_error(
             assert view.get(one, b"a") == b"1"
 
 
+def test_waiting_threads_share_a_question_but_for_a_time_to_come(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, asked, come = one_row(world), [], threading.Event()
+    truth = Truth(world, TABLES)
+    with replica(world, truth, [one], None) as found, ThreadPoolExecutor() as threads:
+        now = found.snapshot().timestamp + 1
+
+        def safe(tables: Sequence[str], at: int, _: float) -> tuple[int, dict[str, int]]:
+            asked.append(at)
+            assert come.wait(9 if at == now + 9 else 0.05) or at != now + 9
+            return at, found.last
+
+        monkeypatch.setattr(truth, "safe", safe)
+        monkeypatch.setattr(found, "_wait", lambda *_: None)
+        monkeypatch.setattr(replica_module, "_TURN_S", 9.0)
+        list(threads.map(lambda _: found.wait(now, {}, 0.0), range(4)))
+        assert asked == [now]
+        monkeypatch.setattr(replica_module, "_TURN_S", 0.01)
+        later = threads.submit(found.wait, now + 9, {}, 0.0)
+        while asked[-1] != now + 9:
+            time.sleep(0.001)
+        found.wait(now + 1, {}, 0.0)
+        come.set()
+        later.result(9)
+
+
 @pytest.mark.parametrize("others", [0, 40, 2000])  # batches of all walks, and too many for a digest
 def test_rows_whose_keys_none_can_have_are_rejected_and_the_others_are_not(
     world: World, others: int

@@ -123,6 +123,10 @@ class Lives:
         early = {seen.key: seen for seen in given if seen.timestamp > mark.last}
         assert all(seen.value == rows.get(key) for key, seen in early.items())
         assert given == [(wanted | early)[key] for key in sorted(wanted | early)]
+        there = [(seen.key, seen.value) for seen in given if seen.value is not None]
+        assert list(self.store.rows(mark.number, low, end, at)) == there
+        assert self.store.get_many(mark.number, KEYS, at) == rows
+        assert {k: self.store.row(mark.number, k, at) for k in KEYS} == dict.fromkeys(KEYS) | rows
         back = self.store.scan(mark.number, low, end, at, reverse=True)
         assert list(back) == given[::-1]
         for prefix, index in self.store.indexes(table):
