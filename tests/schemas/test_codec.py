@@ -224,6 +224,9 @@ def test_an_int_has_32_bits_both_ways(value: int) -> None:
         decode(good[: -len(SECRET) - 3] + zigzag(value) + SECRET + bytes(2))
     with pytest.raises(MalformedRecord, match="32 bits"):
         encode(r.Begin(bytes(16), "nyc", None, value, SECRET))
+    commit = encode(r.CommitRecord(bytes(16), 0, 5, (), (), 7))
+    with pytest.raises(MalformedRecord, match="32 bits"):
+        decode(commit[:18] + zigzag(value) + commit[19:])
     receipt = r.Receipt(bytes(16), 1, value, True, ())
     with pytest.raises(MalformedRecord, match="32 bits"):
         encode(r.Commit(b"", (receipt,), None, None, 0))
