@@ -118,6 +118,8 @@ class TransactionReader(Iteration[Committed]):
             self._batch.popleft()
             term = self._term
             if committed is not None:
+                if self._done is None:
+                    self._processed(offset)  # whoever looks sees that the group is at this one
                 try:
                     yield committed
                 except GeneratorExit:
@@ -187,8 +189,12 @@ class TransactionReader(Iteration[Committed]):
         """Stand where the group has come to, or at the start."""
         place = self._history.place
         known = self._member.committed([place]) if self._member is not None else {}
-        self._history.seek(known[place] if place in known else self._first())
+        first = known[place] if place in known else self._first()
+        self._history.seek(first)
         self._gains, self._owned = False, True
+        if self._start == "end" and place not in known:
+            self._done = first  # what comes from now on is not passed over by the next member
+            self._commit(wait=True)
 
     def _first(self) -> int:
         """The offset in the history at which a reader begins that has no position of the group."""
