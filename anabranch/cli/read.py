@@ -75,7 +75,12 @@ def command(
         bool, option("--changes", "Only the last event of each key, as of --at (or now).")
     ] = False,
     limit: Annotated[
-        int | None, option("--limit -n", "End after so many events (or transactions).", min=1)
+        int | None,
+        option(
+            "--limit -n",
+            "End after so many events (or transactions). A group gets the last again.",
+            min=1,
+        ),
     ] = None,
     timeout: Annotated[
         float | None,

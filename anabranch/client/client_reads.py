@@ -320,12 +320,12 @@ class Reading:
         asked = None if until in (None, "end") else check_at(until, "until")
         if until is not None and (group is not None or begin == "end"):
             raise InvalidArgument(
-                "`until` is for a difference between two times: give no group, and a start that is a time"
+                "an end (`until`, --to) is for a difference between two times: give no group, and a start that is a time"
             )
         check_since(begin if isinstance(begin, int) else None, asked)
         if folder is not None and not before:
             raise InvalidArgument(
-                "`folder` is for the rows before: ask for them with `before=True`"
+                "a folder is for the rows before: ask for them (`before=True`, --before)"
             )
         with ExitStack() as stack:
             rows, end = None, None
@@ -396,7 +396,7 @@ class Reading:
             settings = self._shared.session.describe(name, deadline).settings
             if not is_table(settings):
                 raise InvalidArgument(
-                    f"{name} is a stream, and no table: make one with `create_table`"
+                    f"{name} is a stream, and no table: make one with `create_table` (`anabranch table create`)"
                 )
             found.append(settings)
         return found

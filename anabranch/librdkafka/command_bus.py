@@ -346,7 +346,7 @@ def missing_topics(lane: str, missing: str) -> AnabranchError:
     """The error for topics of a lane that are not there."""
     if lane in (OPEN_LANE, ADMIN_LANE):
         return NotReady(
-            f"there is no topic {missing}: start `anabranch controller`, or mend the prefix"
+            f"there is no topic {missing}: start `anabranch controller`, or mend the prefix (of topics)"
         )
     return UnknownLane(
         f"there is no topic {missing}: an operator makes lane {lane!r} with `anabranch lane add {lane}`"

@@ -119,7 +119,7 @@ class TransactionReader(Iteration[Committed]):
             term = self._term
             if committed is not None:
                 if self._done is None:
-                    self._processed(offset)  # whoever looks sees that the group is at this one
+                    self._processed(offset)  # from now on others see that the group is at this one
                 try:
                     yield committed
                 except GeneratorExit:

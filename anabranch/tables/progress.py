@@ -7,14 +7,25 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import NamedTuple
+
+from anabranch.core.hybrid_time import to_us
 
 
 class Lag(NamedTuple):
-    """How far a table is behind: history records that brokers told of, and the seconds since it was complete."""
+    """How far a table is behind: history records that brokers told of, and the seconds since it was complete.
+
+    Infinite ``seconds``: nothing of it is here yet, and perhaps no broker was asked.
+    """
 
     records: int
     seconds: float
+
+    @classmethod
+    def of(cls, records: int, complete: int, now: float) -> Lag:
+        """``complete``: hybrid time, 0: nothing is here. ``now``: Unix seconds."""
+        return cls(records, max(0.0, now - to_us(complete) / 1e6) if complete else inf)
 
 
 class _Waiting(NamedTuple):

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self, get_args
 
-from anabranch.core.hybrid_time import from_us, to_text, to_us
+from anabranch.core.hybrid_time import from_us, to_text
 from anabranch.core.stream_settings import DEFAULT_VERSIONS_MS
 from anabranch.errors import (
     AnabranchError,
@@ -34,7 +34,7 @@ from anabranch.tables.progress import Lag, Waiters, in_turn
 from anabranch.tables.snapshot import TableSnapshot, taken
 from anabranch.tables.store import Store
 from anabranch.tables.transaction import Commits, TableTransaction
-from anabranch.tables.work import Isolation
+from anabranch.tables.work import Isolation, check_called
 from anabranch.types import Result
 
 log = logging.getLogger("anabranch.client")
@@ -146,10 +146,8 @@ class Replica:
     def lag(self) -> dict[str, Lag]:
         """How far each table is behind, by what brokers told last; nothing is asked."""
         now, behind = self._clock.wall(), self._follower.behind()
-        return {
-            table: Lag(behind.get(table, 0), max(0.0, now - to_us(complete) / 1e6))
-            for table, complete in self.complete.items()
-        }
+        complete = self.complete
+        return {table: Lag.of(behind.get(table, 0), at, now) for table, at in complete.items()}
 
     def told(self, timestamp: int, last: Mapping[str, int]) -> None:
         """The controller's word: at ``timestamp`` these were the newest commits of these tables."""
@@ -392,7 +390,7 @@ class Replica:
             txn = self.begin(isolation=isolation, timeout=left)
             try:
                 with txn:
-                    function(txn)
+                    check_called(function(txn))
                     left = max(_LEAST_S, deadline - self._clock.monotonic())
                     return txn.commit(name=name, timeout=left)
             except (LocksBroken, TransactionAborted) as error:

@@ -85,12 +85,15 @@ class Store:
         self._unlogged = WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[assignment, method-assign]
         try:
+            its = folder if folder.exists() else folder.parent
+            if not (folder / "CURRENT").exists() and its.exists() and any(its.iterdir()):
+                raise FileExistsError(f"{its} has files that are no replica's")
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are people's data
             self._db = self._opened(loading=self.loading)
         except Exception as error:
             raise IllegalState(
-                f"the folder {folder} can't be opened: {error}. Give each replica a folder of its own; what is in "
-                "it is in the log, too, and may be deleted"
+                f"the folder {folder} can't be opened: {error}. Give each replica a folder of its own, new or "
+                "empty at first. One that no replica has open may be deleted: its rows are in the log, too"
             ) from error
         try:
             self._check_identity(cluster_id)

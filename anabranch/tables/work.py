@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
 from typing import Literal, NoReturn, Protocol
 
 from anabranch.errors import IllegalState, InvalidArgument, LocksBroken, RowExists, RowMissing
@@ -13,6 +14,16 @@ from anabranch.tables.snapshot import TableSnapshot, bounds, check_key, check_li
 
 Isolation = Literal["serializable", "snapshot"]
 BROKEN = "its locks are broken"
+
+
+def check_called(returned: object) -> None:
+    """`InvalidArgument`: a call of a function that is async, or a generator, has not run it."""
+    if isawaitable(returned) or isgenerator(returned) or isasyncgen(returned):
+        if iscoroutine(returned):
+            returned.close()  # else Python warns that it was never awaited
+        raise InvalidArgument(
+            "the function was not run: give a plain one, neither async nor a generator"
+        )
 
 
 class Vouching(Protocol):

@@ -143,6 +143,7 @@ def test_a_stream_that_was_not_there_yet_is_empty(client: anabranch.Client, scop
         ("{scope}/one", {"at": True}, InvalidArgument, "at True"),
         ("{scope}/one", {"at": "now"}, InvalidArgument, "at 'now'"),
         ("{scope}/one", {"at": datetime(2026, 1, 1)}, InvalidArgument, "time zone"),  # noqa: DTZ001
+        ("{scope}/one", {"at": 1_795_000_000_000_000_000}, InvalidArgument, "give a datetime"),
         (["{scope}/one", "none{scope}/one"], {}, UnknownScope, "none"),
         pytest.param("{scope}/two", {}, UnknownStream, "two", marks=pytest.mark.unsecured),
         ("none{scope}/one", {}, UnknownScope, "none"),

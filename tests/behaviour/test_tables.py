@@ -423,6 +423,11 @@ def test_a_folder_is_kept_and_is_for_one(
         bank.snapshot().close()
         with pytest.raises(IllegalState, match="can't be opened"):
             client.replica(*tables, folder=folder)
+    (other := tmp_path / "other").mkdir()
+    (other / "mine.txt").touch()
+    with pytest.raises(IllegalState, match=r"no replica's.*new or empty"):
+        client.replica(*tables, folder=other)
+    assert [found.name for found in other.iterdir()] == ["mine.txt"]
     put(client, tables[0], k=2)
     with client.replica(*tables, folder=folder) as bank, bank.snapshot() as now:
         assert now.get(tables[0], b"k") == b"2"
@@ -538,7 +543,7 @@ def test_calls_that_take_effect_at_once_are_refused_inside(
         "forget_stream": lambda: client.forget_stream(table),
         "delete_stream": lambda: client.delete_stream(table),
         "recover_stream": lambda: client.recover_stream(table),
-        "truncate_stream": lambda: client.truncate_stream(table, 1),
+        "truncate_stream": lambda: client.truncate_stream(table, 1 << 62),
         "create_processor": lambda: client.create_processor(f"{unique}/p", table),
         "reset_processor": lambda: client.reset_processor(f"{unique}/p", "begin"),
         "delete_processor": lambda: client.delete_processor(f"{unique}/p"),

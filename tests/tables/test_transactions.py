@@ -149,6 +149,21 @@ def test_what_the_controller_is_not_sure_of_may_be_broken(
         txn.commit(timeout=20.0)
 
 
+def test_a_function_that_its_call_does_not_run_is_refused(bank: Bank) -> None:
+    async def later(txn: TableTransaction) -> None:
+        txn.put(A, b"k", b"never")
+
+    def piecewise(txn: TableTransaction) -> Iterator[None]:
+        txn.put(A, b"k", b"never")
+        yield
+
+    for function in (later, piecewise):
+        with pytest.raises(InvalidArgument, match="async"):
+            bank.rows.transact(function)
+    with bank.rows.snapshot() as now:
+        assert now.get(A, b"k") == b"1"
+
+
 def test_a_look_at_registered_locks_waits_for_no_idle_table(bank: Bank) -> None:
     """The controller names the locked tables alone; nobody tells of the other one."""
     txn = bank.rows.begin(keepalive=600.0)

@@ -225,7 +225,14 @@ def changes(
     before: Annotated[
         bool, option("--before", "With the row that was there, by a replica that is built first.")
     ] = False,
-    limit: Annotated[int | None, option("--limit -n", "End after so many changes.", min=1)] = None,
+    limit: Annotated[
+        int | None,
+        option(
+            "--limit -n",
+            "End after so many changes. A group gets the last transaction again.",
+            min=1,
+        ),
+    ] = None,
     idle: Annotated[
         float | None,
         option("--idle SECONDS", "End after so long without a change (default: never).", min=0.1),
@@ -254,8 +261,8 @@ def changes(
                 "committed_at": to_text(each.commit_timestamp),
                 "txn_id": each.txn_id and each.txn_id.hex(),
             }
-            rows = bytes_document(key=each.key, before=each.before, after=each.after)
-            print_json(document | rows)
+            former = {"before": each.before} if before else {}
+            print_json(document | bytes_document(key=each.key, **former, after=each.after))
 
 
 @app.command("compact")
