@@ -320,7 +320,7 @@ class Reading:
         asked = None if until in (None, "end") else check_at(until, "until")
         if until is not None and (group is not None or begin == "end"):
             raise InvalidArgument(
-                "an end (`until`, --to) is for the difference of two times: give no group, and a start that is a time"
+                "an end (`until`, --to) is for a difference: give no group, and a start that is a time"
             )
         check_since(begin if isinstance(begin, int) else None, asked)
         if folder is not None and not before:
