@@ -261,7 +261,7 @@ def _where(event: anabranch.Event) -> tuple[str, int, int]:
     [
         ({"at": datetime.now(UTC) + timedelta(days=1)}, NotReady, "not reached yet.*ask later"),
         ({"at": MAX}, NotReady, "not reached yet"),
-        ({"at": 5, "since": 6}, InvalidArgument, "later than"),
+        ({"at": 5 << 60, "since": 6 << 60}, InvalidArgument, "later than"),
         ({"since": datetime.now(UTC) + timedelta(days=1)}, InvalidArgument, "later than"),
         ({"since": datetime(2026, 1, 1)}, InvalidArgument, "time zone"),  # noqa: DTZ001
         ({"since": "then"}, InvalidArgument, "since 'then'"),
