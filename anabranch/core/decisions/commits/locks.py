@@ -42,8 +42,11 @@ def merge(turn: Turn, step: StreamCommit, taken: Iterable[Taken] = ()) -> None:
     before = turn.state.tables.get(step.stream)
     if before is not None:
         known = turn.memory.written.get(step.txn_id, {}).get(step.stream)
-        write = written(turn, step, (*step.plain, *taken)) if known is None else known
-        write = write.at(step.timestamp)
+        write = (
+            written(turn, step, (*step.plain, *taken))
+            if known is None
+            else known.at(step.timestamp)
+        )
         turn.windows.add(step.stream, write, before.last)
         turn.put(k.table_key(step.stream), TableRow(step.timestamp))
         hold_against(turn, step.stream, write, step.txn_id)
