@@ -369,6 +369,7 @@ def test_waiting_threads_share_a_question_but_for_a_time_to_come(
     one, asked, come = one_row(world), [], threading.Event()
     truth = Truth(world, TABLES)
     with replica(world, truth, [one], None) as found, ThreadPoolExecutor() as threads:
+        assert found.lag()[one].seconds == float("inf"), "nothing is here yet"
         now = found.snapshot().timestamp + 1
 
         def safe(tables: Sequence[str], at: int, _: float) -> tuple[int, dict[str, int]]:
