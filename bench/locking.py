@@ -31,13 +31,12 @@ from anabranch.tables.replica import Replica
 from anabranch.tables.transaction import TableTransaction
 from bench.bulk import transaction
 from bench.oneshot import measure
-from bench.setting import Place, controller, one_shots
+from bench.setting import WARM_S, Place, controller, one_shots
 
 SCOPE = "bench"
 TABLE, STREAM = f"{SCOPE}/guarded", f"{SCOPE}/plain"
 BULK_ROWS, QUICK_BULK_ROWS = 2_000_000, 200_000
 LOCKS, CLIENTS = 1_000, 32
-WARM_S = 15.0  # for as long the broker's JVM gets quicker under one-shots
 RATE, HOUR_S = 2_000, 3_600
 GOALS = {"one-shots": 0.95, "bulk": 0.9, "beside": 1.05, "changes": 100_000}
 

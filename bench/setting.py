@@ -26,6 +26,8 @@ from anabranch.errors import AnabranchError
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.schemas.records import Begin, Outcome
 
+WARM_S = 15.0  # for as long a broker's JVM gets quicker under one-shots
+
 
 @dataclass(frozen=True)
 class Place:

@@ -75,7 +75,9 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
         began, cpu = time.perf_counter(), time.process_time()
         ports = client._readers().ports
         with (
-            Replica(ports, _Known(timestamp), [STREAM], "bench", folder=Path(folder)) as replica,
+            Replica(
+                ports, _Known(timestamp), [STREAM], "bench", folder=Path(folder, "ours")
+            ) as replica,
             replica.snapshot(timeout=600) as snapshot,
         ):
             load_s, load_cpu_s = time.perf_counter() - began, time.process_time() - cpu

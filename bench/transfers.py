@@ -4,7 +4,7 @@
 threads of one process. Blind: the same two events by `Client.begin`, and no look. PostgreSQL of Debian: 64
 connections, serializable, commits synced, conflicts tried again; a broker alone acknowledges from its page
 cache, PostgreSQL after an fsync: told, not levelled. Then one at a time, and 16 clients that all change one
-row. In turn, in one run, medians of rounds after one that warms up (``--quick``: fewer and shorter).
+row. In turn, in one run, medians of rounds once the broker is warm (``--quick``: fewer and shorter).
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ import psycopg
 import anabranch
 from anabranch.tables.replica import Replica
 from anabranch.tables.transaction import TableTransaction
-from bench.setting import Place, percentile
+from bench.setting import WARM_S, Place, percentile
 from tests.postgres import server
 
 TABLE = "bench/accounts"
 ROWS, IN_FLIGHT, CONTENDERS = 10_000, 64, 16
 GOALS = {"blind": 0.7, "postgres": 0.5, "one": 1.3}
 LIMIT_S = 60.0
-WARM_S = 15.0  # for as long the broker's JVM gets quicker under one-shots
 KEYS = [b"%08d" % i for i in range(ROWS)]
 _READ = "select held from accounts where id = %s"
 _WRITE = "update accounts set held = held + %s where id = %s"
@@ -58,13 +57,10 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
         _measure(sides["blind"], IN_FLIGHT, WARM_S, 2)
         many: dict[str, list[_Took]] = {side: [] for side in sides}
         single: dict[str, list[float]] = {side: [] for side in sides}
-        for number in range(1 + rounds):
+        for _ in range(rounds):
             for side, call in sides.items():
-                took = _measure(call, IN_FLIGHT, seconds, 2)
-                p50_ms = _measure(call, 1, seconds / 3, 2).p50_ms
-                if number:  # it is warm
-                    many[side].append(took)
-                    single[side].append(p50_ms)
+                many[side].append(_measure(call, IN_FLIGHT, seconds, 2))
+                single[side].append(_measure(call, 1, seconds / 3, 2).p50_ms)
         result: dict[str, Any] = {"rows": ROWS, "in_flight": IN_FLIGHT, "goals": GOALS}
         for side, call in sides.items():
             result[side] = {

@@ -66,9 +66,7 @@ class Shared:
     heart: Heart  # begins to send heartbeats for a handle
     handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
     layouts: dict[str, Sequence[SegmentRange]] = field(default_factory=dict)
-    legal: dict[str, set[str]] = field(
-        default_factory=dict
-    )  # streams that go with those of a scope
+    legal: dict[str, set[str]] = field(default_factory=dict)  # by scope: streams beside it
     forked: bool = False
     closed: bool = False
 

@@ -60,9 +60,8 @@ class _Table:
         """Whether one of these fingerprints was written above a timestamp."""
         if not points:
             return False
-        while (
-            self.fresh and self.fresh[-1].timestamp > since
-        ):  # older ones may never be asked about
+        # Older ones may never be asked about.
+        while self.fresh and self.fresh[-1].timestamp > since:
             write = self.fresh.pop()
             for point in write.points or ():
                 self.newest[point] = max(write.timestamp, self.newest.get(point, 0))

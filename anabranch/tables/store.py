@@ -85,9 +85,8 @@ class Store:
         self._unlogged = WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[assignment, method-assign]
         try:
-            its = folder if folder.exists() else folder.parent
-            if not (folder / "CURRENT").exists() and its.exists() and any(its.iterdir()):
-                raise FileExistsError(f"{its} has files that are no replica's")
+            if self.loading and folder.parent.exists() and any(folder.parent.iterdir()):
+                raise FileExistsError(f"{folder.parent} has files that are no replica's")
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are people's data
             self._db = self._opened(loading=self.loading)
         except Exception as error:

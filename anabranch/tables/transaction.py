@@ -376,7 +376,7 @@ class TableTransaction(TableWork):
         except AnabranchError as trouble:
             log.warning("%r could not be aborted and will go stale: %s", self, trouble)
 
-    def abort(self, reason: str = "aborted by its client") -> None:
+    def abort(self, reason: str = "aborted by the client") -> None:
         """Drop it. Repeating the call is fine. An open one: as `Transaction.abort`; others leave no reason."""
         if self._opened is not None and not self._over:
             self._opened.abort(reason)

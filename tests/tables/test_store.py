@@ -140,6 +140,12 @@ class Lives:
                 assert set(keys) <= set(hints), value
 
 
+def test_a_folder_whose_making_was_cut_off_is_made(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "LOG").touch()
+    Store(tmp_path / "rows", "c").close()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_random_lives(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "PIECE", 3)

@@ -44,8 +44,7 @@ class Write:
         self._points = points
         self._keys = keys
         self._unread: list[bytes] | None = None
-        each = _PACKED_BYTES if self.is_packed else _POINT_BYTES
-        self.size = _WRITE_BYTES + sum(map(len, keys)) + each * len(points or ())
+        self.size = self._size_of(keys, len(points or ()))
 
     @classmethod
     def of(cls, timestamp: int, keys: Iterable[bytes | None]) -> Write:
@@ -55,8 +54,12 @@ class Write:
             return cls(timestamp, *Keys.of(found))
         write = cls(timestamp, (), ())
         write._unread = found
-        write.size = _WRITE_BYTES + sum(map(len, found)) + _POINT_BYTES * len(found)
+        write.size = write._size_of(found, len(found))
         return write
+
+    def _size_of(self, keys: Iterable[bytes], points: int) -> int:
+        each = _PACKED_BYTES if self.is_packed else _POINT_BYTES
+        return _WRITE_BYTES + sum(map(len, keys)) + each * points
 
     def at(self, timestamp: int) -> Write:
         """The same keys, written at another time."""
