@@ -15,7 +15,7 @@ from types import TracebackType
 
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.topics import rights
-from tests.owned import start_module
+from tests.owned import send_signal, start_module
 from tests.secured import CLIENT, CONTROLLER, entrance, grant
 
 START_DEADLINE_S = 60.0
@@ -87,7 +87,7 @@ class ControllerProcess:
             time.sleep(0.02)
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
+        send_signal(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL, also of a frozen one."""

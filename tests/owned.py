@@ -8,10 +8,13 @@ left behind.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import IO
 
 # No `preexec_fn`: what runs between fork and exec can hang when another thread held a lock.
@@ -25,6 +28,7 @@ if os.getppid() != owner:
     os._exit(1)
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
+_STOP_DEADLINE_S = 10.0
 _starter = ThreadPoolExecutor(1, "owned")
 
 
@@ -41,3 +45,25 @@ def start_module(
         stderr=subprocess.STDOUT,
         env=dict(environment),
     ).result()
+
+
+def send_signal(pid: int, number: signal.Signals) -> None:
+    """Send a signal. After SIGSTOP all threads stand still: on a busy machine some work on for a while."""
+    os.kill(pid, number)
+    if number != signal.SIGSTOP or sys.platform != "linux":
+        return
+    until = time.monotonic() + _STOP_DEADLINE_S
+    while moving := [state for state in _states(pid) if state not in "TtZX"]:
+        assert time.monotonic() < until, f"process {pid} does not stop: {moving}"
+        time.sleep(0.001)
+
+
+def _states(pid: int) -> list[str]:
+    """The state of each thread, by its letter."""
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+    return states

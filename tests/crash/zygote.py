@@ -23,6 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
+from tests.owned import send_signal
+
 ROOT = Path(__file__).resolve().parents[2]
 READY_DEADLINE_S = 30.0
 EXIT_DEADLINE_S = 10.0
@@ -80,7 +82,7 @@ class Child:
         """Send a signal, if it has not ended."""
         if self.running:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+                send_signal(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL, and wait for the end."""

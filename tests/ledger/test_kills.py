@@ -30,7 +30,7 @@ from tests.crash.test_mixed import figures
 from tests.crash.test_random_kills import SEED
 from tests.ledger.child import START, STEPS, TABLE
 from tests.ledger.places import PostgresPlace
-from tests.owned import start_module
+from tests.owned import send_signal, start_module
 from tests.postgres import Postgres, server
 
 SCOPES = "shop", "bank", "till"
@@ -190,7 +190,7 @@ class Money:
 
     def frozen(self) -> None:
         pid = self.chance.choice([*(child.pid for child in self.children), self.leading().pid])
-        os.kill(pid, signal.SIGSTOP)
+        send_signal(pid, signal.SIGSTOP)
         time.sleep(self.chance.uniform(0.5, 4.0))
         os.kill(pid, signal.SIGCONT)
 

@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.owned import start_module
+from tests.owned import send_signal, start_module
 
 END_S = 30.0
 # The exit codes of a process that SIGTERM meets before it is a worker.
@@ -72,7 +72,7 @@ class WorkerProcess:
         """SIGSTOP; it goes on after so many seconds."""
         process = self.process
         assert process is not None
-        process.send_signal(signal.SIGSTOP)
+        send_signal(process.pid, signal.SIGSTOP)
         self.frozen = True
 
         def wake() -> None:

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 import pytest
 
 from tests.cluster import Cluster, words
-from tests.owned import start_module
+from tests.owned import send_signal, start_module
 from tests.secured import CLIENT, entrance
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class WebProcess:
         return text.partition('name="secret" value="')[2].partition('"')[0]
 
     def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+        send_signal(self.process.pid, number)
 
 
 def start_web(bootstrap: str, folder: Path, *arguments: str) -> WebProcess:
