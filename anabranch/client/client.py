@@ -36,7 +36,8 @@ from anabranch.errors import (
     NotForkSafe,
 )
 from anabranch.extras import need
-from anabranch.reading.snapshot import At, check_at
+from anabranch.reading.history_search import check_at
+from anabranch.reading.snapshot import At
 from anabranch.schemas.records import BaseRow, ListTableLocks, PublishBase
 from anabranch.shown.system import (
     CommitRow,

@@ -19,7 +19,7 @@ from anabranch.core.stream_settings import is_table, versions_ms
 from anabranch.errors import InvalidArgument, NotReady, UnsupportedSetting
 from anabranch.extras import need
 from anabranch.reading.committed_log import ReaderPorts, check_group
-from anabranch.reading.history_search import Start, check_start
+from anabranch.reading.history_search import Start, check_at, check_start
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.snapshot import (
@@ -27,7 +27,6 @@ from anabranch.reading.snapshot import (
     Mode,
     Snapshot,
     SnapshotPlan,
-    check_at,
     check_mode,
     check_since,
     streams_of,

@@ -15,7 +15,7 @@ from anabranch.core.legal_names import check_scope
 from anabranch.core.stream_settings import REPLICATION, TABLE, TOPIC
 from anabranch.errors import InvalidArgument, NonTransactional, UnknownStream, UnsupportedSetting
 from anabranch.reading.committed_log import client_errors
-from anabranch.reading.snapshot import check_at
+from anabranch.reading.history_search import check_at
 from anabranch.schemas import records as r
 from anabranch.topics.names import stream_topic
 from anabranch.types import StreamDescription, description_of

@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from anabranch.batches.history import HistoryRecord
 from anabranch.core.history_records import DIRECTLY_BEFORE, NO_PREVIOUS
-from anabranch.core.hybrid_time import MAX, from_datetime, to_ms
+from anabranch.core.hybrid_time import MAX, from_datetime, from_us, to_ms
 from anabranch.core.vectors import completed, has_vector, vector_place
 from anabranch.errors import InvalidArgument, NotReady, SnapshotExpired
 from anabranch.reading.committed_log import CommittedLog
@@ -17,6 +17,7 @@ from anabranch.reading.history import Found, HistoryCursor
 from anabranch.schemas.records import CommitRecord, EpochRecord
 
 _NEAR = 16  # offsets; so few are read over rather than halved, and the first step back from the end
+_EARLIEST = from_us(10**15)  # of 2001: what is below is a Unix time, in some unit
 _FARTHER = 8  # each step back is so many times the one before
 
 Start = str | int | datetime
@@ -25,14 +26,27 @@ Predicate = Callable[[HistoryRecord], bool]
 
 def check_start(start: Start) -> str | int:
     """'begin', 'end', or a hybrid time, also that of a moment. `InvalidArgument` for anything else."""
-    if isinstance(start, datetime):
-        return from_datetime(start)
-    if isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= MAX:
-        return start
     if isinstance(start, str) and start in ("begin", "end"):
         return start
+    if isinstance(start, int | datetime) and (checked := check_at(start, "start")) is not None:
+        return checked
     raise InvalidArgument(
         f"start {start!r}: 'begin', 'end', a commit timestamp or a datetime with its time zone"
+    )
+
+
+def check_at(at: object, name: str = "at") -> int | None:
+    """A hybrid time, also that of a moment, or None. `InvalidArgument` for anything else."""
+    if isinstance(at, datetime):
+        return from_datetime(at)
+    if isinstance(at, int) and not isinstance(at, bool) and 0 < at < _EARLIEST:
+        raise InvalidArgument(
+            f"{name} {at} is no commit timestamp, which are above {_EARLIEST}: give a datetime with its time zone"
+        )
+    if at is None or (isinstance(at, int) and not isinstance(at, bool) and 0 <= at <= MAX):
+        return at
+    raise InvalidArgument(
+        f"{name} {at!r}: a commit timestamp, a datetime with its time zone, or None"
     )
 
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from zlib import crc32
 
-from anabranch.core.hybrid_time import MAX, from_datetime, from_us, to_text
+from anabranch.core.hybrid_time import to_text
 from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument, SnapshotExpired
 from anabranch.ports import TopicPartition
@@ -31,7 +31,6 @@ At: TypeAlias = "int | datetime | None"
 Mode: TypeAlias = Literal["snapshot", "latest"]
 _LEAST_S = 0.1
 _NO_EVENT = 1 << 62
-_EARLIEST = from_us(10**15)  # of 2001: what is below is a Unix time, in some unit
 
 
 class SnapshotPlan(NamedTuple):
@@ -174,21 +173,6 @@ class Snapshot:
                 f"{stream!r} is not in this snapshot of {', '.join(self.streams)}"
             )
         return cut
-
-
-def check_at(at: object, name: str = "at") -> int | None:
-    """A hybrid time, also that of a moment, or None. `InvalidArgument` for anything else."""
-    if isinstance(at, datetime):
-        return from_datetime(at)
-    if isinstance(at, int) and not isinstance(at, bool) and 0 < at < _EARLIEST:
-        raise InvalidArgument(
-            f"{name} {at} is no commit timestamp, which are above {_EARLIEST}: give a datetime with its time zone"
-        )
-    if at is None or (isinstance(at, int) and not isinstance(at, bool) and 0 <= at <= MAX):
-        return at
-    raise InvalidArgument(
-        f"{name} {at!r}: a commit timestamp, a datetime with its time zone, or None"
-    )
 
 
 def check_mode(mode: object) -> None:

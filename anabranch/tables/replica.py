@@ -25,7 +25,7 @@ from anabranch.errors import (
 )
 from anabranch.ports import Clock
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.snapshot import check_at
+from anabranch.reading.history_search import check_at
 from anabranch.tables.follow import Follower, SafeTimes
 from anabranch.tables.indexes import Index, indexed
 from anabranch.tables.joined import JoinedTransaction, join

@@ -203,6 +203,7 @@ def test_several_streams_in_one_reader(
     ("arguments", "error"),
     [
         ({"start": "middle"}, errors.InvalidArgument),
+        ({"start": 1_795_000_000}, errors.InvalidArgument),  # a Unix time
         ({"group": ""}, errors.InvalidArgument),
         ({"timeout": -1}, errors.InvalidArgument),
     ],

@@ -21,7 +21,8 @@ from anabranch.cli.stream.commands import parse_range, parse_segment
 from anabranch.core.legal_names import check_scope, split_stream
 from anabranch.errors import InvalidArgument, MalformedRecord, UnsupportedSetting
 from anabranch.kafka.settings import parse_settings
-from anabranch.reading.snapshot import SnapshotPlan, check_at
+from anabranch.reading.history_search import check_at
+from anabranch.reading.snapshot import SnapshotPlan
 from anabranch.reading.snapshot_reader import StreamCut
 from anabranch.spark.options import Options, moment
 from anabranch.spark.sink import avro_rows

@@ -107,8 +107,9 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
         row = _without_topics(command, turn.lane)
     moves = STREAMS.judge(row.state, "begin_create", command.stream) is not None
     if row.segment_count != command.segments or dict(row.settings) != dict(command.settings):
+        kind = "table" if is_table(row.settings) else "stream"
         raise StreamExists(
-            f"{command.stream} exists with {row.segment_count} segments and settings "
+            f"{command.stream} exists: a {kind} of {row.segment_count} segments with settings "
             f"{dict(row.settings)}"
         )
     if moves:
