@@ -53,7 +53,7 @@ _BY_STEPS = 8  # so many versions of a key are stepped over, more by a seek
 _FIRST = b"\0" * STAMP
 _LAST = b"\xff" * STAMP
 _END = END + STAMP
-# Of a row's key and value; slices that are made once save a fifth of a scan's time.
+# Parts of a row's key and value: slices that are made once save a fifth of a scan's time.
 _KEY, _AT, _ROW, _IS_THERE = slice(TABLE, -_END), slice(-STAMP, None), slice(ROW, None), ROW - 1
 PIECE = 4096  # versions that are looked at before their sweeping is written
 
