@@ -27,12 +27,13 @@ def fingerprint(key: bytes) -> int:
 
 
 class Write:
-    """A commit's writes to one table.
+    """A commit's writes to one table. ``is_packed``: they are many.
 
-    Few keys are hashed when somebody asks: most commits go by without a lock to be held against.
+    Few keys are hashed, and many fingerprints sorted, when somebody asks: most commits go by without a lock to be
+    held against.
     """
 
-    __slots__ = ("_keys", "_points", "_unread", "size", "timestamp")
+    __slots__ = ("_is_sorted", "_keys", "_points", "_unread", "is_packed", "size", "timestamp")
 
     def __init__(
         self, timestamp: int, points: Sequence[int] | None, keys: tuple[bytes, ...]
@@ -44,6 +45,8 @@ class Write:
         self._points = points
         self._keys = keys
         self._unread: list[bytes] | None = None
+        self._is_sorted = True
+        self.is_packed = points is not None and len(points) > FEW_POINTS
         self.size = self._size_of(keys, len(points or ()))
 
     @classmethod
@@ -57,6 +60,14 @@ class Write:
         write.size = write._size_of(found, len(found))
         return write
 
+    @classmethod
+    def packed(cls, timestamp: int, points: Iterable[Any], keys: tuple[bytes, ...]) -> Write:
+        """Take arrays of more than `FEW_POINTS` fingerprints, in any order. ``keys``: as of a `Write`."""
+        # Joined as bytes: digests are not aligned, and NumPy copies such numbers one by one.
+        write = cls(timestamp, memoryview(bytearray().join(points)).cast("q"), keys)
+        write._is_sorted = False
+        return write
+
     def _size_of(self, keys: Iterable[bytes], points: int) -> int:
         each = _PACKED_BYTES if self.is_packed else _POINT_BYTES
         return _WRITE_BYTES + sum(map(len, keys)) + each * points
@@ -65,12 +76,15 @@ class Write:
         """The same keys, written at another time."""
         if self._unread is not None:
             return Write.of(timestamp, self._unread)
-        return Write(timestamp, self._points, self._keys)
+        return Write(timestamp, self.points, self._keys)
 
     def _read(self) -> None:
         if self._unread is not None:
             self._points, self._keys = Keys.of(self._unread)
             self._unread = None
+        if not self._is_sorted:
+            self._points = _rising(self._points)
+            self._is_sorted = True
 
     @property
     def points(self) -> Sequence[int] | None:
@@ -85,10 +99,6 @@ class Write:
     @property
     def is_unknown(self) -> bool:
         return self._points is None
-
-    @property
-    def is_packed(self) -> bool:
-        return self._points is not None and len(self._points) > FEW_POINTS
 
     def has(self, point: int) -> bool:
         """Whether the key of this fingerprint may be among them."""
@@ -168,11 +178,7 @@ class Keys(NamedTuple):
         import numpy as np  # clients that write only do without
 
         found = np.concatenate([np.asarray(its, dtype=np.int64) for its in points])
-        found.sort()
-        again = found[1:] == found[:-1]
-        if again.any():
-            found = np.concatenate([found[:1], found[1:][~again]])
-        return cls(found.data.cast("B").cast("q"), _few(few))
+        return cls(_rising(found), _few(few))
 
     def to_bytes(self) -> bytes:
         """A digest."""
@@ -199,6 +205,18 @@ class Keys(NamedTuple):
         return cls(points, tuple(keys))
 
 
+def _rising(points: Any) -> memoryview:
+    """An array of fingerprints, sorted in place, each of them once."""
+    import numpy as np
+
+    found = np.frombuffer(points, dtype=np.int64)
+    found.sort()
+    others = found[1:] != found[:-1]
+    if not others.all():
+        found = np.concatenate([found[:1], found[1:][others]])
+    return memoryview(found.data.cast("B").cast("q"))
+
+
 def _few(rising: list[bytes]) -> tuple[bytes, ...]:
     return tuple(rising if len(rising) <= FEW_KEYS else (rising[0], rising[-1]))
 
@@ -220,7 +238,7 @@ def write_of(commit: StreamCommit, digests: Iterable[bytes]) -> Write:
     if any(len(its.keys) < len(its.points) for its in found):
         keys = [keys[0], keys[-1]]  # bounds are among them
     if sum(len(its.points) for its in found) > FEW_POINTS:
-        arrays: list[Any] = [array("q", found[0].points), *[its.points for its in found[1:]]]
-        return Write(commit.timestamp, *Keys.packed(arrays, keys))
-    points = {point for its in found for point in its.points}
-    return Write(commit.timestamp, tuple(sorted(points)), _few(keys))
+        points: list[Any] = [array("q", found[0].points), *[its.points for its in found[1:]]]
+        return Write.packed(commit.timestamp, points, _few(keys))
+    few = {point for its in found for point in its.points}
+    return Write(commit.timestamp, tuple(sorted(few)), _few(keys))
