@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -16,13 +17,16 @@ from anabranch.core.state import State
 from anabranch.errors import InvalidArgument, NotReady, TopicMisconfigured
 from anabranch.kafka.wire.codes import CREATE_CODES, GROW_CODES, Act, meaning
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition, TopicSpec
-from anabranch.processors.streams.topics import Growth
+from anabranch.processors.controller import Controller
+from anabranch.processors.streams.growth import Growth
 from anabranch.schemas.codec import decode_as
 from anabranch.schemas.records import (
     CreateStream,
     EpochRecord,
+    Event,
     FindScope,
     KeyRange,
+    OneShot,
     Refusal,
     Scale,
     Scaling,
@@ -229,3 +233,43 @@ def test_more_partitions_than_a_stream_may_have_are_not_wanted(
     assert isinstance(refusal, Refusal)
     assert refusal.code == InvalidArgument.__name__
     assert "at most 2 partitions" in refusal.message
+
+
+def test_others_go_on_while_brokers_make_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that Kafka takes for equal is refused meanwhile, too."""
+    back, make = threading.Event(), MemoryLog.create_topics
+
+    def slow(log: MemoryLog, topics: Sequence[TopicSpec]) -> None:
+        assert back.wait(30)
+        make(log, topics)
+
+    world = World()
+    controller = world.controller()
+    controller.threads = True
+    controller.lead()
+    world.ask(controller, FindScope("s_b", True))
+    made = [world.send(FindScope("s", True)), world.send(CreateStream("s/a", 1, {}))]
+    back.set()
+    until_answered(world, controller, made)
+    back.clear()
+    monkeypatch.setattr(MemoryLog, "create_topics", slow)
+    asked = world.send(CreateStream("s/b_c", 1, {}))
+    controller.step(0)
+    event = Event("s/a", -1, b"k", b"v", (), -1)
+    outcome = world.ask(controller, OneShot(world.txn_id(), "s", None, (event,)))
+    assert outcome.state == "COMMITTED"
+    assert "differ in . and _ alone" in world.ask(controller, CreateStream("s_b/c", 1, {})).message
+    assert world.reply(asked) is None
+    back.set()
+    until_answered(world, controller, [asked])
+    assert world.reply(asked).streams[0].stream == "s/b_c"
+    controller.resign()
+
+
+def until_answered(world: World, controller: Controller, asked: Sequence[bytes]) -> None:
+    """Step until all have answers; helper threads work at their own pace."""
+    until = time.monotonic() + 30
+    while any(world.reply(one) is None for one in asked):
+        assert time.monotonic() < until
+        controller.step(0)
+        time.sleep(0.001)

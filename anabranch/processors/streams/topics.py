@@ -11,7 +11,6 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 from anabranch.core.decisions.alter import stream_changed
 from anabranch.core.decisions.bases import base_published, is_published
@@ -44,19 +43,17 @@ from anabranch.ports import (
     LogError,
     LogFenced,
     LogRefused,
-    LogUnavailable,
     TableError,
     TopicInfo,
 )
 from anabranch.processors.history_tail import base_place, events_until, load_tail
 from anabranch.processors.streams.cleanup import Cutter
-from anabranch.processors.streams.health import next_pause
+from anabranch.processors.streams.growth import Growth
 from anabranch.processors.streams.helper_thread import helper
 from anabranch.schemas.records import StreamRow
 from anabranch.topics.altering import alter_stream_topics
 from anabranch.topics.creation import (
     create_stream_topics,
-    grow_stream_topics,
     refusal_of,
     topic_ids,
 )
@@ -65,6 +62,9 @@ from anabranch.topics.names import history_topic, journal_topic, stream_topic, t
 log = logging.getLogger("anabranch.controller")
 
 Done = Callable[[Turn], None]  # puts the result into a turn
+_Made = tuple[
+    dict[int, int], tuple[str, ...]
+]  # ends of a stream's partitions, and ids of its topics
 LOOK_AGAIN_S = 0.1  # the wait between looks whether deleted topics are gone
 GIVE_UP_S = 30.0  # … and how long
 TRIES = 3  # to create, delete or find a stream's topics while brokers don't answer, or refuse
@@ -83,7 +83,7 @@ class _Deleting:
 
 
 class StreamTopics:
-    """Makes and deletes topics in the loop, and grows them beside it."""
+    """Makes and grows topics beside the loop; alters and deletes them in it."""
 
     def __init__(
         self, log: Log, clock: Clock, witness: str, cutter: Cutter, *, threads: bool
@@ -94,6 +94,8 @@ class StreamTopics:
         self._witness = witness
         self._cutter = cutter
         self._growth = Growth(log, clock, threads=threads)
+        self._helper = helper("anabranch-topics", threads=threads)
+        self._making: dict[str, tuple[StreamRow, Future[_Made]]] = {}
         self._deleting: dict[str, _Deleting] = {}
         self._tried: dict[str, tuple[int, float]] = {}  # failed tries, and when to try again
         self.missed: set[str] = set()  # streams with a topic that was not found
@@ -101,7 +103,7 @@ class StreamTopics:
     @property
     def busy(self) -> bool:
         """Whether work is under way: look again soon."""
-        return self._growth.busy or bool(self._deleting) or bool(self._tried)
+        return self._growth.busy or bool(self._making or self._deleting or self._tried)
 
     def step(self, state: State, waiting: Container[str] = ()) -> Iterator[tuple[str, Done]]:
         """Do, or begin, the work that the log says. Log a result before taking the next one.
@@ -144,25 +146,28 @@ class StreamTopics:
         return None
 
     def close(self) -> None:
+        """Leave work under way: the next leader does it again. Topics of a stream deleted by then may be left."""
         self._growth.close()
+        self._helper.shutdown(wait=False, cancel_futures=True)
+        self._making.clear()
 
     def _create(self, row: StreamRow, state: State) -> Done | None:
-        """Make a stream's topics. None: try again; a few times only, as others wait while brokers don't answer."""
+        """Make a stream's topics. None: look again; a few times only while brokers don't answer."""
         tries, again_at = self._tried.get(row.stream, (0, 0.0))
         if self._clock.monotonic() < again_at:
             return None
         error: AnabranchError
         try:
-            _check_names(row.stream, state)
-            starts = create_stream_topics(
-                self._log,
-                row.stream,
-                segments=row.segment_count,
-                settings=row.settings,
-                adopt=row.adopt,
-            )
-            ids = topic_ids(self._log, row.stream)
-            self._check_no_history(row.stream)
+            if row.stream not in self._making:
+                _check_names(row.stream, state, self._making)
+                self._making[row.stream] = row, self._helper.submit(self._make, row)
+            of, made = self._making[row.stream]
+            if not made.done():
+                return None
+            del self._making[row.stream]
+            if of != row:  # another one by now
+                return None
+            starts, ids = made.result()
         except AnabranchError as wrong:
             error = wrong
         except LogRefused as refused:
@@ -182,6 +187,18 @@ class StreamTopics:
         else:
             return partial(stream_created, stream=row.stream, starts=starts, topic_ids=ids)
         return partial(stream_refused, stream=row.stream, error=error)
+
+    def _make(self, row: StreamRow) -> _Made:
+        starts = create_stream_topics(
+            self._log,
+            row.stream,
+            segments=row.segment_count,
+            settings=row.settings,
+            adopt=row.adopt,
+        )
+        ids = topic_ids(self._log, row.stream)
+        self._check_no_history(row.stream)
+        return starts, ids
 
     def _contained(self, row: StreamRow, state: State) -> Done | None:
         """A step of taking back, deleting, altering or truncating.
@@ -308,11 +325,12 @@ class StreamTopics:
         self._tried.pop(stream, None)
 
 
-def _check_names(stream: str, state: State) -> None:
-    """`InvalidArgument` if a topic's name would differ from another stream's in . and _ only."""
+def _check_names(stream: str, state: State, making: Container[str]) -> None:
+    """`InvalidArgument` if a topic's name would differ in . and _ only from that of another stream."""
     wanted = _as_kafka_compares(stream)
     for other in state.streams.values():
-        if other.state != CREATING and wanted & _as_kafka_compares(other.stream):
+        is_there = other.state != CREATING or other.stream in making
+        if is_there and wanted & _as_kafka_compares(other.stream):
             raise InvalidArgument(
                 f"{stream} can't be beside {other.stream}: names of their topics differ in . and _ alone, "
                 "and Kafka treats these as equal; choose another name"
@@ -325,88 +343,3 @@ def _as_kafka_compares(stream: str) -> set[str]:
 
 def _names(topics: Sequence[TopicInfo]) -> str:
     return ", ".join(topic.name for topic in topics)
-
-
-class NotGrown(NamedTuple):
-    """The reason why a stream's topics can't be grown, and the partitions of its journal."""
-
-    error: AnabranchError
-    there: int = 0
-
-
-class Growth:
-    """Adds the partitions that are logged as wanted, beside the loop; also those that a former leader left.
-
-    A growth that fails pauses, and is tried again for what may pass: brokers may have added the partitions.
-    """
-
-    def __init__(self, log: Log, clock: Clock, *, threads: bool) -> None:
-        self._log = log
-        self._clock = clock
-        self._helper = helper("anabranch-growth", threads=threads)
-        self._under_way: dict[str, Future[int | NotGrown]] = {}
-        self._pauses: dict[str, tuple[float, float]] = {}  # its length, and its monotonic end
-
-    @property
-    def busy(self) -> bool:
-        """Whether topics are being grown."""
-        return bool(self._under_way)
-
-    def is_at(self, stream: str) -> bool:
-        """Whether this stream's topics are being grown."""
-        return stream in self._under_way
-
-    def step(
-        self, state: State, waiting: Container[str] = ()
-    ) -> Iterator[tuple[str, int | NotGrown]]:
-        """Begin the growth that is wanted. Yields (stream, its partitions now, or why it can't be grown).
-
-        ``waiting``: streams in trouble.
-
-        Raises: LogError, if the log can't be reached.
-        """
-        now = self._clock.monotonic()
-        for stream in [s for s, work in self._under_way.items() if work.done()]:
-            row = state.streams.get(stream)
-            if row is None or row.wanted_partitions <= row.partitions:
-                del self._under_way[stream]  # given up meanwhile
-        for stream, row in list(state.streams.items()):
-            if row.wanted_partitions <= row.partitions:
-                continue
-            if stream not in self._under_way:
-                if stream in waiting or now < self._pauses.get(stream, (0, 0))[1]:
-                    continue
-                wanted = row.wanted_partitions
-                self._under_way[stream] = self._helper.submit(_grow, self._log, stream, wanted)
-            work = self._under_way[stream]
-            if work.done():
-                del self._under_way[stream]
-                grown = work.result()
-                if isinstance(grown, NotGrown):
-                    last, end = self._pauses.get(stream, (0.0, 0.0))
-                    pause = next_pause(last, now - end)
-                    self._pauses[stream] = pause, now + pause
-                yield stream, grown
-
-    def close(self) -> None:
-        """Leave work under way: the next leader does it again.
-
-        Such work may still add partitions, also to topics of a later stream of that name; this does no harm.
-        """
-        self._helper.shutdown(wait=False, cancel_futures=True)
-        self._under_way.clear()
-
-
-def _grow(source: Log, stream: str, partitions: int) -> int | NotGrown:
-    """Add partitions. Those that a former attempt added to the journal stay wanted: plain writes come there."""
-    try:
-        try:
-            grow_stream_topics(source, stream, partitions)
-        except LogRefused as error:
-            journal = source.describe_topics([journal_topic(stream)]).get(journal_topic(stream))
-            return NotGrown(refusal_of(error), journal.partitions if journal is not None else 0)
-    except AnabranchError as error:
-        return NotGrown(error)
-    except (LogRefused, LogUnavailable) as error:
-        return NotGrown(NotReady(f"the brokers can't add partitions now: {error}"))
-    return partitions
