@@ -62,9 +62,8 @@ from anabranch.topics.names import history_topic, journal_topic, stream_topic, t
 log = logging.getLogger("anabranch.controller")
 
 Done = Callable[[Turn], None]  # puts the result into a turn
-_Made = tuple[
-    dict[int, int], tuple[str, ...]
-]  # ends of a stream's partitions, and ids of its topics
+# Ends of a new stream's partitions, and ids of its topics.
+_Made = tuple[dict[int, int], tuple[str, ...]]
 LOOK_AGAIN_S = 0.1  # the wait between looks whether deleted topics are gone
 GIVE_UP_S = 30.0  # … and how long
 TRIES = 3  # to create, delete or find a stream's topics while brokers don't answer, or refuse
@@ -95,7 +94,7 @@ class StreamTopics:
         self._cutter = cutter
         self._growth = Growth(log, clock, threads=threads)
         self._helper = helper("anabranch-topics", threads=threads)
-        self._making: dict[str, tuple[StreamRow, Future[_Made]]] = {}
+        self._making: dict[str, tuple[bool, Future[_Made]]] = {}  # whether it adopts
         self._deleting: dict[str, _Deleting] = {}
         self._tried: dict[str, tuple[int, float]] = {}  # failed tries, and when to try again
         self.missed: set[str] = set()  # streams with a topic that was not found
@@ -160,12 +159,12 @@ class StreamTopics:
         try:
             if row.stream not in self._making:
                 _check_names(row.stream, state, self._making)
-                self._making[row.stream] = row, self._helper.submit(self._make, row)
-            of, made = self._making[row.stream]
+                self._making[row.stream] = row.adopt, self._helper.submit(self._make, row)
+            adopts, made = self._making[row.stream]
             if not made.done():
                 return None
             del self._making[row.stream]
-            if of != row:  # another one by now
+            if adopts != row.adopt:  # it was asked for in another way meanwhile
                 return None
             starts, ids = made.result()
         except AnabranchError as wrong:
