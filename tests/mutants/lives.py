@@ -21,7 +21,7 @@ from anabranch.schemas.records import StreamRow
 def told_before_it_is_done() -> Iterator[None]:
     """A change of a stream's topics is told as soon as it is logged, and nothing is done."""
 
-    def change(_: StreamTopics, row: StreamRow) -> Done:
+    def change(_: StreamTopics, row: StreamRow, base: object) -> Done:
         return partial(stream_changed, stream=row.stream)
 
     with patch.object(StreamTopics, "_change", change):

@@ -21,13 +21,13 @@ from anabranch.core.journal.index import JournalIndex
 from anabranch.core.journal.table_writes import Keys, Write, fingerprint, write_of
 from anabranch.core.read_locks import Hits, Registered, WindowDraft
 from anabranch.core.round import NewEpoch, StreamCommit
-from anabranch.core.state import State
 from anabranch.core.stream_settings import is_table
 from anabranch.errors import AnabranchError, LocksBroken
 from anabranch.ports import LogError
 from anabranch.processors import history_tail
 from anabranch.processors.streams import topics
 from anabranch.schemas.records import (
+    BaseRow,
     BrokenLock,
     LookAgain,
     OneShot,
@@ -468,11 +468,11 @@ def deleted_before_published() -> Planted:
     """What a base covers is deleted before a round tells of the base."""
     real = topics.StreamTopics._change
 
-    def change(own: topics.StreamTopics, row: StreamRow, state: State) -> Any:
+    def change(own: topics.StreamTopics, row: StreamRow, base: BaseRow | None) -> Any:
         if row.change is not None and row.change.base is not None:
             due = history_tail.events_until(own._log, own._clock, row.stream, row.change.until)
             own._log.delete_records(due)
-        return real(own, row, state)
+        return real(own, row, base)
 
     return patch.object(topics.StreamTopics, "_change", change)
 

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from anabranch.batches.records import Record
 from anabranch.core.decisions import scale
+from anabranch.core.hybrid_time import from_us
 from anabranch.core.rows import stream_key
 from anabranch.core.state import State
 from anabranch.errors import InvalidArgument, NotReady, TopicMisconfigured
@@ -21,7 +23,9 @@ from anabranch.processors.controller import Controller
 from anabranch.processors.streams.growth import Growth
 from anabranch.schemas.codec import decode_as
 from anabranch.schemas.records import (
+    AlterStream,
     CreateStream,
+    DeleteStream,
     EpochRecord,
     Event,
     FindScope,
@@ -30,6 +34,7 @@ from anabranch.schemas.records import (
     Refusal,
     Scale,
     Scaling,
+    TruncateStream,
 )
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.memory.log import MemoryLog
@@ -235,41 +240,61 @@ def test_more_partitions_than_a_stream_may_have_are_not_wanted(
     assert "at most 2 partitions" in refusal.message
 
 
-def test_others_go_on_while_brokers_make_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that Kafka takes for equal is refused meanwhile, too."""
-    back, make = threading.Event(), MemoryLog.create_topics
+@pytest.mark.parametrize(
+    ("slow", "command"),
+    [
+        ("create_topics", CreateStream("s/b_c", 1, {})),
+        ("delete_topics", DeleteStream("s/b")),
+        ("alter_topics", AlterStream("s/b", {"retention.ms": "1000"}, ())),
+        ("delete_records", TruncateStream("s/b", from_us(1))),
+    ],
+)
+def test_others_go_on_while_brokers_work_on_topics(
+    monkeypatch: pytest.MonkeyPatch, slow: str, command: Any
+) -> None:
+    """A name that Kafka takes for equal is refused while the first one's topics are made, too."""
+    came, back, call = threading.Event(), threading.Event(), getattr(MemoryLog, slow)
 
-    def slow(log: MemoryLog, topics: Sequence[TopicSpec]) -> None:
+    def slowly(log: MemoryLog, *given: Any) -> None:
+        came.set()
         assert back.wait(30)
-        make(log, topics)
+        call(log, *given)
 
     world = World()
     controller = world.controller()
     controller.threads = True
     controller.lead()
-    world.ask(controller, FindScope("s_b", True))
-    made = [world.send(FindScope("s", True)), world.send(CreateStream("s/a", 1, {}))]
-    back.set()
-    until_answered(world, controller, made)
-    back.clear()
-    monkeypatch.setattr(MemoryLog, "create_topics", slow)
-    asked = world.send(CreateStream("s/b_c", 1, {}))
-    controller.step(0)
     event = Event("s/a", -1, b"k", b"v", (), -1)
-    outcome = world.ask(controller, OneShot(world.txn_id(), "s", None, (event,)))
-    assert outcome.state == "COMMITTED"
-    assert "differ in . and _ alone" in world.ask(controller, CreateStream("s_b/c", 1, {})).message
-    assert world.reply(asked) is None
+    for stream in ("s/a", "s/b", "s_b/other"):
+        until_answered(world, controller, FindScope(stream.partition("/")[0], True))
+        until_answered(world, controller, CreateStream(stream, 1, {}))
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLog, slow, slowly)
+        asked = world.send(command)
+        until(world, controller, came.is_set)
+        outcome = world.ask(controller, OneShot(world.txn_id(), "s", None, (event,)))
+        assert outcome.state == "COMMITTED"
+        if isinstance(command, CreateStream):
+            refusal = world.ask(controller, CreateStream("s_b/c", 1, {}))
+            assert "differ in . and _ alone" in refusal.message
+        assert world.reply(asked) is None
     back.set()
-    until_answered(world, controller, [asked])
-    assert world.reply(asked).streams[0].stream == "s/b_c"
+    until(world, controller, lambda: world.reply(asked) is not None)
+    assert not isinstance(world.reply(asked), Refusal)
+    assert controller._beside is not None and not controller._beside.topics.busy
     controller.resign()
 
 
-def until_answered(world: World, controller: Controller, asked: Sequence[bytes]) -> None:
-    """Step until all have answers; helper threads work at their own pace."""
-    until = time.monotonic() + 30
-    while any(world.reply(one) is None for one in asked):
-        assert time.monotonic() < until
+def until_answered(world: World, controller: Controller, command: Any) -> None:
+    asked = world.send(command)
+    until(world, controller, lambda: world.reply(asked) is not None)
+
+
+def until(world: World, controller: Controller, is_so: Callable[[], bool]) -> None:
+    """Step until something is so; helper threads work at their own pace."""
+    end = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < end
         controller.step(0)
+        world.clock.sleep(0.001)
         time.sleep(0.001)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, TypeVar
 
 from anabranch.core.decisions.alter import stream_changed
 from anabranch.core.decisions.bases import base_published, is_published
@@ -43,6 +44,7 @@ from anabranch.ports import (
     LogError,
     LogFenced,
     LogRefused,
+    LogUnavailable,
     TableError,
     TopicInfo,
 )
@@ -50,7 +52,7 @@ from anabranch.processors.history_tail import base_place, events_until, load_tai
 from anabranch.processors.streams.cleanup import Cutter
 from anabranch.processors.streams.growth import Growth
 from anabranch.processors.streams.helper_thread import helper
-from anabranch.schemas.records import StreamRow
+from anabranch.schemas.records import BaseRow, StreamRow
 from anabranch.topics.altering import alter_stream_topics
 from anabranch.topics.creation import (
     create_stream_topics,
@@ -62,6 +64,7 @@ from anabranch.topics.names import history_topic, journal_topic, stream_topic, t
 log = logging.getLogger("anabranch.controller")
 
 Done = Callable[[Turn], None]  # puts the result into a turn
+T = TypeVar("T")
 # Ends of a new stream's partitions, and ids of its topics.
 _Made = tuple[dict[int, int], tuple[str, ...]]
 LOOK_AGAIN_S = 0.1  # the wait between looks whether deleted topics are gone
@@ -82,7 +85,10 @@ class _Deleting:
 
 
 class StreamTopics:
-    """Makes and grows topics beside the loop; alters and deletes them in it."""
+    """Makes, alters, cuts, grows and deletes topics, all beside the loop: slow brokers hold up no round.
+
+    There is one piece of work for a stream at a time.
+    """
 
     def __init__(
         self, log: Log, clock: Clock, witness: str, cutter: Cutter, *, threads: bool
@@ -94,7 +100,8 @@ class StreamTopics:
         self._cutter = cutter
         self._growth = Growth(log, clock, threads=threads)
         self._helper = helper("anabranch-topics", threads=threads)
-        self._making: dict[str, tuple[bool, Future[_Made]]] = {}  # whether it adopts
+        self._under_way: dict[str, tuple[object, Future[Any]]] = {}  # for what it is, and the work
+        self._closed = False
         self._deleting: dict[str, _Deleting] = {}
         self._tried: dict[str, tuple[int, float]] = {}  # failed tries, and when to try again
         self.missed: set[str] = set()  # streams with a topic that was not found
@@ -102,7 +109,7 @@ class StreamTopics:
     @property
     def busy(self) -> bool:
         """Whether work is under way: look again soon."""
-        return self._growth.busy or bool(self._making or self._deleting or self._tried)
+        return self._growth.busy or bool(self._under_way or self._deleting or self._tried)
 
     def step(self, state: State, waiting: Container[str] = ()) -> Iterator[tuple[str, Done]]:
         """Do, or begin, the work that the log says. Log a result before taking the next one.
@@ -111,15 +118,22 @@ class StreamTopics:
 
         Raises: LogError, if the log can't be reached.
         """
-        for row in list(state.streams.values()):
+        wanted = [
+            row
+            for row in state.streams.values()
+            if row.state in (CREATING, RECOVERING, FORGETTING)
+            or (row.change is not None and row.stream not in waiting)
+        ]
+        for stream in self._under_way.keys() - {row.stream for row in wanted}:
+            if self._under_way[stream][1].done():
+                del self._under_way[stream]  # given up meanwhile, or in trouble
+        for row in wanted:
             if row.state == CREATING:
                 created = self._create(row, state)
                 if created is not None:
                     self._tried.pop(row.stream, None)
                     yield row.stream, created
-            elif row.state in (RECOVERING, FORGETTING) or (
-                row.change is not None and row.stream not in waiting
-            ):
+            else:
                 yield from self._changed(row, state)
         for stream, grown in self._growth.step(state, waiting):
             if isinstance(grown, int):
@@ -146,9 +160,24 @@ class StreamTopics:
 
     def close(self) -> None:
         """Leave work under way: the next leader does it again. Topics of a stream deleted by then may be left."""
+        self._closed = True
         self._growth.close()
         self._helper.shutdown(wait=False, cancel_futures=True)
-        self._making.clear()
+        self._under_way.clear()
+
+    def _done(self, row: StreamRow, work: Callable[[], T], by: object = None) -> Future[T] | None:
+        """Work on a stream, once it is over; begun if need be. None: look again.
+
+        ``by``: on what it depends, besides the row's state and change: work for another one is done again.
+        """
+        wanted = row.state, row.change, by
+        if row.stream not in self._under_way:
+            self._under_way[row.stream] = wanted, self._helper.submit(work)
+        what, begun = self._under_way[row.stream]
+        if not begun.done():
+            return None
+        del self._under_way[row.stream]
+        return begun if what == wanted else None
 
     def _create(self, row: StreamRow, state: State) -> Done | None:
         """Make a stream's topics. None: look again; a few times only while brokers don't answer."""
@@ -157,14 +186,10 @@ class StreamTopics:
             return None
         error: AnabranchError
         try:
-            if row.stream not in self._making:
-                _check_names(row.stream, state, self._making)
-                self._making[row.stream] = row.adopt, self._helper.submit(self._make, row)
-            adopts, made = self._making[row.stream]
-            if not made.done():
-                return None
-            del self._making[row.stream]
-            if adopts != row.adopt:  # it was asked for in another way meanwhile
+            if row.stream not in self._under_way:
+                _check_names(row.stream, state, self._under_way)
+            made = self._done(row, partial(self._make, row), row.adopt)
+            if made is None:
                 return None
             starts, ids = made.result()
         except AnabranchError as wrong:
@@ -206,15 +231,20 @@ class StreamTopics:
         Leading goes on: a new lead would begin with the same step and end the same way. None: look again.
         """
         stream = row.stream
+        base = state.bases.get(stream)
         work, refused = {
             RECOVERING: (self._recover, recovery_refused),
             FORGETTING: (self._delete, forget_refused),
-        }.get(row.state, (partial(self._change, state=state), stream_changed))
+        }.get(row.state, (partial(self._change, base=base), stream_changed))
         tries, again_at = self._tried.get(stream, (0, 0.0))
         if self._clock.monotonic() < again_at:
             return None
+        if row.state == FORGETTING and (self._cutter.is_at(stream) or self._growth.is_at(stream)):
+            # Their requests name a topic only: a new topic of that name must not get them.
+            return None
         try:
-            return work(row)
+            done = self._done(row, partial(work, row), base)
+            return None if done is None else done.result()
         except LogFenced:
             raise
         except LogError as trouble:
@@ -251,23 +281,24 @@ class StreamTopics:
                 f"topic, {stream_topic(stream)} and {journal_topic(stream)}, or choose another name"
             )
 
-    def _change(self, row: StreamRow, state: State) -> Done | None:
+    def _change(self, row: StreamRow, base: BaseRow | None) -> Done | None:
         """Let the topics of a living stream follow its row. None: it is changed no more.
 
-        A base is told of by a round of its own, before anything is deleted.
+        A base is told of by a round of its own, before anything is deleted. ``base``: the one told of last.
         """
         change, error = row.change, None
         if change is None:
             return None
         try:
-            if not is_published(state.bases.get(row.stream), change):
+            if not is_published(base, change):
                 place = base_place(self._log, self._clock, row.stream, change.until)
                 return partial(base_published, stream=row.stream, position=place[0], last=place[1])
             if change.until:
                 due = events_until(self._log, self._clock, row.stream, change.until)
-                if change.base is not None:  # bases before it go, too
-                    below = state.bases[row.stream].commit_timestamp - 1
+                if base is not None and change.base is not None:  # bases before it go, too
+                    below = base.commit_timestamp - 1
                     due |= events_until(self._log, self._clock, base_stream(row.stream), below)
+                self._check_open()
                 self._log.delete_records(due)
             else:
                 alter_stream_topics(self._log, row, former=change.settings)
@@ -285,12 +316,10 @@ class StreamTopics:
         under_way = self._deleting.setdefault(stream, _Deleting(now, now + GIVE_UP_S))
         if now < under_way.look_at:
             return None
-        if self._cutter.is_at(stream) or self._growth.is_at(stream):
-            # Their requests name a topic only: a new topic of that name must not get them.
-            return None
         left, under_way.found = under_way.found, []
         try:
             if left:
+                self._check_open()
                 self._log.delete_topics(left)
         except LogRefused as error:
             refusal = f"the brokers don't delete {_names(left)}: {error}; delete them by hand, then repeat this"
@@ -314,6 +343,11 @@ class StreamTopics:
         under_way.look_at = now + (LOOK_AGAIN_S if left or not found else 0)
         under_way.found = found
         return partial(prove_lead, stream=stream) if found else None
+
+    def _check_open(self) -> None:
+        """Stop work that a lead has left behind: others may have begun the stream again."""
+        if self._closed:
+            raise LogUnavailable("this process leads no more")
 
     def _refused(self, stream: str, error: AnabranchError) -> Done:
         self._forget(stream)
