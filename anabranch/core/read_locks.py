@@ -60,16 +60,17 @@ class _Table:
         """Whether one of these fingerprints was written above a timestamp."""
         if not points:
             return False
+        newest = self.newest
         # Older ones may never be asked about.
         while self.fresh and self.fresh[-1].timestamp > since:
             write = self.fresh.pop()
             for point in write.points or ():
-                self.newest[point] = max(write.timestamp, self.newest.get(point, 0))
-        big = [write for write in self.packed if write.timestamp > since]
-        return any(
-            self.newest.get(point, 0) > since or any(write.has(point) for write in big)
-            for point in points
-        )
+                newest[point] = max(write.timestamp, newest.get(point, 0))
+        for point in points:
+            if newest.get(point, 0) > since:
+                return True
+        big = [write for write in self.packed if write.timestamp > since] if self.packed else ()
+        return any(write.has(point) for write in big for point in points)
 
     def above(self, timestamp: int) -> Iterator[Write]:
         """Writes above a timestamp, the newest first."""
@@ -153,16 +154,13 @@ class WindowDraft:
         known = [t for t in (self.tables.get(locks.table), self.base.table(locks.table)) if t]
         if since < self.base.reach or _newest_at(known, since) != locks.last:
             return False
-        if any(its.unknown > since for its in known):
-            return False
-        if any(its.has(locks.points, since) for its in known):
-            return False
         lows = [span.low for span in locks.ranges]
-        return not any(
-            write.touches_any(locks.ranges, lows)
-            for its in known if lows
-            for write in its.above(since)
-        )  # fmt: skip
+        for its in known:
+            if its.unknown > since or its.has(locks.points, since):
+                return False
+            if lows and any(write.touches_any(locks.ranges, lows) for write in its.above(since)):
+                return False
+        return True
 
 
 def _newest_at(known: Iterable[_Table], timestamp: int) -> int:
