@@ -178,14 +178,31 @@ Owner = tuple[bytes, int]  # transaction, writer
 
 @dataclass(slots=True)
 class Sets:
-    """Registered locks of an open transaction, by writer and sequence, and how far each writer's are looked at."""
+    """Registered locks of an open transaction, by writer and sequence, and how far each writer's are looked at.
+
+    ``count``: of the locks.
+    """
 
     rows: dict[tuple[int, int], ReadLockRow] = field(default_factory=dict)
     looked: dict[int, LookedRow] = field(default_factory=dict)
+    count: int = 0
+    _last: dict[int, int] = field(default_factory=dict)  # by writer
 
-    @property
-    def count(self) -> int:
-        return sum(map(count_of, (row.locks for row in self.rows.values())))
+    def put(self, writer: int, sequence: int, row: ReadLockRow) -> None:
+        """Add a set."""
+        self.rows[writer, sequence] = row
+        self.count += count_of(row.locks)
+        self._last[writer] = max(sequence, self.last(writer))
+
+    def take(self, writer: int, sequence: int) -> ReadLockRow | None:
+        """Take a set out; None: there is none."""
+        row = self.rows.pop((writer, sequence), None)
+        if row is not None:
+            self.count -= count_of(row.locks)
+            if self.last(writer) == sequence:
+                others = (number for its, number in self.rows if its == writer)
+                self._last[writer] = max(others, default=0)
+        return row
 
     @property
     def tables(self) -> list[str]:
@@ -198,7 +215,7 @@ class Sets:
 
     def last(self, writer: int) -> int:
         """The sequence of a writer's last set; 0: it has none."""
-        return max((sequence for its, sequence in self.rows if its == writer), default=0)
+        return self._last.get(writer, 0)
 
 
 def count_of(locks: Iterable[TableLocks]) -> int:
@@ -233,8 +250,8 @@ class _Locked:
             rest.remove(owner)
             if rest:
                 self.points[point] = tuple(rest)
-        gone = set(locks.ranges)
-        self.ranges = [(s, its) for s, its in self.ranges if its != owner or s not in gone]
+        if gone := set(locks.ranges):
+            self.ranges = [(s, its) for s, its in self.ranges if its != owner or s not in gone]
         self.owners[owner] -= count_of((locks,))
         if not self.owners[owner]:
             del self.owners[owner]
@@ -279,11 +296,11 @@ class Registered:
         """Follow a row of locks of an open transaction."""
         writer, sequence = k.read_lock_of(identifier)
         sets = self.sets.setdefault(txn_id, Sets())
-        former = sets.rows.pop((writer, sequence), None)
+        former = sets.take(writer, sequence)
         if former is not None:
             self._take((txn_id, writer), former)
         if isinstance(row, ReadLockRow):
-            sets.rows[writer, sequence] = row
+            sets.put(writer, sequence, row)
             self.count += count_of(row.locks)
             for each in _with_locks(row):
                 self._tables.setdefault(each.table, _Locked()).put((txn_id, writer), each)

@@ -20,7 +20,7 @@ from anabranch.batches.packer import batch_limit
 from anabranch.batches.splice import Piece, Splice
 from anabranch.core import rows as k
 from anabranch.core.decisions.commits.merge import TORN, runs_to_carry
-from anabranch.core.journal.index import JournalIndex
+from anabranch.core.journal.index import JournalIndex, extents_by_place
 from anabranch.core.journal.runs import StoredRun
 from anabranch.core.memory import IN_TROUBLE, Merging
 from anabranch.core.state import State
@@ -235,13 +235,18 @@ class Carriers:
                 continue  # a new leader still reads the journals
             if not all(usable(stream) for stream in txn.participants):
                 continue
-            for (stream, number), row in txn.carries.items():
-                key = (txn_id, stream, number)
-                if row.done or key in self._jobs or self._not_before_ms.get(key, 0) > wall_ms:
-                    continue
-                limit = batch_limit(state.streams[stream].settings)
-                job = Job(row, deque(runs_to_carry(index, txn, row)), limit)
-                self._jobs[key] = job
+            wanted = [
+                row
+                for (stream, number), row in txn.carries.items()
+                if not row.done
+                and (key := (txn_id, stream, number)) not in self._jobs
+                and self._not_before_ms.get(key, 0) <= wall_ms
+            ]
+            extents = extents_by_place(txn.pending.writers if wanted else ())
+            for row in wanted:
+                limit = batch_limit(state.streams[row.stream].settings)
+                job = Job(row, deque(runs_to_carry(index, row, extents)), limit)
+                self._jobs[job.key] = job
                 if self._threads:
                     self._todo.put((job, wall_ms))
                 else:

@@ -17,6 +17,7 @@ from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.history_records import Tail, history_records
+from anabranch.core.journal.index import extents_by_place
 from anabranch.core.round import Landed, Round
 from anabranch.core.stream_states import ACTIVE
 from anabranch.schemas import records as r
@@ -103,7 +104,7 @@ class ScaledWorld(World):
             for (stream, number), row in sorted(txn.carries.items()):
                 if row.done:
                     continue
-                left = runs_to_carry(self.index, txn, row)
+                left = runs_to_carry(self.index, row, extents_by_place(txn.pending.writers))
                 chunk = left[:runs]
                 place = stream, row.partition
                 first = self.stream_ends[place]

@@ -13,6 +13,7 @@ from anabranch.core import rows as k
 from anabranch.core.decisions.commits import frozen
 from anabranch.core.decisions.commits.merge import runs_to_carry
 from anabranch.core.decisions.scale import partitions_added
+from anabranch.core.journal.index import extents_by_place
 from anabranch.core.journal.table_writes import Keys
 from anabranch.schemas import records as r
 from tests.core.test_registered_locks import Long
@@ -63,8 +64,9 @@ class Big(Long):
         """A carrier puts all of it to its place; its last round comes, and rounds of those that waited."""
         txn_id = self.id(label)
         txn = self.state.open[txn_id]
+        extents = extents_by_place(txn.pending.writers if txn.pending is not None else ())
         for (stream, number), row in txn.carries.items():
-            count = sum(run.records for run in runs_to_carry(self.index, txn, row))
+            count = sum(run.records for run in runs_to_carry(self.index, row, extents))
             done = replace(row, cursor=1 << 40, first=0, end=count, count=count, done=True)
             self.log_rows([(k.carry_key(txn_id, stream, number), done)])
         for _ in range(8):

@@ -12,6 +12,7 @@ import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
@@ -187,14 +188,12 @@ class JournalIndex:
     ) -> list[tuple[bytes, int]]:
         """(table key, records) of what was rejected of a transaction in a journal partition before an offset."""
         first, end = (rejected_key(txn_id, stream, partition, at) for at in (0, offset))
-        return [(key, count) for key, count in self._rejections(txn_id) if first <= key < end]
+        return list(takewhile(lambda row: row[0] < end, self._rejections(txn_id, first)))
 
-    def _rejections(self, txn_id: bytes) -> list[tuple[bytes, int]]:
-        if txn_id not in self.staged.refused:
-            return []
-        return [
-            (key, _COUNT.unpack(value)[0]) for key, value in self.rows.scan(k.REJECTED + txn_id)
-        ]
+    def _rejections(self, txn_id: bytes, first: bytes = b"") -> Iterator[tuple[bytes, int]]:
+        if txn_id in self.staged.refused:
+            for key, value in self.rows.scan(k.REJECTED + txn_id, first):
+                yield key, _COUNT.unpack(value)[0]
 
     @property
     def staged(self) -> Staged:
@@ -330,12 +329,13 @@ class JournalIndex:
         """Compare receipts with the index."""
         due = extents_of(receipts)
         out = Weighed(self.covers(receipts), wrong="", committed=0, left_out=0, size=0)
+        participants = state.participants(txn_id)
         for writer, stream, _ in due:
-            if stream not in state.participants(txn_id):
+            if stream not in participants:
                 out.wrong = f"writer {writer:x} names {stream}, which the transaction never touched"
         total = 0
         seen: dict[tuple[int, str, int], list[int]] = {key: [0, 0] for key in due}
-        for stream, epoch in state.participants(txn_id).items():
+        for stream, epoch in participants.items():
             for segment in state.layout(stream, epoch):
                 for run in self.runs(txn_id, stream, segment.partition):
                     total += run.records

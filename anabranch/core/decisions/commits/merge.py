@@ -28,7 +28,7 @@ from anabranch.core.round import Landed, NewEpoch, Part, StreamCommit
 from anabranch.core.segments import TxnSegment
 from anabranch.core.state import OpenTxn
 from anabranch.errors import check
-from anabranch.schemas.records import CarryRow, JournalOp, SegmentRange
+from anabranch.schemas.records import CarryRow, Extent, JournalOp, SegmentRange
 
 # How soon a commit that waits for a carrier or for partitions is looked at again.
 LOOK_AGAIN_MS = 50
@@ -408,9 +408,13 @@ def _written_by(turn: Turn, plan: Plan, txn_id: bytes) -> Mapping[str, Write] | 
     return known
 
 
-def runs_to_carry(index: JournalIndex, txn: OpenTxn, carry: CarryRow) -> list[StoredRun]:
-    """The runs of a carried segment that are not yet at their place, in the order in which they go."""
-    writers = txn.pending.writers if txn.pending is not None else ()
-    here = extents_by_place(writers).get((carry.stream, carry.source), {})
-    runs = taken_runs(index.runs(txn.row.txn_id, carry.stream, carry.source), here)
+def runs_to_carry(
+    index: JournalIndex, carry: CarryRow, extents: Mapping[tuple[str, int], Mapping[int, Extent]]
+) -> list[StoredRun]:
+    """The runs of a carried segment that are not yet at their place, in the order in which they go.
+
+    ``extents``: of the transaction's commit, by place.
+    """
+    here = extents.get((carry.stream, carry.source), {})
+    runs = taken_runs(index.runs(carry.txn_id, carry.stream, carry.source), here)
     return [run for run in runs if run.first >= carry.cursor]
