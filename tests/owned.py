@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -48,8 +49,12 @@ def start_module(
 
 
 def send_signal(pid: int, number: signal.Signals) -> None:
-    """Send a signal. After SIGSTOP all threads stand still: on a busy machine some work on for a while."""
-    os.kill(pid, number)
+    """Send a signal, if the process has not ended.
+
+    After SIGSTOP all threads stand still: on a busy machine some work on for a while.
+    """
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
     if number != signal.SIGSTOP or sys.platform != "linux":
         return
     until = time.monotonic() + _STOP_DEADLINE_S

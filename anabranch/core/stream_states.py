@@ -74,6 +74,11 @@ def _illegal(state: StreamState, op: StreamOp, stream: str) -> AnabranchError:
     """The error for an op that is illegal in this state, by what the caller does next."""
     if op == "begin_create" and state == FORGETTING:
         return NotReady(f"{stream} is being forgotten: ask again")
+    if (op in ("use", "begin_forget") and state == CREATING) or (op, state) == (
+        "begin_forget",
+        RECOVERING,
+    ):
+        return NotReady(f"{stream} is {state}: ask again")
     if op in ("use", "begin_create") and state in GIVEN_UP:
         return lost_error(stream)
     if op == "use":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from anabranch.core.stream_settings import FIXED, MAX_MESSAGE, MIN_ISR, TOPIC
@@ -14,10 +14,12 @@ from anabranch.topics.creation import SHARED_WITH_JOURNAL, describe, refuse, str
 from anabranch.topics.names import topics_of
 
 
-def alter_stream_topics(log: Log, row: StreamRow, *, former: Mapping[str, str]) -> None:
+def alter_stream_topics(
+    log: Log, row: StreamRow, *, former: Mapping[str, str], check: Callable[[], None]
+) -> None:
     """Give a stream's topics the settings in its row. Repeating it is harmless. ``former``: those of before.
 
-    Nothing is altered unless brokers take all of it.
+    Nothing is altered unless brokers take all of it. ``check``: called before; may raise.
 
     Raises:
         InvalidArgument: a smaller ``max.message.bytes``: what a journal has taken must fit.
@@ -41,6 +43,7 @@ def alter_stream_topics(log: Log, row: StreamRow, *, former: Mapping[str, str]) 
                 f"{MAX_MESSAGE} of {topic} is {now} and can only be raised: what its journal has taken must fit"
             )
     refuse(stream_problems(row.stream, after, row.partitions))
+    check()
     log.alter_topics({topic: change for topic, change in changes.items() if change})
 
 

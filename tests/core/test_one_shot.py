@@ -104,7 +104,7 @@ def test_the_epoch_of_the_active_segments(world: World) -> None:
     ("bad", "answer"),
     [
         (event("nyc/none"), "UnknownStream"),
-        (event("nyc/creating"), "UnknownStream"),
+        (event("nyc/creating"), "NotReady"),
         (event("ber/a"), "UnknownStream"),
         (event("nyc"), "InvalidArgument"),
         (event(headers={"ab.txn": b""}), "InvalidArgument"),

@@ -80,7 +80,7 @@ STREAM_LETTERS: dict[str, StreamState] = {
 }
 #                    C A L R F X
 STREAM_EXPECTED: dict[StreamOp, str] = {
-    "use": "             u A l l l u",
+    "use": "             n A l l l u",
     "begin_create": "    C = l l n C",
     "finalize_create": " A = - - - -",
     "refuse_create": "   X - - - - =",
@@ -88,7 +88,7 @@ STREAM_EXPECTED: dict[StreamOp, str] = {
     "begin_recover": "   n = R n n u",
     "finalize_recover": "- = - A - -",
     "refuse_recover": "  - - = L - -",
-    "begin_forget": "    - - F - = =",
+    "begin_forget": "    n - F n = =",
     "finalize_forget": " - - - - X =",
     "refuse_forget": "   - - = - L -",
 }

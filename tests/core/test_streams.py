@@ -216,7 +216,7 @@ def test_describe(city: World) -> None:
     assert city.describe(scope="nyc") == "nyc/a CREATING 0, nyc/b ACTIVE 1"
     assert city.describe(scope="ny") == "none"
     assert city.describe(stream="nyc/b") == "nyc/b ACTIVE 1"
-    assert city.describe(stream="nyc/a") == "UnknownStream"
+    assert city.describe(stream="nyc/a") == "NotReady"
     assert city.describe(stream="nyc/c") == "UnknownStream"
 
 

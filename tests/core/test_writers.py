@@ -67,7 +67,7 @@ def test_the_touched_epoch_is_the_streams_reference_epoch(world: World) -> None:
         ("sfo/a", "touched sfo/a epoch 0 on 0,1"),
         ("ber/a", "UnknownStream"),
         ("nyc/none", "UnknownStream"),
-        ("nyc/creating", "UnknownStream"),
+        ("nyc/creating", "NotReady"),
         ("nyc", "InvalidArgument"),
         ("nyc/a.journal", "InvalidArgument"),
         ("", "InvalidArgument"),

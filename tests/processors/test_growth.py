@@ -252,7 +252,7 @@ def test_more_partitions_than_a_stream_may_have_are_not_wanted(
 def test_others_go_on_while_brokers_work_on_topics(
     monkeypatch: pytest.MonkeyPatch, slow: str, command: Any
 ) -> None:
-    """A name that Kafka takes for equal is refused while the first one's topics are made, too."""
+    """Who asks for the stream that is made has to ask again; a name that Kafka takes for equal is refused."""
     came, back, call = threading.Event(), threading.Event(), getattr(MemoryLog, slow)
 
     def slowly(log: MemoryLog, *given: Any) -> None:
@@ -277,11 +277,14 @@ def test_others_go_on_while_brokers_work_on_topics(
         if isinstance(command, CreateStream):
             refusal = world.ask(controller, CreateStream("s_b/c", 1, {}))
             assert "differ in . and _ alone" in refusal.message
+            for other in (command, DeleteStream(command.stream)):
+                assert world.ask(controller, other).code == NotReady.__name__
         assert world.reply(asked) is None
     back.set()
     until(world, controller, lambda: world.reply(asked) is not None)
     assert not isinstance(world.reply(asked), Refusal)
-    assert controller._beside is not None and not controller._beside.topics.busy
+    assert controller._beside is not None
+    assert not controller._beside.topics.busy
     controller.resign()
 
 

@@ -32,6 +32,7 @@ from anabranch.core.state import State
 from anabranch.core.stream_settings import PROCESSOR, check_settings, is_table
 from anabranch.core.stream_states import (
     ACTIVE,
+    CREATING,
     FORGETTING,
     FORGOTTEN,
     LOST,
@@ -112,6 +113,11 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
             f"{command.stream} exists: a {kind} of {row.segment_count} segments with settings "
             f"{dict(row.settings)}"
         )
+    waiting = asker(row) if row.state == CREATING else None
+    if waiting is not None and to is not None and waiting.asker != to.asker:
+        raise NotReady(f"{command.stream} is being made: ask again")
+    if waiting is not None:
+        return  # the answer comes when it is done
     if moves:
         _move(turn, row, "begin_create", to, adopt=command.adopt)
     else:

@@ -76,12 +76,13 @@ TRIES = 3  # to create, delete or find a stream's topics while brokers don't ans
 class _Deleting:
     """A stream whose topics are being deleted; monotonic seconds.
 
-    ``found``: its leftovers, seen before a round of this leader was committed.
+    ``found``: its leftovers; ``proved``: a round of this leader was committed since.
     """
 
     look_at: float
     give_up_at: float
     found: list[TopicInfo] = field(default_factory=list)
+    proved: bool = False
 
 
 class StreamTopics:
@@ -124,9 +125,11 @@ class StreamTopics:
             if row.state in (CREATING, RECOVERING, FORGETTING)
             or (row.change is not None and row.stream not in waiting)
         ]
-        for stream in self._under_way.keys() - {row.stream for row in wanted}:
-            if self._under_way[stream][1].done():
-                del self._under_way[stream]  # given up meanwhile, or in trouble
+        left = (self._under_way.keys() | self._tried.keys()) - {row.stream for row in wanted}
+        for stream in left:  # given up meanwhile, or in trouble
+            if stream not in self._under_way or self._under_way[stream][1].done():
+                self._under_way.pop(stream, None)
+                self._tried.pop(stream, None)
         for row in wanted:
             if row.state == CREATING:
                 created = self._create(row, state)
@@ -147,7 +150,9 @@ class StreamTopics:
         """A step of work on a stream that exists; behind the publication of a base also what follows that."""
         done = self._contained(row, state)
         while done is not None:
-            yield row.stream, done
+            yield row.stream, done  # it goes on once the result is logged
+            if (deleting := self._deleting.get(row.stream)) is not None:
+                deleting.proved = True
             now = state.streams.get(row.stream)
             done = self._contained(now, state) if now is not None and now.change else None
 
@@ -239,9 +244,13 @@ class StreamTopics:
         tries, again_at = self._tried.get(stream, (0, 0.0))
         if self._clock.monotonic() < again_at:
             return None
-        if row.state == FORGETTING and (self._cutter.is_at(stream) or self._growth.is_at(stream)):
-            # Their requests name a topic only: a new topic of that name must not get them.
-            return None
+        if row.state == FORGETTING:
+            if stream not in self._under_way:
+                now = self._clock.monotonic()
+                self._deleting.setdefault(stream, _Deleting(now, now + GIVE_UP_S))
+            if self._cutter.is_at(stream) or self._growth.is_at(stream):
+                # Their requests name a topic only: a new topic of that name must not get them.
+                return None
         try:
             done = self._done(row, partial(work, row), base)
             return None if done is None else done.result()
@@ -301,7 +310,8 @@ class StreamTopics:
                 self._check_open()
                 self._log.delete_records(due)
             else:
-                alter_stream_topics(self._log, row, former=change.settings)
+                former, check = change.settings, self._check_open
+                alter_stream_topics(self._log, row, former=former, check=check)
         except AnabranchError as wrong:
             error = wrong
         except LogRefused as wrong:
@@ -313,10 +323,11 @@ class StreamTopics:
         """A step of deleting the rest of a stream's topics. None: look again."""
         stream = row.stream
         now = self._clock.monotonic()
-        under_way = self._deleting.setdefault(stream, _Deleting(now, now + GIVE_UP_S))
+        under_way = self._deleting[stream]
         if now < under_way.look_at:
             return None
-        left, under_way.found = under_way.found, []
+        left = under_way.found if under_way.proved else []
+        under_way.found, under_way.proved = [], False
         try:
             if left:
                 self._check_open()
