@@ -12,7 +12,7 @@ from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import table_of
 from anabranch.core.decisions.questions import make_safe
-from anabranch.core.decisions.scale import asked, asker
+from anabranch.core.decisions.scale import asked, asker, is_asker
 from anabranch.core.decisions.scopes import active_stream, check_served, stream_info
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.hybrid_time import to_text
@@ -81,9 +81,8 @@ def idle_row(turn: Turn, stream: str, to: ReplyTo | None) -> StreamRow | None:
     row = active_stream(turn, stream)
     if row.change is None:
         return row
-    waiting = asker(row)
-    if to is not None and waiting is not None and waiting.asker == to.asker:
-        return None  # the answer comes when it is done
+    if is_asker(row, to):
+        return None
     raise NotReady(f"{stream} is being altered or truncated: ask again")
 
 

@@ -46,9 +46,8 @@ def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
         turn.reply(to, StreamList((stream_info(turn, row),)))
         return
     if row.scaling is not None:
-        waiting = asker(row.scaling)
-        if to is not None and waiting is not None and waiting.asker == to.asker:
-            return  # the answer comes when it is done
+        if is_asker(row.scaling, to):
+            return
         raise NotReady(f"{command.stream} is being scaled: ask again")
     if command.segments:
         if command.seal or command.ranges:
@@ -182,6 +181,12 @@ def asker(of: Scaling | StreamRow) -> ReplyTo | None:
     if not of.correlation_id:
         return None
     return ReplyTo(of.correlation_id, of.reply_partition, of.command, of.reply_lane)
+
+
+def is_asker(of: Scaling | StreamRow, to: ReplyTo | None) -> bool:
+    """Whether this command, perhaps repeated, is the one that waits: the answer comes when the work is done."""
+    waiting = asker(of)
+    return to is not None and waiting is not None and waiting.asker == to.asker
 
 
 def asked(to: ReplyTo | None) -> dict[str, Any]:

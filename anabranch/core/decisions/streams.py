@@ -19,7 +19,7 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import Right, rights_of, table_of
 from anabranch.core.decisions.bases import check_companion
 from anabranch.core.decisions.commits.positions import processor_of
-from anabranch.core.decisions.scale import asked, asker
+from anabranch.core.decisions.scale import asked, asker, is_asker
 from anabranch.core.decisions.scopes import check_room, check_served, stream_info
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, refuse
@@ -113,11 +113,10 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
             f"{command.stream} exists: a {kind} of {row.segment_count} segments with settings "
             f"{dict(row.settings)}"
         )
-    waiting = asker(row) if row.state == CREATING else None
-    if waiting is not None and to is not None and waiting.asker != to.asker:
+    if row.state == CREATING and is_asker(row, to):
+        return
+    if row.state == CREATING and row.correlation_id:
         raise NotReady(f"{command.stream} is being made: ask again")
-    if waiting is not None:
-        return  # the answer comes when it is done
     if moves:
         _move(turn, row, "begin_create", to, adopt=command.adopt)
     else:
