@@ -13,6 +13,7 @@ import pytest
 
 from anabranch.batches.records import Record
 from anabranch.core.decisions import scale
+from anabranch.core.decisions.streams import prove_lead, stream_recovered
 from anabranch.core.hybrid_time import from_us
 from anabranch.core.rows import stream_key
 from anabranch.core.state import State
@@ -21,6 +22,7 @@ from anabranch.kafka.wire.codes import CREATE_CODES, GROW_CODES, Act, meaning
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition, TopicSpec
 from anabranch.processors.controller import Controller
 from anabranch.processors.streams.growth import Growth
+from anabranch.processors.streams.topics import StreamTopics
 from anabranch.schemas.codec import decode_as
 from anabranch.schemas.records import (
     AlterStream,
@@ -34,9 +36,11 @@ from anabranch.schemas.records import (
     Refusal,
     Scale,
     Scaling,
+    StreamChange,
+    StreamRow,
     TruncateStream,
 )
-from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
 from tests.memory.log import MemoryLog
 from tests.processors.world import World
 
@@ -301,3 +305,61 @@ def until(world: World, controller: Controller, is_so: Callable[[], bool]) -> No
         controller.step(0)
         world.clock.sleep(0.001)
         time.sleep(0.001)
+
+
+def test_a_result_counts_for_what_it_was_done_for_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream is given up, and taken back, while brokers alter its topics."""
+    came, back = threading.Event(), threading.Event()
+
+    def slowly(*_: object) -> None:
+        came.set()
+        assert back.wait(30)
+
+    monkeypatch.setattr(MemoryLog, "alter_topics", slowly)
+    state, topics, row = stream_topics(threads=True)
+    change = StreamChange(row.settings, 0)
+    altered = replace(row, settings={"retention.ms": "1000"}, change=change)
+    state.apply(stream_key("s/a"), altered)
+    assert list(topics.step(state)) == []
+    assert came.wait(30)
+    state.apply(stream_key("s/a"), replace(row, state="RECOVERING"))
+    back.set()
+    end = time.monotonic() + 30
+    while not (found := results(topics, state)):
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    topics.close()
+    assert found == [stream_recovered]
+
+
+def test_topics_are_deleted_behind_a_written_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that is not taken up again is of a round that was not written."""
+    deleted: list[object] = []
+    monkeypatch.setattr(MemoryLog, "delete_topics", lambda _, given: deleted.append(given))
+    state, topics, row = stream_topics(threads=False)
+    state.apply(stream_key("s/a"), replace(row, state="FORGETTING"))
+    for _ in range(3):
+        _, done = next(topics.step(state))
+        assert getattr(done, "func", None) is prove_lead
+    assert not deleted
+    assert results(topics, state) == [prove_lead]
+    assert results(topics, state) == [prove_lead]  # they are still there
+    assert len(deleted) == 1
+    topics.close()
+
+
+def stream_topics(*, threads: bool) -> tuple[State, StreamTopics, StreamRow]:
+    """A state with the stream s/a, whose topics are there, and its row."""
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.stream(controller, "s/a", 1)
+    state = State(controller.table)
+    assert controller._beside is not None
+    parts = world.cluster.log("t"), world.clock, status_topic(), controller._beside.cutter
+    return state, StreamTopics(*parts, threads=threads), state.streams["s/a"]
+
+
+def results(topics: StreamTopics, state: State) -> list[object]:
+    """The kinds of results of a step, each logged."""
+    return [getattr(done, "func", None) for _, done in topics.step(state)]
