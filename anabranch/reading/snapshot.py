@@ -280,8 +280,8 @@ def _check_left(
     starts: Mapping[int, int],
 ) -> None:
     """`SnapshotExpired` if a partition has lost all that it had then, while later events came."""
-    # A marker stands behind the last event, so what was deleted may end beyond it.
-    passed = [p for p, end in ends.items() if 0 < end < starts[p]]
+    # Deletion may end at the last event, or beyond the marker behind it.
+    passed = [p for p, end in ends.items() if 0 < end <= starts[p]]
     if passed:
         now = search.as_of("end")
         newest = now.vector() if now is not None else {}
