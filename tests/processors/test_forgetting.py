@@ -241,16 +241,22 @@ def test_it_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert play.stream_state(GONE) == ACTIVE
 
 
-def test_the_command_that_forgot_it_is_answered_again_once_it_was_made_anew() -> None:
+def test_commands_that_forgot_it_are_answered_again_once_it_was_made_anew() -> None:
+    """The one that did it, and one that found it done; also the first ones of two that did it."""
     play = lost()
-    command = play.world.send(ForgetStream(GONE))
-    play.play(20, 4.0)
-    assert play.world.reply(command) == DONE
-    play.ask(CreateStream(GONE, 2, {}))
-    play.world.send(ForgetStream(GONE), again=command)
-    play.play(5, 1.0)
-    assert play.world.replies(command) == [DONE, DONE]
-    assert play.stream_state(GONE) == ACTIVE
+    commands = []
+    for _ in range(2):
+        for _ in range(2):
+            commands.append(play.world.send(DeleteStream(GONE), lane="admin"))
+            play.play(20, 4.0)
+            assert play.world.reply(commands[-1]) == DONE
+        play.ask(CreateStream(GONE, 2, {}))
+        for command in commands:
+            before = len(play.world.replies(command))
+            play.world.send(DeleteStream(GONE), again=command, lane="admin")
+            play.play(5, 1.0)
+            assert play.world.replies(command)[before:] == [DONE]
+            assert play.stream_state(GONE) == ACTIVE
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 from anabranch.core import limits
@@ -245,6 +246,10 @@ def recovery_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
 # -- forgotten ------------------------------------------------------------------------------------------
 
 
+# So many askers of a name are known again, each by so many bytes of its digest.
+_MARKS, _MARK_BYTES = 16, 8
+
+
 def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo | None) -> None:
     """Log that a stream shall go; the answer comes when it is gone. Repeating it is harmless.
 
@@ -254,10 +259,14 @@ def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo 
     check_served(turn, split_stream(stream)[0])
     row = turn.state.streams.get(stream)
     before = turn.state.forgotten.get(stream)
-    asked_by = to.asker if to is not None else b""
     if row is None and before is None:
         raise UnknownStream(f"there is no stream {stream!r}: nothing is to be taken away")
-    repeated = before is not None and bool(asked_by) and before.forgotten_by == asked_by
+    askers = _askers(before, to)
+    known = before is not None and before.forgotten_by == askers
+    repeated = to is not None and known
+    if row is None and before is not None and not known:
+        # Another stream may come under that name before a copy of this command.
+        turn.put(k.forgotten_key(stream), replace(before, forgotten_by=askers))
     if row is None or (repeated and row.state not in (LOST, FORGETTING)):
         turn.reply(to, StreamList(()))  # done already
         return
@@ -306,9 +315,18 @@ def _check_unread(turn: Turn, stream: str) -> None:
 def _begin_forget(turn: Turn, stream: str, to: ReplyTo | None = None) -> None:
     before = turn.state.forgotten.get(stream)
     times = before.times + 1 if before is not None else 1
-    asked_by = to.asker if to is not None else b""
-    turn.put(k.forgotten_key(stream), ForgottenRow(stream, times, asked_by))
+    turn.put(k.forgotten_key(stream), ForgottenRow(stream, times, _askers(before, to)))
     _move(turn, turn.state.streams[stream], "begin_forget", to)
+
+
+def _askers(before: ForgottenRow | None, to: ReplyTo | None) -> bytes:
+    """`ForgottenRow.forgotten_by` with this asker: as it was, if it is there."""
+    known = before.forgotten_by if before is not None else b""
+    if to is None:
+        return known
+    mark = sha256(to.asker).digest()[:_MARK_BYTES]
+    marks = [known[i : i + _MARK_BYTES] for i in range(0, len(known), _MARK_BYTES)]
+    return known if mark in marks else b"".join([*marks, mark][-_MARKS:])
 
 
 def end_stream(turn: Turn, stream: str, why: str) -> None:
