@@ -100,7 +100,9 @@ class Producer(Protocol):
         base offsets, in the same order.
 
         `LogRefused`: the broker does not take the content (or a control batch, or one with gaps in its
-        offsets, was given); the native transaction has to be aborted, then the producer goes on.
+        offsets, was given); the native transaction has to be aborted, then the producer goes on. `LogUnavailable`:
+        likewise, as a partition can't be reached; parts may be on their way, and an abort makes them harmless.
+        `LogUncertain`: it would not, so the producer is over.
         """
 
     def append_stream(

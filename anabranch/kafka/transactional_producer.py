@@ -178,11 +178,18 @@ class KafkaProducer:
             )
 
     def _after_failure(self, error: BaseException) -> None:
-        """Send nothing again: either the transaction has to be aborted, or the producer is over."""
-        self._cluster.forget(self._waves.topics)
+        """Send nothing again: either the transaction has to be aborted, or the producer is over.
+
+        Raises: LogUnavailable, for a `LogUncertain` that an abort makes harmless.
+        """
+        self._cluster.forget({partition.topic for partition in self._waves.partitions})
         if isinstance(error, LogUnavailable) and not self._waves.begun:
             for link in self._waves.links.values():
                 link.take()  # none of these were sent
+        elif isinstance(error, LogUncertain) and self.is_v2:
+            # The abort begins a new epoch: what is still on its way can't be stored behind it (KIP-890).
+            self._waves.drain()
+            self._refusal = LogRefused(str(error), 0, error.topics)
         elif isinstance(error, LogError) and not isinstance(error, LogRefused):
             self._ended = error
         elif not isinstance(error, Exception):
@@ -196,7 +203,11 @@ class KafkaProducer:
         else:
             # The caller's own generator failed: the transaction is not whole.
             self._refusal = LogRefused(f"an append was cut short: {error!r}", 0)
+        if self._refusal is not None and self.is_v2:
+            self._appended |= self._waves.partitions  # the abort ends all that may have arrived
         self._waves.rewind()
+        if isinstance(error, LogUncertain) and self._ended is None:
+            raise LogUnavailable(str(error), error.topics) from error
 
     # -- append ---------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from anabranch.batches.format import Buffer, next_sequence, patch_parts, read_header
 from anabranch.kafka.link import Answers, Link, Piece, Wave, failure_of
@@ -22,7 +23,15 @@ from anabranch.ports import (
     TopicPartition,
 )
 
-LEADER_S = 1.0  # how long to wait for a leader; the whole round waits with it
+LEADER_S = 1.0  # how long to wait for leaders; the whole round waits with it
+ASK_S = 0.1  # to ask for a leader when that time is over
+
+
+class _Tries(NamedTuple):
+    """``leaders_by``: when waiting for leaders ends, monotonic seconds. ``down``: brokers that were not reached."""
+
+    leaders_by: float
+    down: dict[int, ConnectionBroken]
 
 
 class Waves:
@@ -41,9 +50,9 @@ class Waves:
         self._acked: dict[TopicPartition, int] = {}
 
     @property
-    def topics(self) -> set[str]:
-        """The topics that batches went to in this epoch."""
-        return {partition.topic for partition in self._sequences}
+    def partitions(self) -> set[TopicPartition]:
+        """The partitions that batches were made for in this epoch."""
+        return set(self._sequences)
 
     def rewind(self) -> None:
         """Go on after the last stored batches."""
@@ -76,9 +85,10 @@ class Waves:
     def reach(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
         """Connect to the leaders of all these before anything is sent: an unreachable one costs nothing.
 
-        Returns node -> partitions that were not looked at since it leads them.
+        Each broker is tried once. Returns node -> partitions that were not looked at since it leads them.
         """
         failed: dict[str, LogError] = {}
+        tries = _Tries(self._cluster.deadline(LEADER_S), {})
         unseen: dict[int, list[TopicPartition]] = {}
         links: dict[int, Link] = {}  # known to be open
         for partition in partitions:
@@ -87,7 +97,7 @@ class Waves:
                 link = links.get(leader.node) if leader is not None else None
                 if link is None or leader is None:
                     try:
-                        link = self.link(partition)
+                        link = self.link(partition, tries=tries)
                     except LogError as error:
                         failed[partition.topic] = error
                         continue
@@ -100,19 +110,29 @@ class Waves:
             raise problem
         return unseen
 
-    def link(self, partition: TopicPartition, reached: bool = False) -> Link:
+    def link(
+        self,
+        partition: TopicPartition,
+        reached: bool = False,
+        tries: _Tries | None = None,
+    ) -> Link:
         """The way to the leader. ``reached``: it was found to be open just now."""
+        tries = tries or _Tries(self._cluster.deadline(LEADER_S), {})
         leader = self._cluster.leader(partition)
         if leader is None:
-            deadline = self._cluster.deadline(LEADER_S)
+            deadline = max(tries.leaders_by, self._cluster.deadline(ASK_S))
             leader = self._cluster.leaders((partition,), deadline)[partition]
         link = self.links.get(leader.node) or self.links.setdefault(leader.node, Link(leader.node))
         if not (link.in_flight or link.gathering.pieces or (reached and link.connection)):
             highest = PRODUCE.highest if self._coordinator.is_v2 else PRODUCE_ADDS_FROM - 1
+            soon = self._cluster.soon(self._cluster.deadline())
             try:
-                link.connect(self._cluster, self._cluster.deadline(), highest)
+                if leader.node in tries.down:
+                    raise tries.down[leader.node]
+                link.connect(self._cluster, soon, highest)
             except ConnectionBroken as error:
                 self._cluster.distrust(leader.node)
+                tries.down[leader.node] = error
                 raise self.unreachable(str(error), partition.topic) from error
         return link
 

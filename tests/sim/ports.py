@@ -20,6 +20,7 @@ from anabranch.ports import (
     LogError,
     LogFenced,
     LogRefused,
+    LogUnavailable,
     LogUncertain,
     TopicGone,
     TopicInfo,
@@ -372,8 +373,14 @@ class SimProducer(MemoryProducer):
         self._check_usable()
         self._find(batches)
         if len(batches) > 1 and faults.strikes(faults.weather.uncertain, "half an append"):
-            super().append(batches[: self._sim.sim.world.random.randrange(1, len(batches))])
-            raise self._over(LogUncertain("no answer in time to some of it"))
+            done = self._sim.sim.world.random.randrange(1, len(batches))
+            super().append(batches[:done])
+            what = "no answer in time to some of it"
+            if faults.strikes(0.5, "half an append is aborted"):
+                topics = {place.topic for place, _ in batches[done:]}
+                self._refusal = LogRefused(what, 0, topics)
+                raise LogUnavailable(what, topics)
+            raise self._over(LogUncertain(what))
         return super().append(batches)
 
     def _find(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> None:
