@@ -80,6 +80,8 @@ class SecuredBroker(NamedTuple):
         rule = Acl(f"User:{user}", right, allowed=False)
         for done in self.admin.create_acls([binding_of(rule)]).values():
             done.result(30)
+        while not self.admin.describe_acls(filter_of(rule)).result(30):
+            time.sleep(0.005)
         try:
             yield
         finally:

@@ -114,6 +114,8 @@ def test_ends_of_topics_with_a_past(maker: Maker, log: Log, stream: str) -> None
     write(log, maker, [(tp, batch("a", "b"))])
     there = [stream_topic(stream)]
     log.delete_topics(list(log.describe_topics([journal_topic(stream)]).values()))
+    while log.describe_topics([journal_topic(stream)]):
+        pass  # a broker tells of it a moment later
     for has in ("has 3 records that", "had records, deleted by now, that"):
         with pytest.raises(TopicNotEmpty, match=has):
             creation.create_stream_topics(log, stream, segments=2, settings={})

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.broker
 class Bench:
     """A producer, and a log to see what it stored."""
 
-    def __init__(self, bootstrap: str, answer_s: float = 1.5, request_bytes: int = 8 << 20) -> None:
+    def __init__(self, bootstrap: str, answer_s: float = 3.0, request_bytes: int = 8 << 20) -> None:
         given = {
             "request.timeout.ms": round(answer_s * 1000),
             "anabranch.max.request.bytes": request_bytes,

@@ -29,6 +29,14 @@ def get(port: int, path: str) -> str:
         return str(answer.read().decode())
 
 
+def said(port: int, path: str) -> object:
+    """None if it does not answer."""
+    try:
+        return json.loads(get(port, path))
+    except OSError:
+        return None
+
+
 def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path) -> None:
     """SIGKILL, then SIGTERM; web, metrics and timers meanwhile."""
     with socket.socket() as free:
@@ -55,7 +63,10 @@ def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path)
     worker = start()
     try:
         place.wait()
-        assert json.loads(get(port, "/hello")) == {"tasks": [0, 1, 2, 3]}
+        until = time.monotonic() + 60
+        while said(port, "/hello") != {"tasks": [0, 1, 2, 3]}:
+            assert time.monotonic() < until
+            time.sleep(0.1)
         assert f"{place.scope}_sums_total_events" in get(port, "/metrics")
         worker.terminate()
         assert worker.wait(15) == 0

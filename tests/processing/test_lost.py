@@ -17,6 +17,7 @@ from anabranch.processing.app import Processor
 from anabranch.processing.membership import AllTasks
 from anabranch.processing.worker import Worker, make_processor
 from anabranch.topics.names import history_topic, stream_topic
+from tests.contract.helpers import wait_stable
 
 pytestmark = pytest.mark.broker
 TASKS, QUIET_S = 4, 0.6
@@ -78,6 +79,7 @@ def test_the_transactions_that_retention_left_whole_are_taken(
     make_processor(client, place.app("stop"))
     place.write(0, 1, 2)
     places = [TopicPartition(kind(f"{place.scope}/a"), 0) for kind in (stream_topic, history_topic)]
+    wait_stable(log, set(places))
     ends = log.end_offsets(places, committed=True)
     client.scale(f"{place.scope}/a", segments=2)
     place.write(3, 4)

@@ -72,11 +72,11 @@ def cut(bootstrap_: str, client: anabranch.Client) -> Cut:
         with client.begin("cut") as txn:
             txn.write(stream, b"%d" % i, key=b"k")
             made.times.append(txn.commit().commit_timestamp)
-        ends.append(consumer.get_watermark_offsets(TopicPartition(topic, 0), SOON_S)[1])
         until = time.monotonic() + SOON_S  # markers land soon after the answer
         while (found := reader.latestOffset(made.positions[-1], ReadMaxRows(1))) in made.positions:
             assert time.monotonic() < until, "the commit is not shown"
         made.positions.append(found)
+        ends.append(consumer.get_watermark_offsets(TopicPartition(topic, 0), SOON_S)[1])
     consumer.close()
     reader.stop()
     made.delete(topic, ends[CUT - 1])

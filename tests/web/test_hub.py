@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -93,7 +95,7 @@ def test_a_poll_that_fails_shows_its_age_and_error_and_the_page_comes_back() -> 
             fails.append(UnknownStream("gone"))
             await changes(page, 2)
             assert page.html == "body"
-            assert page.trouble == "UnknownStream: gone. This is 0 s old."
+            assert re.fullmatch(r"UnknownStream: gone. This is \d s old.", page.trouble)
             fails[:] = [ZeroDivisionError("oh")]
             await changes(page, 2)
             assert "defect" in page.trouble
@@ -109,16 +111,20 @@ def test_a_poll_that_fails_shows_its_age_and_error_and_the_page_comes_back() -> 
     run(play, look)
 
 
-def test_a_cluster_that_does_not_answer_is_said() -> None:
+def test_a_cluster_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+
     async def play(polled: Hub) -> None:
         first = replace(await polled.see(STREAMS))
         assert first.html is None
         assert "NotReady: the cluster has not answered" in first.trouble
+        monkeypatch.setattr(hub, "WAIT_S", 30.0)
+        answers.set()
         page = await polled.see(STREAMS)
         assert (page.html, page.trouble) == ("late", "")
 
     def look(_view: View) -> str:
-        time.sleep(0.5)
+        answers.wait(30)
         return "late"
 
     run(play, look)
@@ -162,9 +168,13 @@ def test_a_browser_that_is_stuck_or_gone_is_dropped(
         if way == "stuck" and len(sent) > 3:
             await asyncio.Event().wait()
 
+    def news() -> list[str | None]:
+        return [json.loads(m["body"][6:])["html"] for m in sent[1:] if m["body"][:4] == b"data"]
+
     async def play(polled: Hub) -> None:
         live = asyncio.create_task(app._Live(polled, STREAMS)({}, receive, send))
-        await asyncio.sleep(0.2)
+        while len(news()) < 2:
+            await asyncio.sleep(0.01)
         if way == "gone":
             left.set()
         await asyncio.wait_for(live, 5)
@@ -172,5 +182,4 @@ def test_a_browser_that_is_stuck_or_gone_is_dropped(
 
     number = iter(range(1000))
     run(play, lambda _view: f"body {next(number)}")
-    news = [json.loads(m["body"][6:])["html"] for m in sent[1:] if m["body"].startswith(b"data")]
-    assert news[:2] in ([None, "body 0"], ["body 0", "body 1"])
+    assert news()[:2] in ([None, "body 0"], ["body 0", "body 1"])
