@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from anabranch.librdkafka.options import for_librdkafka
+from anabranch.librdkafka.options import for_librdkafka, logger
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 
 log = logging.getLogger("anabranch.controller")
@@ -43,7 +43,11 @@ class Membership:
         self._aside_until: float | None = None  # monotonic
         self.error: KafkaException | None = None
         self.trouble = ""  # why the group gives this member no partition
-        common = {**for_librdkafka(options), "bootstrap.servers": bootstrap}
+        common = {
+            "logger": logger,
+            **for_librdkafka(options),
+            "bootstrap.servers": bootstrap,
+        }
         self._consumer = LastingConsumer(
             {
                 **common,

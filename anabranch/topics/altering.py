@@ -32,12 +32,15 @@ def alter_stream_topics(
     wanted = {name: _wanted(row, name, infos) for name in altered}
     kinds = altered, altered & SHARED_WITH_JOURNAL, altered & {MIN_ISR}
     changes, after = {}, {}
+    # A broker may still tell of settings from before the last alteration, so all are sent, and both sizes count.
+    least = int(former.get(MAX_MESSAGE) or 0)
     for (topic, info), names in zip(infos.items(), kinds, strict=True):
         to_be = {name: wanted[name] for name in names}
         config = {n: v for n, v in {**info.config, **to_be}.items() if v is not None}
         after[topic] = replace(info, config=config)
-        changes[topic] = {n: v for n, v in to_be.items() if info.config.get(n) != v}
+        changes[topic] = to_be
         size, now = (int(c.get(MAX_MESSAGE, 0)) for c in (config, info.config))
+        now = max(now, least) if MAX_MESSAGE in names else now
         if size < now:
             raise InvalidArgument(
                 f"{MAX_MESSAGE} of {topic} is {now} and can only be raised: what its journal has taken must fit"

@@ -96,6 +96,26 @@ def test_settings_are_altered_under_open_transactions_and_taken_back() -> None:
     assert play.controller.state.streams[ONE].change is None
 
 
+def test_a_broker_that_tells_of_older_settings_loses_no_alteration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play = Play()
+    older = play.world.cluster.log("reader").describe_topics(TOPICS.values())
+    real = MemoryLog.describe_topics
+
+    def stale(self: MemoryLog, topics: Any, **how: Any) -> Any:
+        found = real(self, topics, **how)
+        return {name: older.get(name, info) for name, info in found.items()}
+
+    monkeypatch.setattr(MemoryLog, "describe_topics", stale)
+    alter(play, retention_ms=60_000, max_message_bytes=2_000_000)
+    assert config(play, "retention.ms")["stream"] == "60000"
+    assert isinstance(alter(play, "retention.ms"), StreamList)
+    assert config(play, "retention.ms")["stream"] == "-1"
+    refused = alter(play, max_message_bytes=1_500_000)
+    assert (refused.code, "only be raised" in refused.message) == ("InvalidArgument", True)
+
+
 @pytest.mark.parametrize(
     ("settings", "code", "said"),
     [
