@@ -44,6 +44,7 @@ class HistoryIndex:
         self._cursor = HistoryCursor(source, stream)
         self.search = HistorySearch(source, stream, timeout)
         self._own: Container[int] = ()
+        self._read: Mapping[int, int] = {}  # partition -> all below is consumed
         self._spans: dict[int, deque[Span]] = {}
         self._ahead = 0
         self._vector: dict[int, int] = {}
@@ -67,6 +68,7 @@ class HistoryIndex:
                 order.add(epoch)
         self._spans = {}
         self._own = own
+        self._read = positions
         self._ahead = 0
         self._vector = {}
         self._last = None
@@ -126,7 +128,7 @@ class HistoryIndex:
     def _note(self, record: CommitRecord) -> None:
         txn_id = None if record.txn_id == NO_TXN else record.txn_id
         for part in record.segments:
-            if part.partition in self._own:
+            if part.partition in self._own and part.end > self._read.get(part.partition, 0):
                 spans = self._spans.setdefault(part.partition, deque())
                 spans.append(Span(part.first, part.end, txn_id, record.timestamp, part.segment_id))
                 self._ahead += 1

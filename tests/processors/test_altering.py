@@ -100,7 +100,7 @@ def test_a_broker_that_tells_of_older_settings_loses_no_alteration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     play = Play()
-    older = play.world.cluster.log("reader").describe_topics(TOPICS.values())
+    older = play.world.cluster.log("reader").describe_topics([*TOPICS.values()])
     real = MemoryLog.describe_topics
 
     def stale(self: MemoryLog, topics: Any, **how: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from anabranch.clock import SystemClock
+from anabranch.core.partitioner import SPACE, position_of
 from anabranch.ports import TopicPartition
 from anabranch.reading import ordered_reader as reader_module
 from anabranch.reading.committed_log import ReaderPorts
@@ -79,3 +80,24 @@ def test_what_is_taken_away_within_a_step_is_given_no_more(
     ends = log.end_offsets(others, committed=True)
     for place, end in ends.items():
         assert member.offsets[place] == end - 1  # but for the marker
+
+
+def test_commits_that_the_group_has_consumed_are_not_ahead(
+    written: WrittenStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One partition is consumed to its end; the other one has two events, with many commits between."""
+    monkeypatch.setattr("anabranch.reading.history_index.MOST_SPANS", 4)
+    member = Member()
+    ports = ReaderPorts(lambda _: written.log, lambda _: member, SystemClock())
+    written.scale((0, 0, 4, 1), (1, 4, 8, 2))
+    keys = [b"%d" % number for number in range(99)]
+    low, high = (
+        next(k for k in keys if (position_of(k) < SPACE // 2) == lower) for lower in (True, False)
+    )
+    for number, key in enumerate([low, *[high] * 10, low]):
+        written.commit([(key, b"%d" % number)])
+    behind, done = (TopicPartition(written.topic, p) for p in (1, 2))
+    member.offsets = {behind: 0, done: written.log.end_offsets([done], committed=True)[done] - 1}
+    with Reader(ports, [written.stream], "g", 0.2, "begin", 5.0) as reader:
+        member.news.append(lambda: member.gained([behind, done]))
+        assert [event.value for event in reader] == [b"0", b"11"]
