@@ -59,7 +59,7 @@ class Processors(Reading, Streams):
         names = [one for one in given if isinstance(one, str)]
         first = tuple(one for one in given if isinstance(one, r.ProcessorInput))
         if names:
-            first += self._readers().first_inputs(names, start, deadline)
+            first += self._readers().first_inputs(names, start, deadline, self._session.together)
         kinds = tuple(stores.values()) if isinstance(stores, Mapping) else ()
         command = r.CreateProcessor(processor, tasks, first, tuple(stores), kinds)
         info = self._ask_processor(processor, command, deadline)
@@ -103,7 +103,7 @@ class Processors(Reading, Streams):
         inputs: tuple[r.ProcessorInput, ...] = ()
         if start is not None:
             streams = [one.stream for one in info.inputs]
-            inputs = self._readers().first_inputs(streams, start, deadline)
+            inputs = self._readers().first_inputs(streams, start, deadline, self._session.together)
         command = r.ResetProcessor(processor, info.resets, inputs, bool(keep_state))
         return self._ask_processor(processor, command, deadline)
 

@@ -50,6 +50,26 @@ def check_at(at: object, name: str = "at") -> int | None:
     )
 
 
+def heads(
+    searches: Mapping[str, HistorySearch], together: Mapping[str, int], start: str | int
+) -> dict[str, Found | None]:
+    """`HistorySearch.as_of` of each stream: one cut, which has all or nothing of every transaction.
+
+    ``together``: stream -> a number; streams with different ones never share a transaction.
+    """
+    found = {stream: search.as_of(start) for stream, search in searches.items()}
+    last: dict[int, int] = {}
+    for stream, at in found.items():
+        if at is not None:
+            last[together[stream]] = max(last.get(together[stream], 0), at.record.timestamp)
+    for stream, at in found.items():
+        newest = last.get(together[stream])
+        if newest is not None and (at is None or at.record.timestamp != newest):
+            # Looked at too early, perhaps: before the others of its round were there.
+            found[stream] = searches[stream].as_of(newest)
+    return found
+
+
 class HistorySearch:
     """Searches of one history, each for a while of its own. `NotReady` when time runs out."""
 
@@ -97,6 +117,14 @@ class HistorySearch:
         """The records from an offset on, up to the history's present end."""
         self._look()
         yield from self._records(offset)
+
+    def between(self, above: int, until: int) -> Iterator[Found]:
+        """The records above a hybrid time and up to another one; no other search may begin meanwhile."""
+        before = self._as_of(above)
+        for at in self._records(before.offset + 1 if before is not None else 0):
+            if at.record.timestamp > until:
+                return
+            yield at
 
     def commits(self, above: int, until: int, most: int) -> list[CommitRecord]:
         """The newest commits above a hybrid time and up to another one, rising; at most so many."""

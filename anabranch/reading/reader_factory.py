@@ -83,11 +83,16 @@ class Readers:
         return reader
 
     def first_inputs(
-        self, streams: Sequence[str], start: Start, deadline: float
+        self,
+        streams: Sequence[str],
+        start: Start,
+        deadline: float,
+        together: Callable[[Sequence[str], float], Mapping[str, int]],
     ) -> tuple[ProcessorInput, ...]:
         """The inputs of a new processor, each with the place where it starts."""
+        groups = together(streams, deadline)
         with closing(self.ports.committed_log(self._timeout)) as source:
-            return first_inputs(source, streams, start, self._timeout, deadline)
+            return first_inputs(source, streams, start, self._timeout, deadline, groups)
 
     def lags(self, info: ProcessorInfo) -> list[InputLag]:
         """How far a processor is behind each of its inputs."""

@@ -24,11 +24,14 @@ _MOST_FETCHES = 64  # per history in one look; the next look goes on
 class _Walk(NamedTuple):
     """How far a history was looked through. ``spare``: the last EPOCH record that it may begin with.
 
-    ``ahead``: the next one, at ``read_to``: its vector is still above the deleted events.
+    It is the first one behind a COMMIT: a reader that has read that far tells by its `previous` that nothing is
+    lost. ``commits``: whether one came since. ``ahead``: the next EPOCH record, at ``read_to``: its vector is still
+    above the deleted events.
     """
 
     read_to: int
     spare: int
+    commits: bool = False
     ahead: Mapping[int, int] | None = None
 
 
@@ -85,7 +88,7 @@ class Histories:
 
     def _walk(self, history: TopicPartition, firsts: Mapping[int, int], walk: _Walk) -> _Walk:
         """Walk on while the events before the next EPOCH record are deleted."""
-        position, spare, _ = walk
+        position, spare, commits, _ = walk
         if walk.ahead is not None and not _passed(walk.ahead, firsts):
             return walk
         for _ in range(_MOST_FETCHES):
@@ -104,14 +107,15 @@ class Histories:
             for batch in fetched.batches:
                 for record in decode_records(batch.data):
                     if record.offset < position or record.key:
+                        commits |= record.offset >= position
                         continue
                     vector = _vector(record.value)
                     if vector is not None and not _passed(vector, firsts):
-                        return _Walk(record.offset, spare, vector)
-                    if vector is not None:
-                        spare = record.offset
+                        return _Walk(record.offset, spare, commits, vector)
+                    if vector is not None and commits:
+                        spare, commits = record.offset, False
             position = fetched.next_offset
-        return _Walk(position, spare)
+        return _Walk(position, spare, commits)
 
 
 def _vector(value: bytes | None) -> Mapping[int, int] | None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from heapq import merge
+from itertools import groupby
+from operator import itemgetter
 
 from anabranch.core.hybrid_time import from_us
 from anabranch.core.vectors import has_vector
 from anabranch.errors import AnabranchError, InvalidArgument, SnapshotExpired
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts, partitions_of
-from anabranch.reading.history_search import HistorySearch, Start, check_start
+from anabranch.reading.history_search import HistorySearch, Start, check_start, heads
 from anabranch.reading.tasks.lag import positions_of
 from anabranch.schemas.records import CommitRecord, ProcessorInfo, ProcessorInput
 from anabranch.topics.names import history_topic, mirror_group, stream_topic
@@ -163,25 +166,38 @@ def passed(search: HistorySearch, offsets: Mapping[int, int]) -> tuple[int, int,
 
 
 def first_inputs(
-    source: CommittedLog, streams: Sequence[str], start: Start, timeout: float, deadline: float
+    source: CommittedLog,
+    streams: Sequence[str],
+    start: Start,
+    timeout: float,
+    deadline: float,
+    together: Mapping[str, int],
 ) -> tuple[ProcessorInput, ...]:
-    """The inputs of a new processor, each with the place where it starts.
+    """The inputs of a new processor, each with the place where it starts: all or nothing of each transaction.
 
-    ``start``: as of `Client.read`. ``timeout``: seconds of a search. Raises: UnknownStream, NotReady,
-    InvalidArgument (a time to come).
+    ``start``: as of `Client.read`. ``timeout``: seconds of a search. ``together``: stream -> a number; streams with
+    different ones never share a transaction. Raises: UnknownStream, NotReady, InvalidArgument (a time to come).
     """
     checked, newest = check_start(start), 0
     partitions_of(source, streams, deadline)
     places = {stream: TopicPartition(history_topic(stream), 0) for stream in streams}
     ids = source.topic_ids([place.topic for place in places.values()], deadline)
+    searches = {stream: HistorySearch(source, stream, timeout) for stream in streams}
+    begins, lost = {}, False
+    for stream, found in heads(searches, together, checked).items():
+        if found is not None:
+            begins[stream] = found.offset + 1, found.record.timestamp
+        else:
+            begins[stream] = _oldest(source, stream, searches[stream], deadline)
+            lost |= begins[stream][1] > 0
+    passed = {stream: timestamp for stream, (_, timestamp) in begins.items()}
+    halves = _halves(searches, together, passed) if lost else {}
     inputs = []
     for stream, place in places.items():
-        search = HistorySearch(source, stream, timeout)
-        found = search.as_of(checked)
-        if found is None:
-            begin, timestamp = _oldest(source, stream, search, deadline)
-        else:
-            begin, timestamp = found.offset + 1, found.record.timestamp
+        begin, timestamp = begins[stream]
+        half = halves.get(together[stream], 0)
+        if timestamp < half and (behind := searches[stream].as_of(half)) is not None:
+            begin, timestamp = behind.offset + 1, behind.record.timestamp
         newest = max(newest, timestamp)
         inputs.append(ProcessorInput(stream, ids.get(place.topic, ""), begin, timestamp))
     # A commit's own timestamp is no time to come, whatever this machine's clock says.
@@ -190,6 +206,32 @@ def first_inputs(
             f"start {start} is still to come: 'end' begins with what is committed from now on"
         )
     return tuple(inputs)
+
+
+def _halves(
+    searches: Mapping[str, HistorySearch], together: Mapping[str, int], passed: Mapping[str, int]
+) -> dict[int, int]:
+    """Number of ``together`` -> the newest commit of which one stream is passed over, and another one is not.
+
+    ``passed``: stream -> the timestamp up to which it is passed over.
+    """
+
+    def commits(stream: str, above: int, until: int) -> Iterator[tuple[int, str]]:
+        for _, record in searches[stream].between(above, until):
+            if isinstance(record, CommitRecord):
+                yield record.timestamp, stream
+
+    found = {}
+    for number in set(together.values()):
+        group = [stream for stream in passed if together[stream] == number]
+        first, last = min(passed[s] for s in group), max(passed[s] for s in group)
+        if first == last:
+            continue
+        shared = merge(*(commits(stream, first, last) for stream in group))
+        for timestamp, parts in groupby(shared, itemgetter(0)):
+            if len({timestamp <= passed[stream] for _, stream in parts}) > 1:
+                found[number] = timestamp
+    return found
 
 
 def _oldest(

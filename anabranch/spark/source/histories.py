@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 
@@ -13,7 +12,7 @@ from anabranch.core.history_records import DIRECTLY_BEFORE
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import partitions_of
 from anabranch.reading.history import Found
-from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.history_search import HistorySearch, heads
 from anabranch.spark.clients import client_of
 from anabranch.spark.options import Connection
 from anabranch.spark.source.positions import BEGIN, Position, raised
@@ -64,12 +63,8 @@ class Histories:
         """
         if start == "begin":
             return {stream: self._begin(stream) for stream in self.streams}
-        if start == "end":
-            found = self.heads()
-        else:
-            found = {stream: self.search(stream).as_of(start) for stream in self.streams}
         positions = {}
-        for stream, at in found.items():
+        for stream, at in self._heads(start).items():
             if at is None:
                 positions[stream] = self._begin(stream)
             else:
@@ -122,31 +117,20 @@ class Histories:
 
     def heads(self) -> dict[str, Found | None]:
         """The last record of each history: a cut that has all or nothing of every transaction."""
-        found = {stream: self.search(stream).as_of("end") for stream in self.streams}
-        for streams in self._groups():
-            last = max((at.record.timestamp for s in streams if (at := found[s])), default=-1)
-            for stream in streams:
-                at = found[stream]
-                if last >= 0 and (at is None or at.record.timestamp != last):
-                    # Looked at too early, perhaps: before the others of its round were there.
-                    found[stream] = self.search(stream).as_of(last)
-        return found
+        return self._heads("end")
+
+    def _heads(self, start: str | int) -> dict[str, Found | None]:
+        searches = {stream: self.search(stream) for stream in self.streams}
+        return heads(searches, self.together, start)
 
     def ends(self) -> dict[str, tuple[int, int]]:
         """(committed end, end) of each history. A record below a committed end is decided in all streams that share
         its transaction, and stands below these ends there."""
         topics = {TopicPartition(history_topic(stream), 0): stream for stream in self.streams}
         committed = self._source.end_offsets(topics, self._deadline(), committed=True)
-        alone = len(self._groups()) == len(self.streams)
+        alone = len({self.together[stream] for stream in self.streams}) == len(self.streams)
         ends = committed if alone else self._source.end_offsets(topics, self._deadline())
         return {stream: (committed[place], ends[place]) for place, stream in topics.items()}
-
-    def _groups(self) -> Collection[list[str]]:
-        """The streams, by who may share a transaction."""
-        groups: dict[int, list[str]] = defaultdict(list)
-        for stream in self.streams:
-            groups[self.together[stream]].append(stream)
-        return groups.values()
 
     def _deadline(self) -> float:
         return self._source.clock.monotonic() + self.timeout
