@@ -1,9 +1,8 @@
 """The ports: all calls of a controller or a client to the world outside.
 
-Every port has two makes: the real one (Kafka, RocksDB, the machine's clock) and the in-memory one that
-runs whole clusters in one thread under one seed. One contract suite runs over both. Nothing behind a
-port decides anything; nothing in front of one does I/O. Calls block; the in-memory makes hand control to
-the simulator's scheduler instead, so each call is also a place where a process may be stopped.
+Every port has two makes: the real one (Kafka, RocksDB, the machine's clock) and the in-memory one that runs whole
+clusters in one thread under one seed. One contract suite runs over both. Nothing behind a port decides anything;
+nothing in front of one does I/O. Calls block; in-memory ones let a scheduler go on, which may stop the process.
 
 Record batches travel as raw RecordBatch v2 bytes (KIP-98) in both makes.
 """
@@ -90,7 +89,7 @@ class Clock(Protocol):
 
 
 class Producer(Protocol):
-    """One transactional id's producer, initialised. All its errors but `LogRefused` end its use."""
+    """One transactional id's producer, initialised. All errors end its use but those that `append` names."""
 
     def append(self, batches: Sequence[tuple[TopicPartition, bytes | memoryview]]) -> list[int]:
         """Append batches inside the current native transaction (which begins by itself).
@@ -99,10 +98,9 @@ class Producer(Protocol):
         partition. Producer id, epoch, sequence, the transactional bit and the CRC are patched in here. Returns the
         base offsets, in the same order.
 
-        `LogRefused`: the broker does not take the content (or a control batch, or one with gaps in its
-        offsets, was given); the native transaction has to be aborted, then the producer goes on. `LogUnavailable`:
-        likewise, as a partition can't be reached; parts may be on their way, and an abort makes them harmless.
-        `LogUncertain`: it would not, so the producer is over.
+        `LogRefused`: the broker does not take the content (or a control batch, or one with gaps in its offsets, was
+        given). `LogUnavailable`: a partition can't be reached; what is on its way is harmless behind an abort. The
+        native transaction has to be aborted, then the producer goes on.
         """
 
     def append_stream(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from anabranch.batches.history import HistoryRecord, decode_history
 from anabranch.batches.records import Record, decode_records
+from anabranch.core.history_records import DIRECTLY_BEFORE
 from anabranch.errors import FixCallError, SnapshotExpired
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.reading.committed_log import CommittedLog, client_errors
@@ -25,6 +26,12 @@ class Found(NamedTuple):
 
     offset: int
     record: HistoryRecord
+
+    @property
+    def before(self) -> int:
+        """The offset of the record before this one; `NO_PREVIOUS`: it is the first."""
+        previous = self.record.previous
+        return self.offset - 1 if previous == DIRECTLY_BEFORE else previous
 
     def vector(self) -> dict[int, int]:
         """End offset of every partition of the stream as of this record, if it has its vector."""
@@ -54,6 +61,7 @@ class HistoryCursor:
         self._high: int | None = None  # as last seen
         self._batches: deque[RawBatch] = deque()
         self._records: deque[Record] = deque()
+        self._gap: tuple[int, SnapshotExpired] | None = None  # from where something is deleted
         self.ended_at = -1  # where the end was met, all before it given
 
     @property
@@ -76,8 +84,11 @@ class HistoryCursor:
                 with client_errors():
                     records = decode_records(self._batches.popleft().data)
                 self._records.extend(r for r in records if r.offset >= self._first)
+                self._judge_gap()
                 continue
             at_end = self._high is not None and self._position >= self._high
+            if at_end:
+                self._judge_gap()
             if at_end and self.ended_at != self._position:
                 self.ended_at = self._position
                 return []
@@ -87,9 +98,10 @@ class HistoryCursor:
                 found = self._source.fetch(self.place, self._position, deadline, few)
             except SnapshotExpired as error:
                 if self._whole:
-                    raise
+                    self._gap = self._gap or (self._position, error)
                 self._position = self._source.start_offsets([self.place], deadline)[self.place]
-                log.warning("%s; reading goes on at offset %d", error, self._position)
+                if not self._whole:
+                    log.warning("%s; reading goes on at offset %d", error, self._position)
                 continue
             if found is not None:
                 self._first = self._position
@@ -108,3 +120,16 @@ class HistoryCursor:
                 raise
             self._records.popleft()
         return given
+
+    def _judge_gap(self) -> None:
+        """`SnapshotExpired` if what is deleted had records, and was not a marker alone."""
+        if self._gap is None:
+            return
+        position, error = self._gap
+        if self._records:
+            left = self._records[0]
+            if Found(left.offset, history_record(self.place.topic, left)).before < position:
+                self._gap = None
+                return
+        self.seek(position)
+        raise error

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Container, Mapping
 from typing import NamedTuple
 
-from anabranch.core.history_records import DIRECTLY_BEFORE
 from anabranch.core.ids import NO_TXN
 from anabranch.core.vectors import told
 from anabranch.reading.committed_log import CommittedLog
@@ -110,12 +109,12 @@ class HistoryIndex:
         if self._ahead > MOST_SPANS:
             return False
         found = self._cursor.next(deadline)
-        for offset, record in found:
-            previous = record.previous
-            if (offset - 1 if previous == DIRECTLY_BEFORE else previous) != self._last:
+        for at in found:
+            record = at.record
+            if at.before != self._last:
                 # The first one, or it was cut meanwhile: it says where what it does not tell ends.
                 self._floor |= {position.partition: position.offset for position in record.vector}
-            self._last = offset
+            self._last = at.offset
             if isinstance(record, EpochRecord):
                 self.order.add(record)
                 self.new_partitions.update(s.partition for s in record.segments)

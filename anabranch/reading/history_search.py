@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import takewhile
 
 from anabranch.batches.history import HistoryRecord
-from anabranch.core.history_records import DIRECTLY_BEFORE, NO_PREVIOUS
+from anabranch.core.history_records import NO_PREVIOUS
 from anabranch.core.hybrid_time import MAX, from_datetime, from_us, to_ms
 from anabranch.core.vectors import completed, has_vector, vector_place
 from anabranch.errors import InvalidArgument, NotReady, SnapshotExpired
@@ -322,9 +322,7 @@ class HistorySearch:
     def _back_to(self, found: Found | None, timestamp: int) -> Found | None:
         """The last record at or below a hybrid time, from a later one back."""
         while found is not None and found.record.timestamp > timestamp:
-            previous = found.record.previous
-            if previous == DIRECTLY_BEFORE:
-                previous = found.offset - 1
+            previous = found.before
             earlier = self._first(previous) if previous >= self._low else None
             # Retention may have come in between; then the next record is shown instead.
             found = earlier if earlier is not None and earlier.offset == previous else None

@@ -16,9 +16,11 @@ from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.tasks.places import Input, Place
 from anabranch.reading.tasks.reader import TaskReader
+from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import CreateProcessor, ProcessorInput, TaskPosition
 from anabranch.topics.names import history_topic, stream_topic
 from tests.client.world import World
+from tests.reading.test_ordered_reader import Member
 
 FETCH_S, TIMEOUT_S = 0.3, 1.0
 
@@ -195,6 +197,36 @@ def test_a_history_that_is_cut_at_idle_epochs_loses_nothing() -> None:
         log.delete_records({TopicPartition(history_topic(stream), 0): spare})
         write(world, 1, stream)
         assert cuts(world, reader) == [(stream, b"1")]
+
+
+@pytest.mark.parametrize("unread", [False, True])
+def test_a_reader_of_all_transactions_tells_a_deleted_marker_from_a_record(unread: bool) -> None:
+    world, stream, member = World(), "nyc/a", Member()
+    world.client.create_stream(stream)
+    history = TopicPartition(history_topic(stream), 0)
+    ports: Any = ReaderPorts(lambda _: world.cluster.log("reader"), lambda _: member, world.clock)
+
+    def values() -> list[bytes | None]:
+        with TransactionReader(ports, stream, "g", 1.0, "begin", 5.0, whole=True) as reader:
+            member.news.append(lambda: member.gained([history]))
+            return [event.value for found in reader for event in found.events]
+
+    write(world, 0, stream)
+    assert values() == [b"0"]
+    if unread:
+        write(world, 1, stream)
+    log = world.cluster.log("r")
+    end = log.end_offsets([history], committed=True)
+    assert member.offsets[history] < end[history]
+    world.client.scale(stream, segments=2)
+    log.delete_records(end)
+    write(world, 2, stream)
+    if unread:
+        for _ in range(2):
+            with pytest.raises(SnapshotExpired):
+                values()
+    else:
+        assert values() == [b"2"]
 
 
 def test_a_task_that_stands_ahead_of_others_is_not_moved_back() -> None:

@@ -24,9 +24,9 @@ _MOST_FETCHES = 64  # per history in one look; the next look goes on
 class _Walk(NamedTuple):
     """How far a history was looked through. ``spare``: the last EPOCH record that it may begin with.
 
-    It is the first one behind a COMMIT: a reader that has read that far tells by its `previous` that nothing is
-    lost. ``commits``: whether one came since. ``ahead``: the next EPOCH record, at ``read_to``: its vector is still
-    above the deleted events.
+    The record is the first one behind a COMMIT: by its `previous` readers see that nothing is lost. ``commits``:
+    whether one came since. ``ahead``: the next EPOCH record, at ``read_to``: its vector is still above the deleted
+    events.
     """
 
     read_to: int

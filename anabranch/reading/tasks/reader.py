@@ -9,7 +9,6 @@ from itertools import chain
 
 import numpy as np
 
-from anabranch.core.history_records import DIRECTLY_BEFORE
 from anabranch.errors import InvalidArgument, RetryError, SnapshotExpired
 from anabranch.reading.committed_log import (
     ReaderPorts,
@@ -333,18 +332,16 @@ class TaskReader(Iteration[Event]):
 
     def _check_whole(self, one: Input, first: Found) -> None:
         """Whether the history was cut between what was read and this record."""
-        before = first.record.previous
-        before = first.offset - 1 if before == DIRECTLY_BEFORE else before
         last = one.batch[-1] if one.batch else None
         stands = one.at.record if last is None else last.offset + 1
-        if before >= stands:
+        if first.before >= stands:
             since = one.at.timestamp if last is None else last.record.timestamp
             error = SnapshotExpired(
                 f"the history of {one.stream} is cut behind record {stands}, which is not consumed yet: commits "
                 f"are gone for this processor: {_INSTEAD}"
             )
             last_lost = first.record.timestamp - 1
-            self._lose(one.stream, since + 1, last_lost, error, before + 1 - stands)
+            self._lose(one.stream, since + 1, last_lost, error, first.before + 1 - stands)
 
     # -- positions ------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 
-from anabranch.core.history_records import DIRECTLY_BEFORE
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import partitions_of
 from anabranch.reading.history import Found
@@ -110,10 +109,7 @@ class Histories:
         if self._source.start_offsets([place], self._deadline())[place] <= after + 1:
             return False
         oldest = self.search(stream).not_beyond({})
-        if oldest is None:
-            return True
-        previous = oldest.record.previous
-        return (oldest.offset - 1 if previous == DIRECTLY_BEFORE else previous) > after
+        return oldest is None or oldest.before > after
 
     def heads(self) -> dict[str, Found | None]:
         """The last record of each history: a cut that has all or nothing of every transaction."""
