@@ -23,7 +23,7 @@ from anabranch.reading.committed_log import CommittedLog, partitions_of
 from anabranch.reading.history import Found
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.snapshot_reader import Given, SnapshotReader, StreamCut
-from anabranch.schemas.records import CommitRecord
+from anabranch.schemas.records import CommitRecord, EpochRecord
 from anabranch.topics.names import stream_topic
 from anabranch.types import Event
 
@@ -241,7 +241,7 @@ def _cut(
     places = [TopicPartition(topic, partition) for partition in ends]
     starts = {p.partition: at for p, at in source.start_offsets(places, deadline).items()}
     if since is None:
-        _check_left(search, stream, timestamp, ends, starts)
+        _check_left(search, stream, timestamp, found, starts)
         below: Mapping[int, int] = {}
     else:
         before = _as_of(search, stream, since)
@@ -273,24 +273,50 @@ def _as_of(search: HistorySearch, stream: str, timestamp: int) -> Found | None:
 
 
 def _check_left(
-    search: HistorySearch,
-    stream: str,
-    timestamp: int,
-    ends: Mapping[int, int],
-    starts: Mapping[int, int],
+    search: HistorySearch, stream: str, timestamp: int, found: Found, starts: Mapping[int, int]
 ) -> None:
-    """`SnapshotExpired` if a partition has lost all that it had then, while later events came."""
+    """`SnapshotExpired` if a partition has lost all that it had then, while later events came.
+
+    They came to it, or to another one, as its segment is closed by now.
+    """
+    ends = found.vector()
     # Deletion may end at the last event, or beyond the marker behind it.
     passed = [p for p, end in ends.items() if 0 < end <= starts[p]]
-    if passed:
-        now = search.as_of("end")
-        newest = now.vector() if now is not None else {}
-        gone = [str(p) for p in passed if newest.get(p, 0) > ends[p]]
-        if gone:
-            raise SnapshotExpired(
-                f"retention has deleted all that {stream} had at {to_text(timestamp)} on partition "
-                f"{', '.join(gone)}: take a later snapshot"
-            )
+    now = search.as_of("end") if passed else None
+    if now is None:
+        return
+    later = {p for p, end in now.vector().items() if end > ends.get(p, 0)}
+    closed = _closed(search, found, now) if later else set()
+    gone = [p for p in passed if p in later | closed and _had_events(search, p, ends[p])]
+    if gone:
+        raise SnapshotExpired(
+            f"retention has deleted all that {stream} had at {to_text(timestamp)} on partition "
+            f"{', '.join(map(str, gone))}: take a later snapshot"
+        )
+
+
+def _closed(search: HistorySearch, then: Found, now: Found) -> set[int]:
+    """The partitions of segments that were open at one record, and are not at a later one."""
+    before, after = search.epoch(then), search.epoch(now)
+    if before is None or after is None:
+        return set()
+    left = {segment.segment_id for segment in after.segments}
+    return {s.partition for s in before.segments if s.segment_id not in left}
+
+
+def _had_events(search: HistorySearch, partition: int, end: int) -> bool:
+    """Whether a partition has committed events below an offset, or the history can't tell it any more.
+
+    Without them, foreign records stood there before its first segment began.
+    """
+    for _, record in search.since(search.passing(partition, 0)) if not search.is_cut() else ():
+        if isinstance(record, EpochRecord):
+            begin = dict(record.vector).get(partition, 0)
+            if begin:
+                return begin < end
+        elif any(part.partition == partition for part in record.segments):
+            return True
+    return True
 
 
 def _first_event(search: HistorySearch, partition: int, offset: int) -> int:

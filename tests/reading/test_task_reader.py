@@ -9,18 +9,14 @@ import pytest
 
 from anabranch.errors import SnapshotExpired
 from anabranch.ports import TopicPartition
-from anabranch.processors.streams.histories import Histories
 from anabranch.reading import history
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.tasks.places import Input, Place
 from anabranch.reading.tasks.reader import TaskReader
-from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import CreateProcessor, ProcessorInput, TaskPosition
 from anabranch.topics.names import history_topic, stream_topic
 from tests.client.world import World
-from tests.reading.test_ordered_reader import Member
 
 FETCH_S, TIMEOUT_S = 0.3, 1.0
 
@@ -115,118 +111,6 @@ def test_what_retention_left_whole_is_taken(cut: str, first: str, most_bytes: in
         reader.on_lost = lambda stream, count, _: lost.update({stream: count})
         read(reader)
     assert (len(found), sum(lost.values())) == (4, 0), "its positions are behind that"
-
-
-def started(world: World, streams: list[str], start: str) -> TaskReader:
-    """The reader of a new processor, or of the one that is there."""
-    ports: Any = ReaderPorts(lambda _: world.cluster.log("reader"), None, world.clock)  # type: ignore[arg-type]
-    readers, together, client = Readers(ports, 30.0), world.client._session.together, world.client
-    inputs = readers.first_inputs(streams, start, world.clock.monotonic() + 10, together)
-    make = CreateProcessor("nyc/p", 1, inputs)
-    client._ask_processor("nyc/p", make, world.clock.monotonic() + 10)
-    return readers.read_tasks(streams, client.take("nyc/p"), None, together)
-
-
-def write(world: World, number: int, *streams: str) -> None:
-    with world.client.begin("nyc") as txn:
-        for stream in streams:
-            txn.write(stream, b"%d" % number, key=b"key")
-        txn.commit()
-
-
-def cuts(world: World, reader: TaskReader) -> list[tuple[str, bytes | None]]:
-    pieces = [p for _ in range(4) for p in reader.cut(world.clock.monotonic() + 1, 1 << 20)]
-    return [(event.stream, event.value) for piece in pieces for event in piece.events]
-
-
-@pytest.mark.parametrize("taken", [0, 1, 2, 4])
-def test_a_processor_begins_with_whole_transactions(taken: int) -> None:
-    """Retention has taken some events of a. Transactions 1 and 2 are of both streams, 3 and 5 are of b alone."""
-    world, (a, b) = World(), ("nyc/a", "nyc/b")
-    for stream in (a, b):
-        world.client.create_stream(stream)
-    parts = {0: (b,), 1: (a, b), 2: (a, b), 3: (b,), 4: (a,), 5: (b,)}
-    places = {}
-    for number, streams in parts.items():
-        write(world, number, *streams)
-        place = TopicPartition(stream_topic(a), 0)
-        places[number] = world.cluster.log("r").end_offsets([place], committed=True)
-    if taken:
-        world.cluster.log("r").delete_records(places[taken])
-    left = {0: 0, 1: 2, 2: 3, 4: 3}[taken]  # no transaction is half, and nothing else is left out
-    found = [(s, b"%d" % n) for n, streams in parts.items() if n >= left for s in streams]
-    with started(world, [a, b], "begin") as reader:
-        assert cuts(world, reader) == [one for one in found if one != (a, b"4") or taken != 4]
-
-
-def test_a_processor_begins_at_one_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transaction commits in both streams when the end of the first one was looked for."""
-    world, streams = World(), ["nyc/a", "nyc/b"]
-    for stream in streams:
-        world.client.create_stream(stream)
-    write(world, 0, *streams)
-    as_of, looked = HistorySearch.as_of, []
-
-    def late(self: HistorySearch, start: str | int) -> Any:
-        found = as_of(self, start)
-        looked.append(found)
-        if len(looked) == 1:
-            write(world, 1, *streams)
-        return found
-
-    monkeypatch.setattr(HistorySearch, "as_of", late)
-    with started(world, streams, "end") as reader:
-        write(world, 2, *streams)
-        values = [value for _, value in cuts(world, reader)]
-    assert values in ([b"1", b"1", b"2", b"2"], [b"2", b"2"])
-
-
-def test_a_history_that_is_cut_at_idle_epochs_loses_nothing() -> None:
-    """Nothing was committed between two scalings: the processor has consumed all that was cut."""
-    world, stream = World(), "nyc/a"
-    world.client.create_stream(stream)
-    write(world, 0, stream)
-    with started(world, [stream], "end") as reader:
-        for segments in (2, 1):
-            world.client.scale(stream, segments=segments)
-        log = world.cluster.log("r")
-        places = [TopicPartition(stream_topic(stream), p) for p in range(2)]
-        log.delete_records(log.end_offsets(places, committed=True))
-        spare = Histories(log).spare({stream: 2})[stream]
-        assert spare > 0
-        log.delete_records({TopicPartition(history_topic(stream), 0): spare})
-        write(world, 1, stream)
-        assert cuts(world, reader) == [(stream, b"1")]
-
-
-@pytest.mark.parametrize("unread", [False, True])
-def test_a_reader_of_all_transactions_tells_a_deleted_marker_from_a_record(unread: bool) -> None:
-    world, stream, member = World(), "nyc/a", Member()
-    world.client.create_stream(stream)
-    history = TopicPartition(history_topic(stream), 0)
-    ports: Any = ReaderPorts(lambda _: world.cluster.log("reader"), lambda _: member, world.clock)
-
-    def values() -> list[bytes | None]:
-        with TransactionReader(ports, stream, "g", 1.0, "begin", 5.0, whole=True) as reader:
-            member.news.append(lambda: member.gained([history]))
-            return [event.value for found in reader for event in found.events]
-
-    write(world, 0, stream)
-    assert values() == [b"0"]
-    if unread:
-        write(world, 1, stream)
-    log = world.cluster.log("r")
-    end = log.end_offsets([history], committed=True)
-    assert member.offsets[history] < end[history]
-    world.client.scale(stream, segments=2)
-    log.delete_records(end)
-    write(world, 2, stream)
-    if unread:
-        for _ in range(2):
-            with pytest.raises(SnapshotExpired):
-                values()
-    else:
-        assert values() == [b"2"]
 
 
 def test_a_task_that_stands_ahead_of_others_is_not_moved_back() -> None:

@@ -1,0 +1,193 @@
+"""Readers at edges: deletion ends at an event or its marker, a history is cut, a segment is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from anabranch.batches.builder import BatchBuilder
+from anabranch.core.partitioner import SPACE, position_of
+from anabranch.errors import SnapshotExpired
+from anabranch.ports import TopicPartition, TopicSpec
+from anabranch.processors.streams.histories import Histories
+from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.reader_factory import Readers
+from anabranch.reading.tasks.reader import TaskReader
+from anabranch.reading.transaction_reader import TransactionReader
+from anabranch.schemas.records import CreateProcessor
+from anabranch.topics.names import history_topic, stream_topic
+from tests.client.world import World
+from tests.reading.test_ordered_reader import Member
+
+A, B = "nyc/a", "nyc/b"
+LOW, HIGH = (
+    next(k for k in map(str.encode, map(str, range(99))) if (position_of(k) < SPACE // 2) == low)
+    for low in (True, False)
+)
+
+
+def ports_of(world: World, member: Member | None = None) -> Any:
+    return ReaderPorts(lambda _: world.cluster.log("reader"), lambda _: member, world.clock)  # type: ignore[arg-type, return-value]
+
+
+def started(world: World, streams: list[str], start: str) -> TaskReader:
+    """The reader of a new processor, or of the one that is there."""
+    readers, client = Readers(ports_of(world), 30.0), world.client
+    together = client._session.together
+    inputs = readers.first_inputs(streams, start, world.clock.monotonic() + 10, together)
+    make = CreateProcessor("nyc/p", 1, inputs)
+    client._ask_processor("nyc/p", make, world.clock.monotonic() + 10)
+    return readers.read_tasks(streams, client.take("nyc/p"), None, together)
+
+
+def write(world: World, number: int, *streams: str, key: bytes = b"key") -> int:
+    """Its commit timestamp."""
+    with world.client.begin("nyc") as txn:
+        for stream in streams:
+            txn.write(stream, b"%d" % number, key=key)
+        return txn.commit().commit_timestamp
+
+
+def delete_all(world: World, *partitions: int) -> None:
+    """Delete what partitions of A have by now."""
+    log = world.cluster.log("r")
+    places = [TopicPartition(stream_topic(A), p) for p in partitions]
+    log.delete_records(log.end_offsets(places, committed=True))
+
+
+def cuts(world: World, reader: TaskReader) -> list[tuple[str, bytes | None]]:
+    pieces = [p for _ in range(4) for p in reader.cut(world.clock.monotonic() + 1, 1 << 20)]
+    return [(event.stream, event.value) for piece in pieces for event in piece.events]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2, 4])
+def test_a_processor_begins_with_whole_transactions(taken: int) -> None:
+    """Retention has taken some events of a. Transactions 1 and 2 are of both streams, 3 and 5 are of b alone."""
+    world, (a, b) = World(), ("nyc/a", "nyc/b")
+    for stream in (a, b):
+        world.client.create_stream(stream)
+    parts = {0: (b,), 1: (a, b), 2: (a, b), 3: (b,), 4: (a,), 5: (b,)}
+    places = {}
+    for number, streams in parts.items():
+        write(world, number, *streams)
+        place = TopicPartition(stream_topic(a), 0)
+        places[number] = world.cluster.log("r").end_offsets([place], committed=True)
+    if taken:
+        world.cluster.log("r").delete_records(places[taken])
+    left = {0: 0, 1: 2, 2: 3, 4: 3}[taken]  # no transaction is half, and nothing else is left out
+    found = [(s, b"%d" % n) for n, streams in parts.items() if n >= left for s in streams]
+    with started(world, [a, b], "begin") as reader:
+        assert cuts(world, reader) == [one for one in found if one != (a, b"4") or taken != 4]
+
+
+def test_a_processor_begins_at_one_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction commits in both streams when the end of the first one was looked for."""
+    world, streams = World(), ["nyc/a", "nyc/b"]
+    for stream in streams:
+        world.client.create_stream(stream)
+    write(world, 0, *streams)
+    as_of, looked = HistorySearch.as_of, []
+
+    def late(self: HistorySearch, start: str | int) -> Any:
+        found = as_of(self, start)
+        looked.append(found)
+        if len(looked) == 1:
+            write(world, 1, *streams)
+        return found
+
+    monkeypatch.setattr(HistorySearch, "as_of", late)
+    with started(world, streams, "end") as reader:
+        write(world, 2, *streams)
+        values = [value for _, value in cuts(world, reader)]
+    assert values in ([b"1", b"1", b"2", b"2"], [b"2", b"2"])
+
+
+def test_a_history_that_is_cut_at_idle_epochs_loses_nothing() -> None:
+    """Nothing was committed between two scalings: the processor has consumed all that was cut."""
+    world, stream = World(), "nyc/a"
+    world.client.create_stream(stream)
+    write(world, 0, stream)
+    with started(world, [stream], "end") as reader:
+        for segments in (2, 1):
+            world.client.scale(stream, segments=segments)
+        log = world.cluster.log("r")
+        places = [TopicPartition(stream_topic(stream), p) for p in range(2)]
+        log.delete_records(log.end_offsets(places, committed=True))
+        spare = Histories(log).spare({stream: 2})[stream]
+        assert spare > 0
+        log.delete_records({TopicPartition(history_topic(stream), 0): spare})
+        write(world, 1, stream)
+        assert cuts(world, reader) == [(stream, b"1")]
+
+
+@pytest.mark.parametrize("unread", [False, True])
+def test_a_reader_of_all_transactions_tells_a_deleted_marker_from_a_record(unread: bool) -> None:
+    world, stream, member = World(), "nyc/a", Member()
+    world.client.create_stream(stream)
+    history = TopicPartition(history_topic(stream), 0)
+    ports = ports_of(world, member)
+
+    def values() -> list[bytes | None]:
+        with TransactionReader(ports, stream, "g", 1.0, "begin", 5.0, whole=True) as reader:
+            member.news.append(lambda: member.gained([history]))
+            return [event.value for found in reader for event in found.events]
+
+    write(world, 0, stream)
+    assert values() == [b"0"]
+    if unread:
+        write(world, 1, stream)
+    log = world.cluster.log("r")
+    end = log.end_offsets([history], committed=True)
+    assert member.offsets[history] < end[history]
+    world.client.scale(stream, segments=2)
+    log.delete_records(end)
+    write(world, 2, stream)
+    if unread:
+        for _ in range(2):
+            with pytest.raises(SnapshotExpired):
+                values()
+    else:
+        assert values() == [b"2"]
+
+
+# -- snapshots ------------------------------------------------------------------------------------------
+
+
+def snapshot(world: World, at: int) -> Mapping[int, int]:
+    """The partitions' ends of a snapshot of A."""
+    deadline = world.clock.monotonic() + 10
+    return Readers(ports_of(world), 30.0).plan([A], at, deadline).cuts[A].offsets
+
+
+def test_all_of_a_time_is_gone_and_later_events_are_elsewhere() -> None:
+    """The segment was closed, and its keys went on in another partition."""
+    world = World()
+    world.client.create_stream(A)
+    before = write(world, 0, A, key=HIGH)
+    world.client.scale(A, segments=2)
+    delete_all(world, 0)
+    assert snapshot(world, before) == {0: 1}, "nothing came after"
+    after = write(world, 1, A, key=HIGH)
+    with pytest.raises(SnapshotExpired, match="on partition 0"):
+        snapshot(world, before)
+    assert snapshot(world, after) == {0: 1, 1: 1}
+
+
+def test_a_partition_that_had_nothing_has_lost_nothing() -> None:
+    """Records of others stood there before the stream was made of it, and were deleted."""
+    world = World()
+    world.client.create_stream(B)
+    log = world.cluster.log("r")
+    config = log.describe_topics([stream_topic(B)])[stream_topic(B)].config
+    log.create_topics([TopicSpec(stream_topic(A), 2, dict(config))])
+    builder = BatchBuilder()
+    builder.add_all([(b"k", b"theirs", (), int(world.clock.wall() * 1000))])
+    log.send([(TopicPartition(stream_topic(A), 1), builder.build())], {})
+    delete_all(world, 1)
+    world.client.create_stream(A, segments=2, adopt=True)
+    first = write(world, 0, A, key=LOW)
+    write(world, 1, A, key=HIGH)
+    assert snapshot(world, first) == {0: 1, 1: 1}
