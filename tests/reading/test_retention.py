@@ -12,14 +12,16 @@ from anabranch.core.partitioner import SPACE, position_of
 from anabranch.errors import SnapshotExpired
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.processors.streams.histories import Histories
-from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.reader_factory import Readers
+from anabranch.reading.tasks.lag import lags_behind
 from anabranch.reading.tasks.reader import TaskReader
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import CreateProcessor
 from anabranch.topics.names import history_topic, stream_topic
 from tests.client.world import World
+from tests.memory.partition import Partition
 from tests.reading.test_ordered_reader import Member
 
 A, B = "nyc/a", "nyc/b"
@@ -151,6 +153,44 @@ def test_a_reader_of_all_transactions_tells_a_deleted_marker_from_a_record(unrea
                 values()
     else:
         assert values() == [b"2"]
+
+
+def test_a_lag_behind_a_cut_history_counts_what_is_left() -> None:
+    world = World()
+    world.client.create_stream(A)
+    for number in range(5):
+        write(world, number, A)
+    world.client.scale(A, segments=2)
+    log, history = world.cluster.log("r"), TopicPartition(history_topic(A), 0)
+    delete_all(world, 0, 1)
+    cut = Histories(log).spare({A: 2})[A]
+    log.delete_records({history: cut})
+    for number in range(3):
+        write(world, number, A)
+    search = HistorySearch(CommittedLog(log, world.clock), A, 1.0)
+    for place in (0, cut, cut + 1):
+        exact, guessed = (lags_behind(search, {place}, counted)[place] for counted in (100, 1))
+        assert (exact.events, guessed.oldest_ms) == (3, exact.oldest_ms)
+        assert guessed.events == 3 + 3, "with the three markers before"
+
+
+@pytest.mark.parametrize("skew_ms", [0, 5000, -5000])
+def test_commits_of_a_time_though_brokers_have_another_one(
+    skew_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = Partition.mark
+
+    def late(self: Partition, *whose: Any, now_ms: int, **how: Any) -> Any:
+        return mark(self, *whose, now_ms=now_ms + skew_ms, **how)
+
+    monkeypatch.setattr(Partition, "mark", late)
+    world = World()
+    world.client.create_stream(A)
+    times = [write(world, number, A) for number in range(5)]
+    search = HistorySearch(CommittedLog(world.cluster.log("r"), world.clock), A, 1.0)
+    for number, until in enumerate(times):
+        found = [commit.timestamp for commit in search.commits(0, until, 3)]
+        assert found == times[: number + 1][-3:]
 
 
 # -- snapshots ------------------------------------------------------------------------------------------

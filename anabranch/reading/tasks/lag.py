@@ -172,6 +172,8 @@ def _by_vectors(search: HistorySearch, place: int) -> Lag:
     first = next((at for at in search.since(place) if isinstance(at.record, CommitRecord)), None)
     if last is None or first is None:
         return Lag(0, 0)
+    if before is None and search.is_cut():
+        before = search.oldest_whole()  # an EPOCH record: what lies before it is deleted
     begin = before.vector() if before is not None else {}
     ends = sum(end - begin.get(partition, 0) for partition, end in last.vector().items())
     return Lag(ends, to_ms(first.record.timestamp), exact=False)
