@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -275,11 +276,18 @@ def test_streams_become_what_a_file_says(shell: Shell, scope: str, tmp_path: Pat
         changes = json.loads(done.stdout)["changes"] if done.stdout else [done.stderr]
         return [f"{c['stream']} {c['change']}" if isinstance(c, dict) else c for c in changes]
 
+    def in_effect(retention: str) -> None:
+        until = time.monotonic() + 20
+        while shell.json("stream", "describe", kept)["effective"]["retention.ms"] != retention:
+            assert time.monotonic() < until  # brokers tell of a setting a moment after it is taken
+
     both = [f"{kept} create", f"{going} create"]
     assert apply(2, 90_000_000, False, "--dry-run") == both
     assert apply(2, 90_000_000, False) == both
+    in_effect("90000000")
     assert apply(2, 90_000_000, False) == []
     assert apply(3, 95_000_000, False) == [f"{kept} segments", f"{kept} retention.ms"]
+    in_effect("95000000")
     assert apply(3, 95_000_000, False) == []
     for retention, absent in ((1000, False), (95_000_000, True)):
         assert "WouldDelete" in apply(3, retention, absent, code=2)[0]

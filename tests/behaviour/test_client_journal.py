@@ -330,14 +330,14 @@ def test_no_answer_is_a_failure_for_ever(own_broker: EmbeddedBroker, unique: str
     started = time.monotonic()
     with pytest.raises(errors.WriteFailed, match="not acknowledged"):
         journal.flush([], started + 1)
-    assert 0.9 < time.monotonic() - started < 3
+    assert 0.9 < time.monotonic() - started < 15
     own_broker.resume()
     with pytest.raises(errors.WriteFailed):
         journal.flush([], soon())
     started = time.monotonic()
     journal.discard()
     journals.pool.close()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
 
 
 @pytest.mark.soak
@@ -371,4 +371,4 @@ def test_a_dead_broker_does_not_hold_up_the_end(own_broker: EmbeddedBroker, uniq
     for end in (discarded.discard, both[1].pool.close):
         started = time.monotonic()
         end()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 import anabranch
 from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired
+from anabranch.kafka.log import KafkaLog
+from anabranch.ports import TopicPartition as Place
 from anabranch.processing.app import Processor
 from anabranch.processing.membership import AllTasks
 from anabranch.processing.plain import import_group
 from anabranch.processing.worker import Worker, make_processor
 from tests.cluster import Cluster
+from tests.contract.helpers import wait_stable
 
 pytestmark = [pytest.mark.broker, pytest.mark.unsecured]
 TASKS = 4
@@ -49,6 +53,8 @@ class Topic:
             if not aborted:
                 self.written[key, value] += 1
         (producer.abort_transaction if aborted else producer.commit_transaction)()
+        with closing(KafkaLog(self.bootstrap)) as log:
+            wait_stable(log, {Place(self.name, p) for p in range(min(count, partitions))})
 
 
 @pytest.fixture
@@ -175,7 +181,7 @@ def test_the_bridge_copies_a_topic_into_a_stream(client: anabranch.Client, topic
         while copied(client, stream) != topic.written and time.monotonic() < deadline:
             assert bridge.poll() is None, bridge.communicate()
         bridge.terminate()
-        assert bridge.wait(10) == 0, bridge.communicate()
+        assert bridge.wait(30) == 0, bridge.communicate()
         bridge.communicate()
         timer.cancel()
         assert copied(client, stream) == topic.written

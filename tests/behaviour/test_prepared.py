@@ -29,7 +29,7 @@ BY = sha256(SECRET).digest()
 DIES = """
 import os, sys, anabranch
 client = anabranch.connect(sys.argv[1], prefix=sys.argv[2])
-txn = client.begin("shop", keepalive=1)
+txn = client.begin("shop", keepalive=10)
 txn.write("shop/a", b"of the dead", key=b"k")
 txn.prepare(by=bytes.fromhex(sys.argv[3]), attempt=b"1")
 os._exit(0)
@@ -62,7 +62,7 @@ def test_days_later_by_another_process(
     """Its process dies, the leader dies and loses its folder, the stream scales; others never wait."""
     told = run(DIES, broker.bootstrap, "prepared", BY.hex())
     assert told.returncode == 0, told.stderr
-    with client.begin("shop", keepalive=1) as mine:
+    with client.begin("shop", keepalive=10) as mine:
         mine.write("shop/a", b"mine", key=b"k")
         mine.write("shop/b", b"mine", key=b"k")
         token = mine.token("all")

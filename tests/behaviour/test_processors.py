@@ -294,8 +294,13 @@ def test_an_idle_worker_hears_of_a_reset_and_a_store_of_another_kind_is_refused(
 
 
 def test_two_workers_share_the_tasks_and_one_takes_over(
-    place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
+    place: Place,
+    connect: Callable[[], anabranch.Client],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # An end passes over a release that takes longer.
+    monkeypatch.setattr(worker_module, "_HANDOVER_S", 30.0)
     first = Running(Worker(place.app(), connect(), tmp_path / "1"))
     place.write(20, 20)
     second = Running(Worker(place.app(), connect(), tmp_path / "2", standby=True))

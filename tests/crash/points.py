@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -111,4 +112,5 @@ class Cut:
         if fnmatchcase(where, wanted.site):
             self._hits += 1
             if self._hits == wanted.n:
-                os.kill(os.getpid(), self.action)
+                # This very thread stops at once; a signal to the process may reach another first.
+                signal.pthread_kill(threading.get_ident(), self.action)

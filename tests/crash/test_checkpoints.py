@@ -21,6 +21,7 @@ from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.rocksdb_table import ORIGIN, WRITTEN, RocksTable, open_checkpoint
 from anabranch.schemas import records as r
 from tests.conftest import Broker
+from tests.contract.helpers import wait_stable
 from tests.crash.cases import Case, Place
 from tests.crash.zygote import Zygote
 from tests.failpoints import FailingLog
@@ -125,9 +126,11 @@ def stopped(zygote: Zygote, broker: Broker, log: Log) -> Stopped:
     for name in ("create streams", "commit from two writers", "one-shot", "abort"):
         steps[name]()
     steps["write and keep open"]()
+    made = Stopped(place, case, log)
+    wait_stable(log, {made.status})  # no marker of a round before lands behind the last one's rows
     case.client.ask(r.GetState(case.scenario.ids["kept"]))  # a round after the last write
     end(case)
-    return Stopped(place, case, log)
+    return made
 
 
 def end(case: Case) -> None:

@@ -35,7 +35,8 @@ LANES = ETL, MUTE, *OTHERS
 SLOWEST_S = 2.0
 CALM_S, TROUBLE_S = 3.0, 3.0
 KEEPALIVE_S = 2.0
-STALE_S = 1.0 + 2.5  # a silent transaction's keepalive, and until it is noticed at the latest
+# A silent transaction's keepalive, and until it is noticed at the latest; a flood lasts for 6 s.
+STALE_S = 1.0 + 4.5
 FLOOD = 12_000  # commands; the quota lets 2,000 a second pass
 COMMITTED, UNKNOWN = "COMMITTED", "UNKNOWN"
 

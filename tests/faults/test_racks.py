@@ -36,7 +36,9 @@ LONG_S = 60.0
 
 @pytest.fixture(scope="module")
 def brokers() -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster(3, racks=RACKS, quick_start=True) as embedded:
+    # No lead moves when the machine stops for seconds.
+    quiet = {"broker.session.timeout.ms": "10000"}
+    with EmbeddedCluster(3, racks=RACKS, properties=quiet, quick_start=True) as embedded:
         yield embedded
         embedded.kill()
 
@@ -97,15 +99,22 @@ def test_a_follower_that_is_behind(brokers: EmbeddedCluster, asked: list[int]) -
     """It says that an offset is out of range: its leader has it. So does one that is no replica at all."""
     place = made(brokers, "behind", [1])
     admin = AdminClient({"bootstrap.servers": brokers.bootstrap})
+    rate = "follower.replication.throttled.rate"
+    third = ConfigResource(ConfigResource.Type.BROKER, "3")
     for kind, name, setting, value in (
-        (ConfigResource.Type.BROKER, "3", "follower.replication.throttled.rate", "1"),
         (ConfigResource.Type.TOPIC, place.topic, "follower.replication.throttled.replicas", "*"),
+        (ConfigResource.Type.BROKER, "3", rate, "1"),
     ):
         entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(kind, name, incremental_configs=[entry])
         for future in admin.incremental_alter_configs([resource]).values():
             future.result(30)
-    time.sleep(1)
+    until = time.monotonic() + LONG_S
+    while (found := admin.describe_configs([third])[third].result(30).get(rate)) is None or (
+        found.value != "1"
+    ):  # the broker itself tells what it has applied, and has the topic's setting from before
+        assert time.monotonic() < until
+        time.sleep(0.05)
     with closing(KafkaLog(brokers.bootstrap, {"client.rack": "c"})) as log:
         cluster = log._cluster
         cluster.refresh([place.topic], cluster.deadline())

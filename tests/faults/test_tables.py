@@ -86,7 +86,7 @@ class Movers(Team):
         """All end what is under way; no transaction stays open."""
         self._over.set()
         self._finish_by = time.monotonic() + 240.0
-        self._restart_ended()
+        self._check_running()
         for child in list(self.clients):
             child.wait_said("works", READY_S)
             child.signal(signal.SIGTERM)

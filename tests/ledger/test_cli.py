@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from wsgiref.simple_server import WSGIServer
 
 import psycopg
 import pytest
@@ -17,7 +18,7 @@ from anabranch.cli import ledger as commands
 from anabranch.cli import session
 from anabranch.cli.main import app
 from anabranch.client.client import Client
-from anabranch.infra.free_ports import free_port
+from anabranch.processors import monitor
 from tests.client.world import World
 from tests.ledger.places import Place, PostgresPlace, SQLitePlace
 from tests.ledger.races import STREAMS
@@ -111,16 +112,23 @@ def test_the_service_waits_for_a_database_that_is_away(
         if threading.current_thread() is not threading.main_thread():
             return real(seconds)  # threads that others left sleep as they like
         looks.append(seconds)
-        ready.append(page(port, "ready")[0])
+        ready.append(page(servers[0].server_port, "ready")[0])
         if len(looks) == 4:
-            pages.append(page(port, "metrics")[1])
+            pages.append(page(servers[0].server_port, "metrics")[1])
             raise KeyboardInterrupt
         return None
 
-    port = free_port()
+    servers: list[WSGIServer] = []
+    make_server = monitor.make_server  # type: ignore[attr-defined]
+
+    def made(*given: Any) -> WSGIServer:
+        servers.append(make_server(*given))
+        return servers[-1]
+
+    monkeypatch.setattr(monitor, "make_server", made)
     monkeypatch.setattr(commands, "_connector", lambda url: connect)
     monkeypatch.setattr(time, "sleep", sleep)
-    words = ("--older-than", "0s", "--every", "7s", "--http", f"127.0.0.1:{port}")
+    words = ("--older-than", "0s", "--every", "7s", "--http", "127.0.0.1:0")
     (found,) = shell("recover", *words, code=130)
     assert looks == [7.0] * 4
     assert found["committed"] == [txn_id.hex()]

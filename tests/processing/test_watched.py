@@ -57,10 +57,11 @@ def test_the_pages_of_two_workers(
     workers.start()
     try:
         until = time.monotonic() + WAIT_S
+        seen = set[tuple[int, str]]()
         while len(ports := re.findall(r"/ready at port (\d+)", workers.tail())) < 2:
+            seen.update(page(port, "ready") for port in ports)
             assert time.monotonic() < until, workers.tail()
             time.sleep(0.1)
-        seen = set[tuple[int, str]]()
         while counted(*ports)["tasks"] < TASKS or {page(p, "ready")[0] for p in ports} != {200}:
             seen.update(page(port, "ready") for port in ports)
             assert time.monotonic() < until, workers.tail()

@@ -36,6 +36,7 @@ from anabranch.topics.names import (
     transactional_ids,
 )
 from anabranch.topics.rights import writer_rights
+from tests.contract.helpers import wait_stable
 from tests.crash.raw import Raw, Refused, make_txn_id
 from tests.secured_lanes import LanesPlace, at_last, lanes_place
 
@@ -74,6 +75,14 @@ class Scene:
             txn.commit(timeout=20)
             self.healthy.add(txn.txn_id or b"")
 
+    def places(self) -> set[TopicPartition]:
+        """The logs in which an attack would leave something."""
+        return {
+            TopicPartition(topic(stream), 0)
+            for stream in (THEIRS, MATES, OWN)
+            for topic in (stream_topic, history_topic, journal_topic)
+        }
+
     def seen(self) -> tuple[object, ...]:
         """All that an attack could change, as operators see it."""
         operator, log = self.place.operator, self.place.log
@@ -83,15 +92,10 @@ class Scene:
             for info in operator.transactions(finished=finished, limit=10_000)
             if info.txn_id not in self.healthy
         ]
-        places = [
-            TopicPartition(topic(stream), 0)
-            for stream in (THEIRS, MATES, OWN)
-            for topic in (stream_topic, history_topic, journal_topic)
-        ]
         streams = [(s.stream, s.state, s.segments) for s in operator.streams()]
         lanes = [(x.name, x.blocked, x.quotas, x.topic_ids) for x in operator.lanes()]
         series = [operator.series(scope) for scope in ("pay", "own")]
-        ends = sorted(log.end_offsets(places, committed=False).items())
+        ends = sorted(log.end_offsets(self.places(), committed=False).items())
         return found, ends, streams, lanes, series, operator.grants(), operator.audit_log(1_000)
 
 
@@ -116,7 +120,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         raw = place.raw("thief")
         at_last(lambda: one_shot(place.client("thief"), OWN))
         mates = place.client("mate").begin("pay", keepalive=600).token("all")
-        yield Scene(place, victim, raw, held, named, worker, bound, place.raw("mate"), mates)
+        made = Scene(place, victim, raw, held, named, worker, bound, place.raw("mate"), mates)
+        wait_stable(place.log, made.places())  # late markers are no attack's
+        yield made
         assert held.commit().counts.committed == named.commit().counts.committed == 1
 
 

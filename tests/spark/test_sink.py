@@ -262,7 +262,7 @@ def test_abort_before_any_task_began(place: Place) -> None:
 
 def test_a_writer_that_is_left_goes_stale(place: Place) -> None:
     """Neither commit nor abort comes: after the keepalive nothing is staged."""
-    sink = batch_sink(place, keepalive="2")
+    sink = batch_sink(place, keepalive="5")
     written = attempt(place, sink, 1000)
     assert place.client.state(written.reservation).state == "OPEN"
     place.nothing_staged()

@@ -17,7 +17,7 @@ from tests.crash.raw import Pen, Raw, make_txn_id
 
 SEGMENTS = 2
 KEEPALIVE_MS = 600_000
-SOON_S = 10.0
+SOON_S = 20.0
 WAIT_MS = 10_000
 
 

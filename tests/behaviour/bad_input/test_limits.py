@@ -89,6 +89,12 @@ def test_data_that_the_stream_refuses_once_merged(place: Place) -> None:
     ]
     for future in admin.incremental_alter_configs(limits).values():
         future.result(20)
+    topics, until = topics_of(place.stream)[:2], time.monotonic() + 20
+    while {
+        info.config["max.message.bytes"] for info in place.log.describe_topics(topics).values()
+    } != {str(LIMIT)}:  # brokers act on a setting a little after it is taken
+        assert time.monotonic() < until
+        time.sleep(0.02)
     others = [place.touched() for _ in range(4)]
     for _, other_pen, _ in others:
         other_pen.write(place.stream, touched.segments, [(b"k", b"fits")])
