@@ -29,8 +29,8 @@ Runs that are moved (`cleanup`): *append* copies to their journal; then the rows
 the same native transaction. Before its end none is moved, after it all are. The low water rises in a later round.
 Records are deleted only below a low water that is on the log: a successor does that again.
 
-If an append is refused by the broker, or in doubt where an abort makes it harmless (KIP-890), the native transaction
-is aborted and nothing happened. If anything else up to the commit is uncertain, everything unlogged is dropped and the process leads again (`leadership`).
+If an append is refused, or in doubt where an abort makes it harmless (KIP-890), the native transaction is aborted:
+nothing happened. If anything else before the commit is uncertain, all that is unlogged is dropped, to lead again.
 """
 
 from __future__ import annotations
