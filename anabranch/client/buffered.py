@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from anabranch.client.handle import Handle, Shared, check_layout, pairs_of
+from anabranch.client.handle import Handle, Shared
 from anabranch.client.receipt_account import (
     StateRow,
     StreamLane,
-    WriterAccount,
     headers_size,
 )
 from anabranch.client.reservation import WRITER, RightNames, narrow_at
@@ -65,9 +64,7 @@ class Buffered(Handle):
             self._take_outcome(begun)
             return
         self._token = self._session.token_of(begin, begun.begun_ms)
-        self._account = WriterAccount(
-            txn_id, self._session.random64(), self._shared.journals.writer()
-        )
+        self._account = self._new_account(txn_id)
         self.beating = True
         self._shared.heart(self)
 
@@ -181,22 +178,29 @@ class Buffered(Handle):
             self._begin(deadline)
         lanes = {event.stream: self._touch(event.stream, deadline) for event in self._buffer}
         for event in self._buffer:
-            lanes[event.stream].check_size(event.key, event.value, pairs_of(event))
+            lanes[event.stream].check_size(event.key, event.value, _pairs_of(event))
+        try:
+            self._write_buffer(lanes)
+        except BaseException as error:
+            self._end_in_between(error, "bringing events to the journals")
+            raise
+        self._buffer.clear()
+        self._buffered_bytes = 0
+        for stream, lane in lanes.items():
+            if not is_state(stream):
+                self._hot[stream] = lane.write
+
+    def _write_buffer(self, lanes: Mapping[str, StreamLane]) -> None:
         state: dict[int, list[StateRow]] = {}
         for event in self._buffer:
             if event.key is not None and is_state(event.stream):
                 state.setdefault(event.segment_id, []).append((event.key, event.value))
                 continue
             stamp = event.timestamp if event.timestamp > 0 else None
-            lanes[event.stream].write(event.key, event.value, pairs_of(event), stamp)
+            lanes[event.stream].write(event.key, event.value, _pairs_of(event), stamp)
         if self._tenure is not None:
             for task, rows in state.items():
                 lanes[self._tenure.state].write_rows(task, rows)
-        self._buffer.clear()
-        self._buffered_bytes = 0
-        for stream, lane in lanes.items():
-            if not is_state(stream):
-                self._hot[stream] = lane.write
 
     def _write_cold(
         self,
@@ -257,10 +261,11 @@ def place_null_keys(shared: Shared, events: list[r.Event], deadline: float) -> N
     turn: dict[str, int] = {}
     for i, event in enumerate(events):
         if event.key is None and event.segment_id == -1:
-            layout = shared.layouts.get(event.stream)
-            if layout is None:
-                info = shared.session.describe(event.stream, deadline)
-                layout = shared.layouts[event.stream] = info.segments
-            check_layout(event.stream, layout)
+            layout = shared.layout(event.stream, deadline)
             at = turn.setdefault(event.stream, shared.session.random64() % len(layout))
             events[i] = event._replace(segment_id=layout[at % len(layout)].segment_id)
+
+
+def _pairs_of(event: r.Event) -> RecordHeaders | None:
+    """The headers of a one-shot's event, as journals take them."""
+    return [(h.key, h.value) for h in event.headers] if event.headers else None

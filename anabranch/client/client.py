@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
@@ -368,13 +368,14 @@ class Client(Endings, Processors, Administration):
             if self._shared.closed:
                 return
             self._shared.closed = True
-        for handle in list(self._shared.handles):
-            handle.client_closes()
-        self._heart.close()
-        if self._ports.readers is not None:
-            self._ports.readers.close()
-        self._ports.journals.close()
-        self._session.close()
+        with ExitStack() as ends:  # the last one first, and all of them whatever one raises
+            ends.callback(self._session.close)
+            ends.callback(self._ports.journals.close)
+            if self._ports.readers is not None:
+                ends.callback(self._ports.readers.close)
+            ends.callback(self._heart.close)
+            for handle in self._shared.all_handles():
+                handle.client_closes()
 
     def __del__(self) -> None:
         shared = getattr(self, "_shared", None)
@@ -384,7 +385,7 @@ class Client(Endings, Processors, Administration):
 
     def _after_fork(self) -> None:
         self._shared.forked = True
-        for handle in list(self._shared.handles):
+        for handle in self._shared.all_handles():
             handle.after_fork()
         if self._ports.readers is not None:
             self._ports.readers.after_fork()

@@ -100,8 +100,8 @@ class Endings(Streams):
         deadline = self._deadline(timeout)
         if isinstance(transaction, Reservation):
             begun = begin_reserved(self._session, transaction, deadline)
-            if isinstance(begun, Outcome):
-                return begun
+            if isinstance(begun, Outcome) and begun.txn_id != txn_id:
+                return begun  # what it gave way to
             transaction = self._session.token_of(transaction.begin, begun.begun_ms)
         if secret is None or transaction != txn_id:
             token = peek(transaction)

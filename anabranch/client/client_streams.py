@@ -73,7 +73,7 @@ class Streams:
             check_scope(near)
         command = r.CreateStream(stream, segments, texts, bool(adopt))
         info = self._session.create_stream(command, deadline, near=near)
-        self._shared.layouts[stream] = info.segments
+        self._shared.learn(stream, info.segments)
         return description_of(info)
 
     def create_table(
@@ -106,7 +106,7 @@ class Streams:
     def describe(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
         """One stream. Raises: UnknownScope, UnknownStream, NotReady, DeadlineExceeded."""
         info = self._session.describe(stream, self._deadline(timeout))
-        self._shared.layouts[stream] = info.segments
+        self._shared.learn(stream, info.segments)
         return description_of(info)
 
     def scale(
@@ -135,7 +135,7 @@ class Streams:
         opened = tuple(r.KeyRange(low, high) for low, high in ranges)
         command = r.Scale(stream, segments or 0, tuple(seal), opened)
         info = self._session.ask_stream(stream, command, deadline)
-        self._shared.layouts[stream] = info.segments
+        self._shared.learn(stream, info.segments)
         return description_of(info)
 
     def forget_stream(self, stream: str, *, timeout: float | None = None) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
-from anabranch.client.ports import Journals
+from anabranch.client.ports import Journals, JournalWriter
 from anabranch.client.receipt_account import (
     EventFields,
     StreamLane,
@@ -18,10 +20,10 @@ from anabranch.client.receipt_account import (
     check_event,
     check_fields,
     check_headers,
+    check_layout,
     check_timestamp,
 )
 from anabranch.client.session import Session
-from anabranch.core.journal.receipts import left_behind
 from anabranch.core.legal_names import check_type, is_state
 from anabranch.core.stream_states import ACTIVE, FORGOTTEN, WAITING
 from anabranch.core.transaction_states import locks_broken
@@ -30,7 +32,6 @@ from anabranch.errors import (
     AnabranchError,
     IllegalState,
     InvalidArgument,
-    MalformedRecord,
     NotForkSafe,
     NotReady,
     StreamLost,
@@ -40,7 +41,7 @@ from anabranch.errors import (
 )
 from anabranch.extras import need
 from anabranch.ports import JournalMissing, RecordHeaders
-from anabranch.schemas.records import Event, Outcome, Receipt, SegmentRange
+from anabranch.schemas.records import Outcome, Receipt, SegmentRange
 from anabranch.types import Headers
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 Heart: TypeAlias = "Callable[[Handle], None]"
 
 QUIET_S = 5.0  # most seconds for an abort while an exception is on its way
+_LAYOUT_S = 30.0  # so long a layout is believed: others may scale the stream
 _AT_ONCE = 1000  # events that write_many takes from its iterable before it writes them
 _MOST_LEGAL = 10_000  # names of streams that are remembered of a scope
 
@@ -65,10 +67,17 @@ class Shared:
     one_shot_bytes: int
     heart: Heart  # begins to send heartbeats for a handle
     handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
-    layouts: dict[str, Sequence[SegmentRange]] = field(default_factory=dict)
+    layouts: dict[str, tuple[float, Sequence[SegmentRange]]] = field(default_factory=dict)
     legal: dict[str, set[str]] = field(default_factory=dict)  # by scope: streams beside it
+    dropped: deque[JournalWriter] = field(default_factory=deque)  # of handles that are no more
     forked: bool = False
     closed: bool = False
+
+    def all_handles(self) -> list[Handle]:
+        """The handles of now; other threads may begin meanwhile."""
+        while True:
+            with suppress(RuntimeError):
+                return list(self.handles)
 
     def check(self) -> None:
         """`NotForkSafe` in a forked child, `IllegalState` once closed."""
@@ -77,6 +86,19 @@ class Shared:
         if self.closed:
             raise IllegalState("the client is closed")
 
+    def layout(self, stream: str, deadline: float) -> Sequence[SegmentRange]:
+        """The stream's segments as they were some seconds ago. Raises: as `Session.describe`, MalformedRecord."""
+        until, found = self.layouts.get(stream, (0.0, ()))
+        if self.session.now() >= until:
+            found = self.session.describe(stream, deadline).segments
+            self.learn(stream, found)
+        check_layout(stream, found)
+        return found
+
+    def learn(self, stream: str, layout: Sequence[SegmentRange]) -> None:
+        """Remember the stream's segments for a while."""
+        self.layouts[stream] = self.session.now() + _LAYOUT_S, layout
+
     def deadline(self, timeout: float | None) -> float:
         """The monotonic second at which a call that begins now ends."""
         seconds = self.timeout if timeout is None else timeout
@@ -84,14 +106,6 @@ class Shared:
         if not 0 <= seconds < 1e9:
             raise InvalidArgument(f"timeout {seconds!r}: seconds, 0 or more")
         return self.session.now() + seconds
-
-
-def check_layout(stream: str, segments: Sequence[SegmentRange]) -> None:
-    """`MalformedRecord` if a controller answered without segments: no key could be placed."""
-    if not segments:
-        raise MalformedRecord(
-            f"the controller's answer names no segments of {stream}; nothing was written to it"
-        )
 
 
 class Handle:
@@ -116,6 +130,15 @@ class Handle:
     def cluster(self) -> str:
         """As `Client.cluster`."""
         return self._session.cluster(self._shared.deadline(None))
+
+    def _new_account(self, txn_id: bytes) -> WriterAccount:
+        """The account of a new writer. Journal writers of handles that are no more are freed before."""
+        while self._shared.dropped:
+            self._shared.dropped.popleft().discard()
+        journal = self._shared.journals.writer()
+        # The collector may come in the middle of anything, so it notes the writer and takes no lock.
+        weakref.finalize(self, self._shared.dropped.append, journal).atexit = False
+        return WriterAccount(txn_id, self._session.random64(), journal)
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -282,7 +305,6 @@ class Handle:
         if lane is None:
             touched = self._session.touch(self._token, stream, self._account.writer, deadline)
             check_layout(stream, touched.segments)
-            self._shared.layouts[stream] = touched.segments
             if self._label:  # its writer is known by its touch
                 self._session.label(self._token, self._account.writer, self._label, deadline)
                 self._label = ""
@@ -365,7 +387,7 @@ class Handle:
         """Drop writes that are not flushed, if there are any, and free the journal writer."""
         self._hot.clear()
         self.beating = False
-        if self._account is not None:
+        if self._account is not None and not self._shared.forked:
             self._account.journal.discard()
 
     def gone(self, outcome: Outcome) -> None:
@@ -394,20 +416,6 @@ class Handle:
         """In a forked child: no call may reach the parent's connections or wait for its locks."""
         self._lock = threading.RLock()
         self._hot = {}
-
-
-def check_taken(outcome: Outcome, own: Iterable[Receipt], txn_id: bytes | None) -> None:
-    """Raise if another holder of the token committed before, without the writes of this handle."""
-    taken = {receipt.writer: receipt for receipt in outcome.writers}
-    if outcome.txn_id == txn_id and left_behind(own, taken):
-        raise AlreadyCommitted(
-            "the transaction was committed elsewhere, without what this handle wrote"
-        )
-
-
-def pairs_of(event: Event) -> RecordHeaders | None:
-    """The headers of a one-shot's event, as journals take them."""
-    return [(h.key, h.value) for h in event.headers] if event.headers else None
 
 
 def _again(error: AnabranchError) -> AnabranchError:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from anabranch.client.handle import Handle, Shared
-from anabranch.client.receipt_account import StreamLane, WriterAccount
+from anabranch.client.receipt_account import StreamLane
 from anabranch.client.reservation import Reservation, token_to_write
 from anabranch.core.ids import txn_text
 from anabranch.core.legal_names import check_type
@@ -49,9 +49,7 @@ class Writer(Handle):
         super().__init__(shared, claims.scope, claims.keepalive_ms)
         self._heartbeat = heartbeat
         self._label = label
-        self._account = WriterAccount(
-            claims.txn_id, self._session.random64(), shared.journals.writer()
-        )
+        self._account = self._new_account(claims.txn_id)
         self._finished: Receipt | None = None
         self._reserved: Reservation | None = None
         if isinstance(transaction, Reservation):

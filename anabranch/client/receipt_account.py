@@ -15,11 +15,11 @@ from zlib import crc32
 
 from anabranch.client.ports import JournalWriter
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
-from anabranch.core.journal.receipts import CRC_MODULUS
+from anabranch.core.journal.receipts import CRC_MODULUS, left_behind
 from anabranch.core.partitioner import mix, record_checksum
-from anabranch.errors import EventTooLarge, InvalidArgument
+from anabranch.errors import AlreadyCommitted, EventTooLarge, InvalidArgument, MalformedRecord
 from anabranch.ports import JournalRecord, RecordHeaders, TopicPartition
-from anabranch.schemas.records import Extent, Receipt, SegmentRange, Touched
+from anabranch.schemas.records import Extent, Outcome, Receipt, SegmentRange, Touched
 from anabranch.topics.names import journal_topic
 from anabranch.types import Headers
 
@@ -341,6 +341,14 @@ def check_event(key: bytes | None, value: bytes | None, timestamp: int | None) -
     check_timestamp(timestamp)
 
 
+def check_layout(stream: str, segments: Sequence[SegmentRange]) -> None:
+    """`MalformedRecord` if a controller answered without segments: no key could be placed."""
+    if not segments:
+        raise MalformedRecord(
+            f"the controller's answer names no segments of {stream}; nothing was written to it"
+        )
+
+
 def check_timestamp(timestamp: object) -> None:
     """Raise `InvalidArgument` unless it is Unix milliseconds, 1 or more, or None (now)."""
     if timestamp is not None and (
@@ -359,3 +367,12 @@ def _warn_of_seconds(timestamp: int) -> None:
         "timestamp %d ms is before 1973: is it in seconds? Retention may delete such events at once",
         timestamp,
     )
+
+
+def check_taken(outcome: Outcome, own: Iterable[Receipt], txn_id: bytes | None) -> None:
+    """Raise if another holder of the token committed before, without the writes of this handle."""
+    taken = {receipt.writer: receipt for receipt in outcome.writers}
+    if outcome.txn_id == txn_id and left_behind(own, taken):
+        raise AlreadyCommitted(
+            "the transaction was committed elsewhere, without what this handle wrote"
+        )

@@ -10,8 +10,8 @@ from anabranch.client.buffered import Buffered, check_consumed, place_null_keys
 from anabranch.client.handle import (
     QUIET_S,
     Shared,
-    check_taken,
 )
+from anabranch.client.receipt_account import check_taken
 from anabranch.client.reservation import (
     Reservation,
     abort_reserved,
@@ -76,6 +76,9 @@ class Transaction(Buffered):
         self._told = False  # … and the caller was told that
         self._abort_unanswered = False  # an abort was sent, and not answered
         self._shot: r.PrepareEvents | None = None  # … of all events in one command
+        self._heard = (
+            False  # a heartbeat's answer says that it is committed, by this handle or another
+        )
 
     def read_by(self, reads: Reads) -> None:
         """Let this look at what it read of tables, when it commits."""
@@ -290,8 +293,8 @@ class Transaction(Buffered):
         if self._token is None or (self._account is None and not self._prepared):
             raise IllegalState("the transaction is not open")
         if self._account is not None:
-            self._flush(deadline)
             if self._own is None or not (self._in_doubt or self._prepared):
+                self._flush(deadline)
                 seen = self._session.highest_timestamp
                 self._own = self._account.receipt(finished=True, seen=seen)
             own = (self._own,) if self._account.lanes else ()
@@ -395,10 +398,20 @@ class Transaction(Buffered):
                 self._discard()
                 raise
 
+    def gone(self, outcome: r.Outcome) -> None:
+        """As `Handle.gone`; a commit may have been this handle's own, so `commit` still asks for its outcome."""
+        if outcome.state != "COMMITTED":
+            super().gone(outcome)
+        elif self.beating:
+            self.beating, self._heard = False, True
+            self._hot.clear()
+
     def _check_usable(self) -> None:
         self._shared.check()
         if self._result is not None:
             raise AlreadyCommitted("the transaction is committed: its result stands")
+        if self._heard and not self._in_doubt:
+            raise AlreadyCommitted("the transaction was committed elsewhere")
         if self._prepared or self._in_doubt:
             known = "the transaction is prepared: commit or abort it"
             unclear = "the outcome of the commit is unknown: commit again, or ask client.state"

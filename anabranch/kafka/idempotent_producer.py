@@ -204,6 +204,11 @@ class JournalProducer:
             again.append(piece)
         return again
 
+    def forget(self) -> None:
+        """The next writer may meet other topics of the same names."""
+        self._highest.clear()
+        self._topic_ids.clear()
+
     def _check_offset(self, partition: TopicPartition, offset: int) -> None:
         """`LogUncertain` for a second use of an offset: up to Kafka 4.0 a replaced topic takes batches, by its
         name.

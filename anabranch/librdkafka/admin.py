@@ -35,6 +35,7 @@ log = logging.getLogger("anabranch.client")
 
 DEFAULT_MAX_MESSAGE_BYTES = 1_048_588  # Kafka's own default, where the setting may not be read
 _LIMIT = "max.message.bytes"
+_LIMIT_S = 2.0  # so long a limit is believed: it may be raised, or be another topic's
 _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)  # noqa: SLF001
 _FORBIDDEN = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -60,7 +61,8 @@ class KafkaAdmin:
         self._clock = clock
         self._lock = threading.Lock()
         self._client: AdminClient | None = None
-        self._limits: dict[str, int] = {}
+        self._limits: dict[str, tuple[float, int]] = {}  # until when it is believed, and the limit
+        self._closed = False
         self._heard = False  # whether a broker answered when it was asked last
         self._denied = ""  # why the brokers did not let us in
 
@@ -105,8 +107,9 @@ class KafkaAdmin:
         return ask
 
     def max_message_bytes(self, topics: Sequence[str], deadline: float) -> dict[str, int]:
-        """The largest batch that each topic takes, remembered; Kafka's default where it may not be read."""
-        unknown = [topic for topic in topics if topic not in self._limits]
+        """The largest batch that each topic takes, or took just now; Kafka's default where it may not be read."""
+        now, never = self._clock.monotonic(), (0.0, 0)
+        unknown = [topic for topic in topics if self._limits.get(topic, never)[0] <= now]
 
         def ask(client: AdminClient, seconds: float) -> dict[str, int]:
             resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in unknown]
@@ -123,8 +126,9 @@ class KafkaAdmin:
             return found
 
         if unknown:
-            self._limits |= self.ask(deadline, ask)
-        return {topic: self._limits[topic] for topic in topics}
+            limits = self.ask(deadline, ask)
+            self._limits |= {topic: (now + _LIMIT_S, limit) for topic, limit in limits.items()}
+        return {topic: self._limits[topic][1] for topic in topics}
 
     def cluster_id(self, topic: str, deadline: float) -> str:
         """The name that the brokers gave their cluster; a topic that may be seen is asked for."""
@@ -188,6 +192,8 @@ class KafkaAdmin:
         """Ask until there is an answer: leaders may be moving, and new topics are known late."""
         pause, trouble = _FIRST_PAUSE_S, ""
         while True:
+            if self._closed:
+                raise IllegalState("the client is closed")
             client = self._connected()
             left = deadline - self._clock.monotonic()
             if left <= 0 and trouble:
@@ -257,6 +263,10 @@ class KafkaAdmin:
     def _on_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._AUTHENTICATION:  # noqa: SLF001
             self._denied = error.str()
+
+    def close(self) -> None:
+        """Let no call ask again."""
+        self._closed = True
 
     @property
     def native(self) -> object:

@@ -82,6 +82,7 @@ class ColumnJournals:
             self._used.discard(producer)
             good = producer.failure is None and not producer.waiting
             if good and not self._closed and len(self._spare) < _SPARE:
+                producer.forget()
                 self._spare.append(producer)
                 return
         producer.close()

@@ -97,8 +97,14 @@ class KafkaBus:
         """Find the topics, and stand at the end of a replies partition before anything is sent."""
         if self._ready:
             return
-        with self._lock:
+        left = max(0.0, deadline - self._clock.monotonic())
+        if not self._lock.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
+            why = self._trouble or "another call of this client waits for them, too"
+            raise NotReady(f"the brokers have not answered: {why}")
+        try:
             self._start_once(deadline)
+        finally:
+            self._lock.release()
 
     def _start_once(self, deadline: float) -> None:
         if self._ready or self._closed:
@@ -214,8 +220,8 @@ class KafkaBus:
 
     def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
         """The next reply. `NotAuthorized` is only the latest error: an earlier copy may be carried out."""
-        slot = self._slots.setdefault(correlation_id, SimpleQueue())
-        if self._closed:
+        slot = self._slots.get(correlation_id)
+        if slot is None or self._closed:  # forgotten, perhaps just now
             return None
         left = deadline - self._clock.monotonic()
         deaf = self._deaf if left > _DENIED_S else None
@@ -256,16 +262,25 @@ class KafkaBus:
             return
         try:
             while not self._closed:
-                message = consumer.poll(_POLL_S)
-                self._serve_producer()
-                if message is None:
-                    continue
-                self._take_reply(message)
-                # The replies of one round arrive together: one call takes the rest of them.
-                for message in consumer.consume(_REPLIES_AT_ONCE, 0):
-                    self._take_reply(message)
+                try:
+                    self._receive_some(consumer)
+                except (
+                    Exception
+                ):  # of a callback of the user's, perhaps: without this thread all calls are deaf
+                    log.exception("replies: an error that nobody expects")
+                    self._clock.sleep(_POLL_S)
         finally:
             consumer.close()
+
+    def _receive_some(self, consumer: LastingConsumer) -> None:
+        message = consumer.poll(_POLL_S)
+        self._serve_producer()
+        if message is None:
+            return
+        self._take_reply(message)
+        # The replies of one round arrive together: one call takes the rest of them.
+        for message in consumer.consume(_REPLIES_AT_ONCE, 0):
+            self._take_reply(message)
 
     def _serve_producer(self) -> None:
         """Serve delivery reports; make a new producer if commands wait in vain for brokers that others find."""
@@ -322,10 +337,12 @@ class KafkaBus:
 
     def close(self) -> None:
         """Stop the thread; waiting calls return None."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+        closed, self._closed = self._closed, True
+        self._admin.close()
+        if closed:
+            return
+        with self._lock:  # a call that starts the bus ends before
+            pass
         for correlation_id in list(self._slots):
             self.forget(correlation_id)
         if self._thread is not None and self._thread is not threading.current_thread():
