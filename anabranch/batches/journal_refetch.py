@@ -7,14 +7,22 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from anabranch.batches.format import crc_of
-from anabranch.ports import Log, LogError, LogUnavailable, RawBatch, RecordsGone, TopicPartition
+from anabranch.ports import (
+    CorruptBatch,
+    Log,
+    LogError,
+    LogUnavailable,
+    RawBatch,
+    RecordsGone,
+    TopicPartition,
+)
 
 # Enough for a round trip to be cheap; little enough that the broker stores while we fetch the next.
 FETCH_BYTES = 2 << 20
 # The most fetches ahead: they go on while a native transaction ends and the next begins.
 MAX_AHEAD = 4
 _FETCH_WAIT_S = 0.5
-_EMPTY_FETCHES = 20
+_EMPTY_FETCHES = 6
 
 _Batches = Sequence[RawBatch]
 
@@ -92,7 +100,8 @@ class JournalReader:
             self._depth = 1
             found = self._fetch(position)
         if not found:
-            raise LogUnavailable(f"{self._partition} gives no batch at {position}")
+            what = f"{self._partition} gives no batch at {position}"
+            raise LogUnavailable(what, (self._partition.topic,))
         self._go_ahead(found[-1].next_offset)
         return found
 
@@ -135,7 +144,18 @@ class JournalReader:
         return ()
 
     def _fetch_once(self, position: int, max_wait: float) -> _Batches:
-        found = self._log.fetch(
-            {self._partition: position}, max_wait=max_wait, max_bytes=FETCH_BYTES, committed=False
-        ).get(self._partition)
+        # No leader is waited for: all others' merges would wait, too.
+        failed: dict[TopicPartition, LogError] = {}
+        try:
+            found = self._log.fetch(
+                {self._partition: position},
+                max_wait=max_wait,
+                max_bytes=FETCH_BYTES,
+                committed=False,
+                failed=failed,
+            ).get(self._partition)
+            for error in failed.values():
+                raise error
+        except CorruptBatch as error:
+            raise LogUnavailable(str(error), (self._partition.topic,)) from error
         return found.batches if found is not None else ()

@@ -83,7 +83,7 @@ class Link:
 
     def open(self) -> Connection:
         """The connection. `ConnectionBroken` if there is none."""
-        if self.connection is None:
+        if self.connection is None or self.connection.broken:
             raise ConnectionBroken(f"broker {self.node} is not connected", sent=False)
         return self.connection
 

@@ -190,7 +190,7 @@ class KafkaProducer:
             # The abort begins a new epoch: what is still on its way can't be stored behind it (KIP-890).
             self._waves.drain()
             self._refusal = LogRefused(str(error), 0, error.topics)
-        elif isinstance(error, LogError) and not isinstance(error, LogRefused):
+        elif isinstance(error, LogFenced | LogUncertain):
             self._ended = error
         elif not isinstance(error, Exception):
             # An interrupt, perhaps in the middle of a request.
@@ -201,10 +201,8 @@ class KafkaProducer:
         elif isinstance(error, LogRefused):
             self._refusal = error
         else:
-            # The caller's own generator failed: the transaction is not whole.
+            # A leader is away, or the caller's generator failed: the transaction is not whole.
             self._refusal = LogRefused(f"an append was cut short: {error!r}", 0)
-        if self._refusal is not None and self.is_v2:
-            self._appended |= self._waves.partitions  # the abort ends all that may have arrived
         self._waves.rewind()
         if isinstance(error, LogUncertain) and self._ended is None:
             raise LogUnavailable(str(error), error.topics) from error
@@ -231,8 +229,12 @@ class KafkaProducer:
             if not self.is_v2:
                 self._add_partitions(new)
             first, self._waves.begun, self._used = not self._waves.begun, True, True
-            self._send_first(link, wave, offsets, first)
-            self._appended.update(new)
+            self._appended.update(new)  # from here on: an abort ends what may have arrived
+            try:
+                self._send_first(link, wave, offsets, first)
+            except LogBusy:
+                self._appended.difference_update(new)
+                raise
             return
         while len(link.in_flight) >= MAX_IN_FLIGHT:
             self._waves.finish_oldest(link, offsets)

@@ -188,7 +188,9 @@ class Controller(Rounds):
         try:
             wrote = self._round(turn, batch, judge=bool(silent))
         except (LogRefused, LogUnavailable) as error:
+            self._trying = batch
             self._after_refusal(turn, batch, error)
+            self._trying = ()
             return True
         except LogError:
             self._trying = batch

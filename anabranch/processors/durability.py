@@ -54,8 +54,7 @@ from anabranch.ports import (
     Clock,
     Log,
     LogError,
-    LogRefused,
-    LogUnavailable,
+    LogFenced,
     LogUncertain,
     OffsetOutOfRange,
     Producer,
@@ -110,16 +109,13 @@ def native_transaction(producer: Producer, *, commit: bool = True) -> Iterator[N
     """
     try:
         yield
-    except (LogRefused, LogUnavailable):
-        producer.abort()
+    except (LogFenced, LogUncertain):
         raise
     except OffsetOutOfRange as error:
         producer.abort()
         raise RecordsGone(error) from error
-    except LogError:
-        raise
     except Exception:
-        producer.abort()  # the data to append could not be made
+        producer.abort()  # nothing happened: refused, not reached, or the data to append could not be made
         raise
     if commit:
         producer.commit()

@@ -232,7 +232,10 @@ class Culprit:
         """Leading ends. A round with commands may be one's doing; without any it is the brokers', or a rival's."""
         self._forgiven += 1
         key, times = self._unsure
-        if not batch or isinstance(error, LogUnavailable | LogFenced):
+        unreached = isinstance(error, LogUnavailable) and not isinstance(
+            error.__cause__, LogUncertain
+        )
+        if not batch or unreached or isinstance(error, LogFenced):
             self._unsure = key, max(0, times - 1)
             return
         self._doubt = True

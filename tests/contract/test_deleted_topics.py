@@ -11,6 +11,7 @@ from anabranch.kafka.wire import cluster, coordinator
 from anabranch.ports import (
     Log,
     LogRefused,
+    LogUnavailable,
     LogUncertain,
     OffsetOutOfRange,
     TopicGone,

@@ -73,7 +73,7 @@ class MemoryProducer:
 
     def abort(self) -> None:
         if self._ended is not None:
-            raise type(self._ended)(str(self._ended))
+            raise self._ended
         self._refusal = None
         if self._begun:
             self._end("abort")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.batches.journal_refetch import FETCH_BYTES
 from anabranch.core.decisions.commits.merge import TORN
 from anabranch.ports import LogRefused, OffsetOutOfRange, TopicPartition
 from anabranch.schemas.codec import decode
@@ -215,7 +216,7 @@ def test_a_merge_whose_journal_a_broker_that_is_behind_shows_cannot_be_settled(
 
     def fetched(log: MemoryLog, positions: dict[TopicPartition, int], **how: Any) -> Any:
         for place, at in positions.items():
-            if place.topic == journal_topic(GONE) and how.get("failed") is None:
+            if place.topic == journal_topic(GONE) and how["max_bytes"] == FETCH_BYTES:
                 raise OffsetOutOfRange(place, at)
         return fetch(log, positions, **how)
 
