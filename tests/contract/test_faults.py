@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.kafka import transactional_producer
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.look import look_at
 from anabranch.kafka.wire import calls, data
@@ -24,6 +25,7 @@ from anabranch.kafka.wire.calls import (
     PRODUCE,
     Api,
 )
+from anabranch.kafka.wire.lost_markers import Open
 from anabranch.ports import (
     LogBusy,
     LogError,
@@ -129,6 +131,55 @@ def test_an_append_that_is_lost(maker: Maker, proxy: Proxy, way: str, first: boo
     wait_stable(maker.log(), {one, two})
     assert committed_values(maker.log(), one) == []
     assert committed_values(maker.log(), two) == ["e"]
+
+
+def test_of_many_appends_under_way_none_is_left(maker: Maker, proxy: Proxy) -> None:
+    (tp,) = maker.topic()
+    name = maker.new_id()
+    producer = maker.producer(name)
+
+    def many() -> Iterator[tuple[TopicPartition, bytes]]:
+        for number in range(8):
+            if number == 4:
+                proxy.faults.lose_request.add(PRODUCE.key)
+            yield tp, batch(f"never {number}")
+
+    with pytest.raises(LogUnavailable if by_kip_890(producer) else LogUncertain):
+        producer.append_stream(many())
+    if by_kip_890(producer):
+        producer.abort()
+    else:
+        producer = maker.producer(name)
+    producer.append([(tp, batch("a"))])
+    producer.commit()
+    wait_stable(maker.log(), {tp})
+    assert committed_values(maker.log(), tp) == ["a"]
+
+
+def test_an_abort_says_nothing_of_a_transaction_before(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its markers were lost on a partition that the aborted one has not reached."""
+    one, two = maker.topic(2)
+    log: Any = maker.log()
+    producer = log.producer(maker.new_id(), timeout=60)
+    producer.append([(one, batch("a")), (two, batch("b"))])
+    before = Open(producer.producer_epoch, 0)
+    producer.commit()
+    for link in producer._waves.links.values():
+        link.checked.clear()
+    found = {two: before}
+    monkeypatch.setattr(
+        transactional_producer,
+        "open_on",
+        lambda _, __, places, ___: {p: found[p] for p in places if p in found},
+    )
+    with pytest.raises(LogRefused, match="lacks a marker"):
+        producer.append_stream([(one, batch("never")), (two, batch("never"))])
+    found.clear()
+    producer.abort()
+    assert log._cluster.ended[producer.producer_id, two] is True
+    producer.close()
 
 
 def test_adding_partitions_that_is_lost_is_uncertain(maker: Maker, proxy: Proxy) -> None:

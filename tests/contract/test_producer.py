@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from anabranch.batches.format import (
@@ -13,7 +15,15 @@ from anabranch.batches.format import (
     with_base_offset,
 )
 from anabranch.batches.records import Record, decode_records, encode_batch
-from anabranch.ports import Log, LogFenced, LogRefused, TopicPartition
+from anabranch.ports import (
+    CorruptBatch,
+    Log,
+    LogFenced,
+    LogRefused,
+    LogUnavailable,
+    OffsetOutOfRange,
+    TopicPartition,
+)
 from tests.batches.made import encode_sparse
 from tests.contract.conftest import MAKES, OLD_KAFKA, Maker
 from tests.contract.helpers import (
@@ -26,6 +36,8 @@ from tests.contract.helpers import (
 )
 
 pytestmark = pytest.mark.parametrize("maker", [*MAKES, OLD_KAFKA], indirect=True)
+
+NOWHERE = TopicPartition("nowhere", 0)
 
 
 def test_a_commit_shows_all_at_once(maker: Maker, log: Log) -> None:
@@ -354,19 +366,28 @@ def test_an_unknown_partition_is_refused(maker: Maker, log: Log) -> None:
     producer.commit()
 
 
-def test_a_failing_generator_leaves_nothing_behind(maker: Maker, log: Log) -> None:
+@pytest.mark.parametrize("behind", [0, 2])
+@pytest.mark.parametrize(
+    "error",
+    [KeyError("its own"), LogUnavailable("?"), CorruptBatch("?"), OffsetOutOfRange(NOWHERE, 0)],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_failing_generator_leaves_nothing_behind(
+    maker: Maker, log: Log, error: Exception, behind: int
+) -> None:
+    """It may read another log, whose trouble is none of the producer's."""
     (tp,) = maker.topic()
     producer = maker.producer()
 
-    def broken() -> object:
-        yield tp, batch("a")
-        yield tp, batch("b")
-        raise KeyError("the caller's own trouble")
+    def broken() -> Iterator[tuple[TopicPartition, bytes]]:
+        yield from ((tp, batch("ab"[i])) for i in range(behind))
+        raise error
 
-    with pytest.raises(KeyError):
-        producer.append_stream(broken())  # type: ignore[arg-type]
-    with pytest.raises(LogRefused):
-        producer.commit()
+    with pytest.raises(type(error)):
+        producer.append_stream(broken())
+    if behind:
+        with pytest.raises(LogRefused):
+            producer.commit()
     producer.abort()
     producer.append([(tp, batch("c"))])
     producer.commit()
