@@ -175,7 +175,7 @@ def test_an_abort_says_nothing_of_a_transaction_before(
         lambda _, __, places, ___: {p: found[p] for p in places if p in found},
     )
     with pytest.raises(LogRefused, match="lacks a marker"):
-        producer.append_stream([(one, batch("never")), (two, batch("never"))])
+        producer.append_stream([(place, batch("never")) for place in (one, one, two)])
     found.clear()
     producer.abort()
     assert log._cluster.ended[producer.producer_id, two] is True
