@@ -1,4 +1,4 @@
-"""Answers that no controller should give: a stream without segments. What is said is said by name."""
+"""Layouts of streams: without segments, which no controller should tell, and from before a scaling."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from anabranch.schemas import records as r
 from tests.client.answers import STREAM, stream_info
 from tests.client.bench import Bench, override
 
+LAYOUTS = [r.StreamList((stream_info(STREAM, count),)) for count in (1, 8)]
 NOWHERE = r.Touched(STREAM, 0, ())
 NOTHING = r.StreamList((replace(stream_info(STREAM, 1), segments=()),))
 
@@ -33,3 +34,17 @@ def test_a_one_shot_without_keys_into_a_stream_without_segments_is_refused() -> 
         txn.commit()
     assert not bench.bus.of(r.OneShot)
     txn._discard()
+
+
+def test_events_without_a_key_follow_a_scaling_of_others() -> None:
+    bench = Bench(override(DescribeStreams=list(LAYOUTS)))
+    seen = []
+    for pause in (0.0, 1.0, 60.0):
+        bench.clock.now += pause
+        for _ in range(40):
+            with bench.client.begin("nyc") as txn:
+                txn.write(STREAM, b"v")
+                txn.commit()
+        shots = bench.bus.of(r.OneShot)[-40:]
+        seen.append({event.segment_id for shot in shots for event in shot.events})
+    assert [len(ids) > 1 for ids in seen] == [False, False, True]

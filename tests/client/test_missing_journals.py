@@ -9,12 +9,13 @@ from typing import Any, cast
 import pytest
 
 from anabranch import errors
+from anabranch.core.tokens import id_named
 from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.event_channel import Channel
 from anabranch.librdkafka.journal_writer import KafkaJournal
 from anabranch.ports import JournalMissing, TopicPartition
 from anabranch.schemas import records as r
-from tests.client.answers import STREAM, refusal, stream_info
+from tests.client.answers import STREAM, obliging, outcome, refusal, stream_info
 from tests.client.bench import Bench, override
 from tests.client.doubles import ListJournal, ManualClock
 
@@ -66,6 +67,31 @@ def test_a_stream_that_is_lost_ends_the_handle_at_once(answer: Any, state: str, 
         txn.write(STREAM, b"w")
     txn.abort()
     assert bench.bus.names()[-1] == "Abort"
+
+
+@pytest.mark.parametrize("before", ["prepared", "in doubt"])
+def test_a_commit_that_may_be_decided_asks_no_journal(before: str) -> None:
+    """Its stream may be lost by now; the outcome counts, and what it lacks is told there."""
+    silent = before == "in doubt"
+
+    def script(command: Any) -> Any:
+        if silent and isinstance(command, r.Commit | r.Resolve):
+            return None
+        if isinstance(command, r.Commit) and command.prepare is not None:
+            return outcome(id_named(command.token), "PREPARED", writers=command.own)
+        return obliging(command)
+
+    bench = Bench(script, one_shot_bytes=0)
+    txn = bench.client.begin("nyc")
+    txn.write(STREAM, b"v", key=b"k")
+    if silent:
+        with pytest.raises(errors.OutcomeUnknown):
+            txn.commit(timeout=5)
+    else:
+        txn.prepare()
+    silent = False
+    missing_for(bench.journals.made[0], bench, *[1.0] * 9)
+    assert txn.commit(timeout=300).counts.committed
 
 
 def test_one_that_is_only_missing_is_waited_for_until_the_deadline() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -16,6 +17,7 @@ from anabranch.ports import LogError, LogUnavailable, LogUncertain
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import Commit, GetState, OneShot
 from tests.client.answers import STREAM
+from tests.client.memory import MemoryJournal
 from tests.client.world import World
 
 
@@ -66,6 +68,68 @@ def test_only_the_receipts_named_are_taken(world: World) -> None:
         result = txn.commit(receipts=[taken.finish()])
     assert values(world) == {b"taken": 1}
     assert result.counts.left_out == 1
+
+
+def test_a_second_commit_by_reservation_is_judged_by_its_receipts(world: World) -> None:
+    reservation = world.client.reserve("nyc")
+    receipts = []
+    for value in (b"one", b"two"):
+        writer = world.client.join(reservation)
+        writer.write(STREAM, value, key=b"k")
+        receipts.append(writer.finish())
+    first = world.client.commit(reservation, receipts=receipts[:1])
+    assert world.client.commit(reservation, receipts=receipts[:1]) == first
+    with pytest.raises(errors.AlreadyCommitted, match="without writer"):
+        world.client.commit(reservation, receipts=receipts[1:])
+    assert values(world) == {b"one": 1}
+
+
+def test_a_handle_that_could_not_bring_all_events_to_the_journal_brings_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second try would write the first ones twice."""
+    written, write = [], MemoryJournal.write
+
+    def fail_once(journal: MemoryJournal, *record: Any) -> None:
+        written.append(record)
+        if len(written) == 3:
+            raise errors.DeadlineExceeded("the brokers took nothing")
+        write(journal, *record)
+
+    monkeypatch.setattr(MemoryJournal, "write", fail_once)
+    txn = world.client.begin("nyc")
+    for number in range(5):
+        txn.write(STREAM, b"%d" % number, key=b"k")
+    with pytest.raises(errors.DeadlineExceeded):
+        txn.flush()
+    for _ in range(2):
+        with pytest.raises(errors.WriteFailed):
+            txn.commit()
+    txn.abort()
+    assert not values(world)
+
+
+@pytest.mark.parametrize("who", ["interrupted", "another one"])
+def test_a_commit_that_a_heartbeat_told_of_first_has_its_result(world: World, who: str) -> None:
+    txn = world.client.begin("nyc")
+    token = txn.token("all")
+    if who == "interrupted":
+        txn.write(STREAM, b"v", key=b"k")
+        txn.flush()
+        world.fault = lambda name: KeyboardInterrupt() if name == "produce.after" else None
+        with pytest.raises(KeyboardInterrupt):
+            txn.commit()
+        world.fault = None
+    else:
+        world.client.commit(token)
+    for _ in range(14):
+        world.clock.sleep(1.0)
+        world.client.heart.step()
+        world.client.heart.hear(world.clock.now)
+    assert not txn.beating
+    with pytest.raises((errors.AlreadyCommitted, errors.IllegalState)):
+        txn.write(STREAM, b"more")
+    assert txn.commit().counts.committed == (who == "interrupted")
 
 
 def test_an_unfinished_writer_is_an_error_until_it_finishes(world: World) -> None:
