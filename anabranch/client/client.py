@@ -17,7 +17,7 @@ from typing import Any, Literal, Self, overload
 from anabranch.client.client_admin import Administration
 from anabranch.client.client_endings import Endings
 from anabranch.client.client_processors import Processors
-from anabranch.client.handle import Shared
+from anabranch.client.handle import Handle, Shared
 from anabranch.client.heartbeats import Heart
 from anabranch.client.joined_writer import Writer
 from anabranch.client.ports import ClientPorts
@@ -374,7 +374,7 @@ class Client(Endings, Processors, Administration):
             if self._ports.readers is not None:
                 ends.callback(self._ports.readers.close)
             ends.callback(self._heart.close)
-            for handle in self._shared.all_handles():
+            for handle in _all_of(self._shared.handles):
                 handle.client_closes()
 
     def __del__(self) -> None:
@@ -385,12 +385,19 @@ class Client(Endings, Processors, Administration):
 
     def _after_fork(self) -> None:
         self._shared.forked = True
-        for handle in self._shared.all_handles():
+        for handle in _all_of(self._shared.handles):
             handle.after_fork()
         if self._ports.readers is not None:
             self._ports.readers.after_fork()
         self._ports.bus.after_fork()
         self._ports.journals.after_fork()
+
+
+def _all_of(handles: Iterable[Handle]) -> list[Handle]:
+    """The handles of now; other threads may begin meanwhile."""
+    while True:
+        with suppress(RuntimeError):
+            return list(handles)
 
 
 def _after_fork_in_child() -> None:

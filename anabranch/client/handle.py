@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
@@ -72,12 +71,6 @@ class Shared:
     dropped: deque[JournalWriter] = field(default_factory=deque)  # of handles that are no more
     forked: bool = False
     closed: bool = False
-
-    def all_handles(self) -> list[Handle]:
-        """The handles of now; other threads may begin meanwhile."""
-        while True:
-            with suppress(RuntimeError):
-                return list(self.handles)
 
     def check(self) -> None:
         """`NotForkSafe` in a forked child, `IllegalState` once closed."""
