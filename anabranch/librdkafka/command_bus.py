@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
-import os
 import threading
-import time
-from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AclOperation
 
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
@@ -25,10 +21,10 @@ from anabranch.errors import (
     NotAuthorized,
     NotReady,
     UnknownLane,
-    UnsupportedSetting,
 )
-from anabranch.librdkafka.admin import KafkaAdmin, told
-from anabranch.librdkafka.broker_contact import Contact, with_error_callback
+from anabranch.librdkafka.admin import KafkaAdmin
+from anabranch.librdkafka.broker_contact import Contact
+from anabranch.librdkafka.native import LAST_WORDS_S, drop, leak, make, make_consumer
 from anabranch.librdkafka.options import Options
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 from anabranch.ports import Clock, Entropy, RecordHeaders
@@ -42,9 +38,6 @@ _REPLIES_AT_ONCE = 1000
 _TOPICS_S = 10.0  # how long the cluster's topics may be missing
 _JOIN_S = 10.0
 _MEET_S = 0.5
-_LAST_WORDS_S = 1.0
-_YOUNG_S = 1.0
-_last_made = [-_YOUNG_S]  # when a handle of librdkafka was made last, monotonic seconds
 _FRAMING = 512  # more bytes than a command's record takes besides its payload
 
 # A broker's refusal of a command and of each copy of it.
@@ -348,7 +341,7 @@ class KafkaBus:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
         if self._producer is not None:
-            self._producer.flush(_LAST_WORDS_S)
+            self._producer.flush(LAST_WORDS_S)
             drop(self._producer)
             self._producer = None
 
@@ -370,13 +363,6 @@ def missing_topics(lane: str, missing: str) -> AnabranchError:
     )
 
 
-def make(
-    kind: Callable[[dict[str, Any]], Any], config: dict[str, Any], on_error: Callable[[Any], None]
-) -> Any:
-    """A producer or consumer; `UnsupportedSetting` for an option that librdkafka does not take."""
-    return _make(kind, with_error_callback(config, on_error))
-
-
 def _meet(producer: Producer, topic: str) -> None:
     """Let brokers answer the producer, which asks for its id after each answer.
 
@@ -386,47 +372,3 @@ def _meet(producer: Producer, topic: str) -> None:
     with contextlib.suppress(KafkaException):
         for _ in range(2):
             producer.list_topics(topic, timeout=_MEET_S)
-
-
-def make_consumer(
-    options: Options, config: dict[str, Any], on_error: Callable[[Any], None]
-) -> LastingConsumer:
-    """A consumer that outlives brokers; `UnsupportedSetting` for an option that librdkafka does not take."""
-    return LastingConsumer(
-        config, options.admin(), make=lambda config: _make(Consumer, config), on_error=on_error
-    )
-
-
-def _make(kind: Callable[[dict[str, Any]], Any], config: dict[str, Any]) -> Any:
-    _last_made[0] = time.monotonic()
-    try:
-        return kind(config)
-    except (KafkaException, TypeError, ValueError) as error:
-        raise UnsupportedSetting(f"librdkafka refuses the options: {told(error)}") from error
-
-
-def _rest_before_fork() -> None:
-    """Let the threads of a new handle come to rest.
-
-    They first look up names and open connections, under locks of the C library. A child forked in that moment
-    inherits these locks without their holders, and its own client would hang (measured: 1 fork in 5).
-    """
-    time.sleep(max(0.0, _last_made[0] + _YOUNG_S - time.monotonic()))
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_rest_before_fork)
-
-
-def drop(producer: Producer) -> None:
-    """Free a producer at once; undelivered records are lost."""
-    producer.purge(in_queue=True, in_flight=True, blocking=False)
-    producer.flush(_LAST_WORDS_S)
-    if not len(producer):
-        producer.close()
-
-
-def leak(thing: object) -> None:
-    """Never free this object. In a forked child, freeing would wait for threads that it lacks."""
-    if thing is not None:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

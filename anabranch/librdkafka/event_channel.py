@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from anabranch.errors import NotReady
 from anabranch.librdkafka.broker_contact import Contact
-from anabranch.librdkafka.command_bus import drop, make
+from anabranch.librdkafka.native import drop, make
 from anabranch.librdkafka.options import Options
 from anabranch.ports import Clock
 

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Place
 
 from anabranch.errors import AnabranchError, FixCallError, NotAuthorized, NotReady
-from anabranch.librdkafka.command_bus import leak, make_consumer
+from anabranch.librdkafka.native import leak, make_consumer
 from anabranch.librdkafka.options import Options
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 from anabranch.ports import TopicPartition

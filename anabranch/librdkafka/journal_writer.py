@@ -19,8 +19,8 @@ from anabranch.errors import (
     WriteFailed,
 )
 from anabranch.librdkafka.admin import DEFAULT_MAX_MESSAGE_BYTES, KafkaAdmin
-from anabranch.librdkafka.command_bus import leak
 from anabranch.librdkafka.event_channel import Channel
+from anabranch.librdkafka.native import leak
 from anabranch.librdkafka.options import Options
 from anabranch.ports import (
     TOPIC_AUTHORIZATION_FAILED,

@@ -8,7 +8,8 @@ import pytest
 from confluent_kafka import Producer
 
 import anabranch
-from anabranch.librdkafka.command_bus import KafkaBus, drop
+from anabranch.librdkafka.command_bus import KafkaBus
+from anabranch.librdkafka.native import drop
 from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
