@@ -63,6 +63,11 @@ class KafkaJournals:
         self._closed = False
         self._columns: ColumnJournals | None = None
 
+    @property
+    def message_max_bytes(self) -> int:
+        """The caller's own limit for a batch."""
+        return self._options.message_max_bytes
+
     def writer(self) -> KafkaJournal:
         """A writer; it takes its producers when it knows the topics.
 
@@ -151,6 +156,7 @@ class KafkaJournal:
 
     def open(self, topic: str, partitions: Sequence[int], deadline: float) -> Opened:
         limit = self._admin.max_message_bytes([topic], deadline)[topic]
+        limit = min(limit, self._pool.message_max_bytes)
         ends = self._admin.end_offsets([(topic, p) for p in partitions], deadline)
         channel = self._channels.get(limit)
         count = max(partitions, default=-1) + 1
