@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from anabranch.schemas.records import (
     EpochRecord,
     ForgetStream,
     Outcome,
+    Prepare,
     Refusal,
     Scale,
     Settle,
@@ -231,6 +233,19 @@ def test_a_merge_whose_journal_a_broker_that_is_behind_shows_cannot_be_settled(
         assert play.settle().code == "IllegalState"
     play.play(60, 60.0)
     assert play.state(play.txn_id)[0] == "COMMITTED"
+
+
+def test_a_big_prepared_one_is_carried_without_its_lost_stream() -> None:
+    play = Play(chunk_bytes=CHUNK_BYTES)
+    _, token, receipt = play.begun(GONE, OTHER, size=SIZE)
+    word = Commit(token, (receipt,), None, None, 60_000)
+    assert play.ask(replace(word, prepare=Prepare(b"", b"1"))).state == "PREPARED"
+    play.world.cluster.delete_topic(stream_topic(GONE))
+    play.play(30, 2 * LOST_S)
+    play.one_shot(GONE)
+    play.play(30, 2 * LOST_S)
+    outcome = play.ask(word, seconds=2.0)
+    assert (outcome.state, outcome.committed, outcome.left_out) == ("COMMITTED", 8, 8)
 
 
 def test_a_missing_stream_is_not_lost_yet() -> None:
