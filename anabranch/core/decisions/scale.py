@@ -18,7 +18,7 @@ from anabranch.core.decisions.transactions import drop_epoch
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import segment_number
 from anabranch.core.legal_names import is_state
-from anabranch.core.round import NewEpoch, ReplyTo
+from anabranch.core.round import NewEpoch, ReplyTo, is_known, with_mark
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, TopicMisconfigured
 from anabranch.schemas.records import (
     EpochRow,
@@ -42,7 +42,7 @@ def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
         raise InvalidArgument(
             f"{command.stream} is the state of a processor: it has one segment for each task"
         )
-    if to is not None and row.scaled_by == to.asker:
+    if is_known(row.scaled_by, to):
         turn.reply(to, StreamList((stream_info(turn, row),)))
         return
     if row.scaling is not None:
@@ -164,7 +164,7 @@ def _perform(turn: Turn, row: StreamRow, scaling: Scaling) -> bool:
         segments=layout,
         next_number=row.next_number + len(scaling.ranges),
         scaling=None,
-        scaled_by=b"" if asked_by is None else asked_by.asker,
+        scaled_by=with_mark(row.scaled_by, asked_by),
     )
     turn.put(k.stream_key(row.stream), scaled)
     turn.put(k.epoch_key(row.stream, epoch), EpochRow(row.stream, epoch, layout))
