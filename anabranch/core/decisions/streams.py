@@ -320,15 +320,21 @@ def _mark_forgotten(turn: Turn, row: ForgottenRow, to: ReplyTo | None) -> None:
 
 
 def end_stream(turn: Turn, stream: str, why: str) -> None:
-    """Give up what goes with another thing, and begin to delete its topics. `NotReady`: it can't end now."""
+    """Give up what goes with another thing, and begin to delete its topics.
+
+    `NotReady`: it can't end now; `IllegalState`: it can't end before a prepared transaction.
+    """
     row = turn.state.streams.get(stream)
     if row is None or row.state == FORGETTING:
         return
     if row.state not in (ACTIVE, LOST) or stream in turn.memory.waiting:
         raise NotReady(f"the topics of {stream} are worked on, or in trouble: ask again")
     for txn in turn.state.open.values():
-        if stream in txn.participants and not TRANSACTIONS.moves(txn.row.state, "begin_abort"):
-            raise NotReady(f"transaction {txn_text(txn.row.txn_id)} is being merged: ask again")
+        if stream in txn.participants and not TRANSACTIONS.moves(txn.row.state, "lose_stream"):
+            which = f"transaction {txn_text(txn.row.txn_id)}, which has a part in {stream}"
+            if txn.row.state == "PREPARED":
+                raise IllegalState(f"{which}, is prepared: commit or abort it first")
+            raise NotReady(f"{which}, is being merged: ask again")
     give_up_stream(turn, stream, why)
     _begin_forget(turn, stream)
 
