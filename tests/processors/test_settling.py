@@ -102,11 +102,15 @@ def test_settling_aborts_it_everywhere_and_retires_where_chunks_stand(
 ) -> None:
     play = Stuck(topic)
     events = play.events(OTHER)
-    retired = {c.partition for c in play.carries() if c.stream == OTHER and c.count}
+    retired, lost = (
+        {c.partition for c in play.carries() if c.stream == stream and c.count}
+        for stream in (OTHER, GONE)
+    )
     settled = play.settle()
     assert isinstance(settled, Outcome)
     assert (settled.state, settled.reason) == ("ABORTED", "the operator said so")
     assert play.settle() == settled, "again is fine"
+    assert play.controller.state.retired(GONE) == lost != set(), "it may be taken back"
     told = play.world.reply(play.commit)
     assert isinstance(told, Refusal)
     assert told.code == "TransactionAborted"

@@ -24,7 +24,7 @@ from anabranch.schemas.records import RetiredRow, Settle
 def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
     """Abort a transaction whose merge can't go on, in all its streams, or end a PREPARED one. Repeatable.
 
-    Chunks of it are in other streams, committed natively. No history may ever name them, so their partitions are
+    Chunks of it are in streams, committed natively. No history may ever name them, so their partitions are
     used no more.
     """
     row = turn.transaction(id_named(command.token), Rights(0))
@@ -63,10 +63,9 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
         if txn_id in turn.memory.carrying:
             raise NotReady("a chunk of the transaction is being carried: ask again")
         for (stream, _), carry in sorted(txn.carries.items()):
-            if carry.count and not _is_lost(turn, stream):
-                turn.put(
-                    k.retired_key(stream, carry.partition), RetiredRow(stream, carry.partition)
-                )
+            if carry.count and stream in turn.state.streams:  # a LOST one may be taken back
+                retired = RetiredRow(stream, carry.partition)
+                turn.put(k.retired_key(stream, carry.partition), retired)
         turn.audit(command, f"{txn_text(row.txn_id)} of {row.owner}: {command.reason!r}")
         abort_txn(turn, txn_id, command.reason or "settled by an operator", op="settle")
     turn.reply(to, turn.outcome(turn.row(txn_id)))
