@@ -44,6 +44,14 @@ def test_a_copy_of_a_scaling_scales_nothing_after_others_and_the_controllers_own
         assert world.ask(asker, r.Scale("nyc/a", 1, (), ())) == "nyc/a ACTIVE 2"
 
 
+def test_partitions_that_are_wanted_already_are_counted_once() -> None:
+    world = nyc(max_partitions=4)
+    row = replace(world.state.streams["nyc/a"], wanted_partitions=4)
+    world.log_rows([(k.stream_key("nyc/a"), row)])
+    assert world.ask("more", r.Scale("nyc/a", 5, (), ())) == "TooManyStreams"
+    assert world.ask("scale", r.Scale("nyc/a", 4, (), ())) == "", "it waits for them"
+
+
 def write_and_commit(world: World, label: str, stream: str, epoch: int, size: int = 100) -> str:
     """A transaction that touched already writes once and commits."""
     world.write(label, f"w{label}", stream, epoch=epoch, size=size)

@@ -390,5 +390,9 @@ def test_a_stream_that_waits_leaves_it_prepared_and_a_lost_one_is_left_out(world
     assert world.get("S") == "S PREPARED 2"
     world.memory.waiting = {}
     give_up(world, "nyc/b")
+    row = world.state.streams["nyc/b"]
+    world.log_rows([(stream_key("nyc/b"), replace(row, state="RECOVERING"))])
+    assert commit(world, "S", LEDGER) == "NotReady"
+    world.log_rows([(stream_key("nyc/b"), row)])
     assert commit(world, "S", LEDGER).startswith("S COMMITTED 1, 1 left out (1 events are left out")
     assert world.plan() == "S nyc/a 0: v"

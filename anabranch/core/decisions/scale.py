@@ -13,6 +13,7 @@ from typing import Any
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
+from anabranch.core.decisions.quotas import partitions_of
 from anabranch.core.decisions.scopes import active_stream, check_room, stream_info
 from anabranch.core.decisions.transactions import drop_epoch
 from anabranch.core.decisions.turn import Turn, refuse
@@ -73,7 +74,7 @@ def start(
     if not _perform(turn, row, scaling):
         lacking = len(ranges) - len(seal) - len(idle_partitions(turn, row))
         wanted = check_partitions(row.partitions + lacking)
-        check_room(turn, row.owner, 0, wanted - row.partitions)
+        check_room(turn, row.owner, 0, max(0, wanted - partitions_of(row)))
         turn.put(
             k.stream_key(row.stream),
             replace(row, scaling=scaling, wanted_partitions=max(wanted, row.wanted_partitions)),
