@@ -77,7 +77,7 @@ def _epoch_record(step: NewEpoch, tail: Tail, before: Sequence[object]) -> Epoch
     starts = {
         s.segment_id: tail.starts[s.segment_id]
         if s.segment_id in tail.starts
-        else step.starts.get(s.partition, tail.vector.get(s.partition, 0))
+        else max(step.starts.get(s.partition, 0), tail.vector.get(s.partition, 0))
         for s in step.segments
     }
     for partition, at in step.starts.items():

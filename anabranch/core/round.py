@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from anabranch.core.journal.runs import StoredRun
@@ -107,6 +108,21 @@ class ReplyTo(NamedTuple):
 
 
 Answer = tuple[ReplyTo, Any]
+
+# So many askers are known again, each by so many bytes of its digest.
+_MARKS, _MARK_BYTES = 16, 8
+
+
+def with_mark(marks: bytes, to: ReplyTo | None) -> bytes:
+    """The marks of the last askers that had something done, and of this one."""
+    mark = b"" if to is None else sha256(to.asker).digest()[:_MARK_BYTES]
+    return (marks + mark)[-_MARKS * _MARK_BYTES :]
+
+
+def is_known(marks: bytes, to: ReplyTo | None) -> bool:
+    """Whether these marks have this asker: its command is a copy of one that was carried out."""
+    each = [marks[i : i + _MARK_BYTES] for i in range(0, len(marks), _MARK_BYTES)]
+    return to is not None and with_mark(b"", to) in each
 
 
 @dataclass(slots=True)

@@ -220,7 +220,8 @@ class Carriers:
     ) -> None:
         """Begin the carries on the log that no carrier here has.
 
-        ``usable``: whether a stream's topics are there; a transaction with a stream without them is not carried.
+        ``usable``: whether a stream's topics are there; nothing is carried to one without them, and nothing of a
+        transaction with such a stream unless it is prepared.
         """
         self._begin(state, index, wall_ms, usable)
         self.carrying.clear()
@@ -233,12 +234,15 @@ class Carriers:
             txn = state.open[txn_id]
             if not txn.carries or txn.pending is None or not index.covers(txn.pending.writers):
                 continue  # a new leader still reads the journals
-            if not all(usable(stream) for stream in txn.participants):
+            # A prepared one leaves LOST streams out, so each of its streams is carried by itself.
+            whole = txn.pending.prepare is None
+            if whole and not all(usable(stream) for stream in txn.participants):
                 continue
             wanted = [
                 row
                 for (stream, number), row in txn.carries.items()
                 if not row.done
+                and usable(stream)
                 and (key := (txn_id, stream, number)) not in self._jobs
                 and self._not_before_ms.get(key, 0) <= wall_ms
             ]

@@ -965,6 +965,7 @@ class SeriesRow:
     earlier_txn_id: bytes
     runs: tuple[int, ...]
     owner: str
+    set_by: bytes = b""
 
 @dataclass(frozen=True, slots=True)
 class SetAsideRow:

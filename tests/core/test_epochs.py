@@ -8,7 +8,9 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.decisions.commits import merge
+from anabranch.core.decisions.scale import start
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.segments import even_plan
 from anabranch.core.state import OpenTxn
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc
@@ -27,6 +29,27 @@ def scaled(*streams: str, old: tuple[str, ...], **changes: int) -> World:
         answer = world.ask("scale", r.Scale(stream, 1, (), ()))
         assert answer == f"{stream} ACTIVE 1"
     return world
+
+
+def test_a_copy_of_a_scaling_scales_nothing_after_others_and_the_controllers_own() -> None:
+    world = nyc()
+    for asker, segments in (("a", 1), ("b", 2)):
+        world.ask(asker, r.Scale("nyc/a", segments, (), ()))
+    turn = world.new_turn()
+    row = world.state.streams["nyc/a"]
+    start(turn, row, *even_plan(row.segments, 1), to=None)
+    world.close(turn)
+    world.ask("c", r.Scale("nyc/a", 2, (), ()))
+    for asker in "ab":
+        assert world.ask(asker, r.Scale("nyc/a", 1, (), ())) == "nyc/a ACTIVE 2"
+
+
+def test_partitions_that_are_wanted_already_are_counted_once() -> None:
+    world = nyc(max_partitions=4)
+    row = replace(world.state.streams["nyc/a"], wanted_partitions=4)
+    world.log_rows([(k.stream_key("nyc/a"), row)])
+    assert world.ask("more", r.Scale("nyc/a", 5, (), ())) == "TooManyStreams"
+    assert world.ask("scale", r.Scale("nyc/a", 4, (), ())) == "", "it waits for them"
 
 
 def write_and_commit(world: World, label: str, stream: str, epoch: int, size: int = 100) -> str:

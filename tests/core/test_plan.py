@@ -93,7 +93,9 @@ def test_a_new_stream_and_its_first_commit() -> None:
 def test_a_later_epoch_keeps_the_ends_that_are_known() -> None:
     tail = Tail(vector={0: 9}, last=2)
     (epoch,) = history_records(Round(history=[opening("s/a", 4, 6)]), {}, {"s/a": tail})["s/a"]
+    assert isinstance(epoch, r.EpochRecord)
     assert (epoch.previous, vector(epoch)) == (2, {0: 9, 1: 6})
+    assert [s.start_offset for s in epoch.segments] == [9, 6], "behind what came after the look"
 
 
 def test_a_commit_that_wrote_nothing_more_than_its_place() -> None:

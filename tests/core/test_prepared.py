@@ -11,6 +11,7 @@ import pytest
 from anabranch.core import limits
 from anabranch.core.decisions import streams
 from anabranch.core.decisions.cleanup import runs_to_move
+from anabranch.core.decisions.commits.merge import TORN
 from anabranch.core.rows import stream_key
 from anabranch.schemas import records as r
 from tests.core.cleaning import PLACE, crowd, rebuild, relocate
@@ -53,6 +54,12 @@ def abort(world: World, label: str = "A", secret: bytes | None = None) -> str:
 def settle(world: World, presume: bool | None, label: str = "A") -> str:
     said = world.ask("settle", r.Settle(world.id(label), "", presume))
     return said or world.turn().removeprefix("[settle] ")
+
+
+def give_up(world: World, stream: str) -> None:
+    turn = world.new_turn()
+    assert streams.give_up_stream(turn, stream, "gone") == []
+    world.close(turn)
 
 
 # -- its life -------------------------------------------------------------------------------------
@@ -242,6 +249,31 @@ def test_an_operator_presumes(world: World, presume: bool, ends: str) -> None:
     assert settle(world, presume) == ends
 
 
+@pytest.mark.parametrize("gone", [False, True], ids=["whole", "a stream is LOST"])
+def test_a_copy_of_that_word_waits_with_it_and_no_other_word_follows(
+    world: World, gone: bool
+) -> None:
+    world.touch("A", "nyc/b")
+    prepare(world, by=BY)
+    if gone:
+        give_up(world, "nyc/b")
+    word = r.Settle(world.id("A"), "", True)
+    said = world.turn(("settle", word), ("settle", word), ("other", replace(word, presume=False)))
+    assert said == "[other] IllegalState"
+    assert world.turn() == "[settle] A COMMITTED 3"
+
+
+def test_one_whose_events_are_gone_is_only_aborted(world: World) -> None:
+    prepare(world)
+    world.ask("commit", world.committing("A"))
+    world.memory.merging.trouble.put(world.id("A"), TORN)
+    world.memory.merging.not_before_ms.put(world.id("A"), world.now_ms + 1)
+    assert [settle(world, True), settle(world, False)] == [
+        "IllegalState",
+        "[commit] TransactionAborted; A ABORTED (settled by an operator)",
+    ]
+
+
 # -- once its coordinator said commit ---------------------------------------------------------------
 
 
@@ -261,9 +293,7 @@ def test_a_lost_stream_is_left_out_and_named(world: World, told: bool) -> None:
     assert prepare(world) == "A PREPARED 5"
     if told:
         world.ask("commit", world.committing("A"))
-    turn = world.new_turn()
-    assert streams.give_up_stream(turn, "nyc/b", "gone") == []
-    world.close(turn)
+    give_up(world, "nyc/b")
     assert states(world)[0] == ("FINALIZE_IN_PROGRESS" if told else "PREPARED")
     said = world.turn() if told else commit(world)
     assert said.removeprefix("[commit] ").startswith("A COMMITTED 3")
@@ -359,8 +389,10 @@ def test_a_stream_that_waits_leaves_it_prepared_and_a_lost_one_is_left_out(world
     assert settle(world, True, "S") == "NotReady"
     assert world.get("S") == "S PREPARED 2"
     world.memory.waiting = {}
-    turn = world.new_turn()
-    streams.give_up_stream(turn, "nyc/b", "gone")
-    world.close(turn)
+    give_up(world, "nyc/b")
+    row = world.state.streams["nyc/b"]
+    world.log_rows([(stream_key("nyc/b"), replace(row, state="RECOVERING"))])
+    assert commit(world, "S", LEDGER) == "NotReady"
+    world.log_rows([(stream_key("nyc/b"), row)])
     assert commit(world, "S", LEDGER).startswith("S COMMITTED 1, 1 left out (1 events are left out")
     assert world.plan() == "S nyc/a 0: v"

@@ -489,6 +489,17 @@ def test_an_operator_sets_it(
         assert commit(world, "C", 4) == "C COMMITTED 0"
 
 
+def test_it_is_set_once_wherever_it_goes_then(world: World) -> None:
+    commit(world, "A", 5)
+    assert set_series(world, 5, 3) == "s 3 by 0"
+    commit(world, "B", 4)
+    world.begin("C")
+    world.commit("C", name="s", number=5)
+    world.abort("C")
+    commit(world, "D", 5)
+    assert set_series(world, 5, 3) == "s 5 by D"
+
+
 def test_it_is_not_set_while_one_is_committed(world: World) -> None:
     commit(world, "A", 7)
     assert set_series(world, 7, 3, lane="etl") == "NotAuthorized"

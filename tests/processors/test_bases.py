@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from anabranch.schemas.records import (
     Event,
     OneShot,
     Outcome,
+    Prepare,
     PublishBase,
     Refusal,
     Scale,
@@ -84,6 +86,17 @@ def test_a_table_begins_at_a_base() -> None:
     play.play(20, 4.0)
     left = play.world.cluster.topics.keys() & {*topics_of(TABLE), *topics_of(COMPANION)}
     assert (left, play.controller.state.bases) == (set(), {})
+
+
+def test_a_table_is_not_deleted_while_a_prepared_one_has_a_part_in_its_companion() -> None:
+    play = Tabled()
+    _, token, receipt = play.begun(COMPANION)
+    word = Commit(token, (receipt,), None, None, 60_000)
+    assert play.ask(replace(word, prepare=Prepare(b"", b"1"))).state == "PREPARED"
+    assert play.ask(DeleteStream(TABLE)).code == "IllegalState"
+    assert (play.one_shot(TABLE), play.stream_state(COMPANION)) == ("COMMITTED", "ACTIVE")
+    assert play.ask(word, seconds=0.2).state == "COMMITTED"
+    assert isinstance(play.ask(DeleteStream(TABLE), seconds=0.2), StreamList)
 
 
 def nothing(play: Tabled) -> PublishBase:

@@ -257,6 +257,13 @@ def test_commands_that_forgot_it_are_answered_again_once_it_was_made_anew() -> N
             play.play(5, 1.0)
             assert play.world.replies(command)[before:] == [DONE]
             assert play.stream_state(GONE) == ACTIVE
+    play.world.cluster.delete_topic(stream_topic(GONE))
+    play.one_shot(GONE)
+    play.play(20, 2 * LOST_S)
+    play.world.send(DeleteStream(GONE), again=commands[0], lane="admin")
+    play.play(5, 1.0)
+    assert play.world.replies(commands[0])[-1] == DONE
+    assert play.stream_state(GONE) == LOST, "it may be taken back"
 
 
 @pytest.mark.parametrize(
@@ -433,13 +440,17 @@ def test_topics_that_do_not_go_are_named(again: bool, monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patched:
         patched.setattr(MemoryLog, "delete_topics", delete_topics)
-        answer = play.ask(ForgetStream(GONE), seconds=GIVE_UP_S / 10)
+        command = play.world.send(ForgetStream(GONE))
+        play.play(20, 2 * GIVE_UP_S)
+        answer = play.world.reply(command)
         assert isinstance(answer, Refusal)
         assert answer.code == ("NotReady" if again else "InvalidArgument")
         for topic in (journal_topic, history_topic):
             assert topic(GONE) in answer.message
         assert play.stream_state(GONE) == LOST
-    assert forget(play) == DONE
+    play.world.send(ForgetStream(GONE), again=command)
+    play.play(20, 4.0)
+    assert play.world.replies(command)[-1] == DONE
     check_made_anew(play)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from anabranch.schemas.records import (
     EpochRecord,
     ForgetStream,
     Outcome,
+    Prepare,
     Refusal,
     Scale,
     Settle,
@@ -101,11 +103,15 @@ def test_settling_aborts_it_everywhere_and_retires_where_chunks_stand(
 ) -> None:
     play = Stuck(topic)
     events = play.events(OTHER)
-    retired = {c.partition for c in play.carries() if c.stream == OTHER and c.count}
+    retired, lost = (
+        {c.partition for c in play.carries() if c.stream == stream and c.count}
+        for stream in (OTHER, GONE)
+    )
     settled = play.settle()
     assert isinstance(settled, Outcome)
     assert (settled.state, settled.reason) == ("ABORTED", "the operator said so")
     assert play.settle() == settled, "again is fine"
+    assert play.controller.state.retired(GONE) == lost != set(), "it may be taken back"
     told = play.world.reply(play.commit)
     assert isinstance(told, Refusal)
     assert told.code == "TransactionAborted"
@@ -232,6 +238,19 @@ def test_a_merge_whose_journal_a_broker_that_is_behind_shows_cannot_be_settled(
         assert play.settle().code == "IllegalState"
     play.play(60, 60.0)
     assert play.state(play.txn_id)[0] == "COMMITTED"
+
+
+def test_a_big_prepared_one_is_carried_without_its_lost_stream() -> None:
+    play = Play(chunk_bytes=CHUNK_BYTES)
+    _, token, receipt = play.begun(GONE, OTHER, size=SIZE)
+    word = Commit(token, (receipt,), None, None, 60_000)
+    assert play.ask(replace(word, prepare=Prepare(b"", b"1"))).state == "PREPARED"
+    play.world.cluster.delete_topic(stream_topic(GONE))
+    play.play(30, 2 * LOST_S)
+    play.one_shot(GONE)
+    play.play(30, 2 * LOST_S)
+    outcome = play.ask(word, seconds=2.0)
+    assert (outcome.state, outcome.committed, outcome.left_out) == ("COMMITTED", 8, 8)
 
 
 def test_a_missing_stream_is_not_lost_yet() -> None:

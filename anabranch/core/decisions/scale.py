@@ -13,12 +13,13 @@ from typing import Any
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
+from anabranch.core.decisions.quotas import partitions_of
 from anabranch.core.decisions.scopes import active_stream, check_room, stream_info
 from anabranch.core.decisions.transactions import drop_epoch
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import segment_number
 from anabranch.core.legal_names import is_state
-from anabranch.core.round import NewEpoch, ReplyTo
+from anabranch.core.round import NewEpoch, ReplyTo, is_known, with_mark
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, TopicMisconfigured
 from anabranch.schemas.records import (
     EpochRow,
@@ -42,7 +43,7 @@ def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
         raise InvalidArgument(
             f"{command.stream} is the state of a processor: it has one segment for each task"
         )
-    if to is not None and row.scaled_by == to.asker:
+    if is_known(row.scaled_by, to):
         turn.reply(to, StreamList((stream_info(turn, row),)))
         return
     if row.scaling is not None:
@@ -73,7 +74,7 @@ def start(
     if not _perform(turn, row, scaling):
         lacking = len(ranges) - len(seal) - len(idle_partitions(turn, row))
         wanted = check_partitions(row.partitions + lacking)
-        check_room(turn, row.owner, 0, wanted - row.partitions)
+        check_room(turn, row.owner, 0, max(0, wanted - partitions_of(row)))
         turn.put(
             k.stream_key(row.stream),
             replace(row, scaling=scaling, wanted_partitions=max(wanted, row.wanted_partitions)),
@@ -164,7 +165,7 @@ def _perform(turn: Turn, row: StreamRow, scaling: Scaling) -> bool:
         segments=layout,
         next_number=row.next_number + len(scaling.ranges),
         scaling=None,
-        scaled_by=b"" if asked_by is None else asked_by.asker,
+        scaled_by=with_mark(row.scaled_by, asked_by),
     )
     turn.put(k.stream_key(row.stream), scaled)
     turn.put(k.epoch_key(row.stream, epoch), EpochRow(row.stream, epoch, layout))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from hashlib import sha256
 from typing import Any
 
 from anabranch.core import limits
@@ -27,7 +26,7 @@ from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import txn_text
 from anabranch.core.legal_names import base_stream, is_state, split_stream, state_stream
 from anabranch.core.partitioner import even_ranges
-from anabranch.core.round import NewEpoch, ReplyTo
+from anabranch.core.round import NewEpoch, ReplyTo, is_known, with_mark
 from anabranch.core.segments import create
 from anabranch.core.state import State
 from anabranch.core.stream_settings import PROCESSOR, check_settings, is_table
@@ -246,10 +245,6 @@ def recovery_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
 # -- forgotten ------------------------------------------------------------------------------------------
 
 
-# So many askers of a name are known again, each by so many bytes of its digest.
-_MARKS, _MARK_BYTES = 16, 8
-
-
 def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo | None) -> None:
     """Log that a stream shall go; the answer comes when it is gone. Repeating it is harmless.
 
@@ -261,17 +256,15 @@ def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo 
     before = turn.state.forgotten.get(stream)
     if row is None and before is None:
         raise UnknownStream(f"there is no stream {stream!r}: nothing is to be taken away")
-    askers = _askers(before, to)
-    known = before is not None and before.forgotten_by == askers
-    repeated = to is not None and known
+    known = before is not None and is_known(before.forgotten_by, to)
     if row is None and before is not None and not known:
         # Another stream may come under that name before a copy of this command.
-        turn.put(k.forgotten_key(stream), replace(before, forgotten_by=askers))
-    if row is None or (repeated and row.state not in (LOST, FORGETTING)):
+        _mark_forgotten(turn, before, to)
+    if row is None or known:
         turn.reply(to, StreamList(()))  # done already
         return
     if row.state == FORGETTING:
-        if not repeated and row.correlation_id:
+        if row.correlation_id and not is_asker(row, to):
             raise NotReady(f"{stream} is being forgotten: ask again")
         return  # the answer comes when it is done
     if stream in turn.memory.waiting:
@@ -315,30 +308,33 @@ def _check_unread(turn: Turn, stream: str) -> None:
 def _begin_forget(turn: Turn, stream: str, to: ReplyTo | None = None) -> None:
     before = turn.state.forgotten.get(stream)
     times = before.times + 1 if before is not None else 1
-    turn.put(k.forgotten_key(stream), ForgottenRow(stream, times, _askers(before, to)))
+    marks = before.forgotten_by if before is not None else b""
+    turn.put(k.forgotten_key(stream), ForgottenRow(stream, times, marks))
     _move(turn, turn.state.streams[stream], "begin_forget", to)
 
 
-def _askers(before: ForgottenRow | None, to: ReplyTo | None) -> bytes:
-    """`ForgottenRow.forgotten_by` with this asker: as it was, if it is there."""
-    known = before.forgotten_by if before is not None else b""
-    if to is None:
-        return known
-    mark = sha256(to.asker).digest()[:_MARK_BYTES]
-    marks = [known[i : i + _MARK_BYTES] for i in range(0, len(known), _MARK_BYTES)]
-    return known if mark in marks else b"".join([*marks, mark][-_MARKS:])
+def _mark_forgotten(turn: Turn, row: ForgottenRow, to: ReplyTo | None) -> None:
+    marked = replace(row, forgotten_by=with_mark(row.forgotten_by, to))
+    if marked != row:
+        turn.put(k.forgotten_key(row.stream), marked)
 
 
 def end_stream(turn: Turn, stream: str, why: str) -> None:
-    """Give up what goes with another thing, and begin to delete its topics. `NotReady`: it can't end now."""
+    """Give up what goes with another thing, and begin to delete its topics.
+
+    `NotReady`: it can't end now; `IllegalState`: it can't end before a prepared transaction.
+    """
     row = turn.state.streams.get(stream)
     if row is None or row.state == FORGETTING:
         return
     if row.state not in (ACTIVE, LOST) or stream in turn.memory.waiting:
         raise NotReady(f"the topics of {stream} are worked on, or in trouble: ask again")
     for txn in turn.state.open.values():
-        if stream in txn.participants and not TRANSACTIONS.moves(txn.row.state, "begin_abort"):
-            raise NotReady(f"transaction {txn_text(txn.row.txn_id)} is being merged: ask again")
+        if stream in txn.participants and not TRANSACTIONS.moves(txn.row.state, "lose_stream"):
+            which = f"transaction {txn_text(txn.row.txn_id)}, which has a part in {stream}"
+            if txn.row.state == "PREPARED":
+                raise IllegalState(f"{which}, is prepared: commit or abort it first")
+            raise NotReady(f"{which}, is being merged: ask again")
     give_up_stream(turn, stream, why)
     _begin_forget(turn, stream)
 
@@ -359,8 +355,9 @@ def stream_forgotten(turn: Turn, stream: str) -> None:
     _move(turn, row, "finalize_forget")
     for key in _rows_of(turn.state, stream):
         turn.put(key, None)
-    times = turn.state.forgotten[stream].times
-    for key, value in turn.index.drop_former(stream, times).items():
+    forgotten = turn.state.forgotten[stream]
+    _mark_forgotten(turn, forgotten, asker(row))
+    for key, value in turn.index.drop_former(stream, forgotten.times).items():
         if value is None:
             turn.state.keep(key, None)
         else:

@@ -17,7 +17,7 @@ from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
 from anabranch.core.legal_names import check_name
-from anabranch.core.round import ReplyTo
+from anabranch.core.round import ReplyTo, is_known, with_mark
 from anabranch.errors import AlreadyCommitted, IllegalState, InvalidArgument, NotReady, check
 from anabranch.schemas.records import (
     ListSeries,
@@ -87,6 +87,9 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
     if not _NONE <= command.number < 1 << 63:
         raise InvalidArgument(f"number {command.number}: a series stands at -1 to 2^63 - 1")
     row = turn.state.series(command.scope, command.series)
+    if row is not None and is_known(row.set_by, to):
+        turn.reply(to, SeriesList((_info(command.series, row),), False))  # done already
+        return
     if row is not None and row.txn_id in turn.state.prepared:
         raise held(row.txn_id, f"the series {command.series!r}")
     if row is not None and row.txn_id in turn.state.open:
@@ -104,8 +107,8 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
             row = None
         else:  # a number set by an operator counts as committed
             runs = runs if runs and runs[-1] == wanted else _more(runs, wanted)
-            owner = row.owner if row is not None else ""
-            row = SeriesRow(wanted, NO_TXN, _NONE, NO_TXN, runs, owner)
+            owner, marks = (row.owner, row.set_by) if row is not None else ("", b"")
+            row = SeriesRow(wanted, NO_TXN, _NONE, NO_TXN, runs, owner, with_mark(marks, to))
         turn.put(k.series_key(command.scope, command.series), row)
         turn.audit(command, f"{command.scope} {command.series!r}: {stands} becomes {wanted}")
     infos = () if row is None else (_info(command.series, row),)
@@ -147,7 +150,8 @@ def take_number(turn: Turn, txn: TxnRow, series: str, number: int) -> None:
     else:
         check(before.number < number, f"a series goes from {before.number} to {number}")
         runs = _more(before.runs, number)
-        row = SeriesRow(number, txn.txn_id, before.number, before.txn_id, runs, before.owner)
+        earlier = before.number, before.txn_id
+        row = SeriesRow(number, txn.txn_id, *earlier, runs, before.owner, before.set_by)
     turn.put(k.series_key(txn.scope, series), row)
 
 
@@ -174,7 +178,8 @@ def give_back(turn: Turn, scope: str, pending: PendingCommitRow | None) -> None:
     check(row is not None and row.number == pending.number, "a decided commit lost its number")
     if row is not None:
         runs = _up_to(row.runs, row.earlier_number)
-        before = SeriesRow(row.earlier_number, row.earlier_txn_id, _NONE, NO_TXN, runs, row.owner)
+        earlier = row.earlier_number, row.earlier_txn_id
+        before = SeriesRow(*earlier, _NONE, NO_TXN, runs, row.owner, row.set_by)
         gone = row.earlier_number == _NONE
         turn.put(k.series_key(scope, pending.name), None if gone else before)
 

@@ -26,11 +26,13 @@ from anabranch.core.legal_names import check_name, is_state
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn
 from anabranch.core.stream_settings import MAX_MESSAGE
+from anabranch.core.stream_states import RECOVERING, state_of
 from anabranch.core.transaction_states import born
 from anabranch.errors import (
     EventTooLarge,
     InvalidArgument,
     NotAuthorized,
+    NotReady,
     TransactionAborted,
     check,
 )
@@ -183,7 +185,7 @@ def _prepared_before(turn: Turn, command: PrepareEvents, row: TxnRow, to: ReplyT
 def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     """Commit a PREPARED transaction whose events are in its row, by key in the segments that are active now.
 
-    `NotReady` while a stream waits: it stays PREPARED.
+    `NotReady` while a stream waits, or is being taken back: it stays PREPARED.
     """
     txn_id, row = txn.row.txn_id, txn.row
     held = turn.state.prepared_row(txn_id)
@@ -191,6 +193,8 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     check(len(events) == row.committed, "a PREPARED transaction lost its events")
     gone = {stream for stream in txn.participants if prepared.is_gone(turn, stream)}
     for stream in sorted(txn.participants.keys() - gone):
+        if state_of(turn.state.streams.get(stream)) == RECOVERING:
+            raise NotReady(f"{stream} is being taken back: ask again")
         active_stream(turn, stream)
     by_stream: dict[str, list[Event]] = {}
     for event in events:

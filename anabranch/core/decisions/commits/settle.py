@@ -7,6 +7,7 @@ coordinator, however long.
 from __future__ import annotations
 
 from anabranch.core import rows as k
+from anabranch.core.decisions.commits.askers import join_waiting
 from anabranch.core.decisions.commits.commit import commit_prepared
 from anabranch.core.decisions.commits.merge import TORN
 from anabranch.core.decisions.transactions import abort_txn
@@ -23,7 +24,7 @@ from anabranch.schemas.records import RetiredRow, Settle
 def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
     """Abort a transaction whose merge can't go on, in all its streams, or end a PREPARED one. Repeatable.
 
-    Chunks of it are in other streams, committed natively. No history may ever name them, so their partitions are
+    Chunks of it are in streams, committed natively. No history may ever name them, so their partitions are
     used no more.
     """
     row = turn.transaction(id_named(command.token), Rights(0))
@@ -48,21 +49,30 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
             return
     elif row.state == "COMMITTED" and command.presume:
         pass  # repeated
+    elif row.state == "FINALIZE_IN_PROGRESS" and command.presume and not _is_torn(turn, txn_id):
+        turn.put(k.pending_key(txn_id), join_waiting(turn.open(txn_id).pending, to))  # repeated
+        return
     elif TRANSACTIONS.judge(row.state, "settle", row.reason) is not None:
         txn = turn.open(txn_id)
-        torn = turn.memory.trouble(txn_id) == TORN
-        if not torn and not any(_is_lost(turn, stream) for stream in txn.participants):
-            raise IllegalState("no stream of the transaction is lost: its merge goes on by itself")
+        if command.presume:
+            raise IllegalState("a part of it is gone: nothing but `--presume abort` ends it")
+        # A prepared one leaves its LOST streams out.
+        stops = not was_prepared and any(_is_lost(turn, stream) for stream in txn.participants)
+        if not stops and not _is_torn(turn, txn_id):
+            raise IllegalState("no loss stops the transaction: its merge goes on by itself")
         if txn_id in turn.memory.carrying:
             raise NotReady("a chunk of the transaction is being carried: ask again")
         for (stream, _), carry in sorted(txn.carries.items()):
-            if carry.count and not _is_lost(turn, stream):
-                turn.put(
-                    k.retired_key(stream, carry.partition), RetiredRow(stream, carry.partition)
-                )
+            if carry.count and stream in turn.state.streams:  # a LOST one may be taken back
+                retired = RetiredRow(stream, carry.partition)
+                turn.put(k.retired_key(stream, carry.partition), retired)
         turn.audit(command, f"{txn_text(row.txn_id)} of {row.owner}: {command.reason!r}")
         abort_txn(turn, txn_id, command.reason or "settled by an operator", op="settle")
     turn.reply(to, turn.outcome(turn.row(txn_id)))
+
+
+def _is_torn(turn: Turn, txn_id: bytes) -> bool:
+    return turn.memory.trouble(txn_id) == TORN
 
 
 def _is_lost(turn: Turn, stream: str) -> bool:
