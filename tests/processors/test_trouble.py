@@ -315,6 +315,24 @@ def test_a_leader_that_is_stopped_before_it_leads_once_more_lets_go() -> None:
     assert play.one_shot(OTHER) == "COMMITTED"
 
 
+@pytest.mark.parametrize("busy", ["carrier.0.a", "carrier.0.b"])
+def test_a_merge_is_carried_on_by_the_id_that_is_not_busy(
+    monkeypatch: pytest.MonkeyPatch, busy: str
+) -> None:
+    play = Play(chunk_bytes=1_000)
+    wait = MemoryProducer._wait_for_markers
+
+    def waits(producer: MemoryProducer) -> None:
+        if producer._id.endswith(busy):
+            raise LogBusy(f"{producer._id}: markers can't be written")
+        wait(producer)
+
+    monkeypatch.setattr(MemoryProducer, "_wait_for_markers", waits)
+    _, token, receipt = play.begun(OTHER, size=1_500)
+    outcome = play.ask(Commit(token, (receipt,), None, None, 600_000), seconds=0.05)
+    assert outcome.state == "COMMITTED"
+
+
 @pytest.mark.parametrize("rounds", [0, 1])
 def test_a_leader_with_a_busy_id_hands_over_by_another(rounds: int) -> None:
     play = Play()
