@@ -76,11 +76,13 @@ TRIES = 3  # to create, delete or find a stream's topics while brokers don't ans
 class _Deleting:
     """A stream whose topics are being deleted; monotonic seconds.
 
-    ``found``: its leftovers; ``proved``: a round of this leader was committed since.
+    ``begun``: its time began again, as other work on its topics is over. ``found``: its leftovers; ``proved``: a
+    round of this leader was committed since.
     """
 
     look_at: float
     give_up_at: float
+    begun: bool = False
     found: list[TopicInfo] = field(default_factory=list)
     proved: bool = False
 
@@ -245,11 +247,12 @@ class StreamTopics:
         if self._clock.monotonic() < again_at:
             return None
         if row.state == FORGETTING:
-            if stream not in self._under_way:
-                now = self._clock.monotonic()
-                self._deleting.setdefault(stream, _Deleting(now, now + GIVE_UP_S))
-            if self._cutter.is_at(stream) or self._growth.is_at(stream):
-                # Their requests name a topic only: a new topic of that name must not get them.
+            # Their requests name a topic only: a new topic of that name must not get them.
+            waits = self._cutter.is_at(stream) or self._growth.is_at(stream)
+            if stream not in self._under_way and self._is_overdue(stream, waits):
+                why = f"its topics are still cut or grown after {GIVE_UP_S:.0f} s, as brokers don't answer"
+                return self._refused(stream, NotReady(f"{why}; repeat this"))
+            if waits:
                 return None
         try:
             done = self._done(row, partial(work, row), base)
@@ -318,6 +321,14 @@ class StreamTopics:
             error = refusal_of(wrong)
         self._forget(row.stream)
         return partial(stream_changed, stream=row.stream, error=error)
+
+    def _is_overdue(self, stream: str, waits: bool) -> bool:
+        """Whether a deletion has waited for other work for too long; its time begins again behind that work."""
+        now = self._clock.monotonic()
+        deleting = self._deleting.setdefault(stream, _Deleting(now, now + GIVE_UP_S))
+        if not (waits or deleting.begun):
+            deleting.begun, deleting.give_up_at = True, now + GIVE_UP_S
+        return waits and now >= deleting.give_up_at
 
     def _delete(self, row: StreamRow) -> Done | None:
         """A step of deleting the rest of a stream's topics. None: look again."""
