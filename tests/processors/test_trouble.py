@@ -22,6 +22,7 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
+from anabranch.processors.streams.health import Described, describe
 from anabranch.schemas.records import (
     Abort,
     Commit,
@@ -222,6 +223,34 @@ def test_a_stream_that_can_be_made_but_not_written_is_refused(
     assert isinstance(play.world.reply(created), Refusal) == (topic is history_topic)
     trouble.mend()
     assert play.ask(CreateStream("nyc/bad", 1, {})).streams[0].state == ACTIVE
+
+
+@pytest.mark.parametrize("behind", [1, 100])
+def test_a_broker_that_does_not_know_a_new_stream_yet_ends_no_lead(
+    monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    play = Play()
+    term = play.controller.state.term
+    topic = stream_topic("nyc/new")
+
+    def lacking(*of: Any) -> Described | None:
+        nonlocal behind
+        found = describe(*of)
+        if found is not None and topic in found.found and behind:
+            behind -= 1
+            del found.found[topic]
+        return found
+
+    monkeypatch.setattr("anabranch.processors.streams.trouble.describe", lacking)
+    made = play.world.send(CreateStream("nyc/new", 2, {}))
+    play.play(30, 15.0)
+    assert play.controller.state.term == term
+    answer = play.world.reply(made)
+    if behind:
+        assert answer.code == "NotReady"
+        behind = 0
+        play.ask(CreateStream("nyc/new", 2, {}))
+    assert play.one_shot("nyc/new") == play.one_shot(OTHER) == "COMMITTED"
 
 
 @pytest.mark.parametrize("code", [FORBIDDEN, MIN_ISR])

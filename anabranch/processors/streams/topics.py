@@ -136,8 +136,8 @@ class StreamTopics:
             if row.state == CREATING:
                 created = self._create(row, state)
                 if created is not None:
-                    self._tried.pop(row.stream, None)
                     yield row.stream, created
+                    self._tried.pop(row.stream, None)
             else:
                 yield from self._changed(row, state)
         for stream, grown in self._growth.step(state, waiting):
@@ -158,12 +158,20 @@ class StreamTopics:
             now = state.streams.get(row.stream)
             done = self._contained(now, state) if now is not None and now.change else None
 
-    def refused(self, state: State, stream: str, error: LogRefused) -> Done | None:
-        """The rows for a round, when the broker refused the record of a result; None: it is tried again."""
-        row = state.streams.get(stream)
-        if row is not None and row.state == CREATING:
-            return partial(stream_refused, stream=stream, error=refusal_of(error))
-        return None
+    def refused(self, row: StreamRow, error: LogRefused | LogUnavailable) -> Done | None:
+        """The rows for a round, when a new stream's could not be written; None: it is tried again."""
+        wrong: AnabranchError
+        if isinstance(error, LogRefused):
+            wrong = refusal_of(error)
+        else:  # perhaps a broker does not know yet of topics that were just made
+            tries = self._tried.get(row.stream, (0, 0.0))[0] + 1
+            if tries < TRIES:
+                pause = LOOK_AGAIN_S * 10**tries
+                self._tried[row.stream] = tries, self._clock.monotonic() + pause
+                return None
+            wrong = NotReady(f"its topics can't be used now: {error}")
+        self._tried.pop(row.stream, None)
+        return partial(stream_refused, stream=row.stream, error=wrong)
 
     def close(self) -> None:
         """Leave work under way: the next leader does it again. Topics of a stream deleted by then may be left."""
