@@ -26,6 +26,7 @@ from anabranch.core.memory import IN_TROUBLE, Merging
 from anabranch.core.state import State
 from anabranch.ports import (
     Log,
+    LogBusy,
     LogError,
     LogRefused,
     LogUnavailable,
@@ -71,7 +72,10 @@ class _Refused(NamedTuple):
 
 
 class Carrier:
-    """Carries one chunk after the other through two transactional ids in turn. One thread at a time."""
+    """Carries one chunk after the other through two transactional ids in turn, or the one that is not busy.
+
+    One thread at a time.
+    """
 
     def __init__(
         self,
@@ -87,6 +91,7 @@ class Carrier:
         self._readers = JournalReaders(log, ahead=read_ahead)
         self._status = status
         self._producers = producers
+        self._in_turn = list(producers)  # without one whose markers can't be written
         self._chunk_bytes = chunk_bytes
         self._turn = 0
 
@@ -103,7 +108,7 @@ class Carrier:
             runs.append(job.runs.popleft())
             size += runs[-1].batch_size
         self._turn += 1
-        producer = self._producers[self._turn % len(self._producers)]
+        producer = self._in_turn[self._turn % len(self._in_turn)]
         row = job.row
         source = TopicPartition(journal_topic(row.stream), row.source)
         target = TopicPartition(stream_topic(row.stream), row.partition)
@@ -112,7 +117,7 @@ class Carrier:
             with native_transaction(producer):
                 splice.note(producer.append_stream(splice.batches()))
                 landed = splice.landed()[0]
-                job.row = replace(
+                moved = replace(
                     row,
                     cursor=runs[-1].first + 1 if runs else row.cursor,
                     first=landed.first if row.first < 0 else row.first,
@@ -122,16 +127,26 @@ class Carrier:
                 )
                 key = k.carry_key(row.txn_id, row.stream, row.number)
                 builder = BatchBuilder()
-                builder.add(key, encode(job.row), (), wall_ms)
+                builder.add(key, encode(moved), (), wall_ms)
                 producer.append([(self._status, builder.build())])
+        except LogBusy as error:
+            self._renew_readers()
+            alone = len(self._in_turn) == 1
+            self._in_turn = [one for one in self._producers if one is not producer] or [producer]
+            if alone:
+                raise
+            log.warning("%s", error)
+            job.runs.extendleft(reversed(runs))
+            return self.chunk(job, wall_ms)
         except (LogRefused, LogUnavailable) as error:
             self._renew_readers()  # the next job's journal may be a new one
             if isinstance(error.__cause__, OffsetOutOfRange):
                 self._check_gone(error.__cause__)
             raise
-        if job.row.done:
+        job.row = moved
+        if moved.done:
             self._renew_readers()
-        return job.row
+        return moved
 
     def check(self, partitions: Sequence[TopicPartition]) -> None:
         """As `Lease.check`, for this carrier's ids."""

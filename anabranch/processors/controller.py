@@ -23,6 +23,7 @@ from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.memory import IN_TROUBLE, Keepalives, LeaderMemory
 from anabranch.core.read_locks import Windows
 from anabranch.core.state import State
+from anabranch.core.stream_states import CREATING
 from anabranch.errors import EventTooLarge, InvalidArgument, check
 from anabranch.ports import (
     MESSAGE_TOO_LARGE,
@@ -40,6 +41,7 @@ from anabranch.processors.streams.autoscaling import Autoscaling
 from anabranch.processors.streams.cleanup import move_next
 from anabranch.processors.streams.health import refuses_data
 from anabranch.schemas.records import TermRow
+from anabranch.topics.names import topics_of
 
 log = logging.getLogger("anabranch.controller")
 
@@ -338,13 +340,16 @@ class Controller(Rounds):
                 self._write(turn)
             except (LogRefused, LogUnavailable) as error:
                 contained = self._is_contained(error)
-                refused = None
-                if isinstance(error, LogRefused):
-                    refused = topics.refused(self._state, stream, error)
-                if refused is not None:
-                    turn = self._turn()
-                    refused(turn)
-                    self._write(turn)
+                row = self._state.streams.get(stream)
+                named = error.topics and error.topics <= {*topics_of(stream)}
+                own = named or isinstance(error, LogRefused)
+                if own and row is not None and row.state == CREATING:
+                    self._stream_trouble.forget_stream(stream)  # it is not there yet
+                    refused = topics.refused(row, error)
+                    if refused is not None:
+                        turn = self._turn()
+                        refused(turn)
+                        self._write(turn)
                 elif not contained:
                     raise
                 return  # the state is another object now

@@ -42,9 +42,12 @@ def index_fetched(
     partition: int,
     fetched: Fetched,
     *,
-    counting: bool,
+    known_until: int,
 ) -> None:
-    """Index one fetch of a journal partition; rows and position are put on ``changes``."""
+    """Index one fetch of a journal partition; rows and position are put on ``changes``.
+
+    ``known_until``: a former leader counted the records before it.
+    """
     runs: list[Run] = []
     plain: list[Run] = []
     size = 0
@@ -60,12 +63,12 @@ def index_fetched(
             _leave_out(batch, scanned)
         runs += scanned.runs
         plain += scanned.plain
-        if counting:
+        if batch.base_offset >= known_until:
             for reason, count in scanned.rejected.items():
                 index.reject(stream, reason, count)
     added = index.add(
-        state, stream, partition, runs, fetched.next_offset, plain=plain, counting=counting,
-        size=size,
+        state, stream, partition, runs, fetched.next_offset, plain=plain,
+        known_until=known_until, size=size,
     )  # fmt: skip
     for key, value in added.items():
         changes.set(key, value)

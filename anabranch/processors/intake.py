@@ -232,16 +232,9 @@ class Intake:
         return found
 
     def _index_journal(self, state: State, stream: str, partition: int, fetched: Fetched) -> None:
-        # A former leader counted the records from before this one's begin.
         known_until = self._known_until.get((stream, partition), 0)
         index_fetched(
-            self.rows,
-            self.index,
-            state,
-            stream,
-            partition,
-            fetched,
-            counting=fetched.next_offset > known_until,
+            self.rows, self.index, state, stream, partition, fetched, known_until=known_until
         )
 
     def _queue_commands(self, lane: Lane, fetched: Fetched, room: int) -> int:

@@ -53,13 +53,18 @@ class Leader:
         on_failure: Callable[[Exception], None],
         on_stuck: Callable[[float], None] = lambda seconds: None,
         terms: list[TermRow] | None = None,
+        former: Leader | None = None,
     ) -> None:
-        """``terms``: this process's last ones, perhaps, of leaders that have ended."""
+        """``terms``: this process's last ones, perhaps, of leaders that have ended.
+
+        ``former``: one that was told to stop and has the folder open, perhaps: it is waited for.
+        """
         self._make_log = make_log
         self._clock = clock
         self._settings = settings
         self._folder = folder
         self._leader = leader
+        self._former = former
         self._terms = [] if terms is None else terms
         self._native_timeout = native_timeout
         self._on_change = on_change
@@ -109,6 +114,9 @@ class Leader:
     def _open(self, source: Log) -> Table | None:
         """The table, once brokers can tell whether it may be trusted; None if stopped before."""
         while not self._stop.is_set():
+            if self._former is not None and not self._former.stop(TROUBLE_PAUSE_S):
+                continue
+            self._former = None
             try:
                 return open_checkpoint(
                     self._folder,

@@ -81,6 +81,7 @@ class ControllerService(mode.Service):
         self.failure: Exception | None = None
         self._leader_failed = False
         self._leaders: dict[int, Leader] = {}
+        self._slow: dict[int, Leader] = {}  # the last ones that did not stop in time
         # The terms of leaders that have ended: docs/decisions/0013.
         self._terms: dict[int, list[TermRow]] = {}
         self._lock = threading.Lock()
@@ -269,6 +270,7 @@ class ControllerService(mode.Service):
                 on_failure=self._failed,
                 on_stuck=self._stand_aside,
                 terms=self._terms.setdefault(partition, []),
+                former=self._slow.get(partition),
             )
             with self._lock:
                 self._leaders[partition] = leader
@@ -280,6 +282,7 @@ class ControllerService(mode.Service):
                 leader = self._leaders.pop(partition, None)
             if leader is not None and not leader.stop(STOP_LEADER_S):
                 log.warning("control partition %d did not stop in time; it gets fenced", partition)
+                self._slow[partition] = leader
                 self._terms.pop(partition, None)  # its lease may be open still
 
     def _stand_aside(self, seconds: float) -> None:

@@ -201,7 +201,7 @@ def test_rejected_in_several_partitions_of_one_pass(opened: World) -> None:
 
 def test_what_a_former_leader_counted_is_not_counted_again(opened: World) -> None:
     run = opened.write("A", "w1", count=2, epoch=1)
-    changes = opened.index.add(opened.state, "nyc/a", 0, [run], run.end, counting=False)
+    changes = opened.index.add(opened.state, "nyc/a", 0, [run], run.end, known_until=run.end)
     assert rejected(opened) == {}
     place = b"nyc/a" + bytes((0, 0, 0, 0, 0)) + run.first.to_bytes(8, "big")
     key = k.REJECTED + opened.id("A") + place

@@ -44,6 +44,7 @@ from anabranch.topics.names import (
     commands_topic,
     control_topic,
     history_topic,
+    journal_topic,
     status_topic,
     stream_topic,
 )
@@ -431,7 +432,8 @@ def test_a_successor_does_not_wait_for_the_open_round_of_a_dead_leader() -> None
     assert isinstance(world.ask(new, one_shot(world, 3)), Outcome)
 
 
-def test_what_was_left_out_is_not_rejected_too_after_a_takeover() -> None:
+@pytest.mark.parametrize("more", [False, True], ids=["", "its first fetch brings more"])
+def test_what_was_left_out_is_not_rejected_too_after_a_takeover(more: bool) -> None:
     world = World()
     first = world.controller("c0")
     first.lead()
@@ -446,6 +448,10 @@ def test_what_was_left_out_is_not_rejected_too_after_a_takeover() -> None:
     first.step(0)  # decided, and not merged
     second = world.controller("c1")
     second.lead()  # from an empty table: it reads the journal again
+    if more:
+        for partition in range(2):
+            place = TopicPartition(journal_topic(STREAM), partition)
+            world.cluster.produce(place, [Record(0, 0, b"k", b"plain")])
     for _ in range(4):
         second.step(0)
     outcome = world.reply(asked)

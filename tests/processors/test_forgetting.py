@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,8 @@ from anabranch.ports import (
     TopicSpec,
 )
 from anabranch.processors.controller import Controller
+from anabranch.processors.streams.cleanup import Cutter
+from anabranch.processors.streams.histories import _Walk
 from anabranch.processors.streams.topics import GIVE_UP_S
 from anabranch.schemas.codec import TYPES
 from anabranch.schemas.records import (
@@ -204,7 +207,10 @@ def test_what_was_to_be_deleted_of_the_old_journal_is_not_deleted_of_the_new_one
 
 
 @pytest.mark.parametrize("who", ["_cutter", "_growth"])
-def test_what_names_a_topic_only_is_waited_for(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seconds", [GIVE_UP_S - 1, GIVE_UP_S + 1], ids=["waits", "refused"])
+def test_what_names_a_topic_only_is_waited_for(
+    who: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     play = lost()
     assert play.controller._beside is not None
     topics = play.controller._beside.topics
@@ -212,11 +218,36 @@ def test_what_names_a_topic_only_is_waited_for(who: str, monkeypatch: pytest.Mon
     command = play.world.send(ForgetStream(GONE))
     with monkeypatch.context() as patched:
         patched.setattr(type(getattr(topics, who)), "is_at", lambda _, stream: stream == GONE)
-        play.play(20, 4.0)
-        assert play.controller.state.streams[GONE].state == FORGETTING
+        play.play(60, seconds)
         assert play.one_shot(OTHER) == "COMMITTED"
+    if seconds > GIVE_UP_S:
+        answer = play.world.reply(command)
+        assert "brokers don't answer" in answer.message
+        assert play.stream_state(GONE) == LOST
+        command = play.world.send(ForgetStream(GONE))
+    else:
+        assert play.controller.state.streams[GONE].state == FORGETTING
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLog, "delete_topics", lambda *_: None)
+        play.play(10, 4.0)
+        assert play.world.reply(command) is None, "its own time counts from here"
     play.play(10, 4.0)
     assert play.world.reply(command) == DONE
+
+
+def test_a_look_at_an_old_history_says_nothing_of_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cutter = Cutter(Play().world.cluster.log("c"), threads=False, histories_ms=1)
+    look = Future[dict[str, int]]()
+    monkeypatch.setattr(cutter._helper, "submit", lambda *_: look)
+    assert cutter.spare(0, lambda: {GONE: 2, OTHER: 2}) == {}
+    assert not cutter.is_at(GONE), "a look only reads: no deletion waits for it"
+    cutter.forget_stream(GONE)
+    cutter._histories._walks[GONE] = _Walk(9, 7)  # it goes on on its thread
+    look.set_result({GONE: 7, OTHER: 7})
+    assert cutter.spare(0, lambda: {GONE: 2, OTHER: 2}) == {OTHER: 7}
+    assert GONE not in cutter._histories._walks
 
 
 def test_it_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +28,7 @@ from anabranch.processors.config import ControllerOptions
 from anabranch.processors.leader import Leader
 from anabranch.processors.metrics import Metrics
 from anabranch.topics.creation import ControlTopics
+from tests.processors.world import World
 
 ENDS = """
 import sys
@@ -189,6 +192,42 @@ def test_a_leader_that_is_stuck_makes_it_stand_aside(
     controller._gained({0})
     made["on_stuck"](15.0)
     assert aside == [15.0]
+
+
+def test_a_partition_that_comes_back_waits_for_the_leader_that_did_not_stop(
+    controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, leads, away = World(), threading.Semaphore(0), threading.Event()
+
+    class Stuck:
+        """In a call to a broker that is away."""
+
+        lease = None
+
+        def __init__(self, *_: object, **__: object) -> None:
+            self.hand_over = self.resign = self.look = lambda: None
+
+        def lead(self) -> None:
+            leads.release()
+            away.wait(60)
+
+        def step(self, seconds: float) -> None:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(Leader, "controller", Stuck)
+    monkeypatch.setattr(service, "KafkaLog", lambda *_: world.cluster.log("c"))
+    monkeypatch.setattr(service, "STOP_LEADER_S", 0.5)
+    began = []
+    for _ in range(2):
+        controller._gained({0})
+        began.append(leads.acquire(timeout=0.5))
+        controller._lost({0})
+    controller._gained({0})
+    assert began == [True, False], "not while the first one has the table"
+    away.set()
+    assert leads.acquire(timeout=60)
+    controller._lost({0})
+    assert controller.failure is None
 
 
 def test_what_is_compiled_is_had_before_brokers_are_asked(

@@ -22,6 +22,7 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
+from anabranch.processors.streams.health import Described, describe
 from anabranch.schemas.records import (
     Abort,
     Commit,
@@ -224,6 +225,34 @@ def test_a_stream_that_can_be_made_but_not_written_is_refused(
     assert play.ask(CreateStream("nyc/bad", 1, {})).streams[0].state == ACTIVE
 
 
+@pytest.mark.parametrize("behind", [1, 100])
+def test_a_broker_that_does_not_know_a_new_stream_yet_ends_no_lead(
+    monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    play = Play()
+    term = play.controller.state.term
+    topic = stream_topic("nyc/new")
+
+    def lacking(*of: Any) -> Described | None:
+        nonlocal behind
+        found = describe(*of)
+        if found is not None and topic in found.found and behind:
+            behind -= 1
+            del found.found[topic]
+        return found
+
+    monkeypatch.setattr("anabranch.processors.streams.trouble.describe", lacking)
+    made = play.world.send(CreateStream("nyc/new", 2, {}))
+    play.play(30, 15.0)
+    assert play.controller.state.term == term
+    answer = play.world.reply(made)
+    if behind:
+        assert answer.code == "NotReady"
+        behind = 0
+        play.ask(CreateStream("nyc/new", 2, {}))
+    assert play.one_shot("nyc/new") == play.one_shot(OTHER) == "COMMITTED"
+
+
 @pytest.mark.parametrize("code", [FORBIDDEN, MIN_ISR])
 def test_a_control_topic_in_trouble_is_no_commands_fault(
     monkeypatch: pytest.MonkeyPatch, code: int
@@ -313,6 +342,24 @@ def test_a_leader_that_is_stopped_before_it_leads_once_more_lets_go() -> None:
     with pytest.raises(NotLeading):
         first.hand_over()  # it does not disturb who leads since
     assert play.one_shot(OTHER) == "COMMITTED"
+
+
+@pytest.mark.parametrize("busy", ["carrier.0.a", "carrier.0.b"])
+def test_a_merge_is_carried_on_by_the_id_that_is_not_busy(
+    monkeypatch: pytest.MonkeyPatch, busy: str
+) -> None:
+    play = Play(chunk_bytes=1_000)
+    wait = MemoryProducer._wait_for_markers
+
+    def waits(producer: MemoryProducer) -> None:
+        if producer._id.endswith(busy):
+            raise LogBusy(f"{producer._id}: markers can't be written")
+        wait(producer)
+
+    monkeypatch.setattr(MemoryProducer, "_wait_for_markers", waits)
+    _, token, receipt = play.begun(OTHER, size=1_500)
+    outcome = play.ask(Commit(token, (receipt,), None, None, 600_000), seconds=0.05)
+    assert outcome.state == "COMMITTED"
 
 
 @pytest.mark.parametrize("rounds", [0, 1])

@@ -105,14 +105,14 @@ class JournalIndex:
         next_offset: int,
         *,
         plain: Iterable[Run] = (),
-        counting: bool = True,
+        known_until: int = 0,
         size: int = 0,
     ) -> dict[bytes, bytes | None]:
         """Index runs of one journal partition, read up to ``next_offset``. Returns the table changes,
         which must be written before the next call.
 
         ``plain``: runs of plain records, in order; those that are committed already are skipped.
-        ``counting`` False while a new leader reads again what former leaders have judged already.
+        ``known_until``: former leaders have judged what is before it; a new one reads it again.
         ``size``: bytes read.
         """
         place = (stream, partition)
@@ -123,10 +123,10 @@ class JournalIndex:
         for run in runs:
             reason = self.verdict(state, stream, partition, run)
             if reason:
-                if counting:
+                if run.first >= known_until:
                     self.rejected[stream][reason] += run.records
                 # A late run may have been counted as left out at the decision.
-                if run.txn_id in state.open and (counting or reason != "late"):
+                if run.txn_id in state.open and (run.first >= known_until or reason != "late"):
                     key = rejected_key(run.txn_id, stream, partition, run.first)
                     changes[key] = _COUNT.pack(run.records)
                     staged.refused.add(run.txn_id)
@@ -141,7 +141,7 @@ class JournalIndex:
         plain_done = state.plain.get((stream, partition), 0)
         for run in plain:
             if is_state(stream):  # only commits that move positions write there
-                self.rejected[stream]["plain_write"] += run.records if counting else 0
+                self.rejected[stream]["plain_write"] += run.records * (run.first >= known_until)
             elif run.first >= plain_done:
                 _put(changes, prefix, run)
                 self.plain_ends[stream, partition] = run.end

@@ -53,7 +53,7 @@ class Cutter:
         self._histories_ms = histories_ms
         self._next_look_ms = 0
         self._looking: Future[dict[str, int]] | None = None
-        self._looks_at: frozenset[str] = frozenset()
+        self._forgotten: set[str] = set()  # during this look
 
     def logged(self, low_waters: Mapping[Place, int]) -> None:
         """Take in low waters that are on the log."""
@@ -80,27 +80,29 @@ class Cutter:
         """
         if self._looking is None and now_ms >= self._next_look_ms:
             self._next_look_ms = now_ms + self._histories_ms
-            looked_at = streams()
-            self._looks_at = frozenset(looked_at)
-            self._looking = self._helper.submit(self._histories.spare, looked_at)
+            self._looking = self._helper.submit(self._histories.spare, streams())
         if self._looking is None or not self._looking.done():
             return {}
         found, self._looking = self._looking.result(), None
         there = streams() if found else {}
-        return {stream: at for stream, at in found.items() if stream in there}
+        forgotten, self._forgotten = self._forgotten, set()
+        for stream in forgotten:  # another one may have its name by now
+            self._histories.forget_stream(stream)
+        return {s: at for s, at in found.items() if s in there and s not in forgotten}
 
     def is_at(self, stream: str) -> bool:
-        """Whether records of this stream's journal or history are being deleted, or looked for."""
+        """Whether records of this stream's journal or history are being deleted."""
         topics = {journal_topic(stream), history_topic(stream)}
-        return (self._under_way is not None and not topics.isdisjoint(self._at)) or (
-            self._looking is not None and stream in self._looks_at
-        )
+        return self._under_way is not None and not topics.isdisjoint(self._at)
 
     def forget_stream(self, stream: str) -> None:
         """Low waters logged for the old journal and history do not apply to new ones of the same name."""
         topics = {journal_topic(stream), history_topic(stream)}
         self._due = {place: at for place, at in self._due.items() if place.topic not in topics}
-        self._histories.forget_stream(stream)
+        if self._looking is None:
+            self._histories.forget_stream(stream)
+        else:
+            self._forgotten.add(stream)
 
     def close(self) -> None:
         """Leave a request under way alone: its low waters are logged."""

@@ -76,11 +76,13 @@ TRIES = 3  # to create, delete or find a stream's topics while brokers don't ans
 class _Deleting:
     """A stream whose topics are being deleted; monotonic seconds.
 
-    ``found``: its leftovers; ``proved``: a round of this leader was committed since.
+    ``begun``: its time began again, as other work on its topics is over. ``found``: its leftovers; ``proved``: a
+    round of this leader was committed since.
     """
 
     look_at: float
     give_up_at: float
+    begun: bool = False
     found: list[TopicInfo] = field(default_factory=list)
     proved: bool = False
 
@@ -134,8 +136,8 @@ class StreamTopics:
             if row.state == CREATING:
                 created = self._create(row, state)
                 if created is not None:
-                    self._tried.pop(row.stream, None)
                     yield row.stream, created
+                    self._tried.pop(row.stream, None)
             else:
                 yield from self._changed(row, state)
         for stream, grown in self._growth.step(state, waiting):
@@ -156,12 +158,20 @@ class StreamTopics:
             now = state.streams.get(row.stream)
             done = self._contained(now, state) if now is not None and now.change else None
 
-    def refused(self, state: State, stream: str, error: LogRefused) -> Done | None:
-        """The rows for a round, when the broker refused the record of a result; None: it is tried again."""
-        row = state.streams.get(stream)
-        if row is not None and row.state == CREATING:
-            return partial(stream_refused, stream=stream, error=refusal_of(error))
-        return None
+    def refused(self, row: StreamRow, error: LogRefused | LogUnavailable) -> Done | None:
+        """The rows for a round, when a new stream's could not be written; None: it is tried again."""
+        wrong: AnabranchError
+        if isinstance(error, LogRefused):
+            wrong = refusal_of(error)
+        else:  # perhaps a broker does not know yet of topics that were just made
+            tries = self._tried.get(row.stream, (0, 0.0))[0] + 1
+            if tries < TRIES:
+                pause = LOOK_AGAIN_S * 10**tries
+                self._tried[row.stream] = tries, self._clock.monotonic() + pause
+                return None
+            wrong = NotReady(f"its topics can't be used now: {error}")
+        self._tried.pop(row.stream, None)
+        return partial(stream_refused, stream=row.stream, error=wrong)
 
     def close(self) -> None:
         """Leave work under way: the next leader does it again. Topics of a stream deleted by then may be left."""
@@ -245,11 +255,12 @@ class StreamTopics:
         if self._clock.monotonic() < again_at:
             return None
         if row.state == FORGETTING:
-            if stream not in self._under_way:
-                now = self._clock.monotonic()
-                self._deleting.setdefault(stream, _Deleting(now, now + GIVE_UP_S))
-            if self._cutter.is_at(stream) or self._growth.is_at(stream):
-                # Their requests name a topic only: a new topic of that name must not get them.
+            # Their requests name a topic only: a new topic of that name must not get them.
+            waits = self._cutter.is_at(stream) or self._growth.is_at(stream)
+            if stream not in self._under_way and self._is_overdue(stream, waits):
+                why = f"its topics are still cut or grown after {GIVE_UP_S:.0f} s, as brokers don't answer"
+                return self._refused(stream, NotReady(f"{why}; repeat this"))
+            if waits:
                 return None
         try:
             done = self._done(row, partial(work, row), base)
@@ -318,6 +329,14 @@ class StreamTopics:
             error = refusal_of(wrong)
         self._forget(row.stream)
         return partial(stream_changed, stream=row.stream, error=error)
+
+    def _is_overdue(self, stream: str, waits: bool) -> bool:
+        """Whether a deletion has waited for other work for too long; its time begins again behind that work."""
+        now = self._clock.monotonic()
+        deleting = self._deleting.setdefault(stream, _Deleting(now, now + GIVE_UP_S))
+        if not (waits or deleting.begun):
+            deleting.begun, deleting.give_up_at = True, now + GIVE_UP_S
+        return waits and now >= deleting.give_up_at
 
     def _delete(self, row: StreamRow) -> Done | None:
         """A step of deleting the rest of a stream's topics. None: look again."""
