@@ -12,6 +12,7 @@ from anabranch.ports import (
     Log,
     LogError,
     LogUnavailable,
+    OffsetOutOfRange,
     RawBatch,
     RecordsGone,
     TopicPartition,
@@ -77,8 +78,8 @@ class JournalReader:
         records may be at the offset.
 
         Raises:
-            LogUnavailable: nothing is there, or no leader.
-            RecordsGone: no batch begins there, or another one.
+            LogUnavailable: nothing is there (yet), or no leader.
+            RecordsGone: no batch begins there, or another one, or the journal begins behind it.
         """
         while self._here and self._here[0].base_offset < base_offset:
             self._here.popleft()
@@ -138,7 +139,14 @@ class JournalReader:
 
     def _fetch(self, position: int) -> _Batches:
         for _ in range(_EMPTY_FETCHES):
-            found = self._fetch_once(position, _FETCH_WAIT_S)
+            try:
+                found = self._fetch_once(position, _FETCH_WAIT_S)
+            except OffsetOutOfRange as error:
+                # A broker that is behind answers so, too: its log ends before the position.
+                starts = self._log.start_offsets([self._partition], failed={})
+                if starts.get(self._partition, 0) <= position:
+                    raise LogUnavailable(str(error), error.topics) from error
+                raise RecordsGone(error) from error
             if found:
                 return found
         return ()

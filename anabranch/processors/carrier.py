@@ -30,7 +30,6 @@ from anabranch.ports import (
     LogError,
     LogRefused,
     LogUnavailable,
-    OffsetOutOfRange,
     Producer,
     RecordsGone,
     Table,
@@ -138,10 +137,8 @@ class Carrier:
             log.warning("%s", error)
             job.runs.extendleft(reversed(runs))
             return self.chunk(job, wall_ms)
-        except (LogRefused, LogUnavailable) as error:
+        except (LogRefused, LogUnavailable):
             self._renew_readers()  # the next job's journal may be a new one
-            if isinstance(error.__cause__, OffsetOutOfRange):
-                self._check_gone(error.__cause__)
             raise
         job.row = moved
         if moved.done:
@@ -152,12 +149,6 @@ class Carrier:
         """As `Lease.check`, for this carrier's ids."""
         for producer in self._producers:
             producer.check(partitions)
-
-    def _check_gone(self, error: OffsetOutOfRange) -> None:
-        """`LogUnavailable` if the position may still be there: a lagging broker's log ends before it."""
-        start = self._log.start_offsets([error.partition], failed={}).get(error.partition, 0)
-        if start <= error.position:
-            raise LogUnavailable(str(error), error.topics) from error
 
     def _renew_readers(self) -> None:
         """Let go what readers fetched ahead, for each journal partition."""

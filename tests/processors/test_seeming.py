@@ -9,6 +9,7 @@ import pytest
 
 from anabranch.core.stream_states import ACTIVE
 from anabranch.ports import Fetched, OffsetOutOfRange, TopicPartition
+from anabranch.processors.intake import Intake
 from anabranch.schemas.records import Commit, Outcome
 from anabranch.topics.names import history_topic, journal_topic
 from tests.memory.log import MemoryLog
@@ -43,6 +44,25 @@ class StaleBroker:
 
         monkeypatch.setattr(MemoryLog, "fetch", fetched)
         monkeypatch.setattr(MemoryLog, "end_offsets", ends)
+
+
+def test_a_decided_merge_whose_journal_is_read_of_it_is_not_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play = Play()
+    _, token, receipt = play.begun(GONE, OTHER)
+    broker = StaleBroker(monkeypatch, journal_topic(GONE), 0)
+    commit = play.world.send(Commit(token, (receipt,), None, None, 600_000))
+    with monkeypatch.context() as patched:  # the intake has read it from another broker
+        patched.setattr(Intake, "_journal_positions", lambda *_: [])
+        broker.leads = True
+        play.play(20, 10.0)
+    assert play.world.reply(commit) is None
+    broker.leads = False
+    play.play(20, 20.0)
+    outcome = play.world.reply(commit)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.state, outcome.committed) == ("COMMITTED", 2 * len(KEYS))
 
 
 @pytest.mark.parametrize(
