@@ -38,7 +38,8 @@ class Held:
     def after_fork(self) -> None:
         """In a forked child: freeing it would wait for threads that are not there."""
         self.forked = True
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._db))
+        for thing in (self._db, *self._half_read):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
     def give(self, rows: Generator[T, None, None]) -> Iterator[T]:
         """Rows for a reader, who may stop in their middle."""
@@ -46,6 +47,7 @@ class Held:
         return chain(rows, self._end())
 
     def _end(self) -> Iterator[Any]:
+        self.check_fork()
         if self._closed:
             raise IllegalState("the replica is closed: open another one")
         yield from ()
