@@ -22,7 +22,7 @@ P = ParamSpec("P")
 class Held:
     """A database, and the rows that readers take from it."""
 
-    _db: Any
+    _db: Any = None
 
     def __init__(self) -> None:
         self.forked = False
