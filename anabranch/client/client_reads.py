@@ -312,7 +312,7 @@ class Reading:
         Raises: as `read_transactions` and `replica`; InvalidArgument: ``until`` with a group, or below ``start``.
         While iterating: NotReady and DeadlineExceeded (going on is safe), SnapshotExpired, FixCallError.
         """
-        from anabranch.tables.changes import Changes, End
+        from anabranch.tables.changes import Changes, end_at
 
         shared = self._shared
         begin = check_start(start)
@@ -336,7 +336,7 @@ class Reading:
             if until is not None:
                 controller = _Controller(shared, self._readers().ports)
                 safe, last = controller.safe([table], asked or controller.last_timestamp, deadline)
-                end = End(asked or safe, last[table])
+                end = end_at(self.reader_ports(), table, asked or safe, last[table], shared.timeout)
                 timeout = shared.timeout if timeout is None else timeout
             reader = self._readers().read_transactions(table, group, timeout, begin, whole=True)
             stack.pop_all()

@@ -11,6 +11,7 @@ from anabranch.core.round import Round
 from anabranch.core.vectors import completed
 from anabranch.errors import (
     AnabranchError,
+    IllegalState,
     InvalidArgument,
     InvariantViolation,
     MalformedRecord,
@@ -119,7 +120,8 @@ def events_until(log: Log, clock: Clock, stream: str, until: int) -> dict[TopicP
 def base_place(log: Log, clock: Clock, stream: str, until: int) -> tuple[int, int]:
     """Offset at which a history goes on behind a timestamp, and the timestamp of its last COMMIT record before.
 
-    Without any, the time of its beginning; 0: it was cut behind that record.
+    Without any, the time of its beginning; 0: it was cut behind that record. `IllegalState`: the topic has records
+    of before the history, which no base has.
     """
     search = HistorySearch(_LeadersLog(log, clock), stream, DEADLINE_S)
     try:
@@ -127,6 +129,18 @@ def base_place(log: Log, clock: Clock, stream: str, until: int) -> tuple[int, in
         if found is None or at is None:
             raise InvalidArgument(
                 f"{stream} was made after {to_text(until)}: it has no rows as of then"
+            )
+        first = search.epoch_record(0)
+        adopted = {
+            TopicPartition(stream_topic(stream), p.partition): p.offset
+            for p in (first.vector if first is not None else ())
+            if p.offset
+        }
+        starts = log.start_offsets(list(adopted)) if adopted else {}
+        if any(starts[place] < end for place, end in adopted.items()):
+            raise IllegalState(
+                f"{stream} was made of a topic with records, which its replicas and bases lack: write them and its "
+                "rows to another table"
             )
         while not isinstance(at.record, CommitRecord):
             earlier = search.before(at.offset)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.core.hybrid_time import to_text
 from anabranch.errors import NotReady, SnapshotExpired
+from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.iteration import Iteration
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import BaseRow
@@ -37,6 +40,15 @@ class End(NamedTuple):
 
     until: int
     newest: int
+
+
+def end_at(ports: ReaderPorts, table: str, until: int, newest: int, timeout: float) -> End:
+    """The end of a difference. ``newest``: what the controller tells, for a table without commits its beginning."""
+    with closing(ports.committed_log(timeout)) as source:
+        search = HistorySearch(source, table, timeout)
+        if not search.commits(0, until, 1) and not search.is_cut():
+            newest = 0
+    return End(until, newest)
 
 
 class Changes(Iteration[Change]):
@@ -139,5 +151,5 @@ class Changes(Iteration[Change]):
                 f"the folder of these changes has no rows of {table} from before {to_text(at)} any more: "
                 "give another folder, which is loaded from the beginning"
             ) from error
-        rows.hold(at)
+        rows.hold(at - 1)  # they are read again after a start in this commit
         return found

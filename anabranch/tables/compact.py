@@ -21,6 +21,7 @@ from anabranch.errors import (
     AnabranchError,
     IllegalState,
     InvalidArgument,
+    NotAuthorized,
     NotReady,
     UnknownStream,
 )
@@ -51,6 +52,8 @@ class Compacting(Protocol):
     ) -> StreamDescription: ...
 
     def alter_stream(self, stream: str, settings: Mapping[str, Any]) -> StreamDescription: ...
+
+    def effective_settings(self, stream: str) -> dict[str, str]: ...
 
     def series(self, scope: str, name: str) -> list[SeriesInfo]: ...
 
@@ -206,17 +209,25 @@ def _companion(client: Compacting, table: StreamDescription) -> str:
     """The companion stream, which is made with the first base."""
     name, given = base_stream(table.stream), table.settings
     wanted = {n: given[n] for n in _LIKE_TABLE if n in given}
-    size = given.get(settings.MAX_MESSAGE)
-    if size is not None:
-        wanted[settings.MAX_MESSAGE] = str(min(int(size) + _MORE_BYTES, limits.MESSAGE.value))
+    size, most = _size(client, table), limits.MESSAGE.value
+    if 0 < size <= most:
+        wanted[settings.MAX_MESSAGE] = str(min(size + _MORE_BYTES, most))
     try:
         found = client.describe(name)
     except UnknownStream:
         client.create_stream(name, len(table.segments), {settings.BASE: table.stream, **wanted})
         return name
-    if size is not None and int(found.settings.get(settings.MAX_MESSAGE, 0)) < int(size):
+    if _size(client, found) < int(wanted.get(settings.MAX_MESSAGE, 0)):
         client.alter_stream(name, {settings.MAX_MESSAGE: wanted[settings.MAX_MESSAGE]})
     return name
+
+
+def _size(client: Compacting, found: StreamDescription) -> int:
+    """The biggest batch that a stream takes; 0: the brokers do not say."""
+    told: Mapping[str, str] = found.settings
+    with suppress(NotAuthorized):
+        told = client.effective_settings(found.stream)
+    return int(told.get(settings.MAX_MESSAGE, 0))
 
 
 def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:

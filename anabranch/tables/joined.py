@@ -71,9 +71,13 @@ class JoinedTransaction(TableWork):
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        if error is None and not self._over:
-            self.finish()
-        self.discard()
+        if self._view.is_forked:
+            return
+        try:
+            if error is None and not self._over:
+                self.finish()
+        finally:
+            self.discard()
 
     def __repr__(self) -> str:
         return f"<JoinedTransaction {txn_text(self.txn_id)} at {to_text(self.timestamp)}>"
@@ -151,7 +155,11 @@ def join(
         replica.told(told.timestamp, {each.table: each.last for each in told.tables})
         replica.wait(told.snapshot, {}, deadline)
         view = replica.snapshot(at=told.snapshot)
+        try:
+            return JoinedTransaction(replica, commits, writer, view, isolation, writers)
+        except BaseException:
+            view.close()
+            raise
     except BaseException:
         writer.discard()
         raise
-    return JoinedTransaction(replica, commits, writer, view, isolation, writers)

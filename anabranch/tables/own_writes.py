@@ -94,7 +94,9 @@ class Scratch:
         return ((seen.key, _written(seen)) for seen in found)
 
     def close(self) -> None:
-        """Delete the folder."""
+        """Delete the folder, but for a forked child."""
+        if self._store.forked:
+            return
         self._store.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 

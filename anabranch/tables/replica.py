@@ -109,7 +109,9 @@ class Replica:
         self.close()
 
     def close(self) -> None:
-        """Stop, and close the folder; open snapshots end with it."""
+        """Stop, and close the folder; open snapshots end with it. In a forked child it does nothing."""
+        if self._store.forked:
+            return
         with self._moved:
             if self._closed:
                 return
@@ -161,6 +163,7 @@ class Replica:
         Raises: NotReady (at the deadline, monotonic seconds), UnknownStream, SnapshotExpired, MalformedRecord,
         NotAuthorized.
         """
+        self._store.check_fork()
         self.told(timestamp, last)
         if not self._follower.is_told(timestamp):
             with in_turn(self._turn, _TURN_S):  # mostly another thread's answer will do
@@ -172,8 +175,8 @@ class Replica:
         if self._thread is None:
             self._failure = None  # no thread tries again
         while not self._is_complete(timestamp):
-            if self._failure is not None:
-                raise self._failure
+            if (failure := self._failure) is not None:  # the thread may clear it meanwhile
+                raise failure
             left = deadline - self._clock.monotonic()
             if left <= 0 or self._closed:
                 raise NotReady(self._why(timestamp))
@@ -206,6 +209,7 @@ class Replica:
 
     def step(self, deadline: float) -> bool:
         """Do one piece of work, or wait for some until ``deadline``. Whether something came. Raises: as `wait`."""
+        self._store.check_fork()
         came = self._follower.step(deadline)
         floor = self._follower.floor
         if not self._follower.is_told(floor):  # an idle table has to reach the base of another one
@@ -253,14 +257,15 @@ class Replica:
                 self._sweeping = None
             return
         for table in self.tables:
-            wanted = self._floor()
-            if wanted - self._swept.get(table, 0) >= max(self._history // 2, _LEAST_SWEPT):
+            wanted, every = self._floor(), max(self._history // 2, _LEAST_SWEPT)
+            if wanted - self._swept.get(table, 0) >= every:
                 self._swept[table] = wanted
                 try:
                     until = self._clock.monotonic() + _ASK_S
                     oldest = self._controller.oldest_snapshot(table, until)
                 except AnabranchError as error:
                     log.info("%s is not swept for now: %s", table, error)
+                    self._swept[table] += _LEAST_SWEPT - every  # so it is asked again soon
                     return
                 with self._moved:  # no snapshot begins below the floor meanwhile
                     floor = min(self._floor(), oldest or wanted)
@@ -273,9 +278,8 @@ class Replica:
         """The time that versions are kept from, as far as this replica knows. A table may be ahead of others: all
         are read at one time.
         """
-        kept = [self._held] if self._held is not None else []
-        kept += [snapshot.timestamp for snapshot in list(self._open)]
-        return min([self.timestamp - self._history, *kept])
+        held = self.timestamp if self._held is None else self._held
+        return min(self.timestamp - self._history, held, *(s.timestamp for s in list(self._open)))
 
     def hold(self, timestamp: int) -> None:
         """Keep the versions of this time and later ones from being swept; earlier ones may go."""

@@ -31,9 +31,15 @@ class TableSnapshot:
         """``numbers``: of the tables in the store. ``closed``: called when it is closed."""
         self.timestamp = timestamp
         self.is_open = True
+        self.check_fork = store.check_fork
         self._store = store
         self._numbers = numbers
         self._closed = closed
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a forked child of the process that took it."""
+        return self._store.forked
 
     def __repr__(self) -> str:
         return f"<TableSnapshot of {', '.join(self._numbers)} at {to_text(self.timestamp)}>"
@@ -50,8 +56,9 @@ class TableSnapshot:
         self.close()
 
     def close(self) -> None:
-        """Let its versions be swept. Closing it twice is fine."""
-        self._closed(self)
+        """Let its versions be swept. Closing it twice is fine, and in a forked child it does nothing."""
+        if not self.is_forked:
+            self._closed(self)
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """The row of a key, None if there is none.
@@ -151,6 +158,7 @@ class TableSnapshot:
         return seen
 
     def _number(self, table: str) -> int:
+        self.check_fork()
         if not self.is_open:
             raise IllegalState("the snapshot is closed: take another one")
         number = self._numbers.get(table)

@@ -22,6 +22,7 @@ from rocksdict import (
 
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.errors import IllegalState
+from anabranch.tables.held import Held, given
 from anabranch.tables.indexes import Entry, Indexed, Indexes, entries_of
 from anabranch.tables.layout import (
     DELETED,
@@ -70,7 +71,7 @@ class Seen(NamedTuple):
     txn_id: bytes
 
 
-class Store:
+class Store(Held):
     """The tables of one folder. One process has it open; reads by any thread, writes by one at a time."""
 
     def __init__(
@@ -80,6 +81,7 @@ class Store:
 
         Raises: IllegalState: in use, of another cluster, or no replica's.
         """
+        super().__init__()
         self.folder = folder
         self._indexes = indexes or {}
         self.marks: dict[str, Mark] = {}
@@ -142,6 +144,9 @@ class Store:
 
     def close(self) -> None:
         """Close the folder."""
+        if self.forked:
+            return
+        self.end_half_read()
         self._db.flush()
         self._db.close()
 
@@ -208,6 +213,7 @@ class Store:
         rows = ((key, _row_at(found, place(prefix, key) + end)) for key in keys)
         return {key: row for key, row in rows if row is not None}
 
+    @given
     def rows(
         self, number: int, low: bytes, high: bytes | None, at: int
     ) -> Iterator[tuple[bytes, bytes]]:
@@ -217,6 +223,7 @@ class Store:
         found: Iterator[tuple[Any, Any]] = self._db.items(from_key=place(prefix, low))
         return _visible(found, end, stamp(at))
 
+    @given
     def stamped(self, number: int, at: int) -> Iterator[tuple[bytes, bytes, int, bytes]]:
         """All rows as of ``at``, in the order of their keys: key, row, commit timestamp and transaction id."""
         end, bound, done = table_prefix(number + 1), stamp(at), b""
@@ -231,6 +238,7 @@ class Store:
                 if row is not None:
                     yield key_of(own), row, timestamp_of(raw), data[:TXN_ID_SIZE]
 
+    @given
     def scan(
         self, number: int, low: bytes, high: bytes | None, at: int, *, reverse: bool = False
     ) -> Iterator[Seen]:
@@ -254,6 +262,7 @@ class Store:
             yield from _forwards(found, own, own + _LAST, at)
             found.seek_for_prev(own)
 
+    @given
     def versions(self, number: int, key: bytes, at: int) -> Iterator[Seen]:
         """The versions of a key that are kept, at or below ``at``, the newest first; deletions, too."""
         own = versions(table_prefix(number), key)
@@ -264,6 +273,7 @@ class Store:
             yield Seen(key, _row(data), timestamp_of(raw), data[:TXN_ID_SIZE])
             found.next()
 
+    @given
     def lookup(self, prefix: bytes, value: bytes) -> Iterator[bytes]:
         """The keys of rows with a version that has a value, in their order. ``prefix``: of the index."""
         own = versions(prefix, value)

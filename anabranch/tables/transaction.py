@@ -34,6 +34,7 @@ from anabranch.types import Counts, Receipt, Result, result_of
 KEEPALIVE_S = 30.0
 log = logging.getLogger("anabranch.client")
 _GRACE_S = 5.0  # to make sure of an outcome
+_IN_DOUBT = "its outcome is not known here"
 _ROW_BYTES = 48  # of an event in a command, besides key, value and table
 
 
@@ -121,23 +122,32 @@ class TableTransaction(TableWork):
         self._reads: Registering | None = None
         self._in_doubt = False
         if keepalive is not None:
-            self._open(None)
+            try:
+                self._open(None)
+            except BaseException:
+                self._end("it was not begun")
+                raise
 
     def __enter__(self) -> Self:
         self.commits.entered(self)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        if not (self._over or self._in_doubt) and self._wrote and error is None:
+        if self._view.is_forked:
+            return
+        if self._sent or self._in_doubt:
+            self._end(_IN_DOUBT)
+            return  # others may count on it
+        if not self._over and self._wrote and error is None:
             log.warning("%r is left without commit: its writes are dropped", self)
-        if self._in_doubt:
-            self._end("its outcome is not known here")  # others may count on it
         try:
             self.abort()
         except AnabranchError as trouble:
             if error is None:
                 raise
             log.warning("%r could not be aborted and will go stale: %s", self, trouble)
+        finally:
+            self._end("it could not be aborted")
 
     def __repr__(self) -> str:
         return (
@@ -253,9 +263,13 @@ class TableTransaction(TableWork):
         """
         if self._result is not None:
             return self._result
-        super()._check()
+        late = self._over == _IN_DOUBT
+        if not late:
+            super()._check()
         if self._opened is not None:
             self._result = self._commit_open(receipts, name, timeout)
+        elif late:
+            self._result = result_of(self._found_out(self.commits.deadline(timeout)))
         elif receipts:
             raise InvalidArgument(
                 "no other process can have written, as the token was never asked for: give no receipts"
@@ -265,10 +279,23 @@ class TableTransaction(TableWork):
         else:
             self._result = result_of(self._commit(name, self.commits.deadline(timeout)))
         self._end("it is committed")
+        if late:
+            self._over = "it is committed"
         return self._result
 
+    def _found_out(self, deadline: float) -> r.Outcome:
+        """The outcome of a short one that was left in doubt, made final."""
+        outcome = self.commits.resolve(self._txn_id or NO_TXN, self._scope(), None, deadline)
+        if outcome.state != "COMMITTED":
+            why = outcome.reason or outcome.state
+            raise TransactionAborted(f"the transaction is aborted ({why}): begin a new one")
+        return outcome
+
+    def _scope(self) -> str:
+        return split_stream(self._events[0].stream if self._events else self._replica.tables[0])[0]
+
     def _commit(self, name: str | None, deadline: float) -> r.Outcome:
-        scope = split_stream(self._events[0].stream if self._events else self._replica.tables[0])[0]
+        scope = self._scope()
         txn_id = self._txn_id = self._txn_id or self.commits.new_txn_id(scope, deadline)
         while True:
             # The marks come first: what is laid down after them is seen by the look, too.
@@ -334,9 +361,9 @@ class TableTransaction(TableWork):
         ) from error
 
     def _check(self) -> None:
-        super()._check()
-        if self._sent:
+        if self._over == _IN_DOUBT or (self._sent and not self._over):
             raise IllegalState("its commit was sent, and the outcome is not known: commit again")
+        super()._check()
 
     def _commit_open(
         self, receipts: Sequence[Receipt | bytes] | None, name: str | None, timeout: float | None
@@ -377,10 +404,13 @@ class TableTransaction(TableWork):
             log.warning("%r could not be aborted and will go stale: %s", self, trouble)
 
     def abort(self, reason: str = "aborted by the client") -> None:
-        """Drop it. Repeating the call is fine. An open one: as `Transaction.abort`; others leave no reason."""
+        """Drop it. Repeating the call is fine. An open one: as `Transaction.abort`; others leave no reason.
+
+        The outcome of one whose commit was sent stays as it is: commit again to know it.
+        """
         if self._opened is not None and not self._over:
             self._opened.abort(reason)
-        self._end("it is aborted")
+        self._end(_IN_DOUBT if self._sent else "it is aborted")
 
     def _fail(self, error: LocksBroken) -> NoReturn:
         if self._opened is not None and not self._over:

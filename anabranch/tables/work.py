@@ -119,8 +119,11 @@ class TableWork:
         self, found: Iterator[tuple[bytes, Written]], limit: int | None
     ) -> Iterator[tuple[bytes, bytes]]:
         left = -1 if limit is None else limit
-        while left != 0 and (row := next(found, None)) is not None:
+        while left != 0:
             self._check()
+            row = next(found, None)
+            if row is None:
+                return
             self._note(row[1].by)
             if row[1].value is not None:
                 left -= 1
@@ -240,6 +243,7 @@ class TableWork:
         raise error
 
     def _check(self) -> None:
+        self._view.check_fork()
         if self._over:
             if self._over == BROKEN and self._broken is not None:
                 raise self._broken

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from anabranch.batches.records import Record, encode_batch
+from anabranch.core.decisions import streams
 from anabranch.core.hybrid_time import from_s, to_s
 from anabranch.core.rows import base_key
-from anabranch.ports import TopicPartition
+from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.schemas.records import (
     AlterStream,
     Begin,
@@ -28,7 +30,7 @@ from anabranch.schemas.records import (
     StreamList,
     TruncateStream,
 )
-from anabranch.topics.names import history_topic, status_topic, topics_of
+from anabranch.topics.names import history_topic, status_topic, stream_topic, topics_of
 from tests.core.labels import SECRET, Begun
 from tests.memory.log import MemoryLog
 from tests.processors.losing import OTHER, Play
@@ -42,14 +44,25 @@ CALLS = [call for call in KILLED_AT if call != "alter_topics"]
 class Tabled(Play):
     """A control partition with a table of some commits."""
 
-    def __init__(self, history_ms: int = 0) -> None:
+    def __init__(self, history_ms: int = 0, records: int = 0) -> None:
         super().__init__()
         settings = {"table": "true", "table.history.ms": str(history_ms)}
-        assert isinstance(self.ask(CreateStream(TABLE, 2, settings), seconds=0.2), StreamList)
+        if records:
+            self.former(records)
+        create = CreateStream(TABLE, 2, settings, adopt=bool(records))
+        assert isinstance(self.ask(create, seconds=0.2), StreamList)
         assert self.one_shot(TABLE) == "COMMITTED"
         self.world.clock.sleep(2)
         made = self.ask(CreateStream(COMPANION, 2, {"table.base": TABLE}), seconds=0.2)
         assert isinstance(made, StreamList)
+
+    def former(self, records: int) -> None:
+        """So many records of others are in the topic."""
+        log, name = self.world.cluster.log("others"), stream_topic(TABLE)
+        config = log.describe_topics([stream_topic(OTHER)])[stream_topic(OTHER)].config
+        log.create_topics([TopicSpec(name, 2, dict(config))])
+        batch = encode_batch([Record(i, 0, b"k", b"old") for i in range(records)])
+        log.send([(TopicPartition(name, 0), batch)], {})
 
     def base(self, *streams: str, number: int | None = None, series: str = COMPANION) -> Any:
         """The command for a base of now, which is committed."""
@@ -163,6 +176,9 @@ REFUSED: dict[str, tuple[Callable[[Tabled], Any], str, str]] = {
         "InvalidArgument",
         "choose another",
     ),
+    "a table of a topic with records": (
+        lambda p: CreateStream("nyc/z", 1, IS_TABLE, adopt=True), "InvalidArgument", "begins empty"
+    ),
     "a companion of no table": (
         lambda p: CreateStream("nyc/z-base", 1, {"table.base": "nyc/z"}), "InvalidArgument", "compact_table"
     ),
@@ -189,6 +205,23 @@ def test_what_is_no_base_is_refused_and_deletes_nothing(case: str) -> None:
     assert (refused.code, said in refused.message) == (code, True), refused
     assert (play.events(TABLE), play.controller.state.bases) == (events, {})
     assert play.controller.state.streams[TABLE].change is None
+
+
+@pytest.mark.parametrize("deleted", [2, 3])
+def test_a_table_that_was_adopted_once_has_no_base(
+    deleted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are its former records deleted, which no base has; if retention has deleted them, it has one."""
+    monkeypatch.setattr(streams, "check_companion", lambda *_: None)
+    play, place = Tabled(records=3), TopicPartition(stream_topic(TABLE), 0)
+    play.world.cluster.log("retention").delete_records({place: deleted})
+    events = play.events(TABLE)
+    answer = play.ask(play.base(), seconds=0.2)
+    if deleted == 3:
+        assert (isinstance(answer, StreamList), play.events(TABLE)) == (True, 0)
+    else:
+        assert (answer.code, "was made of a topic" in answer.message) == ("IllegalState", True)
+        assert (play.events(TABLE), play.controller.state.bases) == (events, {})
 
 
 @pytest.mark.parametrize("phase", ["", ".after"])

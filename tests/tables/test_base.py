@@ -6,6 +6,8 @@ import contextlib
 import random
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -293,6 +295,47 @@ def test_a_replica_goes_on_where_the_base_overtakes_it(
     assert "retention" not in caplog.text  # nothing is lost
 
 
+def test_a_group_goes_on_with_the_rows_before(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last change counts as processed only when the next one is asked for, and has to come again."""
+    group, ports = Member(), reader_ports(world)
+    ports = replace(ports, member=lambda _: group)
+    world.client._ports = replace(world.client._ports, readers=Readers(ports, 10.0))
+    written(world, rounds=6, rows=1)
+    one = partial(world.client.changes, ONE, "audit", 1.0, before=True, folder=tmp_path / "f")
+    how = partial(world.client._replica, threads=False)
+    monkeypatch.setattr(world.client, "_replica", how)
+    last = None
+    for count in (3, 1):
+        with one() as reader:
+            group.gained([TopicPartition(history_topic(ONE), 0)])
+            *_, found = islice(reader, count)
+            assert reader._rows is not None
+            for _ in range(20):
+                reader._rows.step(world.clock.now)
+            assert reader._rows._store.marks[ONE].floor, "it is swept"
+        assert last in (None, found)
+        last = found
+
+
+def test_a_difference_of_a_table_without_commits_ends(world: World) -> None:
+    world.client._ports = replace(world.client._ports, readers=Readers(reader_ports(world), 10.0))
+    for rows in (0, 2):
+        written(world, rounds=bool(rows), rows=rows)
+        with world.client.changes(ONE, timeout=1.0, until="end") as reader:
+            assert len(list(reader)) == rows
+    world.clock.sleep(9)
+    base = compacted(operator(world), Truth(world, [ONE]))
+    place = TopicPartition(history_topic(ONE), 0)
+    world.cluster.log("cleaner").delete_records({place: base.position})
+    with (
+        world.client.changes(ONE, timeout=1.0, until="end") as reader,
+        pytest.raises(SnapshotExpired, match="it was compacted"),
+    ):
+        list(reader)
+
+
 def test_a_group_whose_first_call_fails_has_no_position(world: World) -> None:
     group = Member()
     ports = replace(reader_ports(world), member=lambda _: group)
@@ -313,6 +356,23 @@ def test_a_group_whose_first_call_fails_has_no_position(world: World) -> None:
     written(world, 1, 1)
     assert changes(base.timestamp) == [b"k0"]
     assert group.offsets
+
+
+@pytest.mark.parametrize("raised", [0, 1000])
+def test_the_biggest_row_has_room_in_a_base(world: World, raised: int) -> None:
+    """It is bigger there. ``raised``: the table's limit, after the first base."""
+    truth, client, table = Truth(world, [ONE]), operator(world), ONE
+    if raised:
+        table = "bank/small"
+        client.create_table(table, 1, {"table.history.ms": 2000, "max.message.bytes": 20_000})
+    for size in (20_000, 20_000 + raised) if raised else (1_048_588,):
+        if size > 20_000 and raised:
+            client.alter_stream(table, {"max.message.bytes": size})
+        with client.begin("bank") as txn:
+            txn.write(table, b"x" * (size - 129), b"k")
+            txn.commit()
+        world.clock.sleep(9)
+        assert compacted(client, truth, table).rows == 1
 
 
 def test_the_watch_goes_on_after_errors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

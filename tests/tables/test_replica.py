@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -326,6 +326,22 @@ def test_bounds(given: tuple[bytes | None, ...], wanted: object) -> None:
             bounds(*given)
     else:
         assert bounds(*given) == wanted
+
+
+def test_a_sweep_whose_question_fails_is_soon_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, truth = one_row(world), Truth(world, TABLES)
+    with replica(world, truth, [one], None, history_ms=60_000) as found:
+        for asked in (Mock(side_effect=NotReady("no leader")), Mock(return_value=0)):
+            monkeypatch.setattr(truth, "oldest_snapshot", asked)
+            world.clock.sleep(2)
+            with world.client.begin("bank") as txn:
+                txn.write(one, b"2", b"k")
+                txn.commit()
+            found.snapshot(timeout=60).close()
+            found.step(world.clock.now)
+            assert asked.called
 
 
 def test_an_error_reaches_who_waits(world: World) -> None:

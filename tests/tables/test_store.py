@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -214,3 +216,32 @@ def test_no_reader_finds_the_folder_closed(tmp_path: Path, monkeypatch: pytest.M
     store.settle()
     assert (seen, store.loading) == ([True], False)
     store.close()
+
+
+def test_half_read_rows_end_with_the_store(tmp_path: Path) -> None:
+    """They would keep the folder locked; and whoever goes on reading is told that there may be more."""
+    index = Indexed("s/a", "row", lambda _, row: row)
+    store = Store(tmp_path / "rows", "c", {"s/a": [index]})
+    store.settle()
+    mark = store.begin("s/a", "id")
+    ((prefix, _),) = indexes = store.indexes("s/a")
+    for at in (1, 2):
+        rows = Rows()
+        rows.add(mark.number, b"t" * 16, at, [b"k", b"l"], [b"v", b"v"], indexes)
+        store.write(rows)
+    number = mark.number
+    reads: list[Callable[[], Iterator[Any]]] = [
+        lambda: store.rows(number, b"", None, 9),
+        lambda: store.stamped(number, 9),
+        lambda: store.scan(number, b"", None, 9),
+        lambda: store.scan(number, b"", None, 9, reverse=True),
+        lambda: store.versions(number, b"k", 9),
+        lambda: store.lookup(prefix, b"v"),
+    ]
+    half_read = [read() for read in [*reads, *reads]]  # half of them are not begun
+    assert all(map(next, half_read[: len(reads)]))
+    store.close()
+    Store(tmp_path / "rows", "c").close()
+    for found in half_read:
+        with pytest.raises(IllegalState, match="open another one"):
+            next(found)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -20,13 +21,16 @@ from anabranch.core.journal.runs import unpack_run
 from anabranch.core.read_locks import Windows
 from anabranch.core.rows import INDEX
 from anabranch.errors import (
+    DeadlineExceeded,
     IllegalState,
     InvalidArgument,
     InvalidToken,
     LocksBroken,
     NonTransactional,
+    NotForkSafe,
     NotReady,
     OutcomeUnknown,
+    TransactionAborted,
 )
 from anabranch.ports import TopicPartition
 from anabranch.processors import index_journals
@@ -35,6 +39,7 @@ from anabranch.reading.reader_factory import Readers
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from anabranch.tables import locks as client_locks
+from anabranch.tables import own_writes
 from anabranch.tables.replica import Replica
 from anabranch.tables.transaction import TableTransaction
 from anabranch.topics.names import history_topic, journal_topic
@@ -397,3 +402,75 @@ def test_a_commit_that_a_frozen_lock_kept_waiting_can_be_made_again(bank: Bank) 
     with patch.object(frozen, "check_free", waits), pytest.raises(NotReady):
         txn.commit(timeout=5.0)
     assert txn.commit().counts.committed == 1
+
+
+@pytest.mark.parametrize(
+    "leave", [lambda txn: txn.__exit__(None, None, None), TableTransaction.abort]
+)
+def test_a_commit_in_doubt_that_is_left_can_be_asked_for(
+    bank: Bank,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    leave: Callable[[TableTransaction], None],
+) -> None:
+    """Its own commit says what became of it, as if it had not been left."""
+    txn = in_doubt(bank, monkeypatch)
+    leave(txn)
+    with pytest.raises(IllegalState, match="commit again"):
+        txn.get(A, b"k")
+    assert (txn.commit().txn_id, txn.commit().counts.committed) == (txn.txn_id, 1)
+    with pytest.raises(IllegalState, match="it is committed"):
+        txn.get(A, b"k")
+    unknown = OutcomeUnknown("gone", txn_id=bytes(16))
+    with bank.rows.begin() as never, monkeypatch.context() as patched:
+        never.put(A, b"x", b"1")
+        patched.setattr(never.commits, "locked_shot", Mock(side_effect=unknown))
+        with pytest.raises(OutcomeUnknown):
+            never.commit()
+    for _ in range(2):
+        with pytest.raises(TransactionAborted):
+            never.commit()
+    assert not caplog.text
+
+
+def test_nobody_who_left_keeps_versions(bank: Bank) -> None:
+    """A snapshot that stays open keeps all versions: of one that was not begun, aborted, or finished."""
+    with bank.rows.begin(keepalive=600.0) as txn:
+        token, before = txn.token(), set(bank.rows._open)
+        part = bank.rows.join(token)
+        part.get(A, b"k")
+        bank.stop_controller()
+        with pytest.raises(DeadlineExceeded), part:
+            pass
+        with pytest.raises(DeadlineExceeded):
+            bank.rows.begin(keepalive=30.0)
+        assert (part.is_over, bank.rows._open) == (True, before)
+        with pytest.raises(ZeroDivisionError), txn:
+            raise ZeroDivisionError
+        assert not bank.rows._open
+        bank.start_controller()
+
+
+def test_a_forked_child_leaves_all_to_its_parent(bank: Bank) -> None:
+    rows, own = bank.rows, own_writes.Scratch()
+    view, txn = rows.snapshot(), rows.begin(keepalive=600.0)
+    with txn, rows.join(txn.token()) as part:
+        txn.put(A, b"k", b"2")
+        for store in (rows._store, own._store):
+            store.after_fork()
+        for leaves in (rows, view, txn, part):
+            leaves.__exit__(None, None, None)
+        own.close()
+        for call in (rows.snapshot, rows.begin, partial(rows.step, 0.0), txn.commit):
+            with pytest.raises(NotForkSafe):
+                call()
+        for reader in (view, txn, part):
+            with pytest.raises(NotForkSafe):
+                reader.get(A, b"k")
+        for store in (rows._store, own._store):
+            assert (store.folder.exists(), store.forked) == (True, True)
+            store.forked = False
+        assert (view.get(A, b"k"), part.get(A, b"k"), txn.is_over) == (b"1", b"1", False)
+        txn.abort()
+        part.discard()
+        own.close()

@@ -30,7 +30,10 @@ from anabranch.schemas.records import (
 
 
 def check_companion(turn: Turn, command: CreateStream) -> None:
-    """`InvalidArgument` if a stream has the name of a table's companion and is none, or says that it is one."""
+    """`InvalidArgument` if a stream has the name of a table's companion and is none, or says that it is one.
+
+    A table begins empty: replicas and bases have nothing that no commit wrote.
+    """
     stream, table = command.stream, command.settings.get(BASE)
     if table is not None:
         if table not in turn.state.tables or stream != base_stream(table) or command.adopt:
@@ -41,6 +44,10 @@ def check_companion(turn: Turn, command: CreateStream) -> None:
     elif stream.endswith(BASES) and is_a_table(turn.state.streams.get(stream.removesuffix(BASES))):
         raise InvalidArgument(f"{stream} is the name of a table's companion: choose another one")
     elif is_table(command.settings):
+        if command.adopt:
+            raise InvalidArgument(
+                f"{stream}: a table begins empty: create it without adopting, and write the old records to it"
+            )
         companion = base_stream(stream)
         split_stream(companion)  # refuses a name that is too long for one
         if companion in turn.state.streams and table_of(turn.state, companion) != stream:
