@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.client import handle
+from anabranch.client import receipt_account
 from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import transactions
@@ -60,7 +60,7 @@ def others_receipts() -> Iterator[None]:
     """Of two committers each is told the outcome of what was taken, also if that left out its own writers."""
     with (
         patch.object(commit, "left_behind", lambda *_: []),
-        patch.object(handle, "left_behind", lambda *_: []),
+        patch.object(receipt_account, "left_behind", lambda *_: []),
     ):
         yield
 
