@@ -93,11 +93,11 @@ def transaction(**changes: Any) -> TransactionInfo:
     return TransactionInfo(**{**fields, **changes})
 
 
-def opened(info: TransactionInfo) -> OpenTransaction:
+def opened(info: TransactionInfo, age: float = 60.0) -> OpenTransaction:
     """The same with a writer, and half of it merged."""
     writers = (WriterInfo(5, "open", "loader 7", 10, True),)
     carries = (CarryInfo("nyc/flights", 1, 5, 10, 4, False),)
-    return OpenTransaction(info, 7, 60.0, 10.0, 20.0, 1, writers, carries)
+    return OpenTransaction(info, 7, age, 10.0, 20.0, 1, writers, carries)
 
 
 def event(number: int = 0, **changes: Any) -> Event:
@@ -127,6 +127,7 @@ class FakeClient:
     events: Sequence[Event] = field(default_factory=lambda: [event(0), event(1), event(2)])
     target: Target | None = None
     several: list[TransactionInfo] = field(default_factory=list)
+    ages: dict[bytes, float] = field(default_factory=dict)
     granted: list[Grant] = field(default_factory=list)
     rules: list[Acl] = field(default_factory=list)
 
@@ -240,7 +241,8 @@ class FakeClient:
 
     def open_transactions(self, *asked: Any, **arguments: Any) -> list[OpenTransaction]:
         self._call("open_transactions", **arguments)
-        return [opened(info) for info in self.several or [self.info]]
+        found = self.several or [self.info]
+        return [opened(info, self.ages.get(info.txn_id, 60.0)) for info in found]
 
     def system(self, *asked: Any, **arguments: Any) -> list[LockRow]:
         self._call("system", asked=asked, **arguments)
@@ -258,7 +260,7 @@ class FakeClient:
 
     def state(self, txn: bytes) -> TransactionInfo:
         self._call("state", txn=txn)
-        return self.info
+        return next((info for info in self.several if info.txn_id == txn), self.info)
 
     def series(self, scope: str, name: str | None = None) -> list[SeriesInfo]:
         self._call("series", scope=scope, name=name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 import typer
 
-from anabranch.cli import options
+from anabranch.cli import options, txn
 from anabranch.cli.errors import ExitCode
 from anabranch.errors import AlreadyCommitted, IllegalState, InvalidArgument
 from anabranch.shown import history
@@ -250,10 +249,11 @@ def test_txn_describe(run: Run, fake: FakeClient) -> None:
 
 def test_txn_abort(run: Run, fake: FakeClient) -> None:
     fake.info = transaction(state="ABORTED", counts=Counts(0, 0, 0), owner="etl")
+    state = ("state", {"txn": TXN_ID})
     result = run("txn", "abort", ID, "--json")
     assert result.exit_code == 0
     asked = ("abort", {"transaction": TXN_ID, "reason": "aborted by an operator"})
-    assert fake.calls == [asked, ("state", {"txn": TXN_ID})]
+    assert fake.calls == [state, asked, state]
     assert json.loads(result.stdout)["state"] == "ABORTED"
     assert json.loads(result.stdout)["owner"] == "etl"
     other = TXN_ID[::-1].hex()
@@ -266,13 +266,22 @@ def test_txn_abort(run: Run, fake: FakeClient) -> None:
     ]
 
 
+def test_txn_abort_takes_digits_of_an_open_one(
+    run: Run, fake: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.info = transaction(state="OPEN")
+    assert run("txn", "abort", ID[-8:]).exit_code == 0
+    assert [call for call, _ in fake.calls] == ["open_transactions", "state", "abort", "state"]
+    monkeypatch.setattr(txn, "_MOST", 1)
+    more = run("txn", "abort", ID[-8:])
+    assert more.exit_code == ExitCode.USAGE, "there may be another one"
+    assert "1 transaction of the oldest 1 open ones" in more.stderr
+
+
 def test_txn_abort_by_owner_and_age(run: Run, fake: FakeClient) -> None:
-    now_ms = round(time.time() * 1000)
     ages = {b"a": ("etl", 7200), b"b": ("etl", 60), b"c": ("open", 7200), b"d": ("etl", 3700)}
-    fake.several = [
-        transaction(txn_id=key * 16, owner=owner, begun_ms=now_ms - age * 1000)
-        for key, (owner, age) in ages.items()
-    ]
+    fake.several = [transaction(txn_id=key * 16, owner=owner) for key, (owner, _) in ages.items()]
+    fake.ages = {key * 16: age for key, (_, age) in ages.items()}
 
     def aborted(*options: str) -> str:
         fake.calls.clear()
@@ -309,6 +318,18 @@ def test_txn_abort_of_many_goes_on_past_one_that_was_committed(
     assert asked == [ID, other]
     assert "COMMITTED" in many.stdout
     assert run("txn", "abort", ID).exit_code == ExitCode.USAGE
+
+
+def test_txn_abort_leaves_what_was_prepared(run: Run, fake: FakeClient) -> None:
+    other = TXN_ID[::-1]
+    fake.several = [transaction(state="PREPARED"), transaction(state="OPEN", txn_id=other)]
+    for asked in ((ID, other.hex()), (ID,)):
+        fake.calls.clear()
+        result = run("txn", "abort", *asked)
+        assert result.exit_code == ExitCode.USAGE
+        assert "txn settle --presume" in result.stderr
+        aborted = [given["transaction"].hex() for call, given in fake.calls if call == "abort"]
+        assert aborted == list(asked[1:])
 
 
 @pytest.mark.parametrize(
