@@ -106,7 +106,7 @@ def event(number: int = 0, **changes: Any) -> Event:
         "stream": "nyc/flights",
         "key": b"N14228",
         "value": b'{"n":%d}' % number,
-        "headers": [("by", b"me"), ("raw", b"\xff")],
+        "headers": [("by", b"me"), ("raw", b"\xff"), ("caf\udce9", b"1")],
         "timestamp": 1_700_000_000_000,
         "txn_id": TXN_ID,
         "commit_timestamp": 1_700_000_000_000_000 << 12,
@@ -128,6 +128,7 @@ class FakeClient:
     target: Target | None = None
     several: list[TransactionInfo] = field(default_factory=list)
     ages: dict[bytes, float] = field(default_factory=dict)
+    topic_ids: list[str] = field(default_factory=list)
     granted: list[Grant] = field(default_factory=list)
     rules: list[Acl] = field(default_factory=list)
 
@@ -281,6 +282,9 @@ class FakeClient:
 
     def effective_settings(self, name: str) -> dict[str, str]:
         return {"retention.ms": "60000"}
+
+    def topic_id(self, name: str) -> str:
+        return self.topic_ids.pop(0) if self.topic_ids else "id"
 
     def count_events(self, name: str) -> Lag:
         return Lag(1234, 0, exact=False)

@@ -15,10 +15,12 @@ import typer
 
 from anabranch.cli import options, txn
 from anabranch.cli.errors import ExitCode
+from anabranch.cli.stream import lives
 from anabranch.errors import AlreadyCommitted, IllegalState, InvalidArgument
 from anabranch.shown import history
 from anabranch.shown.history import History
 from anabranch.types import Counts
+from anabranch.web.actions import plan
 from tests.cli.conftest import Run
 from tests.cli.fakes import TXN_ID, FakeClient, event, transaction
 from tests.cli.histories import rolled_history
@@ -409,6 +411,21 @@ def test_stream_delete(run: Run, fake: FakeClient) -> None:
     assert [call for call, _ in fake.calls] == ["describe", "describe", "delete_stream"]
 
 
+def test_stream_delete_is_of_the_stream_that_was_shown(
+    run: Run, fake: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody deletes it, and makes it again, while the question is shown: here, and in the browser."""
+    monkeypatch.setattr(lives, "confirm", lambda *_, **__: None)
+    fake.topic_ids = ["one", "another", "one", "another", "another"]
+    refused = run("stream", "delete", "nyc/flights")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "is another stream than the one that was shown" in refused.stderr
+    first, second, third = (plan(fake, "delete", "nyc/flights", {}).told for _ in range(3))  # type: ignore[arg-type]
+    assert first != second
+    assert second == third
+    assert "delete_stream" not in [call for call, _ in fake.calls]
+
+
 def test_stream_alter(run: Run, fake: FakeClient) -> None:
     assert "--unset" in run("stream", "alter", "nyc/flights").stderr
     result = run("stream", "alter", "nyc/flights", "--setting", "a=1", "--unset", "b", "--json")
@@ -526,7 +543,11 @@ def test_read_events(run: Run, fake: FakeClient) -> None:
         "stream": "nyc/flights",
         "key": "N14228",
         "value": '{"n":0}',
-        "headers": [{"name": "by", "value": "me"}, {"name": "raw", "value_base64": "/w=="}],
+        "headers": [
+            {"name": "by", "value": "me"},
+            {"name": "raw", "value_base64": "/w=="},
+            {"name_base64": "Y2Fm6Q==", "value": "1"},
+        ],
         "timestamp": 1_700_000_000_000,
         "txn_id": ID,
         "commit_timestamp": 1_700_000_000_000_000 << 12,
