@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from anabranch.shown.history import History
 from anabranch.types import Counts
 from anabranch.web.actions import plan
 from tests.cli.conftest import Run
-from tests.cli.fakes import TXN_ID, FakeClient, event, transaction
+from tests.cli.fakes import TXN_ID, FakeClient, event, stream, transaction
 from tests.cli.histories import rolled_history
 
 ID = TXN_ID.hex()
@@ -487,6 +488,17 @@ def test_apply(run: Run, fake: FakeClient, tmp_path: Path) -> None:
         assert wrong.exit_code == ExitCode.USAGE
         assert said in wrong.stderr
         assert done() == []
+
+
+def test_apply_asks_before_a_limit_of_bytes_is_taken_back(
+    run: Run, fake: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker's own may be lower."""
+    file = tmp_path / "streams.toml"
+    file.write_text('[streams."nyc/flights"]\nsegments = 2\n')
+    given = replace(stream("nyc/flights"), settings={"retention.bytes": "1000"})
+    monkeypatch.setattr(fake, "describe", lambda _: given)
+    assert "WouldDelete" in run("apply", str(file)).stderr
 
 
 def test_stream_forget(run: Run, fake: FakeClient) -> None:

@@ -16,7 +16,15 @@ from pyspark.sql import SparkSession
 import anabranch
 from anabranch.errors import InvalidArgument
 from anabranch.spark.options import Connection
-from anabranch.spark.pipelines.export import Batch, Exported, Pace, Shape, export
+from anabranch.spark.pipelines.export import (
+    Batch,
+    Exported,
+    Pace,
+    Shape,
+    _settings,
+    _shaped,
+    export,
+)
 from tests.spark.pipeline_input import commit
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(60)]
@@ -161,6 +169,13 @@ def test_export_partitions_and_takes_values_apart(
     assert plain == {b"a": {"n": 1, "s": "x"}, b"b": None, b"c": {"n": 2, "s": None}}
     assert Counter(row["stream"] for row in table.rows()) == {stream: 2, other: 1}
     assert {str(row["date"]) for row in table.rows()} == {"2013-01-01"}
+
+
+def test_the_date_is_of_utc(spark: SparkSession) -> None:
+    with _settings(spark, {"spark.sql.session.timeZone": "Asia/Tokyo"}):
+        frame = spark.sql("select timestamp'2013-01-01 23:00:00Z' as timestamp")
+        rows = _shaped(frame, Shape(partition_by=["date"])).collect()
+    assert [str(row["date"]) for row in rows] == ["2013-01-01"]
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:

@@ -33,6 +33,7 @@ _TABLE = "_spark_metadata"
 _TABLES = {_TABLE, "_delta_log"}
 _OWNER = "_export-"  # and the query's id: a file in the folder, written at each start
 _LOOK_S = 1
+_DAY_S = 86_400
 # INT96, Spark's default, is long deprecated, and Delta lacks it.
 _FILE_SETTINGS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
@@ -158,7 +159,8 @@ def _shaped(frame: DataFrame, shape: Shape) -> DataFrame:
         parsed = F.from_json(F.col("value").cast("string"), shape.schema, {"mode": "FAILFAST"})
         frame = frame.withColumn("value", parsed)
     if DATE in shape.partition_by:
-        frame = frame.withColumn(DATE, F.to_date("timestamp"))
+        days = F.floor(F.unix_seconds("timestamp") / _DAY_S).cast("int")
+        frame = frame.withColumn(DATE, F.date_from_unix_date(days))
     unknown = [name for name in shape.partition_by if name not in frame.columns]
     if unknown:
         raise InvalidArgument(
