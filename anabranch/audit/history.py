@@ -22,12 +22,13 @@ _NUMBER = (1 << 32) - 1
 
 class Extent(NamedTuple):
     """The part of a stream's history that is there. ``floor``: partition -> the offset below which it names no
-    events; empty if it names the very first. ``vector``: of the last record. ``cut_until``: records up to this
-    timestamp may be gone; -1: none is."""
+    events; empty if it names the very first. ``vector``: of the last record. ``since``: the timestamp of
+    the first one. ``cut``: whether records before it are gone."""
 
     vector: Mapping[int, int]
     floor: Mapping[int, int]
-    cut_until: int
+    since: int
+    cut: bool
 
 
 def extents(history: DataFrame) -> dict[str, Extent]:
@@ -56,8 +57,7 @@ def extents(history: DataFrame) -> dict[str, Extent]:
         elif cut:
             floor = {p["partition"]: p["offset"] for p in told["vector"]}
             floor |= {s["partition"]: s["end"] for s in told["segments"] or ()}
-        until = first["timestamp"] if cut else -1
-        found[row["stream"]] = Extent(row["ends"], floor, until)
+        found[row["stream"]] = Extent(row["ends"], floor, first["timestamp"], cut)
     return found
 
 

@@ -30,9 +30,12 @@ def check_writers(
 ) -> None:
     """Judge every writer of every transaction that can be judged.
 
-    ``matched``: the transactions (`status.match`). ``lows``: stream, source, low: the first offset left.
+    ``matched``: the transactions (`status.match`). ``lows``: stream, source, low: the first offset left; since: the
+    time up to which receipts are of a stream of that name that was deleted.
     """
-    whole = matched.where("has_commit and decided and not gone").select("txn_id", "fits")
+    whole = matched.where("has_commit and decided and not gone").select(
+        "txn_id", "fits", "committed_by"
+    )
     # Writers place events by reference epochs, which scalings make: few.
     sources = layouts.where("epoch = reference").select(
         "stream",
@@ -101,11 +104,13 @@ def _groups(taken: DataFrame, status: DataFrame, whole: DataFrame, lows: DataFra
         F.col("count").alias("due"),
         F.col("crc").alias("due_crc"),
     )
-    here = lows.select("stream").distinct()
+    here = F.broadcast(lows.select("stream", "since").distinct())
+    receipts = receipts.join(here, "stream").join(whole.select("txn_id", "committed_by"), "txn_id")
+    receipts = receipts.where("committed_by > since").drop("committed_by", "since")
     writers = taken.select("txn_id", "writer").distinct()
     return (
-        in_stream.join(receipts.join(F.broadcast(here), "stream", "left_semi"), KEY, "full")
-        .join(whole, "txn_id")
+        in_stream.join(receipts, KEY, "full")
+        .join(whole.drop("committed_by"), "txn_id")
         .join(writers, ["txn_id", "writer"])
         .join(F.broadcast(lows), ["stream", "source"], "left")
         .withColumns(
@@ -134,7 +139,7 @@ def _written(
         .withColumnRenamed("partition", "source")
         .join(F.broadcast(lows), ["stream", "source"])
         .where(F.col("offset") >= F.col("low"))
-        .drop("low", "kind", "native")
+        .drop("low", "since", "kind", "native")
         .join(
             groups.where("covered").select(
                 *KEY, "n", "from_offset", "to_offset", F.col("placed_by").alias("right_epoch")

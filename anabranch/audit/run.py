@@ -25,7 +25,7 @@ from anabranch.audit.findings import Findings
 from anabranch.audit.history import Extent
 from anabranch.audit.log import Span, open_log, read_records
 from anabranch.audit.report import AuditReport, Gone
-from anabranch.audit.tables import COMMIT, FOREIGN, find_scopes, read_history, read_status
+from anabranch.audit.tables import COMMIT, FOREIGN, Scopes, find_scopes, read_history, read_status
 from anabranch.core.hybrid_time import MAX
 from anabranch.core.ids import control_partition_of
 from anabranch.core.legal_names import is_state, split_stream
@@ -144,10 +144,12 @@ class _Audit:
                 cuts=_cuts(
                     {**extents, **history_of.extents(elsewhere)},
                     begins | self._history_starts(others),
+                    there,
                 ),
             )
         )
         known = self._known(status, streams)
+        lives = {s: extents[s].since if s in extents else MAX for s in there.again}
         status_of.check_status(matched, known.expired_ms, findings)
         if rows := [
             (row.txn_id, row.outcome)
@@ -163,7 +165,7 @@ class _Audit:
         )
         events_of.check_events(placed, matched, named.distinct(), findings)
         events_of.check_counts(placed, ranges, findings)
-        self._journals(placed, streams, ends, status, known, matched, layouts, places, at)
+        self._journals(placed, streams, ends, status, known, matched, layouts, places, at, lives)
         findings.count(placed, {EVENTS: (F.lit(True), None)})
         findings.count(sound, {COMMITS: (F.col("kind") == COMMIT, None)})
         checks = findings.checks()
@@ -317,6 +319,7 @@ class _Audit:
         layouts: DataFrame,
         places: DataFrame,
         at: int | None,
+        lives: Mapping[str, int],
     ) -> None:
         spans = self._spans(streams, journal_topic, ends.journals, committed=False)
         journal = self._findings.keep(
@@ -331,10 +334,11 @@ class _Audit:
                     of[tp.topic],
                     tp.partition,
                     max(start, known.low.get((of[tp.topic], tp.partition), 0)),
+                    lives.get(of[tp.topic], -1),
                 )
                 for tp, start in starts.items()
             ],
-            "stream string, source int, low long",
+            "stream string, source int, low long, since long",
         )
         journal_of.check_writers(placed, journal, status, matched, layouts, lows, self._findings)
         if at is None:
@@ -348,10 +352,13 @@ class _Audit:
             )
 
 
-def _cuts(extents: Mapping[str, Extent], begins: Mapping[str, int]) -> dict[str, int]:
-    """Streams whose histories may lack records, and up to which commit timestamp."""
-    cuts = {stream: each.cut_until for stream, each in extents.items() if each.cut_until >= 0}
-    return cuts | {stream: MAX for stream, at in begins.items() if at and stream not in extents}
+def _cuts(
+    extents: Mapping[str, Extent], begins: Mapping[str, int], there: Scopes
+) -> dict[str, int]:
+    """Streams whose histories may lack records, and up to which commit timestamp: cut, deleted or LOST ones."""
+    cuts = {s: each.since for s, each in extents.items() if each.cut or s in there.again}
+    unread = [s for s, at in begins.items() if (at or s in there.again) and s not in extents]
+    return cuts | dict.fromkeys((*unread, *there.gone), MAX)
 
 
 def _chosen(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:

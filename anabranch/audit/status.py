@@ -52,19 +52,18 @@ def match(
     ``elsewhere``: as of `counts_of`, for all other streams of the control partition. ``moment``: all commits up to
     it are in both. ``cuts``: streams whose histories may lack COMMIT records up to these timestamps.
     """
-    cut = F.lit(-1)
-    for stream, until in cuts.items():
-        cut = F.when(F.col("stream") == stream, F.lit(until)).otherwise(cut)
+    cut = status.sparkSession.createDataFrame(list(cuts.items()), "stream string, cut long")
     rows = status.where(F.col("entry") == Entry.TXN).select(
         "txn_id", "scope", "state", "timestamp", "committed"
     )
     touched = (
         status.where(F.col("entry") == Entry.PARTICIPANT)
+        .join(F.broadcast(cut), "stream", "left")
         .groupBy("txn_id")
         .agg(
             F.min("stream").alias("touches"),
             F.bool_or(F.col("stream").isin(*streams)).alias("touches_one"),
-            F.max(cut).alias("cut"),
+            F.coalesce(F.max("cut"), F.lit(-1)).alias("cut"),
         )
     )
     writers = status.where(F.col("entry") == Entry.WRITER)

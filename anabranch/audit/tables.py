@@ -21,8 +21,8 @@ from anabranch.audit.log import (
     records_of,
 )
 from anabranch.core.ids import DIRECTORY
-from anabranch.core.rows import ROUND_KEY, Entry, scope_key, stream_key
-from anabranch.core.stream_states import ACTIVE
+from anabranch.core.rows import ROUND_KEY, Entry, forgotten_key, scope_key, stream_key
+from anabranch.core.stream_states import ACTIVE, GIVEN_UP
 from anabranch.core.vectors import OWN, told
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownScope
 from anabranch.kafka.log import KafkaLog
@@ -31,6 +31,7 @@ from anabranch.schemas.codec import decode, decode_as
 from anabranch.schemas.records import (
     CommitRecord,
     EpochRecord,
+    ForgottenRow,
     LowWaterRow,
     ParticipantRow,
     PlainRow,
@@ -242,11 +243,16 @@ def _status_rows(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
 
 
 class Scopes(NamedTuple):
-    """Scopes: their control partition, its streams, and a time up to which all its commits are on the log."""
+    """Scopes: their control partition, its streams, and a time up to which all its commits are on the log.
+
+    ``gone``: LOST and deleted streams. ``again``: streams that were deleted, and made again.
+    """
 
     control_partition: int
     streams: tuple[str, ...]
     hybrid_time: int
+    gone: frozenset[str]
+    again: frozenset[str]
 
 
 def find_scopes(
@@ -279,21 +285,32 @@ def find_scopes(
         )
     if control_partition != DIRECTORY:
         rows = _newest_rows(spark, connection, log, control_partition)
-    streams = [decode(value) for value in rows.values()]
-    names = sorted(s.stream for s in streams if isinstance(s, StreamRow) and s.state == ACTIVE)
-    return Scopes(control_partition, tuple(names), times[control_partition])
+    decoded = [decode(value) for value in rows.values()]
+    states = {row.stream: row.state for row in decoded if isinstance(row, StreamRow)}
+    names = {stream for stream, state in states.items() if state == ACTIVE}
+    before = {row.stream for row in decoded if isinstance(row, ForgottenRow)}
+    gone = before.union(stream for stream, state in states.items() if state in GIVEN_UP) - names
+    return Scopes(
+        control_partition,
+        tuple(sorted(names)),
+        times[control_partition],
+        frozenset(gone),
+        frozenset(before & names),
+    )
 
 
 def _newest_rows(
     spark: SparkSession, connection: Connection, log: KafkaLog, partition: int
 ) -> dict[bytes, bytes]:
-    """The newest rows of a control partition's scopes and streams, by key."""
+    """The newest rows of a control partition's scopes, streams and deleted streams, by key."""
     tp = TopicPartition(status_topic(connection.prefix), partition)
     first, end = log.start_offsets([tp])[tp], log.end_offsets([tp], committed=True)[tp]
-    scopes, streams = (F.startswith(F.col("key"), F.lit(of(""))) for of in (scope_key, stream_key))
+    scopes, streams, forgotten = (
+        F.startswith(F.col("key"), F.lit(of(""))) for of in (scope_key, stream_key, forgotten_key)
+    )
     rows = (
         _raw_status(spark, connection, partition, first, end)
-        .where(scopes | streams)
+        .where(scopes | streams | forgotten)
         .orderBy("offset")
         .collect()
     )

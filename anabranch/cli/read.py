@@ -169,7 +169,10 @@ def event_document(event: Event) -> dict[str, Any]:
     return {
         "stream": event.stream,
         **bytes_document(key=event.key, value=event.value),
-        "headers": [{"name": name, **bytes_document(value=data)} for name, data in event.headers],
+        "headers": [
+            bytes_document(name=name.encode("utf-8", "surrogateescape"), value=data)
+            for name, data in event.headers
+        ],
         "timestamp": event.timestamp,
         "txn_id": event.txn_id.hex() if event.txn_id else None,
         "commit_timestamp": event.commit_timestamp,

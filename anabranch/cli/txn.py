@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 from anabranch.cli.looking import system
@@ -21,7 +20,14 @@ from anabranch.cli.options import (
 from anabranch.cli.output import count_of, print_json, print_line, print_table, time_text
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import TXN_ID_SIZE, parse_txn_text
-from anabranch.errors import AlreadyCommitted, InvalidArgument, OutcomeUnknown
+from anabranch.errors import (
+    AlreadyCommitted,
+    AnabranchError,
+    IllegalState,
+    InvalidArgument,
+    NotAuthorized,
+    OutcomeUnknown,
+)
 
 if TYPE_CHECKING:
     from anabranch import Client, TransactionInfo
@@ -140,23 +146,26 @@ def describe(
             time.sleep(_WATCH_S)
 
 
-def id_of(client: Client, text: str) -> bytes:
+def id_of(client: Client, text: str, *, of_open: bool = False) -> bytes:
     """The id of a transaction given by all its digits, or by the first or last ones: among the newest 10,000.
 
-    `InvalidArgument`: no digits, or not of exactly one.
+    ``of_open``: among the open ones, of which there must be fewer. `InvalidArgument`: no digits, or not of one.
     """
     digits = text.lower()
     if len(digits) == 2 * TXN_ID_SIZE or not re.fullmatch(r"[0-9a-f]{4,31}", digits):
         return parse_txn_text(text)
-    found = [
-        t.txn_id
-        for t in client.transactions(finished=True, limit=_MOST)
-        if t.txn_id.hex().startswith(digits) or t.txn_id.hex().endswith(digits)
-    ]
-    if len(found) != 1:
+    if of_open:
+        kept = [t.info for t in client.open_transactions(limit=_MOST)]
+        those, shown = f"the oldest {_MOST:,} open ones", "txn list"
+    else:
+        kept = client.transactions(finished=True, limit=_MOST)
+        those, shown = f"the newest {_MOST:,}", "txn list --finished"
+    ids = [t.txn_id for t in kept]
+    found = [i for i in ids if i.hex().startswith(digits) or i.hex().endswith(digits)]
+    if len(found) != 1 or (of_open and len(kept) >= _MOST):
         raise InvalidArgument(
-            f"{count_of(len(found), 'transaction')} of the newest {_MOST:,} begin or end with {text}: give all 32 "
-            "digits of an id, as `anabranch txn list --finished` shows them"
+            f"{count_of(len(found), 'transaction')} of {those} begin or end with {text}: give all 32 digits of an "
+            f"id, as `anabranch {shown}` shows them"
         )
     return found[0]
 
@@ -165,7 +174,8 @@ def id_of(client: Client, text: str) -> bytes:
 def abort(
     options: OperatorOptions,
     txns: Annotated[
-        list[str] | None, argument("ID...", "Transactions, by id, or its first or last digits.")
+        list[str] | None,
+        argument("ID...", "Open transactions, by id, or its first or last digits."),
     ] = None,
     owner: Annotated[str | None, option("--owner LANE", "Open ones that this lane began.")] = None,
     older_than: Annotated[
@@ -180,16 +190,23 @@ def abort(
     """
     if bool(txns) == (owner is not None or older_than is not None):
         raise InvalidArgument("give ids, or --owner and --older-than")
-    before_ms = None if older_than is None else (time.time() - seconds_of(older_than)) * 1000
+    age = None if older_than is None else seconds_of(older_than)
     with options.client() as client:
-        given = [id_of(client, txn) for txn in txns or ()]
-        chosen = given or _choose(client, owner, before_ms, yes=yes, quiet=options.json)
+        given = [id_of(client, txn, of_open=True) for txn in txns or ()]
+        chosen = given or _choose(client, owner, age, yes=yes, quiet=options.json)
         found = []
-        late = _LATE if len(chosen) > 1 else ()  # the commit of one of many came first
+        refused: AnabranchError | None = None
         for txn_id in chosen:
-            with suppress(*late):
-                client.abort(txn_id, reason="aborted by an operator")
+            try:
+                _abort(client, txn_id)
+            except _LATE:  # the commit of one of many came first
+                if len(chosen) == 1:
+                    raise
+            except (IllegalState, NotAuthorized) as error:
+                refused = refused or error
             found.append(client.state(txn_id))
+    if refused is not None and len(chosen) == 1:
+        raise refused
     if len(given) == 1:
         _show(found[0], as_json=options.json)
     elif options.json:
@@ -200,17 +217,29 @@ def abort(
             ("id", "owner", "state"),
             [(t.txn_id.hex(), t.owner, t.state) for t in found],
         )
+    if refused is not None:
+        raise refused
+
+
+def _abort(client: Client, txn_id: bytes) -> None:
+    """Abort, unless it was prepared since it was chosen: its coordinator may have decided."""
+    if client.state(txn_id).state == "PREPARED":
+        raise IllegalState(
+            f"transaction {txn_id.hex()} is PREPARED: its coordinator ends it, or, if that is gone for good, "
+            "`anabranch txn settle --presume`"
+        )
+    client.abort(txn_id, reason="aborted by an operator")
 
 
 def _choose(
-    client: Client, owner: str | None, before_ms: float | None, *, yes: bool, quiet: bool
+    client: Client, owner: str | None, age: float | None, *, yes: bool, quiet: bool
 ) -> list[bytes]:
-    """The open transactions of a lane, begun before a time, if the user agrees."""
+    """The open transactions of a lane, of an age by their controller's clock, if the user agrees."""
     found = [
         t
         for t in client.open_transactions(limit=_MOST)
         if (owner is None or t.info.owner == owner)
-        and (before_ms is None or t.info.begun_ms < before_ms)
+        and (age is None or t.age > age)
         and t.info.state != "PREPARED"  # its coordinator may have decided
     ]
     if found and not quiet:

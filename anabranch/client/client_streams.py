@@ -14,6 +14,7 @@ from anabranch.client.session import Session
 from anabranch.core.legal_names import check_scope
 from anabranch.core.stream_settings import REPLICATION, TABLE, TOPIC
 from anabranch.errors import InvalidArgument, NonTransactional, UnknownStream, UnsupportedSetting
+from anabranch.ports import TopicInfo
 from anabranch.reading.committed_log import client_errors
 from anabranch.reading.history_search import check_at
 from anabranch.schemas import records as r
@@ -216,6 +217,18 @@ class Streams:
 
         Raises: UnknownStream, NotAuthorized (``DescribeConfigs`` on the topic is missing), NotReady.
         """
+        found = self._topic(stream, timeout)
+        named = {name: found.config[name] for name in sorted(TOPIC) if name in found.config}
+        return named | {REPLICATION: str(found.replication_factor)}
+
+    def topic_id(self, stream: str, *, timeout: float | None = None) -> str:
+        """The id of the stream's topic: another stream of that name, made later, has another one.
+
+        Empty if brokers have no ids. Raises: as `effective_settings`.
+        """
+        return self._topic(stream, timeout).topic_id
+
+    def _topic(self, stream: str, timeout: float | None) -> TopicInfo:
         topic = stream_topic(stream)
         seconds = self._deadline(timeout) - self._session.now()
         if self._ports.log is None:
@@ -224,8 +237,7 @@ class Streams:
             found = log.describe_topics([topic]).get(topic)
         if found is None:
             raise UnknownStream(f"there is no topic {topic}")
-        named = {name: found.config[name] for name in sorted(TOPIC) if name in found.config}
-        return named | {REPLICATION: str(found.replication_factor)}
+        return found
 
     def _take_away(self, call: str, stream: str, command: Any, timeout: float | None) -> None:
         self._session.ask_of(stream, command, r.StreamList, self._alone(call, timeout))

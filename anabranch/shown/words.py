@@ -24,6 +24,14 @@ def events_of(count: Callable[[], tuple[int, int, bool]]) -> str:
     return f"{'' if is_exact else 'about '}{count_of(events, 'event')}"
 
 
+def topic_id_of(ask: Callable[[], str]) -> str:
+    """The id that ``ask`` tells of a stream's topic, by which streams of one name differ; empty if it can't."""
+    try:
+        return ask()
+    except AnabranchError:  # the stream may be LOST
+        return ""
+
+
 def segment_name(id_: int) -> str:
     """A segment as number@epoch."""
     return f"{segment_number(id_)}@{segment_epoch(id_)}"

@@ -19,7 +19,13 @@ from pyspark.errors import (
 )
 
 from anabranch import errors
-from anabranch.errors import AnabranchError, FixCallError, InvalidArgument, RetryError
+from anabranch.errors import (
+    AnabranchError,
+    AskOutcomeError,
+    FixCallError,
+    InvalidArgument,
+    RetryError,
+)
 
 # "anabranch.errors.UnknownStream: there is no stream nyc/x", as a traceback ends.
 _OURS = re.compile(r"\banabranch(?:\.\w+)+\.([A-Z]\w+): ([^\n]*)")
@@ -79,6 +85,9 @@ def failure_of(error: BaseException) -> AnabranchError:
     ours = [(kind, said) for kind, said in map(_known, _OURS.finditer(text)) if kind is not None]
     if ours:
         kind, said = ours[-1]  # the innermost stands last
+        if issubclass(kind, RetryError):  # such as of the abort after a commit without an answer
+            doubts = [found for found in ours if issubclass(found[0], AskOutcomeError)]
+            kind, said = (doubts or ours)[-1]
         return kind(said.strip())
     found = [(name, said) for name, said in _CONDITION.findall(text)]
     name, said = next(

@@ -10,7 +10,7 @@ from anabranch.core.ids import parse_txn_text, segment_number
 from anabranch.core.limits import SEGMENTS
 from anabranch.core.segments import even_plan
 from anabranch.errors import IllegalState, InvalidArgument
-from anabranch.shown.words import count_of, events_of, segment_name
+from anabranch.shown.words import count_of, events_of, segment_name, topic_id_of
 from anabranch.types import TransactionInfo
 
 _REASON = "by an operator, in the browser"
@@ -116,13 +116,14 @@ def _scale(client: Client, about: str, given: Mapping[str, str]) -> Plan:
 
 def _delete(client: Client, about: str, _given: Mapping[str, str]) -> Plan:
     found = client.describe(about)
+    topic_id = topic_id_of(lambda: client.topic_id(about)) or "unknown"
 
     def act() -> str:
         client.delete_stream(about)
         return f"{about} is deleted"
 
     told = (
-        "Its topics with all its events, and the positions of its groups, are deleted for good.",
+        f"Its topics (id {topic_id}) with all its events, and the positions of its groups, are deleted for good.",
         "Readers get UnknownStream. This is refused while open transactions write to it or a processor reads it.",
         _FINAL,
     )

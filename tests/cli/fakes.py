@@ -93,11 +93,11 @@ def transaction(**changes: Any) -> TransactionInfo:
     return TransactionInfo(**{**fields, **changes})
 
 
-def opened(info: TransactionInfo) -> OpenTransaction:
+def opened(info: TransactionInfo, age: float = 60.0) -> OpenTransaction:
     """The same with a writer, and half of it merged."""
     writers = (WriterInfo(5, "open", "loader 7", 10, True),)
     carries = (CarryInfo("nyc/flights", 1, 5, 10, 4, False),)
-    return OpenTransaction(info, 7, 60.0, 10.0, 20.0, 1, writers, carries)
+    return OpenTransaction(info, 7, age, 10.0, 20.0, 1, writers, carries)
 
 
 def event(number: int = 0, **changes: Any) -> Event:
@@ -106,7 +106,7 @@ def event(number: int = 0, **changes: Any) -> Event:
         "stream": "nyc/flights",
         "key": b"N14228",
         "value": b'{"n":%d}' % number,
-        "headers": [("by", b"me"), ("raw", b"\xff")],
+        "headers": [("by", b"me"), ("raw", b"\xff"), ("caf\udce9", b"1")],
         "timestamp": 1_700_000_000_000,
         "txn_id": TXN_ID,
         "commit_timestamp": 1_700_000_000_000_000 << 12,
@@ -127,6 +127,8 @@ class FakeClient:
     events: Sequence[Event] = field(default_factory=lambda: [event(0), event(1), event(2)])
     target: Target | None = None
     several: list[TransactionInfo] = field(default_factory=list)
+    ages: dict[bytes, float] = field(default_factory=dict)
+    topic_ids: list[str] = field(default_factory=list)
     granted: list[Grant] = field(default_factory=list)
     rules: list[Acl] = field(default_factory=list)
 
@@ -240,7 +242,8 @@ class FakeClient:
 
     def open_transactions(self, *asked: Any, **arguments: Any) -> list[OpenTransaction]:
         self._call("open_transactions", **arguments)
-        return [opened(info) for info in self.several or [self.info]]
+        found = self.several or [self.info]
+        return [opened(info, self.ages.get(info.txn_id, 60.0)) for info in found]
 
     def system(self, *asked: Any, **arguments: Any) -> list[LockRow]:
         self._call("system", asked=asked, **arguments)
@@ -258,7 +261,7 @@ class FakeClient:
 
     def state(self, txn: bytes) -> TransactionInfo:
         self._call("state", txn=txn)
-        return self.info
+        return next((info for info in self.several if info.txn_id == txn), self.info)
 
     def series(self, scope: str, name: str | None = None) -> list[SeriesInfo]:
         self._call("series", scope=scope, name=name)
@@ -279,6 +282,9 @@ class FakeClient:
 
     def effective_settings(self, name: str) -> dict[str, str]:
         return {"retention.ms": "60000"}
+
+    def topic_id(self, name: str) -> str:
+        return self.topic_ids.pop(0) if self.topic_ids else "id"
 
     def count_events(self, name: str) -> Lag:
         return Lag(1234, 0, exact=False)

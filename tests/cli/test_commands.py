@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,16 @@ from xml.etree import ElementTree as ET
 import pytest
 import typer
 
-from anabranch.cli import options
+from anabranch.cli import options, txn
 from anabranch.cli.errors import ExitCode
+from anabranch.cli.stream import lives
 from anabranch.errors import AlreadyCommitted, IllegalState, InvalidArgument
 from anabranch.shown import history
 from anabranch.shown.history import History
 from anabranch.types import Counts
+from anabranch.web.actions import plan
 from tests.cli.conftest import Run
-from tests.cli.fakes import TXN_ID, FakeClient, event, transaction
+from tests.cli.fakes import TXN_ID, FakeClient, event, stream, transaction
 from tests.cli.histories import rolled_history
 
 ID = TXN_ID.hex()
@@ -250,10 +252,11 @@ def test_txn_describe(run: Run, fake: FakeClient) -> None:
 
 def test_txn_abort(run: Run, fake: FakeClient) -> None:
     fake.info = transaction(state="ABORTED", counts=Counts(0, 0, 0), owner="etl")
+    state = ("state", {"txn": TXN_ID})
     result = run("txn", "abort", ID, "--json")
     assert result.exit_code == 0
     asked = ("abort", {"transaction": TXN_ID, "reason": "aborted by an operator"})
-    assert fake.calls == [asked, ("state", {"txn": TXN_ID})]
+    assert fake.calls == [state, asked, state]
     assert json.loads(result.stdout)["state"] == "ABORTED"
     assert json.loads(result.stdout)["owner"] == "etl"
     other = TXN_ID[::-1].hex()
@@ -266,13 +269,22 @@ def test_txn_abort(run: Run, fake: FakeClient) -> None:
     ]
 
 
+def test_txn_abort_takes_digits_of_an_open_one(
+    run: Run, fake: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.info = transaction(state="OPEN")
+    assert run("txn", "abort", ID[-8:]).exit_code == 0
+    assert [call for call, _ in fake.calls] == ["open_transactions", "state", "abort", "state"]
+    monkeypatch.setattr(txn, "_MOST", 1)
+    more = run("txn", "abort", ID[-8:])
+    assert more.exit_code == ExitCode.USAGE, "there may be another one"
+    assert "1 transaction of the oldest 1 open ones" in more.stderr
+
+
 def test_txn_abort_by_owner_and_age(run: Run, fake: FakeClient) -> None:
-    now_ms = round(time.time() * 1000)
     ages = {b"a": ("etl", 7200), b"b": ("etl", 60), b"c": ("open", 7200), b"d": ("etl", 3700)}
-    fake.several = [
-        transaction(txn_id=key * 16, owner=owner, begun_ms=now_ms - age * 1000)
-        for key, (owner, age) in ages.items()
-    ]
+    fake.several = [transaction(txn_id=key * 16, owner=owner) for key, (owner, _) in ages.items()]
+    fake.ages = {key * 16: age for key, (_, age) in ages.items()}
 
     def aborted(*options: str) -> str:
         fake.calls.clear()
@@ -309,6 +321,18 @@ def test_txn_abort_of_many_goes_on_past_one_that_was_committed(
     assert asked == [ID, other]
     assert "COMMITTED" in many.stdout
     assert run("txn", "abort", ID).exit_code == ExitCode.USAGE
+
+
+def test_txn_abort_leaves_what_was_prepared(run: Run, fake: FakeClient) -> None:
+    other = TXN_ID[::-1]
+    fake.several = [transaction(state="PREPARED"), transaction(state="OPEN", txn_id=other)]
+    for asked in ((ID, other.hex()), (ID,)):
+        fake.calls.clear()
+        result = run("txn", "abort", *asked)
+        assert result.exit_code == ExitCode.USAGE
+        assert "txn settle --presume" in result.stderr
+        aborted = [given["transaction"].hex() for call, given in fake.calls if call == "abort"]
+        assert aborted == list(asked[1:])
 
 
 @pytest.mark.parametrize(
@@ -388,6 +412,21 @@ def test_stream_delete(run: Run, fake: FakeClient) -> None:
     assert [call for call, _ in fake.calls] == ["describe", "describe", "delete_stream"]
 
 
+def test_stream_delete_is_of_the_stream_that_was_shown(
+    run: Run, fake: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody deletes it, and makes it again, while the question is shown: here, and in the browser."""
+    monkeypatch.setattr(lives, "confirm", lambda *_, **__: None)
+    fake.topic_ids = ["one", "another", "one", "another", "another"]
+    refused = run("stream", "delete", "nyc/flights")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "is another stream than the one that was shown" in refused.stderr
+    first, second, third = (plan(fake, "delete", "nyc/flights", {}).told for _ in range(3))  # type: ignore[arg-type]
+    assert first != second
+    assert second == third
+    assert "delete_stream" not in [call for call, _ in fake.calls]
+
+
 def test_stream_alter(run: Run, fake: FakeClient) -> None:
     assert "--unset" in run("stream", "alter", "nyc/flights").stderr
     result = run("stream", "alter", "nyc/flights", "--setting", "a=1", "--unset", "b", "--json")
@@ -451,6 +490,17 @@ def test_apply(run: Run, fake: FakeClient, tmp_path: Path) -> None:
         assert done() == []
 
 
+def test_apply_asks_before_a_limit_of_bytes_is_taken_back(
+    run: Run, fake: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker's own may be lower."""
+    file = tmp_path / "streams.toml"
+    file.write_text('[streams."nyc/flights"]\nsegments = 2\n')
+    given = replace(stream("nyc/flights"), settings={"retention.bytes": "1000"})
+    monkeypatch.setattr(fake, "describe", lambda _: given)
+    assert "WouldDelete" in run("apply", str(file)).stderr
+
+
 def test_stream_forget(run: Run, fake: FakeClient) -> None:
     asked = run("stream", "forget", "nyc/flights")
     assert asked.exit_code == ExitCode.USAGE
@@ -505,7 +555,11 @@ def test_read_events(run: Run, fake: FakeClient) -> None:
         "stream": "nyc/flights",
         "key": "N14228",
         "value": '{"n":0}',
-        "headers": [{"name": "by", "value": "me"}, {"name": "raw", "value_base64": "/w=="}],
+        "headers": [
+            {"name": "by", "value": "me"},
+            {"name": "raw", "value_base64": "/w=="},
+            {"name_base64": "Y2Fm6Q==", "value": "1"},
+        ],
         "timestamp": 1_700_000_000_000,
         "txn_id": ID,
         "commit_timestamp": 1_700_000_000_000_000 << 12,

@@ -220,6 +220,19 @@ def test_only_its_ledgers_secret_ends_it(world: World) -> None:
         assert commit(world, secret=LEDGER, by_id=True) == "A COMMITTED 3"
 
 
+def test_an_operator_aborts_it_by_presuming_alone(world: World) -> None:
+    """A token does, and in the lane of its owner, to which `prepare` may give another's, the id."""
+    prepare(world)
+    with world.by("admin"):
+        for secret in (None, LEDGER):
+            assert world.ask("abort", r.Abort(world.id("A"), "", secret)) == "IllegalState"
+        assert abort(world) == "A ABORTED (aborted by a client)"
+        world.begin("C")
+        prepare(world, "C")
+        asked = r.Abort(world.id("C"), "")
+        assert world.ask("abort", asked) == "C ABORTED (aborted by a client)"
+
+
 def test_it_is_listed_to_who_shows_the_secret(world: World) -> None:
     prepare(world, by=BY)
     prepare(world, "B")

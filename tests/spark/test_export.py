@@ -16,7 +16,15 @@ from pyspark.sql import SparkSession
 import anabranch
 from anabranch.errors import InvalidArgument
 from anabranch.spark.options import Connection
-from anabranch.spark.pipelines.export import Batch, Exported, Pace, Shape, export
+from anabranch.spark.pipelines.export import (
+    Batch,
+    Exported,
+    Pace,
+    Shape,
+    _settings,
+    _shaped,
+    export,
+)
 from tests.spark.pipeline_input import commit
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(60)]
@@ -163,6 +171,13 @@ def test_export_partitions_and_takes_values_apart(
     assert {str(row["date"]) for row in table.rows()} == {"2013-01-01"}
 
 
+def test_the_date_is_of_utc(spark: SparkSession) -> None:
+    with _settings(spark, {"spark.sql.session.timeZone": "Asia/Tokyo"}):
+        frame = spark.sql("select timestamp'2013-01-01 23:00:00Z' as timestamp")
+        rows = _shaped(frame, Shape(partition_by=["date"])).collect()
+    assert [str(row["date"]) for row in rows] == ["2013-01-01"]
+
+
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
     yield from (value if isinstance(value, dict) else value.asDict()).items()
 
@@ -189,10 +204,49 @@ def test_a_folder_belongs_to_its_checkpoint(
     export(spark, connection, [stream], to)
     with pytest.raises(InvalidArgument, match="another checkpoint"):
         export(spark, connection, [stream], to, checkpoint=str(tmp_path / "other"))
+    elsewhere = str(tmp_path / "elsewhere")
+    export(spark, connection, [stream], elsewhere)
+    for folder, place in ((to, elsewhere), (str(tmp_path / "new"), to)):
+        with pytest.raises(InvalidArgument, match="is not the checkpoint of"):
+            export(spark, connection, [stream], folder, checkpoint=f"{place}/_checkpoint")
     other = stream + "-other"
     client.create_stream(other)
     with pytest.raises(InvalidArgument, match=f"the checkpoint is of {stream}, not of {other}"):
         export(spark, connection, [other], to)
+
+
+def test_export_leaves_the_files_of_others(
+    client: anabranch.Client, stream: str, table: Table
+) -> None:
+    """Only where it puts files itself may one be of a batch that was cut off."""
+    day = table.folder / "date=2013-01-01"
+    places = {
+        "archive": True,
+        "": True,
+        "date=2013-01-01/_spark_metadata": True,
+        "date=1999-01-01": False,
+    }
+    files = {table.folder / below / "part-0.parquet": stays for below, stays in places.items()}
+    first = next(iter(files))
+    _old(first)
+    commit(client, stream, ("a", "1"))
+    with pytest.raises(InvalidArgument, match="other files"):
+        table.export(stream, partition_by=["date"])
+    assert [path.name for path in table.folder.iterdir()] == ["archive"]
+    first.unlink()
+    table.export(stream, partition_by=["date"])
+    for file in (*files, day / "part-0.parquet"):
+        _old(file)
+    commit(client, stream, ("a", "2"))
+    table.export(stream, partition_by=["date"])
+    assert {file: file.exists() for file in files} == files
+    assert (day / "part-0.parquet").exists(), "a table of its own is in this folder"
+
+
+def _old(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    os.utime(file, (0, 0))
 
 
 @pytest.mark.soak

@@ -129,7 +129,11 @@ def _compare(client: Client, stream: str, wanted: Wanted) -> Iterator[Change]:
         if name in FIXED:
             raise InvalidArgument(f"{stream}: {name} is {now!r} and can't be altered")
         in_effect = effective.get(name, now)
-        shorter = name in _RETENTION and 0 <= int(to_be or -1) < _unlimited(in_effect)
+        # The broker's own limit of bytes, which is not known here, takes the place of one that is taken back.
+        shorter = name in _RETENTION and (
+            0 <= int(to_be or -1) < _unlimited(in_effect)
+            or (name, to_be) == ("retention.bytes", "")
+        )
         yield Change(stream, name, in_effect, to_be, deletes=shorter)
 
 

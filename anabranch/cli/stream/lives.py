@@ -16,8 +16,8 @@ from anabranch.cli.stream.commands import (
     show_settings,
 )
 from anabranch.core.stream_states import FORGOTTEN
-from anabranch.errors import InvalidArgument
-from anabranch.shown.words import events_of
+from anabranch.errors import IllegalState, InvalidArgument
+from anabranch.shown.words import events_of, topic_id_of
 from anabranch.topics.names import topics_of
 
 __all__ = ["app"]
@@ -54,6 +54,7 @@ def delete(options: OperatorOptions, stream: StreamName, yes: Yes = False) -> No
     """
     with options.client() as client:
         found = client.describe(stream)
+        topic_id = topic_id_of(lambda: client.topic_id(stream))
         topics = ", ".join(topics_of(stream))
         segments = count_of(len(found.segments), "segment")
         # A lost stream may take its time: counted for the question alone.
@@ -63,6 +64,10 @@ def delete(options: OperatorOptions, stream: StreamName, yes: Yes = False) -> No
             f"{topics}, and the positions of all groups there.",
             yes=yes,
         )
+        if not yes and topic_id != topic_id_of(lambda: client.topic_id(stream)):
+            raise IllegalState(
+                f"{stream} is another stream than the one that was shown, made since: nothing was done, look again"
+            )
         client.delete_stream(stream)
     told = f"{stream} is deleted: its name can be used again"
     print_result({"stream": stream, "state": FORGOTTEN}, told, as_json=options.json)

@@ -294,7 +294,7 @@ def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
     if row.state == "COMMITTED":
         raise AlreadyCommitted("the transaction is committed: there is no abort any more")
     if row.state == "PREPARED":
-        prepared.check_word(turn, row.txn_id, command.secret)
+        prepared.check_abort(turn, row, command)
     if TRANSACTIONS.judge(row.state, "begin_abort", row.reason) is not None:
         by_operate = command.secret is None and len(command.token) == TXN_ID_SIZE
         if turn.lane != row.owner and by_operate:

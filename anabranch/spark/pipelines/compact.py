@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,12 @@ from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.spark.clients import connect
 from anabranch.spark.failures import named_failures
-from anabranch.spark.pipelines.place import committed_under, options_of
+from anabranch.spark.pipelines.place import committed_under, options_of, saved
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from anabranch import Result
     from anabranch.spark.options import Connection
 
 # The last event of a key: by commit, then by place in its segment.
@@ -31,7 +33,7 @@ class Compacted:
     """The result. ``at``: the commit timestamp; ``keys``: how many have a value.
 
     ``events``: how many the stream had at that timestamp; ``keyless``: those without a key, which are left out.
-    Both are 0 if the name was ``already_committed``.
+    Both are 0 if the name was ``already_committed``, or if the job failed after its commit.
     """
 
     stream: str
@@ -70,7 +72,7 @@ def compact(
 
     Raises:
         InvalidArgument: no target or two; the folder exists. UnknownStream. SnapshotExpired: retention has
-        passed ``at``. JobFailed: repeating is safe.
+        passed ``at``. JobFailed: repeating is safe. OutcomeUnknown: repeat it with the name that it says.
     """
     if (to is None) == (into is None):
         raise InvalidArgument("give a folder or a stream to write to, one of them")
@@ -87,27 +89,32 @@ def compact(
         if into is not None and name is not None:
             before = committed_under(client, target, name)
             if before is not None:
-                return Compacted(
-                    stream, moment, into, 0, 0, before.counts.committed, before.txn_id, True
-                )
+                return _before(stream, moment, into, before)
         with named_failures():
-            found = _write(spark, connection, stream, moment, to, into, overwrite, given)
-        if into is None:
-            return found
-        result = committed_under(client, target, given)
-    return replace(found, txn_id=result.txn_id if result is not None else None)
+            rows, counts = _observed(spark, connection, stream, moment)
+            if into is None:
+                rows.write.mode("overwrite" if overwrite else "errorifexists").parquet(str(to))
+                return Compacted(stream, moment, str(to), *counts())
+            sink = options_of(connection, stream=into, name=given)
+            # Metadata of the old place (Kafka's and ours) would be false at the new one.
+            rows = rows.select("key", "value", "headers", "timestamp")
+            writer = rows.write.format("anabranch").options(**sink).mode("append")
+        result, failed = saved(client, target, given, writer.save)
+        if result is not None and failed:  # it has no counts
+            return _before(stream, moment, into, result)
+        with named_failures():
+            txn_id = result.txn_id if result is not None else None
+            return Compacted(stream, moment, into, *counts(), txn_id)
 
 
-def _write(
-    spark: SparkSession,
-    connection: Connection,
-    stream: str,
-    moment: int,
-    to: str | None,
-    into: str | None,
-    overwrite: bool,
-    name: str,
-) -> Compacted:
+def _before(stream: str, moment: int, into: str, result: Result) -> Compacted:
+    return Compacted(stream, moment, into, 0, 0, result.counts.committed, result.txn_id, True)
+
+
+def _observed(
+    spark: SparkSession, connection: Connection, stream: str, moment: int
+) -> tuple[DataFrame, Callable[[], tuple[int, int, int]]]:
+    """The rows to write; events, keyless ones and keys, once they are written."""
     read, kept = Observation("read"), Observation("kept")
     source = options_of(connection, stream=stream, at=moment)
     events = spark.read.format("anabranch").options(**source).load()
@@ -115,14 +122,4 @@ def _write(
         read, F.count(F.lit(1)).alias("events"), F.count_if(F.col("key").isNull()).alias("keyless")
     )
     rows = latest(events).observe(kept, F.count(F.lit(1)).alias("keys"))
-    if into is not None:
-        sink = options_of(connection, stream=into, name=name)
-        # Metadata of the old place (Kafka's and ours) would be false at the new one.
-        rows = rows.select("key", "value", "headers", "timestamp")
-        rows.write.format("anabranch").options(**sink).mode("append").save()
-    else:
-        rows.write.mode("overwrite" if overwrite else "errorifexists").parquet(str(to))
-    counts = read.get
-    return Compacted(
-        stream, moment, str(into or to), counts["events"], counts["keyless"], kept.get["keys"]
-    )
+    return rows, lambda: (read.get["events"], read.get["keyless"], kept.get["keys"])

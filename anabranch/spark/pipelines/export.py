@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +30,10 @@ FORMATS = ("parquet", "delta")
 DATE = "date"
 _CHECKPOINT = "_checkpoint"
 _TABLE = "_spark_metadata"
+_TABLES = {_TABLE, "_delta_log"}
+_OWNER = "_export-"  # and the query's id: a file in the folder, written at each start
 _LOOK_S = 1
+_DAY_S = 86_400
 # INT96, Spark's default, is long deprecated, and Delta lacks it.
 _FILE_SETTINGS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
@@ -102,12 +105,14 @@ def export(
     ``checkpoint``: the folder of the position; by default inside ``to``, so that both live and die together.
     ``progress`` is called after each micro-batch with rows.
 
+    A folder belongs to one checkpoint: file ``_export-`` and the query's id, in the folder, binds them.
+
     Parquet is exactly once for Spark's readers, which go by the folder's ``_spark_metadata``. Other readers may see
     files of a batch that was cut off, until the next run has rewritten it and removed them. Delta is exactly once
     for every reader.
 
     Raises:
-        InvalidArgument: a wrong argument or value; ``to`` holds another checkpoint's output.
+        InvalidArgument: a wrong argument or value; ``to`` holds other files, or another checkpoint's output.
             UnknownStream. SnapshotExpired (`Pace`). NotInstalled: the package for Delta is missing.
             JobFailed: repeating is safe.
     """
@@ -123,12 +128,14 @@ def export(
             'use a session of the driver, or write spark.readStream.format("anabranch") as a query of your own'
         )
     with named_failures():
-        _check_fresh(spark, to, place)
         frame = _shaped(_committed(spark, connection, streams, pace), shape)
+        writer = _writer(frame, to, place, shape, pace)
+        began = _bind(spark, to, place)
         with _settings(spark, _FILE_SETTINGS):
-            query = _writer(frame, to, place, shape, pace).start()
+            query = writer.start()
+        tidy = partial(_remove_cut_off, spark, to, shape, began)
         try:
-            return _follow(query, to, place, progress, partial(_remove_cut_off, spark, to, shape))
+            return _follow(query, to, place, progress, tidy)
         finally:
             query.stop()
 
@@ -152,7 +159,8 @@ def _shaped(frame: DataFrame, shape: Shape) -> DataFrame:
         parsed = F.from_json(F.col("value").cast("string"), shape.schema, {"mode": "FAILFAST"})
         frame = frame.withColumn("value", parsed)
     if DATE in shape.partition_by:
-        frame = frame.withColumn(DATE, F.to_date("timestamp"))
+        days = F.floor(F.unix_seconds("timestamp") / _DAY_S).cast("int")
+        frame = frame.withColumn(DATE, F.date_from_unix_date(days))
     unknown = [name for name in shape.partition_by if name not in frame.columns]
     if unknown:
         raise InvalidArgument(
@@ -180,14 +188,13 @@ def _follow(
     to: str,
     place: str,
     progress: Callable[[Batch], None] | None,
-    tidy: Callable[[float], None],
+    tidy: Callable[[], None],
 ) -> Exported:
     """Wait until the query ends: by itself with ``once``, else by an error or an interrupt.
 
-    ``tidy``: called once with the start time, after a batch with rows: then no other query writes older files.
+    ``tidy``: called once, after a batch with rows: then no other query writes older files.
     """
     done: dict[int, int] = {}
-    began = time.time()
     ended = False
     while not ended:
         ended = bool(query.awaitTermination(_LOOK_S))
@@ -195,7 +202,7 @@ def _follow(
             if batch.number not in done and progress is not None and batch.rows:
                 progress(batch)
             if batch.rows and not any(done.values()):
-                tidy(began)
+                tidy()
             done[batch.number] = batch.rows
     batches = sum(1 for rows in done.values() if rows)
     return Exported(to, place, query.id, batches, sum(done.values()))
@@ -206,54 +213,98 @@ def _finished(reports: Sequence[Any]) -> Iterator[Batch]:
         yield Batch(int(report["batchId"]), int(report["numInputRows"]))
 
 
-def _check_fresh(spark: SparkSession, to: str, place: str) -> None:
-    """A new checkpoint counts batches from 0, and Spark's file sink leaves out numbers that it has already."""
-    if _exists(spark, f"{to.rstrip('/')}/{_TABLE}") and not _exists(
-        spark, f"{place.rstrip('/')}/metadata"
-    ):
+def _bind(spark: SparkSession, to: str, place: str) -> int:
+    """Bind folder and checkpoint by the query's id, before anything is written.
+
+    Spark's file sink leaves out batch numbers that it has: those of another checkpoint would be lost.
+    Returns the time of this start, by the file system's clock, as its files have theirs.
+    """
+    files, folder = _file_system(spark, to)
+    places, metadata = _file_system(spark, f"{place.rstrip('/')}/metadata")
+    known = _text(spark, places, metadata) if places.exists(metadata) else ""
+    names = [status.getPath().getName() for status in _listed(files, folder)]
+    owners = [name.removeprefix(_OWNER) for name in names if name.startswith(_OWNER)]
+    table = not _TABLES.isdisjoint(names)
+    if known:
+        query = json.loads(known)["id"]
+        # Folders of earlier versions have no owner.
+        inside = place.startswith(f"{to.rstrip('/')}/")
+        if owners != [query] and (owners or not (table or inside)):
+            raise InvalidArgument(
+                f"{place} is not the checkpoint of {to}, and a folder belongs to one: "
+                "give its own checkpoint, or another folder with a new one"
+            )
+    elif table or len(owners) > 1 or _holds_data(files, folder):
         raise InvalidArgument(
-            f"{to} holds what another checkpoint has exported, and {place} has none: "
-            "give that checkpoint, or another folder"
+            f"{to} holds what another checkpoint has exported, or other files, and {place} has "
+            "exported nothing: give the folder's checkpoint, or another folder"
         )
+    else:
+        query = owners[0] if owners else str(uuid.uuid4())
+    owner = _file_system(spark, f"{to.rstrip('/')}/{_OWNER}{query}")[1]
+    _write(files, owner, f"{place}\n")
+    if not known:
+        _write(places, metadata, json.dumps({"id": query}))  # as Spark does
+    return int(files.getFileStatus(owner).getModificationTime())
 
 
-def _remove_cut_off(spark: SparkSession, to: str, shape: Shape, before: float) -> None:
-    """Remove files of micro-batches cut off ``before`` (Unix seconds): files that no table names."""
+def _remove_cut_off(spark: SparkSession, to: str, shape: Shape, before: int) -> None:
+    """Remove files of micro-batches cut off ``before`` (Unix ms): files that no table names."""
     if shape.form != "parquet":
         return
     files, table = _file_system(spark, f"{to.rstrip('/')}/{_TABLE}")
-    read = spark._jvm.org.apache.commons.io.IOUtils.toString  # type: ignore[union-attr] # noqa: SLF001
     named = set()
     for entry in files.listStatus(table):
         if not entry.getPath().getName().startswith("."):
-            stream = files.open(entry.getPath())
-            version, *lines = read(stream, "UTF-8").splitlines()
-            stream.close()
+            version, *lines = _text(spark, files, entry.getPath()).splitlines()
             if version != "v1":
                 return  # of an unknown form
             named |= {json.loads(line)["path"].rpartition("/")[2] for line in lines}
-    for status in _data_files(files, table.getParent()) if named else ():
+    for status in _data_files(files, table.getParent(), shape.partition_by) if named else ():
         name = status.getPath().getName()  # holds an id that no other file has
         ours = name.startswith("part-") and name.endswith(".parquet")
-        if ours and name not in named and status.getModificationTime() < before * 1000:
+        if ours and name not in named and status.getModificationTime() < before:
             files.delete(status.getPath(), False)
             log.info("removed %s, of a micro-batch that was cut off", status.getPath())
 
 
-def _data_files(files: Any, folder: Any) -> Iterator[Any]:
-    """Statuses of files under a folder, Spark's own folders left out: files of a running query vanish there."""
+def _data_files(files: Any, folder: Any, partition_by: Sequence[str]) -> Iterator[Any]:
+    """Statuses of files where an export puts them: other folders, and tables in them, are not its own."""
     for status in files.listStatus(folder):
-        name = status.getPath().getName()
         if not status.isDirectory():
-            yield status
-        elif "=" in name or not name.startswith(("_", ".")):
-            yield from _data_files(files, status.getPath())
+            if not partition_by:
+                yield status
+        elif partition_by and status.getPath().getName().startswith(f"{partition_by[0]}="):
+            path = status.getPath()
+            if _TABLES.isdisjoint(below.getPath().getName() for below in files.listStatus(path)):
+                yield from _data_files(files, path, partition_by[1:])
 
 
-def _exists(spark: SparkSession, path: str) -> bool:
-    """Whether a path exists, on any file system of Hadoop's."""
-    files, target = _file_system(spark, path)
-    return bool(files.exists(target))
+def _holds_data(files: Any, folder: Any) -> bool:
+    """Whether any file is in or below a folder, apart from hidden ones."""
+    return any(
+        not status.getPath().getName().startswith(("_", "."))
+        and (not status.isDirectory() or _holds_data(files, status.getPath()))
+        for status in _listed(files, folder)
+    )
+
+
+def _listed(files: Any, folder: Any) -> Sequence[Any]:
+    return files.listStatus(folder) if files.exists(folder) else ()
+
+
+def _text(spark: SparkSession, files: Any, path: Any) -> str:
+    stream = files.open(path)
+    try:
+        return str(spark._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))  # type: ignore[union-attr] # noqa: SLF001
+    finally:
+        stream.close()
+
+
+def _write(files: Any, path: Any, text: str) -> None:
+    stream = files.create(path, True)
+    stream.write(text.encode())
+    stream.close()
 
 
 def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:

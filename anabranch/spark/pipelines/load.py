@@ -14,7 +14,7 @@ from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.spark.clients import connect
 from anabranch.spark.failures import named_failures
-from anabranch.spark.pipelines.place import committed_under, options_of
+from anabranch.spark.pipelines.place import committed_under, options_of, saved
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -97,7 +97,7 @@ def load(
     Raises:
         InvalidArgument: wrong files, data or columns; nothing is written.
             UnknownStream, UnknownScope: create it first, or give ``segments``.
-            JobFailed: repeating is safe with a name.
+            JobFailed: nothing is committed. OutcomeUnknown: repeat it with the name that it says.
     """
     reading, events = reading or Reading(), events or Events()
     scope, _ = split_stream(stream)
@@ -120,8 +120,8 @@ def load(
         )
         with named_failures():
             rows = _prepared(_read(spark, files, reading), events)
-            rows.write.format("anabranch").options(**options).mode("append").save()
-        result = committed_under(client, scope, given)
+            writer = rows.write.format("anabranch").options(**options).mode("append")
+        result, _ = saved(client, scope, given, writer.save)
     if result is None:  # no row: nothing to commit, and the name is free
         return Loaded(stream, name, False, 0, None, None)
     return _loaded(stream, name, result, already=False)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anabranch
+from anabranch.errors import AnabranchError, OutcomeUnknown
+from anabranch.spark.failures import named_failures
 from anabranch.spark.options import Connection
 
 
@@ -22,3 +26,28 @@ def committed_under(client: anabranch.Client, scope: str, name: str) -> anabranc
     """The commit under a name, if there is one. An open transaction of that name is aborted."""
     with client.begin(scope, name=name) as txn:
         return txn.result
+
+
+def saved(
+    client: anabranch.Client, scope: str, name: str, save: Callable[[], None]
+) -> tuple[anabranch.Result | None, bool]:
+    """Save rows by a job under a name: its commit (None: it had no row), and whether the job failed after it.
+
+    Raises: the job's error, if nothing is committed; OutcomeUnknown.
+    """
+    failed: Exception | None = None
+    try:
+        with named_failures():
+            save()
+    except Exception as error:  # noqa: BLE001 - whatever it says, the rows may be committed
+        failed = error
+    try:
+        result = committed_under(client, scope, name)
+    except AnabranchError as error:
+        raise OutcomeUnknown(
+            f"whether the rows are committed is not known: run it again with --name {name}, under which they are "
+            f"committed once; {failed or error}"
+        ) from (failed or error)
+    if result is None and failed is not None:
+        raise failed
+    return result, failed is not None

@@ -227,10 +227,13 @@ class BatchSink(DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Abort, so that nothing stays, and a transaction that no task began can't begin.
 
+        One that can't be aborted now goes stale: Spark would tell that in the place of the job's error.
         Raises: AlreadyCommitted, if only the answer to the commit was lost.
         """
         try:
             self._target.client.abort(self._reservation, "Spark aborted the job")
+        except RetryError as error:
+            log.warning("transaction %s is not aborted: %s", self._reservation, error)
         except AlreadyCommitted as error:
             raise AlreadyCommitted(
                 f"the job failed after its commit: its rows are visible, don't run it again (transaction "

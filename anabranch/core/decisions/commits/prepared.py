@@ -16,7 +16,7 @@ from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions.commits.askers import without_askers
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import SECRET_SIZE, txn_text
+from anabranch.core.ids import SECRET_SIZE, TXN_ID_SIZE, txn_text
 from anabranch.core.journal.index import Weighed
 from anabranch.core.state import OpenTxn
 from anabranch.core.stream_settings import MAX_MESSAGE
@@ -33,6 +33,7 @@ from anabranch.errors import (
     TooMuchStaged,
 )
 from anabranch.schemas.records import (
+    Abort,
     Commit,
     PendingCommitRow,
     Prepare,
@@ -84,6 +85,20 @@ def check_word(turn: Turn, txn_id: bytes, secret: bytes | None) -> None:
         raise NotAuthorized(
             f"transaction {txn_text(txn_id)} is prepared for a ledger, whose word alone ends it: `anabranch ledger "
             "recover`, or for an operator `anabranch txn settle --presume`"
+        )
+
+
+def check_abort(turn: Turn, row: TxnRow, command: Abort) -> None:
+    """Refuse to abort a PREPARED one by less than its coordinator's word: as an operator, by its id.
+
+    Raises: NotAuthorized, IllegalState.
+    """
+    check_word(turn, row.txn_id, command.secret)
+    proven = proves(turn.state.prepared_row(row.txn_id), command.secret)
+    if len(command.token) == TXN_ID_SIZE and turn.lane != row.owner and not proven:
+        raise IllegalState(
+            f"transaction {txn_text(row.txn_id)} is PREPARED, and its coordinator may have decided: if it is gone "
+            "for good, `anabranch txn settle --presume`; nothing was changed"
         )
 
 
