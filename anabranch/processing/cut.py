@@ -34,6 +34,7 @@ class Cut:
         """``below``: what is stored, or the cut that is being committed."""
         self.open = True
         self.failed = False  # a handler raised, and nothing of it will be
+        self.late = False  # it got full before all fired that is due
         self.size = 0  # bytes of outputs and changes, about
         self.outputs: dict[str, list[Written]] = {}
         self.batches: dict[str, list[pa.RecordBatch]] = {}
@@ -93,10 +94,10 @@ class Cut:
         changed[row] = value
         self.size += len(value or b"")
 
-    def put_due(self, task: int, kind: bytes, due: int, place: bytes) -> None:
+    def put_due(self, task: int, kind: bytes, due: int, place: bytes, value: bytes) -> None:
         """Set a row of a kind of timers: what is due at a time."""
         before = self.soonest(task, kind)
-        self.put(task, kind + due.to_bytes(_TIME, "big") + place, b"")
+        self.put(task, kind + due.to_bytes(_TIME, "big") + place, value)
         self._soonest[task, kind] = min(before, due)
 
     def soonest(self, task: int, kind: bytes) -> int:

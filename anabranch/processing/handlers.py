@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("anabranch.processor")
 
+FULL_BYTES = 8 << 20  # as a controller merges 16 MiB of state in one commit, unless told otherwise
 _make_event: Callable[[Sequence[Any]], Event] = partial(tuple.__new__, Event)
 Place = tuple[str, int, int]  # stream, partition, offset of an event
 
@@ -49,27 +50,39 @@ class Handlers:
     def __init__(self, app: Program, stores: Sequence[str]) -> None:
         """``stores``: the names of the processor's stores, in the order of their numbers."""
         self._app = app
+        self.most = min(app.cut_bytes, FULL_BYTES)
         for number, name in enumerate(stores, FIRST_STORE):
             if name in app.stores:
                 app.stores[name].number(number)
         names = {app.stores[name].prefix: name for name in app.timers}
-        self._time = TimeOfTasks(names, app.timers, app.idle) if app.timers else None
+        self._time: TimeOfTasks | None = None
+        if app.timers:
+            self._time = TimeOfTasks(names, app.timers, app.idle, self.most)
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def handle(self, cut: Cut, pieces: Iterable[Piece], passed: dict[Place, Passed]) -> None:
-        """Call the handlers with these events. Raises: HandlerFailed, and the cut is of no more use."""
+    def handle(self, cut: Cut, pieces: Sequence[Piece], passed: dict[Place, Passed]) -> list[Piece]:
+        """Call the handlers with these events; returns those that have no room in the cut, whole commits.
+
+        Raises: HandlerFailed, and the cut is of no more use.
+        """
+        left = list[Piece]()
         with closed_by_failure(cut) as at:
             for (scope, number), some in groupby(pieces, key=_of_commit):
                 commit = list(some)
-                if self._time is not None:
+                if not left and self._time is not None:
                     _called(self._time.before, at, scope, number)
+                full = cut.late or cut.size >= self.most
+                if left or (full and (commit[0] is pieces[0] or not commit[0].is_inside)):
+                    left += commit
+                    continue
                 for piece in commit:
                     self._piece(at, piece, passed)
                 if self._time is not None:
                     self._move_time(at, self._time, commit)
+        return left
 
     def fire_wall(self, cut: Cut, tasks: Iterable[int], now_ms: int) -> None:
-        """Fire timers of the wall clock. Raises: HandlerFailed."""
+        """Fire what was due before, and timers of the wall clock. Raises: HandlerFailed."""
         if self._time is not None:
             with closed_by_failure(cut) as at:
                 for task in tasks:

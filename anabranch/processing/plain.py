@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.client.client import Client
+from anabranch.client.connect import reader_ports
 from anabranch.core.legal_names import PLAIN
 from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired, UnknownStream
 from anabranch.ports import TopicPartition
@@ -161,13 +162,19 @@ class PlainReader:
             portion.go_on(high)
         return taken
 
-    def consumed(self, also: Iterable[int] = ()) -> Consumed:
-        """All that was given since the last call. ``also``: tasks to be named without records."""
+    def consumed(self, also: Iterable[int] = (), left: Sequence[Piece] = ()) -> Consumed:
+        """All that was given since the last call, but for what is ``left``. ``also``: tasks without records."""
+        stays = {
+            TopicPartition(piece.stream.removeprefix(PLAIN), piece.tasks[0]): piece.timestamp
+            for piece in reversed(left)
+        }
         positions: dict[int, list[TaskPosition]] = {task: [] for task in also}
         for place, at in sorted(self._touched.items()):
             number = self._numbers[place.topic]
-            positions.setdefault(place.partition, []).append(TaskPosition(number, at, 0))
-        self._touched = {}
+            positions.setdefault(place.partition, []).append(
+                TaskPosition(number, stays.get(place, at), 0)
+            )
+        self._touched = {place: self._at[place] for place in stays}
         steps = []
         for task, moved in sorted(positions.items()):
             self._sequences[task] += 1
@@ -177,6 +184,13 @@ class PlainReader:
     def close(self) -> None:
         """Free its connections."""
         self._source.close()
+
+
+def plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:
+    """The ports to read a processor's plain topics by."""
+    if cluster.bootstrap is None:
+        return client.reader_ports()
+    return reader_ports(cluster.bootstrap, cluster.config)
 
 
 def import_group(

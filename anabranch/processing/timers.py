@@ -37,6 +37,12 @@ def event_time(cut: Cut, task: int) -> int:
     return int.from_bytes(cut.get(task, _NOW) or b"", "big")
 
 
+def _put_due(cut: Cut, task: int, kind: bytes, due: int, row: bytes) -> None:
+    """Set it. If it is due already its value is the event time; a later one fires it, whatever the cuts."""
+    now = event_time(cut, task) if kind == _DUE else -1
+    cut.put_due(task, kind, due, row, _time(now) if due <= now else b"")
+
+
 class Timer(Store):
     """Times to call a function at, one for each key. Only handlers may use it."""
 
@@ -60,7 +66,7 @@ class Timer(Store):
         self.cancel(key)
         task, row = self._place(doing_now, key)
         doing_now.cut.put(task, row, due)
-        doing_now.cut.put_due(task, self._kind, int(at), row)
+        _put_due(doing_now.cut, task, self._kind, int(at), row)
 
     def cancel(self, key: bytes | str) -> None:
         """Forget the time of this key, if one is set."""
@@ -162,7 +168,7 @@ class Windows(Store):
         """Set it; the window's end is logged with its first value."""
         task, row = self._row(at, key, start)
         if at.cut.get(task, row) is None:
-            at.cut.put_due(task, _DUE, start + self.size + self._grace, row)
+            _put_due(at.cut, task, _DUE, start + self.size + self._grace, row)
         at.cut.put(task, row, self._codec.encode(value))
 
     def close(self, key: bytes, _: int) -> None:
@@ -183,9 +189,14 @@ class TimeOfTasks:
     """Moves the tasks' event time, and fires what is due."""
 
     def __init__(
-        self, names: dict[bytes, str], handlers: dict[str, TimerHandler], idle: float | None
-    ) -> None:
-        """``names``: by the prefix of each timer's or windows' rows. ``idle``: seconds, as of `Processor`."""
+        self, names: dict[bytes, str], handlers: dict[str, TimerHandler], idle: float | None,
+        most: int,
+    ) -> None:  # fmt: skip
+        """``names``: by the prefix of each timer's or windows' rows. ``idle``: seconds, as of `Processor`.
+
+        ``most``: in a cut of so many bytes nothing more fires.
+        """
+        self._most = most
         self._idle_ms = None if idle is None else idle * 1000
         self._wall_ms = self._latest = 0
         self._heard: dict[int, int] = {}  # when a task's last event came, by the wall clock
@@ -255,8 +266,12 @@ class TimeOfTasks:
             self._fire(at, task, _DUE, timestamp)
 
     def fire_wall(self, at: Doing, task: int, now_ms: int) -> None:
-        """Fire what is due by the wall clock; an idle task goes on to the worker's latest event time first."""
+        """Fire what is due by the wall clock; an idle task goes on to the worker's latest event time first.
+
+        Before that goes what was due in the cut before, and had no room there.
+        """
         self._wall_ms = now_ms
+        self._fire(at, task, _DUE, event_time(at.cut, task))
         if (
             self._idle_ms is not None
             and now_ms - self._heard.setdefault(task, now_ms) >= self._idle_ms
@@ -270,10 +285,13 @@ class TimeOfTasks:
         if cut.soonest(task, kind) > until:
             return
         # Those that a handler sets meanwhile are looked at next time: so this ends.
-        size = len(kind)
+        size, now = len(kind), _time(until)
         for row, _ in list(cut.scan(task, kind, kind + _time(until + 1))):
-            if cut.get(task, row) is None:
-                continue  # cancelled by one before
+            if cut.get(task, row) in (None, now):
+                continue  # cancelled by one before, or set when it was due already
+            if cut.size >= self._most:
+                cut.late |= kind == _DUE
+                return
             cut.put(task, row, None)
             due = int.from_bytes(row[size : size + _SIZE], "big")
             place = row[size + _SIZE :]

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from anabranch.batches import columns_read, columns_write
 from anabranch.client.client import Client
-from anabranch.client.connect import reader_ports
 from anabranch.core.hybrid_time import to_ms
 from anabranch.core.legal_names import PLAIN, state_stream
 from anabranch.errors import (
@@ -39,15 +38,15 @@ from anabranch.processing.gathered import SLICE_BYTES, Gathered
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.membership import AllTasks, Membership
 from anabranch.processing.metrics import TABLE
-from anabranch.processing.plain import Cluster, PlainReader, plain_inputs
+from anabranch.processing.plain import PlainReader, plain_inputs, plain_ports
 from anabranch.processing.program import Program
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
 from anabranch.processors.numbers import Numbers
-from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history_search import check_start
 from anabranch.reading.tasks.groups import Mirror
 from anabranch.reading.tasks.reader import TaskReader
+from anabranch.reading.tasks.shares import Piece
 from anabranch.schemas.records import ProcessorInfo, ProcessorInput
 from anabranch.topics.names import stream_topic
 from anabranch.types import Tenure
@@ -92,6 +91,8 @@ class Worker:
         self.metrics = Numbers(TABLE)
         self._tenure: Tenure | None = None
         self._reader: TaskReader | PlainReader | None = None
+        self._left: list[Piece] = []  # of the cut before, which was full
+        self._behind = False  # timers of that one, or of a former life, may be due
         self._generation = -1
         self._lost: frozenset[int] = frozenset()
         self._look_again = 0.0
@@ -199,6 +200,7 @@ class Worker:
         if self._reader is not None:
             self._reader.close()
         self._reader = self._tenure = None
+        self._left, self._behind = [], True
         self.metrics.set("processor_tasks", 0)
 
     def _take(self, wanted: frozenset[int]) -> None:
@@ -298,7 +300,12 @@ class Worker:
         while True:
             self._seen_at = now = clock.monotonic()
             until = min(due, now + _IDLE_S)
-            some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
+            if self._behind:
+                gathered.add(())  # what is due goes before any event
+                self._behind = gathered.cut.late
+            some, self._left = self._left, []
+            if not some and not self._behind:
+                some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
             gathered.add(some)
             if not gathered.pieces or gathered.is_full or self.stop.is_set():
                 break
@@ -315,8 +322,9 @@ class Worker:
         if not (gathered.pieces or cut.rows or cut.outputs or reader.has_moved):
             self._commits.wait()
             return False
+        self._left, self._behind = gathered.left, cut.late
         self._sent_at = clock.monotonic()
-        self._commits.send(tenure, cut, reader.consumed(cut.rows.keys()))
+        self._commits.send(tenure, cut, reader.consumed(cut.rows.keys(), gathered.left))
         return True
 
     def _fire(self, cut: Cut, tenure: Tenure) -> None:
@@ -339,13 +347,6 @@ def make_processor(client: Client, app: Program) -> ProcessorInfo:
             inputs = plain_inputs(source, topics, app.tasks, start_ms, deadline)
     stores = {name: store.kind for name, store in app.stores.items()} or (NO_STORE,)
     return client.create_processor(app.name, inputs, app.tasks, app.start, stores=stores)
-
-
-def plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:
-    """The ports to read a processor's plain topics by."""
-    if cluster.bootstrap is None:
-        return client.reader_ports()
-    return reader_ports(cluster.bootstrap, cluster.config)
 
 
 def run_worker(

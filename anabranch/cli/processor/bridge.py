@@ -44,8 +44,8 @@ def command(
     import pyarrow as pa
 
     from anabranch.processing.app import Processor
-    from anabranch.processing.plain import Cluster, import_group
-    from anabranch.processing.worker import make_processor, plain_ports, run_worker
+    from anabranch.processing.plain import Cluster, import_group, plain_ports
+    from anabranch.processing.worker import make_processor, run_worker
     from anabranch.reading.tasks.lag import input_lags
     from anabranch.schemas.records import ProcessorInfo
 

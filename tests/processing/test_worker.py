@@ -1,0 +1,96 @@
+"""A worker in memory, in one thread: what it takes, commits and says in trouble."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.client.client import Client
+from anabranch.processing.app import Processor
+from anabranch.processing.membership import AllTasks
+from anabranch.processing.worker import Worker
+from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.reader_factory import Readers
+from anabranch.reading.tasks.reader import TaskReader
+from tests.client.world import World
+
+
+class Place(World):
+    """A cluster with streams in and out, whose clients read it, too."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        for name in ("in", "out"):
+            self.client.create_stream(f"nyc/{name}")
+
+    def new_client(self, **more: Any) -> Client:
+        client = super().new_client(**more)
+        ports = ReaderPorts(lambda _: self.cluster.log("reader"), lambda *_: None, self.clock)  # type: ignore[arg-type]
+        client._ports = replace(client._ports, readers=Readers(ports, 30.0))
+        return client
+
+    def worker(self, app: Processor, folder: str = "w") -> Worker:
+        tasks = AllTasks(range(app.tasks))
+        return Worker(app, self.client, self.folder / folder, tasks=tasks, threads=False)
+
+    def write(self, *keys: bytes, timestamp: int = 1, value: bytes = b"1") -> None:
+        with self.client.begin("nyc") as txn:
+            for key in keys:
+                txn.write("nyc/in", value, key=key, timestamp=timestamp)
+            txn.commit()
+
+    def written(self, stream: str = "nyc/out") -> list[bytes]:
+        return [each.key or b"" for each in self.events(stream)]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def windows(place: Place) -> Processor:
+    """Writes the keys of windows of a second as they close, in small cuts."""
+    app = Processor("nyc/p", tasks=1, commit_interval=0, cut_bytes=2000)
+    out = app.output("nyc/out", value=json)
+    hours = app.windows("hours", 1, value=json)
+
+    @app.on(app.input("nyc/in", value=json))
+    def put(event: Any) -> None:
+        for window in hours.of(event):
+            window.value = 1
+
+    @hours.on_close
+    def closed(window: Any) -> None:
+        out.write(1, key=window.key)
+
+    return app
+
+
+def test_windows_that_close_together_and_the_events_behind_them_take_several_cuts(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = TaskReader.cut  # in memory each read gives one commit
+    monkeypatch.setattr(
+        TaskReader, "cut", lambda *args: [piece for _ in range(9) for piece in cut(*args)]
+    )
+    app = windows(place)
+    worker, keys = place.worker(app), [b"%03d" % i for i in range(20)]
+    place.write(*keys, timestamp=500)
+    place.write(b"later", timestamp=1600)
+    place.write(b"last", timestamp=3500)
+    place.write(b"end", timestamp=9999)
+    lives = left = 0
+    while len(place.written()) < 22 and lives < 60:
+        for _ in range(2):
+            worker.step()
+        left += len(worker._left)
+        worker.close()  # the next one goes on from the positions
+        worker, lives = place.worker(app, str(lives)), lives + 1
+    worker.close()
+    assert place.written() == [*keys, b"later", b"last"]
+    assert left
