@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextvars import ContextVar
 from heapq import merge
 from itertools import groupby
@@ -23,6 +23,7 @@ _ROW_BYTES = 48  # of an event or a row, besides its bytes
 _KNOWN_KEYS = 20_000
 _MISSING: Any = object()
 _TIME = 8  # bytes of a time
+_NUMBER = 2  # … and of a store's number
 _NEVER = 1 << 63
 _LAST = b"\xff" * (_TIME + 1)
 
@@ -43,7 +44,7 @@ class Cut:
         self._below = below
         self._task_count = task_count
         self.known: dict[bytes, int] = below.known
-        self._soonest: dict[tuple[int, bytes], int] = {}
+        self.due: dict[tuple[int, bytes], int] = below.due
 
     def lie_on(self, table: Table) -> None:
         """The cut below is stored by now."""
@@ -96,20 +97,23 @@ class Cut:
 
     def put_due(self, task: int, kind: bytes, due: int, place: bytes, value: bytes) -> None:
         """Set a row of a kind of timers: what is due at a time."""
-        before = self.soonest(task, kind)
+        if (task, kind) in self.due:
+            self.due[task, kind] = min(self.due[task, kind], due)
         self.put(task, kind + due.to_bytes(_TIME, "big") + place, value)
-        self._soonest[task, kind] = min(before, due)
 
-    def soonest(self, task: int, kind: bytes) -> int:
-        """Nothing of a kind is due before this time."""
-        found = self._soonest.get((task, kind))
-        return self.look_soonest(task, kind) if found is None else found
+    def soonest(self, task: int, kind: bytes, stores: Collection[bytes]) -> int:
+        """Nothing of a kind, and of these stores, is due before this time."""
+        found = self.due.get((task, kind))
+        return self.look_soonest(task, kind, stores) if found is None else found
 
-    def look_soonest(self, task: int, kind: bytes) -> int:
+    def look_soonest(self, task: int, kind: bytes, stores: Collection[bytes]) -> int:
         """`soonest`, by the rows."""
-        row, _ = next(self.scan(task, kind, kind + _LAST), (b"", b""))
-        due = int.from_bytes(row[len(kind) : len(kind) + _TIME], "big") if row else _NEVER
-        self._soonest[task, kind] = due
+        low = len(kind)
+        high = low + _TIME
+        rows = (row for row, _ in self.scan(task, kind, kind + _LAST))
+        row = next((row for row in rows if row[high : high + _NUMBER] in stores), None)
+        due = _NEVER if row is None else int.from_bytes(row[low:high], "big")
+        self.due[task, kind] = due
         return due
 
     def scan(self, task: int, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -203,6 +203,7 @@ def closed_by_failure(cut: Cut) -> Iterator[Doing]:
         yield begin_doing(cut)
     except HandlerFailed:
         cut.open, cut.failed = False, True
+        cut.due.clear()
         raise
 
 

@@ -208,6 +208,7 @@ class TimeOfTasks:
     def resume(self, table: Table, tasks: Collection[int]) -> None:
         """These are the worker's tasks now: see which of them are in the middle of an input commit."""
         end = after(_PART)
+        table.due.clear()
         self._heard = {}
         times = (table.get(task, _NOW) or b"" for task in tasks)
         self._latest = max((int.from_bytes(time, "big") for time in times), default=0)
@@ -282,21 +283,20 @@ class TimeOfTasks:
 
     def _fire(self, at: Doing, task: int, kind: bytes, until: int) -> None:
         cut = at.cut
-        if cut.soonest(task, kind) > until:
+        if cut.soonest(task, kind, self._names) > until:
             return
         # Those that a handler sets meanwhile are looked at next time: so this ends.
         size, now = len(kind), _time(until)
         for row, _ in list(cut.scan(task, kind, kind + _time(until + 1))):
-            if cut.get(task, row) in (None, now):
-                continue  # cancelled by one before, or set when it was due already
+            place = row[size + _SIZE :]
+            name = self._names.get(place[:_NUMBER])
+            if name is None or cut.get(task, row) in (None, now):
+                continue  # another program's, cancelled by one before, or set when it was due already
             if cut.size >= self._most:
                 cut.late |= kind == _DUE
                 return
-            cut.put(task, row, None)
             due = int.from_bytes(row[size : size + _SIZE], "big")
-            place = row[size + _SIZE :]
-            name = self._names.get(place[:_NUMBER])
-            if name is not None:  # else the program has it no more
-                at.task, at.key, at.timestamp = task, place[_NUMBER:], due
-                self._handlers[name](place[_NUMBER:], due)
-        cut.look_soonest(task, kind)
+            at.task, at.key, at.timestamp = task, place[_NUMBER:], due
+            cut.put(task, row, None)
+            self._handlers[name](place[_NUMBER:], due)
+        cut.look_soonest(task, kind, self._names)

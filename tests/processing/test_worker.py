@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,20 +54,23 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def windows(place: Place) -> Processor:
+def windows(place: Place, *more: str) -> Processor:
     """Writes the keys of windows of a second as they close, in small cuts."""
     app = Processor("nyc/p", tasks=1, commit_interval=0, cut_bytes=2000)
     out = app.output("nyc/out", value=json)
-    hours = app.windows("hours", 1, value=json)
+    stores = [app.windows(name, 1, value=json) for name in ("hours", *more)]
+
+    def closed(window: Any) -> None:
+        out.write(1, key=window.key)
 
     @app.on(app.input("nyc/in", value=json))
     def put(event: Any) -> None:
-        for window in hours.of(event):
-            window.value = 1
+        for store in stores:
+            for window in store.of(event):
+                window.value = 1
 
-    @hours.on_close
-    def closed(window: Any) -> None:
-        out.write(1, key=window.key)
+    for store in stores:
+        store.on_close(closed)
 
     return app
 
@@ -94,3 +98,14 @@ def test_windows_that_close_together_and_the_events_behind_them_take_several_cut
     worker.close()
     assert place.written() == [*keys, b"later", b"last"]
     assert left
+
+
+def test_windows_that_an_older_program_does_not_know_close_under_the_newer_one(
+    place: Place,
+) -> None:
+    for number, more in enumerate((["days"], [], ["days"])):
+        place.write(b"a", timestamp=500 + 2000 * number)
+        with closing(place.worker(windows(place, *more), str(number))) as worker:
+            for _ in range(4):
+                worker.step()
+    assert place.written() == [b"a"] * 3, "of both windows of the first event, and one of the next"
