@@ -10,6 +10,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from anabranch.core.legal_names import is_plain
 from anabranch.errors import FixCallError
 from anabranch.processing.cut import Cut, Doing, begin_doing
 from anabranch.processing.program import Program, Registered
@@ -104,7 +105,9 @@ class Handlers:
             piece = self._without(at, piece, passed)
         if registered[0].batch:
             batch = piece.batch()
-            at.timestamp = None
+            # A partition of a plain topic is one task's; a stream's batch has events of several.
+            at.task = piece.tasks[0] if is_plain(piece.stream) and piece.tasks else -1
+            at.key = at.timestamp = None
             for one in registered:
                 _called(one.call, batch)
             return

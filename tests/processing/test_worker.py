@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from anabranch.client.client import Client
+from anabranch.errors import InvalidArgument
 from anabranch.processing.app import Processor
 from anabranch.processing.membership import AllTasks
 from anabranch.processing.worker import Worker
@@ -109,3 +110,30 @@ def test_windows_that_an_older_program_does_not_know_close_under_the_newer_one(
             for _ in range(4):
                 worker.step()
     assert place.written() == [b"a"] * 3, "of both windows of the first event, and one of the next"
+
+
+def test_a_batch_of_a_stream_has_no_store(place: Place) -> None:
+    """A handler of single events ran before, and left its task."""
+    app, said = Processor("nyc/p", tasks=2, commit_interval=0), list[str]()
+    seen = app.store("seen", value=json, local=True)
+    source = app.input("nyc/in", value=json)
+    place.client.create_stream("nyc/batches")
+
+    @app.on(source)
+    def one(event: Any) -> None:
+        seen[event.key] = 1
+
+    @app.on(app.input("nyc/batches"), batch=True)
+    def batch(_: Any) -> None:
+        for call in (lambda: seen.get(b"a"), lambda: list(seen.items())):
+            with pytest.raises(InvalidArgument, match="without batch=True") as refused:
+                call()
+            said.append(str(refused.value))
+
+    with closing(place.worker(app)) as worker, place.client.begin("nyc") as txn:
+        for stream in ("nyc/in", "nyc/batches"):
+            txn.write(stream, b"1", key=b"a")
+        txn.commit()
+        for _ in range(4):
+            worker.step()
+    assert len(said) == 2
