@@ -57,7 +57,7 @@ NO_STORE = "-"  # the one of a processor without stores: its topic has the parti
 SESSION_S = 6.0  # a worker that is not heard for so long loses its tasks
 _IDLE_S = 0.25
 _ASK_S = 30.0
-_RESTORE_S = 600.0
+_RESTORE_S = 600.0  # without a record of state
 _HANDOVER_S = 3.0
 _LOOK_S = 0.002
 _MIRROR_S = 5.0
@@ -230,7 +230,7 @@ class Worker:
         state = self._commits.state
         state.forget(wanted)
         try:
-            rows = state.restore(tenure.tasks, begun + _RESTORE_S, heard)
+            rows = state.restore(tenure.tasks, _RESTORE_S, heard)
         except IllegalState:
             self._check_holder(wanted)  # another one's commits are no damage
             raise

@@ -7,15 +7,18 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from anabranch.client.client import Client
-from anabranch.errors import InvalidArgument
+from anabranch.errors import IllegalState, InvalidArgument, NotReady
 from anabranch.processing.app import Processor
 from anabranch.processing.membership import AllTasks
+from anabranch.processing.state import StateReader
 from anabranch.processing.worker import Worker
 from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.feed import Feed
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.tasks.reader import TaskReader
 from tests.client.world import World
@@ -55,7 +58,19 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def windows(place: Place, *more: str) -> Processor:
+def counting() -> Processor:
+    """Counts events by key."""
+    app = Processor("nyc/p", tasks=1, commit_interval=0)
+    seen = app.store("seen", value=json)
+
+    @app.on(app.input("nyc/in"))
+    def count(event: Any) -> None:
+        seen[event.key] = seen.get(event.key, 0) + 1
+
+    return app
+
+
+def windows(*more: str) -> Processor:
     """Writes the keys of windows of a second as they close, in small cuts."""
     app = Processor("nyc/p", tasks=1, commit_interval=0, cut_bytes=2000)
     out = app.output("nyc/out", value=json)
@@ -83,7 +98,7 @@ def test_windows_that_close_together_and_the_events_behind_them_take_several_cut
     monkeypatch.setattr(
         TaskReader, "cut", lambda *args: [piece for _ in range(9) for piece in cut(*args)]
     )
-    app = windows(place)
+    app = windows()
     worker, keys = place.worker(app), [b"%03d" % i for i in range(20)]
     place.write(*keys, timestamp=500)
     place.write(b"later", timestamp=1600)
@@ -106,7 +121,7 @@ def test_windows_that_an_older_program_does_not_know_close_under_the_newer_one(
 ) -> None:
     for number, more in enumerate((["days"], [], ["days"])):
         place.write(b"a", timestamp=500 + 2000 * number)
-        with closing(place.worker(windows(place, *more), str(number))) as worker:
+        with closing(place.worker(windows(*more), str(number))) as worker:
             for _ in range(4):
                 worker.step()
     assert place.written() == [b"a"] * 3, "of both windows of the first event, and one of the next"
@@ -137,3 +152,30 @@ def test_a_batch_of_a_stream_has_no_store(place: Place) -> None:
         for _ in range(4):
             worker.step()
     assert len(said) == 2
+
+
+def test_state_that_can_t_be_read_is_waited_for(place: Place) -> None:
+    """Nothing comes for ten minutes; then its end is read, and the last commit is not there."""
+    app = counting()
+    with closing(place.worker(app)) as worker:
+        for n in range(3):
+            place.write(b"%d" % n)
+            worker.step()
+            worker.step()
+
+    def nothing(*_: object) -> list[object]:
+        place.clock.sleep(0.5)
+        return []
+
+    with closing(place.worker(app, "other")) as worker:
+        with (
+            patch.object(Feed, "next", nothing),
+            pytest.raises(NotReady, match="can't be read to its end"),
+        ):
+            worker.step()
+        worker._drop()
+        with (
+            patch.object(StateReader, "_apply", return_value=0),
+            pytest.raises(IllegalState, match="lacks the last commit"),
+        ):
+            worker.step()
