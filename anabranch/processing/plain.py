@@ -23,7 +23,7 @@ from anabranch.reading.feed import Feed
 from anabranch.reading.fetched import Portion
 from anabranch.reading.tasks.inputs import check_same_topic
 from anabranch.reading.tasks.shares import Piece, Share, Shares
-from anabranch.schemas.records import Consumed, ProcessorInput, TaskPosition, TaskStep
+from anabranch.schemas.records import Consumed, ProcessorInput, TaskInfo, TaskPosition, TaskStep
 from anabranch.types import Tenure
 
 _LOOK_S = 10.0  # so often new partitions are looked for
@@ -203,10 +203,7 @@ def import_group(
     Raises: InvalidArgument (the group has no offsets there), IllegalState (the processor has begun), NotReady.
     """
     info = client.processor(processor)
-    if any(task.sequence for task in info.tasks):
-        raise IllegalState(
-            f"{processor} has begun already: a group is imported before its first commit"
-        )
+    _check_not_begun(processor, info.tasks)
     places = {
         TopicPartition(one.stream.removeprefix(PLAIN), task): number
         for number, one in enumerate(info.inputs)
@@ -223,12 +220,22 @@ def import_group(
         member.close()
     if not found:
         raise InvalidArgument(f"the group {group} has no offsets of {', '.join(topics)}")
-    tenure = client.take(processor)
     moved: dict[int, list[TaskPosition]] = {}
     for place, offset in sorted(found.items()):
         moved.setdefault(place.partition, []).append(TaskPosition(places[place], offset, 0))
     steps = tuple(TaskStep((task,), 1, tuple(some)) for task, some in moved.items())
-    with client.begin(tenure.scope, tenure=tenure) as txn:
-        txn.commit(consumed=Consumed(processor, tenure.secret, steps))
-    client.release(tenure)
+    tenure = client.take(processor)
+    try:
+        _check_not_begun(processor, tenure.tasks.values())  # meanwhile
+        with client.begin(tenure.scope, tenure=tenure) as txn:
+            txn.commit(consumed=Consumed(processor, tenure.secret, steps))
+    finally:
+        client.release(tenure)
     return len(found)
+
+
+def _check_not_begun(processor: str, tasks: Iterable[TaskInfo]) -> None:
+    if any(task.sequence for task in tasks):
+        raise IllegalState(
+            f"{processor} has begun already: a group is imported before its first commit"
+        )

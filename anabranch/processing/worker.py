@@ -36,7 +36,7 @@ from anabranch.processing.commits import PAUSES_S, Commits
 from anabranch.processing.cut import Cut
 from anabranch.processing.gathered import SLICE_BYTES, Gathered
 from anabranch.processing.handlers import Handlers
-from anabranch.processing.membership import AllTasks, Membership
+from anabranch.processing.membership import AllTasks, Lost, Membership
 from anabranch.processing.metrics import TABLE
 from anabranch.processing.plain import PlainReader, plain_inputs, plain_ports
 from anabranch.processing.program import Program
@@ -94,7 +94,7 @@ class Worker:
         self._left: list[Piece] = []  # of the cut before, which was full
         self._behind = False  # timers of that one, or of a former life, may be due
         self._generation = -1
-        self._lost: frozenset[int] = frozenset()
+        self._lost = Lost()
         self._look_again = 0.0
         self._sent_at = self._seen_at = self._taken_at = 0.0
         self._described: tuple[float, ProcessorInfo] | None = None
@@ -134,8 +134,10 @@ class Worker:
         silent_s = self._clock.monotonic() - self._seen_at
         if not self._member.generation:
             return "its group has not told its tasks yet"
-        if self._member.wanted - self._lost and self._reader is None:
+        if self._member.wanted - self._lost.tasks and self._reader is None:
             return "its tasks are being taken, and their state read"
+        if lost := self._member.wanted & self._lost.tasks:
+            return f"others hold tasks that its group gives it: {', '.join(map(str, sorted(lost)))}"
         if silent_s > _SILENT_S:
             return f"its handlers, or a commit, have been at work for {silent_s:.0f} s"
         return None
@@ -156,7 +158,7 @@ class Worker:
                 self.metrics.add("processor_taken_again", type(error).__name__)
                 self._drop()
                 if isinstance(error, TenureLost):
-                    self._lost, self._look_again = frozenset(range(self._app.tasks)), 0.0
+                    self._lost.tasks, self._look_again = frozenset(range(self._app.tasks)), 0.0
                 self.stop.wait(pause)
                 pause = min(2 * pause, longest)
 
@@ -272,20 +274,15 @@ class Worker:
                 raise TenureLost(f"task {row.task} of {self._app.name} is {row.holder}'s")
 
     def _wanted(self) -> frozenset[int]:
-        """The group's tasks, without those that another one took since the group gave them here.
-
-        Two that both think that a task is theirs would take it in turn without end. So the one that lost it waits
-        until the group assigns again, or the task is released.
-        """
+        """The group's tasks, without those that another one took since the group gave them here."""
         wanted = self._member.serve(0.0)
         if self._generation != self._member.generation:
-            self._generation, self._lost = self._member.generation, frozenset()
+            self._generation, self._lost = self._member.generation, Lost()
         now = self._clock.monotonic()
-        if self._lost and now >= self._look_again:
+        if self._lost.tasks and now >= self._look_again:
             self._look_again = now + SESSION_S
-            rows = self._client.processor(self._app.name).tasks
-            self._lost = frozenset(row.task for row in rows if row.holder not in ("", self._holder))
-        return wanted - self._lost
+            self._lost.look(self._client.processor(self._app.name).tasks, self._holder)
+        return wanted - self._lost.tasks
 
     # -- a commit -------------------------------------------------------------------------------------
 

@@ -12,11 +12,14 @@ from unittest.mock import patch
 import pytest
 
 from anabranch.client.client import Client
-from anabranch.errors import IllegalState, InvalidArgument, NotReady
+from anabranch.client.transaction import Transaction
+from anabranch.errors import IllegalState, InvalidArgument, NotReady, TenureLost
+from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.processing.app import Processor
 from anabranch.processing.membership import AllTasks
+from anabranch.processing.plain import import_group
 from anabranch.processing.state import StateReader
-from anabranch.processing.worker import Worker
+from anabranch.processing.worker import Worker, make_processor
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.feed import Feed
 from anabranch.reading.reader_factory import Readers
@@ -51,6 +54,19 @@ class Place(World):
 
     def written(self, stream: str = "nyc/out") -> list[bytes]:
         return [each.key or b"" for each in self.events(stream)]
+
+
+class Member:
+    """Of a group that stands at offset 1 everywhere."""
+
+    def committed(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(places, 1)
+
+    def close(self) -> None: ...
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise InvalidArgument("planted")
 
 
 @pytest.fixture
@@ -179,3 +195,49 @@ def test_state_that_can_t_be_read_is_waited_for(place: Place) -> None:
             pytest.raises(IllegalState, match="lacks the last commit"),
         ):
             worker.step()
+
+
+def test_a_task_whose_taker_is_gone_is_taken_back(place: Place) -> None:
+    app = counting()
+    with closing(place.worker(app)) as worker:
+        worker.step()
+        place.client.take("nyc/p", holder="one that is killed")
+        place.write(b"a")
+        with pytest.raises(TenureLost):  # noqa: PT012 (not at once)
+            for _ in range(9):
+                worker.step()
+        worker._drop()  # as `run`
+        worker._lost.tasks, worker._look_again = frozenset({0}), 0.0
+        worker.step()
+        assert "others hold tasks that its group gives it: 0" in (worker.trouble or "")
+        before = place.clock.monotonic()
+        while worker.trouble is not None and place.clock.monotonic() < before + 60:
+            place.clock.sleep(1)
+            worker.step()
+        assert place.clock.monotonic() - before > 20
+        assert list(worker.tasks) == [0]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_group_is_imported_once_and_its_tasks_are_free(place: Place, begun: bool) -> None:
+    """Two machines look, and both see that nothing has begun."""
+    place.cluster.log("kafka").create_topics([TopicSpec("orders", 1, {}, 1)])
+    app = Processor("nyc/bridge", tasks=1)
+    app.on(app.topic("orders"))(lambda _: None)
+    make_processor(place.client, app)
+    stale = place.client.processor(app.name)
+    ports = replace(place.client.reader_ports(), member=lambda *_: Member())  # type: ignore[arg-type]
+
+    def again() -> int:
+        with patch.object(Client, "processor", lambda *_: stale):
+            return import_group(place.client, ports, app.name, "g", 5.0)
+
+    if not begun:
+        with pytest.raises(InvalidArgument), patch.object(Transaction, "commit", refuse):
+            again()
+    else:
+        again()
+        with pytest.raises(IllegalState, match="has begun"):
+            again()
+    (row,) = place.client.processor(app.name).tasks
+    assert (row.holder, row.sequence) == ("", int(begun))
