@@ -10,8 +10,9 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from anabranch.client.receipt_account import check_event, check_headers, headers_size
 from anabranch.core.partitioner import task_of
-from anabranch.errors import IllegalState, InvalidArgument
+from anabranch.errors import EventTooLarge, IllegalState, InvalidArgument
 from anabranch.processing.table import Table
 from anabranch.types import Headers
 
@@ -24,6 +25,7 @@ _KNOWN_KEYS = 20_000
 _MISSING: Any = object()
 _TIME = 8  # bytes of a time
 _NUMBER = 2  # … and of a store's number
+NO_LIMITS: Mapping[str, int] = {}
 _NEVER = 1 << 63
 _LAST = b"\xff" * (_TIME + 1)
 
@@ -31,8 +33,11 @@ _LAST = b"\xff" * (_TIME + 1)
 class Cut:
     """Outputs and changed rows of one commit to come. One thread."""
 
-    def __init__(self, below: Table | Cut, task_count: int) -> None:
-        """``below``: what is stored, or the cut that is being committed."""
+    def __init__(
+        self, below: Table | Cut, task_count: int, limits: Mapping[str, int] = NO_LIMITS
+    ) -> None:
+        """``below``: what is stored, or the cut that is being committed. ``limits``: bytes of a stream's event."""
+        self.limits = limits
         self.open = True
         self.failed = False  # a handler raised, and nothing of it will be
         self.late = False  # it got full before all fired that is due
@@ -51,14 +56,22 @@ class Cut:
         self._below = table
 
     def write(self, stream: str, event: Written) -> None:
-        """Add an event to the outputs."""
+        """Add an event to the outputs. Raises: InvalidArgument, EventTooLarge (no commit could have it)."""
+        value, key, headers, timestamp = event
+        check_event(key, value, timestamp)
+        pairs = check_headers(headers)
+        size, most = len(value or b"") + len(key or b""), self.limits.get(stream)
+        if most is not None and size + headers_size(pairs) > most:
+            raise EventTooLarge(
+                f"an event of {size} bytes and headers; {stream} takes up to {most}"
+            )
         found = self.outputs.get(stream)
         if found is None:
             if stream in self.batches:
                 raise InvalidArgument(f"{stream}: write events or batches in one commit, not both")
             found = self.outputs[stream] = []
         found.append(event)
-        self.size += len(event[0] or b"") + len(event[1] or b"") + _ROW_BYTES
+        self.size += size + _ROW_BYTES
 
     def write_batch(self, stream: str, batch: pa.RecordBatch) -> None:
         """Add the rows of a batch to the outputs."""
@@ -170,6 +183,11 @@ def doing() -> Doing:
             at.strays.append(error)
         raise error
     return at
+
+
+def time_of(timestamp: int | None) -> int | None:
+    """The time of an output, from that of an event: records of plain topics may have none."""
+    return timestamp if timestamp is not None and timestamp > 0 else None
 
 
 def outside() -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anabranch.core.legal_names import is_plain
 from anabranch.errors import FixCallError
-from anabranch.processing.cut import Cut, Doing, begin_doing
+from anabranch.processing.cut import Cut, Doing, begin_doing, time_of
 from anabranch.processing.program import Program, Registered
 from anabranch.processing.timers import TimeOfTasks
 from anabranch.reading.tasks.shares import Piece
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("anabranch.processor")
 
 FULL_BYTES = 8 << 20  # as a controller merges 16 MiB of state in one commit, unless told otherwise
+_ERROR_BYTES = 1024
 _make_event: Callable[[Sequence[Any]], Event] = partial(tuple.__new__, Event)
 Place = tuple[str, int, int]  # stream, partition, offset of an event
 
@@ -180,13 +181,12 @@ class Handlers:
                 tasks.append(task)
             elif self._app.dead_letter is not None:
                 headers = [
-                    *event.headers,
-                    ("error", found.error.encode()),
+                    *(pair for pair in event.headers if not pair[0].startswith("ab.")),
+                    ("error", found.error.encode("utf-8", "replace")[:_ERROR_BYTES]),
                     ("from", f"{event.stream}[{event.partition}]@{event.offset}".encode()),
                 ]
-                at.cut.write(
-                    self._app.dead_letter, (event.value, event.key, headers, event.timestamp)
-                )
+                time = time_of(event.timestamp)
+                at.cut.write(self._app.dead_letter, (event.value, event.key, headers, time))
         return piece._replace(events=events, tasks=tasks)
 
     def _move_time(self, at: Doing, time: TimeOfTasks, commit: Sequence[Piece]) -> None:

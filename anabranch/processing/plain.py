@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabranch.client.client import Client
 from anabranch.client.connect import reader_ports
@@ -25,6 +25,9 @@ from anabranch.reading.tasks.inputs import check_same_topic
 from anabranch.reading.tasks.shares import Piece, Share, Shares
 from anabranch.schemas.records import Consumed, ProcessorInput, TaskInfo, TaskPosition, TaskStep
 from anabranch.types import Tenure
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _LOOK_S = 10.0  # so often new partitions are looked for
 
@@ -184,6 +187,17 @@ class PlainReader:
     def close(self) -> None:
         """Free its connections."""
         self._source.close()
+
+
+def outputs_of(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch of records as outputs; records without a time, which have -1 or 0, get one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    times = batch.column("timestamp")
+    times = pc.if_else(pc.greater(times.cast(pa.int64()), 0), times, pa.scalar(None, times.type))
+    names = ["key", "value", "headers", "timestamp"]
+    return pa.record_batch([*(batch.column(name) for name in names[:3]), times], names=names)
 
 
 def plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:

@@ -59,7 +59,9 @@ class StateReader:
     ) -> int:
         """Bring these tasks' rows to where they stand. Only after `Take` was answered. Returns rows read.
 
-        ``silence_s``: seconds without records, after which it ends. ``heard``: called twice a second or more often; it may raise.
+        ``silence_s``: seconds without records, after which it ends. ``heard``: called at least twice a second; it may
+        raise.
+
         Raises: IllegalState (the topic lacks what the rows name, or others wrote to it), NotReady.
         """
         clock = self._source.clock

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.core.legal_names import check_type
 from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import RAW, Codec
-from anabranch.processing.cut import Cut, Doing, doing
+from anabranch.processing.cut import Cut, Doing, doing, time_of
 from anabranch.processing.program import Output, TimerHandler
 from anabranch.processing.stores import TIME, Store, after, prefix_of
 
@@ -156,7 +156,9 @@ class Windows(Store):
         if is_late:
             at.cut.counts["processor_late_events", self.name] += 1
             if self._late is not None:
-                at.cut.write(self._late.stream, (at.value, event.key, None, event.timestamp))
+                at.cut.write(
+                    self._late.stream, (at.value, event.key, None, time_of(event.timestamp))
+                )
 
     def value(self, at: Doing, key: bytes, start: int) -> Any:
         """The value of a key in a window that begins at ``start``."""

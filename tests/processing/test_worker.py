@@ -11,13 +11,14 @@ from unittest.mock import patch
 
 import pytest
 
+from anabranch.batches.records import Record
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
-from anabranch.errors import IllegalState, InvalidArgument, NotReady, TenureLost
+from anabranch.errors import BeginAgainError, IllegalState, InvalidArgument, NotReady, TenureLost
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.processing.app import Processor
 from anabranch.processing.membership import AllTasks
-from anabranch.processing.plain import import_group
+from anabranch.processing.plain import import_group, outputs_of
 from anabranch.processing.state import StateReader
 from anabranch.processing.worker import Worker, make_processor
 from anabranch.reading.committed_log import ReaderPorts
@@ -241,3 +242,55 @@ def test_a_group_is_imported_once_and_its_tasks_are_free(place: Place, begun: bo
             again()
     (row,) = place.client.processor(app.name).tasks
     assert (row.holder, row.sequence) == ("", int(begun))
+
+
+@pytest.mark.parametrize("bad", ["surrogate", "long error", "header", "time", "size", "type"])
+def test_an_event_that_no_commit_could_have_is_a_dead_letter(place: Place, bad: str) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out = app.output("nyc/out")
+
+    @app.on(app.input("nyc/in"))
+    def handle(event: Any) -> None:
+        if event.key == b"good":
+            out.write(event.value, key=event.key)
+        elif bad == "surrogate":
+            raise ValueError("\ud800")
+        elif bad == "long error":
+            raise ValueError("x" * 2_000_000)
+        elif bad == "header":
+            out.write(b"", headers=[("ab.x", b"1")])
+        elif bad == "time":
+            out.write(b"", timestamp=-1)
+        elif bad == "size":
+            out.write(bytes(2_000_000))
+        else:
+            out.write("text")
+
+    place.write(b"good", b"bad", b"good")
+    with closing(place.worker(app)) as worker:
+        for _ in range(6):
+            try:
+                worker.step()
+            except BeginAgainError:
+                worker._drop()
+    assert (place.written(), place.written("nyc/dead")) == ([b"good", b"good"], [b"bad"])
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_records_without_a_time_are_copied(place: Place, batch: bool) -> None:
+    log, orders = place.cluster.log("kafka"), TopicPartition("orders", 0)
+    log.create_topics([TopicSpec("orders", 1, {}, 1)])
+    for timestamp in (-1, 0, 1000):
+        log.produce(orders, [Record(0, timestamp, b"%d" % timestamp, b"v")])
+    app = Processor("nyc/p", tasks=1, commit_interval=0)
+    out = app.output("nyc/out")
+    source = app.topic("orders")
+    if batch:  # as `anabranch bridge`
+        app.on(source, batch=True)(lambda batch: out.write_batch(outputs_of(batch)))
+    else:
+        app.on(source)(lambda event: out.write(event.value, key=event.key))
+    with closing(place.worker(app)) as worker:
+        for _ in range(4):
+            worker.step()
+    assert place.written() == [b"-1", b"0", b"1000"]
