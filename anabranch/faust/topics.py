@@ -82,6 +82,7 @@ class Topic(faust.Topic):
         else:
             if stream not in self.app.program.outputs:
                 await asyncio.get_running_loop().run_in_executor(None, self.app.add_output, stream)
+                at = doing()  # its event may be over meanwhile
             at.cut.write(stream, (data, raw, pairs or None, ms or time_of(at.timestamp)))
         return Sent(stream, timestamp or time.time())
 

@@ -129,7 +129,8 @@ class Ledger:
             InvalidArgument, UnsupportedSetting: the connection, or its database, can't be used; nothing was begun.
             NoLedger, LedgerMoved: the database is not the ledger's.
             IllegalState: the transaction is in a ledger already, or the connection has begun one.
-            OutcomeUnknown: the database did not answer to its commit, and can't be asked: `recover` ends it.
+            OutcomeUnknown: the database did not answer to its commit, and it, or the controllers, can't be asked:
+                `recover` ends it.
             LedgerDiffers: the database has committed, and the transaction was aborted by hand.
             TransactionAborted, AlreadyCommitted, and as `Transaction.commit` and the driver: both are rolled back.
         """
@@ -299,11 +300,20 @@ def _give_up(book: Book, txn: Transaction, secret: bytes | None, error: BaseExce
 
 
 def _is_committed(txn: Transaction, secret: bytes | None) -> bool:
-    """Abort by the ledger's word; True if recovery had committed it before, and its row is gone since."""
+    """Abort by the ledger's word; True if recovery had committed it before, and its row is gone since.
+
+    Raises: OutcomeUnknown (the controllers don't say which).
+    """
     try:
         txn.abort(_NO_COMMIT, secret=secret, timeout=QUIET_S)
     except AlreadyCommitted:
         return True
+    except (RetryError, AskOutcomeError) as trouble:
+        raise OutcomeUnknown(
+            "the database lost the answer to its commit, and the controllers don't say whether recovery has made "
+            f"it count ({trouble}); `Ledger.recover` will end both alike",
+            txn_id=txn.txn_id,
+        ) from trouble
     except AnabranchError as trouble:
         log.warning("%r is left to recovery: %s", txn, trouble)
     return False

@@ -59,8 +59,8 @@ class StateReader:
     ) -> int:
         """Bring these tasks' rows to where they stand. Only after `Take` was answered. Returns rows read.
 
-        ``silence_s``: seconds without records, after which it ends. ``heard``: called at least twice a second; it may
-        raise.
+        ``silence_s``: seconds without records, after which it ends. ``heard``: called at least twice a second, and
+        may raise.
 
         Raises: IllegalState (the topic lacks what the rows name, or others wrote to it), NotReady.
         """

@@ -56,6 +56,7 @@ log = logging.getLogger("anabranch.processor")
 NO_STORE = "-"  # the one of a processor without stores: its topic has the partitions that the group hands out
 SESSION_S = 6.0  # a worker that is not heard for so long loses its tasks
 _IDLE_S = 0.25
+_FOLLOW_S, _SLICE_S = 1.0, 0.05  # so often, and so long, a busy worker reads the state of others
 _ASK_S = 30.0
 _RESTORE_S = 600.0  # without a record of state
 _HANDOVER_S = 3.0
@@ -95,7 +96,7 @@ class Worker:
         self._behind = False  # timers of that one, or of a former life, may be due
         self._generation = -1
         self._lost = Lost()
-        self._look_again = 0.0
+        self._look_again = self._follow_at = 0.0
         self._sent_at = self._seen_at = self._taken_at = 0.0
         self._described: tuple[float, ProcessorInfo] | None = None
         try:
@@ -188,12 +189,16 @@ class Worker:
             if (now := self._clock.monotonic()) >= self._look_again:  # no commit would be told
                 self._look_again = now + SESSION_S
                 self._check_holder(self._tenure.tasks, min(_MIRROR_S, now - self._taken_at))
+        elif self._clock.monotonic() >= self._follow_at:
+            self._follow(self._tenure.tasks, _SLICE_S)
 
-    def _follow(self, own: Collection[int]) -> None:
+    def _follow(self, own: Collection[int], seconds: float = _IDLE_S) -> None:
         """Keep the copies of other workers' tasks warm."""
         if self._standby:
             others = set(range(self._app.tasks)) - set(own)
-            self._commits.state.follow(others, self._clock.monotonic() + _IDLE_S)
+            now = self._clock.monotonic()
+            self._follow_at = now + _FOLLOW_S
+            self._commits.state.follow(others, now + seconds)
 
     def _drop(self) -> None:
         """Forget what is computed. A commit under way ends first: its tasks' rows will tell how."""

@@ -312,6 +312,32 @@ def test_a_database_that_stays_away_aborts_nothing(
     assert differences(world, place) == set()
 
 
+def test_recovery_committed_it_and_nobody_can_be_asked(place: Place) -> None:
+    """The commit's answer is lost; recovery ends it and forgets the row; then the controllers are away."""
+    world, done, connections = start(place), list[Recovered](), list[Any]()
+
+    def lose(step: str) -> None:
+        if step == "commit.after" and not done:
+            done.append(Ledger(place.connect).recover(world.client, older_than=LONG_AGO))
+            world.stop_controller()
+            raise driver_of(connections[0]).OperationalError("away")
+
+    def connect() -> Any:
+        connections.append(place.connect(lose))
+        return connections[-1]
+
+    client = world.new_client(timeout=5.0)
+    txn = client.begin("shop")
+    with (
+        pytest.raises(e.OutcomeUnknown, match="recover"),
+        txn,
+        Ledger(connect).commit(txn, timeout=5) as cursor,
+    ):
+        write(txn, "a")
+        place.order(cursor, "a")
+    assert (place.orders(), done[0].committed) == (["a"], [txn.txn_id])
+
+
 def test_controllers_that_are_away_are_no_error(
     world: World, place: Place, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
