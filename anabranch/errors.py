@@ -241,6 +241,9 @@ class InvalidArgument(FixCallError):
 class EventTooLarge(FixCallError):
     """An event, or a one-shot, is bigger than the broker takes."""
 
+    stream = ""  # that an event is for
+    most = 0  # bytes that it takes of key, value and headers; 0: not told
+
 
 class TooManyStreams(FixCallError):
     """A control partition, or a lane, has all the streams, partitions of streams or scopes that it may."""

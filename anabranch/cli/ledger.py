@@ -133,6 +133,7 @@ def _show(found: Recovered, *, as_json: bool, always: bool) -> None:
         "committed": [txn_id.hex() for txn_id in found.committed],
         "aborted": [txn_id.hex() for txn_id in found.aborted],
         "held": [txn_id.hex() for txn_id in found.held],
+        "waiting": {txn_id.hex(): str(why) for txn_id, why in found.waiting.items()},
         "forgotten": found.forgotten,
         "alarms": {txn_id.hex(): text for txn_id, text in found.alarms.items()},
     }
@@ -140,7 +141,7 @@ def _show(found: Recovered, *, as_json: bool, always: bool) -> None:
         return
     line = (
         f"committed {len(found.committed)}, aborted {len(found.aborted)}, held by a process {len(found.held)}, "
-        f"rows forgotten {found.forgotten}, alarms {len(found.alarms)}"
+        f"waiting {len(found.waiting)}, rows forgotten {found.forgotten}, alarms {len(found.alarms)}"
     )
     alarms = [f"\nALARM {txn_id.hex()}: {text}" for txn_id, text in found.alarms.items()]
     print_result(document, line + "".join(alarms), as_json=as_json)

@@ -139,10 +139,12 @@ class StreamLane:
 
     def _check_bytes(self, size: int) -> None:
         if size > self._room:
-            raise EventTooLarge(
+            error = EventTooLarge(
                 f"an event of {size} bytes; {self.topic} takes up to {self._room} of key, value and headers "
                 "(topic setting max.message.bytes)"
             )
+            error.stream, error.most = self.stream, self._room
+            raise error
 
     def _make_write(
         self, segments: Sequence[SegmentRange], journal: JournalWriter, writer: int

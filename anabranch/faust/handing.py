@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from anabranch.errors import IllegalState
@@ -31,7 +31,7 @@ class AgentHandlers(Handlers):
         self._hand: Hand | None = None
         self._ended = False
 
-    def handle(self, cut: Cut, pieces: Iterable[Piece], passed: dict[Place, Passed]) -> None:
+    def handle(self, cut: Cut, pieces: Sequence[Piece], passed: dict[Place, Passed]) -> list[Piece]:
         """Give events to agents, and wait until each is done. Raises: HandlerFailed, IllegalState (strays)."""
         with closed_by_failure(cut) as at:
             some = [self._without(at, piece, passed) if passed else piece for piece in pieces]
@@ -39,6 +39,7 @@ class AgentHandlers(Handlers):
                 asyncio.run_coroutine_threadsafe(self._give(cut, some), self._on).result()
         if self._strays:
             raise self._strays[0]
+        return []
 
     def end(self) -> None:
         """Wait no more for agents that don't end. On the loop."""

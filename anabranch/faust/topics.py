@@ -14,7 +14,7 @@ from faust.types import TP, RecordMetadata
 from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.faust.refusals import refuse
-from anabranch.processing.cut import doing, outside
+from anabranch.processing.cut import doing, outside, time_of
 
 
 class Sent:
@@ -82,7 +82,8 @@ class Topic(faust.Topic):
         else:
             if stream not in self.app.program.outputs:
                 await asyncio.get_running_loop().run_in_executor(None, self.app.add_output, stream)
-            at.cut.write(stream, (data, raw, pairs or None, ms or at.timestamp))
+                at = doing()  # its event may be over meanwhile
+            at.cut.write(stream, (data, raw, pairs or None, ms or time_of(at.timestamp)))
         return Sent(stream, timestamp or time.time())
 
     def send_soon(self, **_: Any) -> Any:

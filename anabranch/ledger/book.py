@@ -46,6 +46,9 @@ class Row(NamedTuple):
     former: bool
 
 
+FIRST = Row(b"", "", b"", -1, False)  # before all of them
+
+
 class Book:
     """One connection's view of the table. Each call but `open` and `begin` ends the database's transaction."""
 
@@ -182,13 +185,17 @@ class Book:
             return None
         return row
 
-    def rows(self, before_ms: int, limit: int) -> list[Row]:
-        """Rows made before a time, the oldest first."""
+    def rows(
+        self, before_ms: int, limit: int, after: Row = FIRST, *, former: bool = True
+    ) -> list[Row]:
+        """Rows made before a time, the oldest first, behind a row. ``former``: those of a former secret, too."""
+        ours = "" if former else "and (note is null or note <> 'former') "
         sql = (
-            "select txn_id, outcome, attempt, made, note from TABLE "
-            "where txn_id <> ? and made < ? order by made limit ?"
+            "select txn_id, outcome, attempt, made, note from TABLE where txn_id <> ? and made < ? "
+            f"and (made > ? or made = ? and txn_id > ?) {ours}order by made, txn_id limit ?"
         )
-        found = [_row_of(row) for row in self._run(sql, _SELF, before_ms, limit).fetchall()]
+        at = after.made, after.made, after.txn_id.hex()
+        found = [_row_of(row) for row in self._run(sql, _SELF, before_ms, *at, limit).fetchall()]
         self.connection.rollback()
         return found
 

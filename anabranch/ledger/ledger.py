@@ -24,15 +24,17 @@ from anabranch.core.ids import txn_text
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
+    AskOutcomeError,
     Expired,
     IllegalState,
     InvalidArgument,
     LedgerDiffers,
     NotAuthorized,
     OutcomeUnknown,
+    RetryError,
     TransactionAborted,
 )
-from anabranch.ledger.book import BEGUN, COMMIT, Book, Meta, Row
+from anabranch.ledger.book import BEGUN, COMMIT, FIRST, Book, Meta, Row
 from anabranch.ledger.dialects import Dialect
 from anabranch.types import Receipt, TransactionInfo
 
@@ -42,6 +44,7 @@ SECRET_SIZE, ATTEMPT_SIZE = 32, 16
 DEFAULT_AGE_S = 60.0
 MOST_ROWS = 1000  # that one recovery looks at
 _PAUSE_S = 0.2
+_QUICK_S = 0.5  # for each further transaction, once one waits
 _NO_COMMIT = "the ledger's database has not committed it"
 _claimed: WeakSet[Transaction] = WeakSet()
 _claiming = threading.Lock()
@@ -52,12 +55,14 @@ class Recovered:
     """One recovery's work: ids of transactions that it ended, and of those to look at.
 
     ``held``: a process that can still commit has the row. ``forgotten``: rows that are not needed any more.
+    ``waiting``: id -> why it can't be ended yet, as a stream waits; a later recovery ends it.
     ``alarms``: id -> a contradiction between database and log, for a person; see the runbook.
     """
 
     committed: list[bytes] = field(default_factory=list)
     aborted: list[bytes] = field(default_factory=list)
     held: list[bytes] = field(default_factory=list)
+    waiting: dict[bytes, AnabranchError] = field(default_factory=dict)
     alarms: dict[bytes, str] = field(default_factory=dict)
     forgotten: int = 0
 
@@ -124,7 +129,8 @@ class Ledger:
             InvalidArgument, UnsupportedSetting: the connection, or its database, can't be used; nothing was begun.
             NoLedger, LedgerMoved: the database is not the ledger's.
             IllegalState: the transaction is in a ledger already, or the connection has begun one.
-            OutcomeUnknown: the database did not answer to its commit, and can't be asked: `recover` ends it.
+            OutcomeUnknown: the database did not answer to its commit, and it, or the controllers, can't be asked:
+                `recover` ends it.
             LedgerDiffers: the database has committed, and the transaction was aborted by hand.
             TransactionAborted, AlreadyCommitted, and as `Transaction.commit` and the driver: both are rolled back.
         """
@@ -207,7 +213,7 @@ class Ledger:
         ``limit``: of rows to look at. From anywhere, as often as you like, several at a time.
 
         Raises: NoLedger, LedgerMoved, InvalidArgument (another cluster), NotReady, DeadlineExceeded, OutcomeUnknown
-        and the driver's errors: what is left is left for the next time.
+        (if nothing could be ended) and the driver's errors: what is left is left for the next time.
         """
         found, over = Recovered(), {}
         with self._open() as book:
@@ -222,12 +228,19 @@ class Ledger:
                 elif end := _ended(client, meta.secret, row, found):
                     (found.committed if end == COMMIT else found.aborted).append(row.txn_id)
                     over[row.txn_id] = row
-            for row in book.rows(int(before * 1000), limit):
-                last = book.decide(row.txn_id) if row.outcome == BEGUN else row
-                known = row.former or row.txn_id in over or last is None
-                if last is not None and not known and _ended(client, meta.secret, last, found):
-                    over[row.txn_id] = last
+            after = FIRST
+            while some := book.rows(int(before * 1000), limit, after, former=False):
+                for row in some:
+                    last = book.decide(row.txn_id) if row.outcome == BEGUN else row
+                    known = row.txn_id in over or row.txn_id in found.waiting or last is None
+                    if last is not None and not known and _ended(client, meta.secret, last, found):
+                        over[row.txn_id] = last
+                if any(row.txn_id in over for row in some):
+                    break
+                after = some[-1]  # those stay: they must not hide the others
             found.forgotten = book.forget(over.values())
+        if found.waiting and not over:
+            raise next(iter(found.waiting.values()))
         return found
 
     def adopt(self, client: Client, *, keep: bool = False) -> list[TransactionInfo]:
@@ -287,11 +300,20 @@ def _give_up(book: Book, txn: Transaction, secret: bytes | None, error: BaseExce
 
 
 def _is_committed(txn: Transaction, secret: bytes | None) -> bool:
-    """Abort by the ledger's word; True if recovery had committed it before, and its row is gone since."""
+    """Abort by the ledger's word; True if recovery had committed it before, and its row is gone since.
+
+    Raises: OutcomeUnknown (the controllers don't say which).
+    """
     try:
         txn.abort(_NO_COMMIT, secret=secret, timeout=QUIET_S)
     except AlreadyCommitted:
         return True
+    except (RetryError, AskOutcomeError) as trouble:
+        raise OutcomeUnknown(
+            "the database lost the answer to its commit, and the controllers don't say whether recovery has made "
+            f"it count ({trouble}); `Ledger.recover` will end both alike",
+            txn_id=txn.txn_id,
+        ) from trouble
     except AnabranchError as trouble:
         log.warning("%r is left to recovery: %s", txn, trouble)
     return False
@@ -312,12 +334,13 @@ def _finish(txn: Transaction, secret: bytes | None, timeout: float | None) -> No
 
 
 def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | None:
-    """End the transaction as its row says; returns how it is now. None: it is otherwise, an alarm."""
+    """End the transaction as its row says; returns how it is now. None: it is otherwise, an alarm, or it waits."""
+    timeout = _QUICK_S if found.waiting else None
     try:
         if row.outcome == COMMIT:
-            client.commit(row.txn_id, secret=secret)
+            client.commit(row.txn_id, secret=secret, timeout=timeout)
         else:
-            client.abort(row.txn_id, _NO_COMMIT, secret=secret)
+            client.abort(row.txn_id, _NO_COMMIT, secret=secret, timeout=timeout)
     except AlreadyCommitted:
         return COMMIT  # another recovery saw the row `commit`, and forgot it, before this one wrote
     except (TransactionAborted, NotAuthorized, Expired) as error:
@@ -325,4 +348,7 @@ def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | N
             found.alarms[row.txn_id] = f"the row says commit: {error}"
             log.error("ledger: %s: the row says commit: %s", txn_text(row.txn_id), error)
             return None
+    except (RetryError, AskOutcomeError) as trouble:
+        found.waiting[row.txn_id] = trouble
+        return None
     return row.outcome

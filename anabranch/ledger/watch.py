@@ -16,6 +16,7 @@ NUMBERS = {
     "ledger_aborted": Number("counter", "Transactions aborted, as the database had not committed"),
     "ledger_forgotten": Number("counter", "Rows deleted, as they were not needed any more"),
     "ledger_held": Number("gauge", "Rows that processes held at the last look"),
+    "ledger_waiting": Number("gauge", "Transactions that could not be ended at the last look"),
     "ledger_alarms": Number("gauge", "Contradictions between database and log at the last look"),
     "ledger_failures": Number("counter", "Looks that failed, by error", ("error",)),
 }
@@ -49,6 +50,7 @@ class Watch:
         self.numbers.add("ledger_aborted", by=len(found.aborted))
         self.numbers.add("ledger_forgotten", by=found.forgotten)
         self.numbers.set("ledger_held", len(found.held))
+        self.numbers.set("ledger_waiting", len(found.waiting))
         self.numbers.set("ledger_alarms", len(found.alarms))
         return found
 

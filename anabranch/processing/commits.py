@@ -21,6 +21,8 @@ from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
 from anabranch.errors import (
     AskOutcomeError,
+    BeginAgainError,
+    EventTooLarge,
     InvalidArgument,
     RetryError,
     TenureLost,
@@ -65,11 +67,12 @@ class Commits:
         self._future: Future[None] | None = None
         self._sent: Cut | None = None
         self._ends_due = 0.0
+        self._limits: dict[str, int] = {}  # bytes of an event, of streams that refused one
         self.ending = threading.Event()  # a commit in doubt is not asked for any longer
 
     def new_cut(self, task_count: int) -> Cut:
         """A cut on top of the one that is being committed."""
-        return Cut(self._table if self._sent is None else self._sent, task_count)
+        return Cut(self._table if self._sent is None else self._sent, task_count, self._limits)
 
     def send(self, tenure: Tenure, cut: Cut, consumed: Consumed) -> None:
         """Commit a cut, once the one before is committed. Raises that one's error, as `wait`."""
@@ -128,6 +131,12 @@ class Commits:
                 if redone == _REDONE:
                     raise
                 log.warning("%s: the commit is made again: %s", tenure.processor, error)
+            except EventTooLarge as error:
+                if not error.most or error.stream in self._limits:
+                    raise
+                self._limits[error.stream] = error.most
+                # Handled again, the cut tells whose output it is.
+                raise BeginAgainError(str(error)) from error
             except InvalidArgument as error:
                 found = self._client.processor(tenure.processor).tasks
                 stand = {row.task: row.sequence + 1 for row in found}

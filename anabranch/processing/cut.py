@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextvars import ContextVar
 from heapq import merge
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from anabranch.client.receipt_account import check_event, check_headers, headers_size
 from anabranch.core.partitioner import task_of
-from anabranch.errors import IllegalState, InvalidArgument
+from anabranch.errors import EventTooLarge, IllegalState, InvalidArgument
 from anabranch.processing.table import Table
 from anabranch.types import Headers
 
@@ -23,6 +24,8 @@ _ROW_BYTES = 48  # of an event or a row, besides its bytes
 _KNOWN_KEYS = 20_000
 _MISSING: Any = object()
 _TIME = 8  # bytes of a time
+_NUMBER = 2  # … and of a store's number
+NO_LIMITS: Mapping[str, int] = {}
 _NEVER = 1 << 63
 _LAST = b"\xff" * (_TIME + 1)
 
@@ -30,10 +33,14 @@ _LAST = b"\xff" * (_TIME + 1)
 class Cut:
     """Outputs and changed rows of one commit to come. One thread."""
 
-    def __init__(self, below: Table | Cut, task_count: int) -> None:
-        """``below``: what is stored, or the cut that is being committed."""
+    def __init__(
+        self, below: Table | Cut, task_count: int, limits: Mapping[str, int] = NO_LIMITS
+    ) -> None:
+        """``below``: what is stored, or the cut that is being committed. ``limits``: bytes of a stream's event."""
+        self.limits = limits
         self.open = True
         self.failed = False  # a handler raised, and nothing of it will be
+        self.late = False  # it got full before all fired that is due
         self.size = 0  # bytes of outputs and changes, about
         self.outputs: dict[str, list[Written]] = {}
         self.batches: dict[str, list[pa.RecordBatch]] = {}
@@ -42,21 +49,29 @@ class Cut:
         self._below = below
         self._task_count = task_count
         self.known: dict[bytes, int] = below.known
-        self._soonest: dict[tuple[int, bytes], int] = {}
+        self.due: dict[tuple[int, bytes], int] = below.due
 
     def lie_on(self, table: Table) -> None:
         """The cut below is stored by now."""
         self._below = table
 
     def write(self, stream: str, event: Written) -> None:
-        """Add an event to the outputs."""
+        """Add an event to the outputs. Raises: InvalidArgument, EventTooLarge (no commit could have it)."""
+        value, key, headers, timestamp = event
+        check_event(key, value, timestamp)
+        pairs = check_headers(headers)
+        size, most = len(value or b"") + len(key or b""), self.limits.get(stream)
+        if most is not None and size + headers_size(pairs) > most:
+            raise EventTooLarge(
+                f"an event of {size} bytes and headers; {stream} takes up to {most}"
+            )
         found = self.outputs.get(stream)
         if found is None:
             if stream in self.batches:
                 raise InvalidArgument(f"{stream}: write events or batches in one commit, not both")
             found = self.outputs[stream] = []
         found.append(event)
-        self.size += len(event[0] or b"") + len(event[1] or b"") + _ROW_BYTES
+        self.size += size + _ROW_BYTES
 
     def write_batch(self, stream: str, batch: pa.RecordBatch) -> None:
         """Add the rows of a batch to the outputs."""
@@ -93,22 +108,25 @@ class Cut:
         changed[row] = value
         self.size += len(value or b"")
 
-    def put_due(self, task: int, kind: bytes, due: int, place: bytes) -> None:
+    def put_due(self, task: int, kind: bytes, due: int, place: bytes, value: bytes) -> None:
         """Set a row of a kind of timers: what is due at a time."""
-        before = self.soonest(task, kind)
-        self.put(task, kind + due.to_bytes(_TIME, "big") + place, b"")
-        self._soonest[task, kind] = min(before, due)
+        if (task, kind) in self.due:
+            self.due[task, kind] = min(self.due[task, kind], due)
+        self.put(task, kind + due.to_bytes(_TIME, "big") + place, value)
 
-    def soonest(self, task: int, kind: bytes) -> int:
-        """Nothing of a kind is due before this time."""
-        found = self._soonest.get((task, kind))
-        return self.look_soonest(task, kind) if found is None else found
+    def soonest(self, task: int, kind: bytes, stores: Collection[bytes]) -> int:
+        """Nothing of a kind, and of these stores, is due before this time."""
+        found = self.due.get((task, kind))
+        return self.look_soonest(task, kind, stores) if found is None else found
 
-    def look_soonest(self, task: int, kind: bytes) -> int:
+    def look_soonest(self, task: int, kind: bytes, stores: Collection[bytes]) -> int:
         """`soonest`, by the rows."""
-        row, _ = next(self.scan(task, kind, kind + _LAST), (b"", b""))
-        due = int.from_bytes(row[len(kind) : len(kind) + _TIME], "big") if row else _NEVER
-        self._soonest[task, kind] = due
+        low = len(kind)
+        high = low + _TIME
+        rows = (row for row, _ in self.scan(task, kind, kind + _LAST))
+        row = next((row for row in rows if row[high : high + _NUMBER] in stores), None)
+        due = _NEVER if row is None else int.from_bytes(row[low:high], "big")
+        self.due[task, kind] = due
         return due
 
     def scan(self, task: int, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -165,6 +183,11 @@ def doing() -> Doing:
             at.strays.append(error)
         raise error
     return at
+
+
+def time_of(timestamp: int | None) -> int | None:
+    """The time of an output, from that of an event: records of plain topics may have none."""
+    return timestamp if timestamp is not None and timestamp > 0 else None
 
 
 def outside() -> bool:

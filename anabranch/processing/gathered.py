@@ -30,6 +30,7 @@ class Gathered:
         self._fire, self._stop = fire, stop
         self.cut = new_cut()
         self.pieces: list[Piece] = []
+        self.left: list[Piece] = []  # of the last ones, for the next cut: this one is full
         self.passed: dict[Place, Passed] = {}
         self._tried: dict[Place, int] = {}
         self._slices = 0
@@ -37,7 +38,9 @@ class Gathered:
     @property
     def is_full(self) -> bool:
         """Whether it is to be sent, early or late."""
-        most = self._app.cut_bytes
+        most = self._handlers.most
+        if self.left or self.cut.late:
+            return True
         return self.cut.size >= most or self._slices * SLICE_BYTES >= _READ_AHEAD * most
 
     def add(self, some: Sequence[Piece]) -> None:
@@ -50,6 +53,7 @@ class Gathered:
             self._judge(failed)
             self.cut = self._new_cut()
             failed = self._handle(self.pieces, fire=True)
+        del self.pieces[len(self.pieces) - len(self.left) :]
 
     def closed(self) -> Cut:
         """The cut, when all is handled, with its counts."""
@@ -64,7 +68,7 @@ class Gathered:
         try:
             if fire:
                 self._fire(self.cut)
-            self._handlers.handle(self.cut, pieces, self.passed)
+            self.left = self._handlers.handle(self.cut, pieces, self.passed)
         except HandlerFailed as failed:
             return failed
         return None

@@ -10,8 +10,9 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from anabranch.core.legal_names import is_plain
 from anabranch.errors import FixCallError
-from anabranch.processing.cut import Cut, Doing, begin_doing
+from anabranch.processing.cut import Cut, Doing, begin_doing, time_of
 from anabranch.processing.program import Program, Registered
 from anabranch.processing.timers import TimeOfTasks
 from anabranch.reading.tasks.shares import Piece
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("anabranch.processor")
 
+FULL_BYTES = 8 << 20  # as a controller merges 16 MiB of state in one commit, unless told otherwise
+_ERROR_BYTES = 1024
 _make_event: Callable[[Sequence[Any]], Event] = partial(tuple.__new__, Event)
 Place = tuple[str, int, int]  # stream, partition, offset of an event
 
@@ -49,27 +52,39 @@ class Handlers:
     def __init__(self, app: Program, stores: Sequence[str]) -> None:
         """``stores``: the names of the processor's stores, in the order of their numbers."""
         self._app = app
+        self.most = min(app.cut_bytes, FULL_BYTES)
         for number, name in enumerate(stores, FIRST_STORE):
             if name in app.stores:
                 app.stores[name].number(number)
         names = {app.stores[name].prefix: name for name in app.timers}
-        self._time = TimeOfTasks(names, app.timers, app.idle) if app.timers else None
+        self._time: TimeOfTasks | None = None
+        if app.timers:
+            self._time = TimeOfTasks(names, app.timers, app.idle, self.most)
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def handle(self, cut: Cut, pieces: Iterable[Piece], passed: dict[Place, Passed]) -> None:
-        """Call the handlers with these events. Raises: HandlerFailed, and the cut is of no more use."""
+    def handle(self, cut: Cut, pieces: Sequence[Piece], passed: dict[Place, Passed]) -> list[Piece]:
+        """Call the handlers with these events; returns those that have no room in the cut, whole commits.
+
+        Raises: HandlerFailed, and the cut is of no more use.
+        """
+        left = list[Piece]()
         with closed_by_failure(cut) as at:
             for (scope, number), some in groupby(pieces, key=_of_commit):
                 commit = list(some)
-                if self._time is not None:
+                if not left and self._time is not None:
                     _called(self._time.before, at, scope, number)
+                full = cut.late or cut.size >= self.most
+                if left or (full and (commit[0] is pieces[0] or not commit[0].is_inside)):
+                    left += commit
+                    continue
                 for piece in commit:
                     self._piece(at, piece, passed)
                 if self._time is not None:
                     self._move_time(at, self._time, commit)
+        return left
 
     def fire_wall(self, cut: Cut, tasks: Iterable[int], now_ms: int) -> None:
-        """Fire timers of the wall clock. Raises: HandlerFailed."""
+        """Fire what was due before, and timers of the wall clock. Raises: HandlerFailed."""
         if self._time is not None:
             with closed_by_failure(cut) as at:
                 for task in tasks:
@@ -91,7 +106,9 @@ class Handlers:
             piece = self._without(at, piece, passed)
         if registered[0].batch:
             batch = piece.batch()
-            at.timestamp = None
+            # A partition of a plain topic is one task's; a stream's batch has events of several.
+            at.task = piece.tasks[0] if is_plain(piece.stream) and piece.tasks else -1
+            at.key = at.timestamp = None
             for one in registered:
                 _called(one.call, batch)
             return
@@ -164,13 +181,12 @@ class Handlers:
                 tasks.append(task)
             elif self._app.dead_letter is not None:
                 headers = [
-                    *event.headers,
-                    ("error", found.error.encode()),
+                    *(pair for pair in event.headers if not pair[0].startswith("ab.")),
+                    ("error", found.error.encode("utf-8", "replace")[:_ERROR_BYTES]),
                     ("from", f"{event.stream}[{event.partition}]@{event.offset}".encode()),
                 ]
-                at.cut.write(
-                    self._app.dead_letter, (event.value, event.key, headers, event.timestamp)
-                )
+                time = time_of(event.timestamp)
+                at.cut.write(self._app.dead_letter, (event.value, event.key, headers, time))
         return piece._replace(events=events, tasks=tasks)
 
     def _move_time(self, at: Doing, time: TimeOfTasks, commit: Sequence[Piece]) -> None:
@@ -190,6 +206,7 @@ def closed_by_failure(cut: Cut) -> Iterator[Doing]:
         yield begin_doing(cut)
     except HandlerFailed:
         cut.open, cut.failed = False, True
+        cut.due.clear()
         raise
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from anabranch.ports import GroupMember, TopicPartition
+from anabranch.schemas.records import TaskInfo
+
+_LOOKS = 5  # a session apart
 
 
 class Membership:
@@ -34,6 +37,29 @@ class Membership:
 
     def _lost(self, places: Sequence[TopicPartition], may_commit: bool) -> None:
         """The group assigns again; what it says next counts."""
+
+
+class Lost:
+    """Tasks that another one took since the group gave them to this worker.
+
+    Two that both think that a task is theirs would take it in turn without end. So the one that lost it waits until
+    the group assigns again, the task is released, or nothing has moved it for some looks: its holder is gone.
+    """
+
+    def __init__(self) -> None:
+        self.tasks: frozenset[int] = frozenset()
+        self._stands: dict[int, tuple[tuple[int, int], int]] = {}
+
+    def look(self, rows: Iterable[TaskInfo], holder: str) -> None:
+        """See who has the tasks now."""
+        before, self._stands = self._stands, {}
+        for row in rows:
+            if row.holder not in ("", holder):
+                stand, looks = (row.term, row.sequence), 0
+                if row.task in before and before[row.task][0] == stand:
+                    looks = before[row.task][1] + 1
+                self._stands[row.task] = stand, looks
+        self.tasks = frozenset(t for t, (_, looks) in self._stands.items() if looks < _LOOKS)
 
 
 class AllTasks:

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabranch.client.client import Client
+from anabranch.client.connect import reader_ports
 from anabranch.core.legal_names import PLAIN
 from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired, UnknownStream
 from anabranch.ports import TopicPartition
@@ -22,8 +23,11 @@ from anabranch.reading.feed import Feed
 from anabranch.reading.fetched import Portion
 from anabranch.reading.tasks.inputs import check_same_topic
 from anabranch.reading.tasks.shares import Piece, Share, Shares
-from anabranch.schemas.records import Consumed, ProcessorInput, TaskPosition, TaskStep
+from anabranch.schemas.records import Consumed, ProcessorInput, TaskInfo, TaskPosition, TaskStep
 from anabranch.types import Tenure
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _LOOK_S = 10.0  # so often new partitions are looked for
 
@@ -161,13 +165,19 @@ class PlainReader:
             portion.go_on(high)
         return taken
 
-    def consumed(self, also: Iterable[int] = ()) -> Consumed:
-        """All that was given since the last call. ``also``: tasks to be named without records."""
+    def consumed(self, also: Iterable[int] = (), left: Sequence[Piece] = ()) -> Consumed:
+        """All that was given since the last call, but for what is ``left``. ``also``: tasks without records."""
+        stays = {
+            TopicPartition(piece.stream.removeprefix(PLAIN), piece.tasks[0]): piece.timestamp
+            for piece in reversed(left)
+        }
         positions: dict[int, list[TaskPosition]] = {task: [] for task in also}
         for place, at in sorted(self._touched.items()):
             number = self._numbers[place.topic]
-            positions.setdefault(place.partition, []).append(TaskPosition(number, at, 0))
-        self._touched = {}
+            positions.setdefault(place.partition, []).append(
+                TaskPosition(number, stays.get(place, at), 0)
+            )
+        self._touched = {place: self._at[place] for place in stays}
         steps = []
         for task, moved in sorted(positions.items()):
             self._sequences[task] += 1
@@ -177,6 +187,24 @@ class PlainReader:
     def close(self) -> None:
         """Free its connections."""
         self._source.close()
+
+
+def outputs_of(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch of records as outputs; records without a time, which have -1 or 0, get one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    times = batch.column("timestamp")
+    times = pc.if_else(pc.greater(times.cast(pa.int64()), 0), times, pa.scalar(None, times.type))
+    names = ["key", "value", "headers", "timestamp"]
+    return pa.record_batch([*(batch.column(name) for name in names[:3]), times], names=names)
+
+
+def plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:
+    """The ports to read a processor's plain topics by."""
+    if cluster.bootstrap is None:
+        return client.reader_ports()
+    return reader_ports(cluster.bootstrap, cluster.config)
 
 
 def import_group(
@@ -189,10 +217,7 @@ def import_group(
     Raises: InvalidArgument (the group has no offsets there), IllegalState (the processor has begun), NotReady.
     """
     info = client.processor(processor)
-    if any(task.sequence for task in info.tasks):
-        raise IllegalState(
-            f"{processor} has begun already: a group is imported before its first commit"
-        )
+    _check_not_begun(processor, info.tasks)
     places = {
         TopicPartition(one.stream.removeprefix(PLAIN), task): number
         for number, one in enumerate(info.inputs)
@@ -209,12 +234,22 @@ def import_group(
         member.close()
     if not found:
         raise InvalidArgument(f"the group {group} has no offsets of {', '.join(topics)}")
-    tenure = client.take(processor)
     moved: dict[int, list[TaskPosition]] = {}
     for place, offset in sorted(found.items()):
         moved.setdefault(place.partition, []).append(TaskPosition(places[place], offset, 0))
     steps = tuple(TaskStep((task,), 1, tuple(some)) for task, some in moved.items())
-    with client.begin(tenure.scope, tenure=tenure) as txn:
-        txn.commit(consumed=Consumed(processor, tenure.secret, steps))
-    client.release(tenure)
+    tenure = client.take(processor)
+    try:
+        _check_not_begun(processor, tenure.tasks.values())  # meanwhile
+        with client.begin(tenure.scope, tenure=tenure) as txn:
+            txn.commit(consumed=Consumed(processor, tenure.secret, steps))
+    finally:
+        client.release(tenure)
     return len(found)
+
+
+def _check_not_begun(processor: str, tasks: Iterable[TaskInfo]) -> None:
+    if any(task.sequence for task in tasks):
+        raise IllegalState(
+            f"{processor} has begun already: a group is imported before its first commit"
+        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.core.legal_names import is_plain, split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import Codec
-from anabranch.processing.cut import doing
+from anabranch.processing.cut import doing, time_of
 from anabranch.processing.plain import Cluster
 from anabranch.processing.stores import Store
 from anabranch.reading.history_search import Start
@@ -52,7 +52,7 @@ class Output:
         if value is not None:
             value = self._encode(value)
         raw = key.encode() if isinstance(key, str) else key
-        at.cut.write(self.stream, (value, raw, headers, timestamp or at.timestamp))
+        at.cut.write(self.stream, (value, raw, headers, timestamp or time_of(at.timestamp)))
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of an Arrow batch, as of `Transaction.write_batch`; values as bytes or strings."""

@@ -55,14 +55,17 @@ class StateReader:
         self._stale: dict[int, dict[bytes, None]] = {}
 
     def restore(
-        self, tasks: Mapping[int, TaskInfo], deadline: float, heard: Callable[[], None]
+        self, tasks: Mapping[int, TaskInfo], silence_s: float, heard: Callable[[], None]
     ) -> int:
         """Bring these tasks' rows to where they stand. Only after `Take` was answered. Returns rows read.
 
-        ``heard``: called twice a second or more often; it may raise.
+        ``silence_s``: seconds without records, after which it ends. ``heard``: called at least twice a second, and
+        may raise.
+
         Raises: IllegalState (the topic lacks what the rows name, or others wrote to it), NotReady.
         """
         clock = self._source.clock
+        deadline = clock.monotonic() + silence_s
         self._topic_id = self._source.topic_ids([self.topic], deadline).get(self.topic, "")
         places = [TopicPartition(self.topic, task) for task in tasks]
         # Asked only now: an end from before the answer may lack the last commit.
@@ -80,6 +83,7 @@ class StateReader:
             for portion in self._feed.next(min(deadline, clock.monotonic() + _SLICE_S), ()):
                 task = portion.place.partition
                 read += self._apply(task, portion, logged=False)
+                deadline = clock.monotonic() + silence_s
                 found = self._marks[task].sequence
                 if found == tasks[task].state_sequence:
                     missing.discard(task)
@@ -87,7 +91,10 @@ class StateReader:
                     raise self._broken(task, f"it is at commit {found}, its row at an earlier one")
             now = clock.monotonic()
             if missing and now >= deadline:
-                raise self._broken(min(missing), "it lacks the last commit that its row names")
+                for task, at in self._feed.positions(self.topic, missing).items():
+                    if at >= ends[TopicPartition(self.topic, task)]:
+                        raise self._broken(task, "it lacks the last commit that its row names")
+                raise NotReady(f"{self.topic} of {self._processor} can't be read to its end now")
             if now >= say:
                 say = now + _SAY_S
                 log.info(

@@ -73,6 +73,7 @@ class Store:
     ) -> Iterator[tuple[bytes, Any]]:
         """Rows of this handler's task from ``low`` up to ``high`` (not included), in the order of keys."""
         at = doing()
+        self._check_task(at)
         first = self.prefix + max(_bytes(low), _bytes(prefix))
         end = after(self.prefix + _bytes(prefix))
         if high is not None:
@@ -83,6 +84,7 @@ class Store:
 
     def _place(self, at: Doing, key: bytes | str) -> tuple[int, bytes]:
         raw = key if key.__class__ is bytes else _bytes(key)
+        self._check_task(at)
         if at.own_key and raw != at.key:
             raise InvalidArgument(
                 f"key {raw!r:.100} of store {self.name} is not this event's, and others are handled beside it: use "
@@ -96,6 +98,13 @@ class Store:
                     "write to a stream with that key and read it, or make the store local=True"
                 )
         return at.task, self.prefix + raw
+
+    def _check_task(self, at: Doing) -> None:
+        if at.task < 0:
+            raise InvalidArgument(
+                f"store {self.name}: a batch of a stream is of several tasks, whose rows lie apart: handle single "
+                "events, without batch=True"
+            )
 
 
 def _bytes(key: bytes | str) -> bytes:

@@ -52,6 +52,7 @@ class Table:
         self._to_flush = False
         self._logged, self._unlogged = WriteOptions(), WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[assignment, method-assign]
+        self.due: dict[tuple[int, bytes], int] = {}  # as of `Cut.soonest`, with cuts to come
         self.known: dict[bytes, int] = {}  # the tasks of some keys, kept for cuts
 
     def get(self, task: int, row: bytes) -> bytes | None:

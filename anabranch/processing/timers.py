@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.core.legal_names import check_type
 from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import RAW, Codec
-from anabranch.processing.cut import Cut, Doing, doing
+from anabranch.processing.cut import Cut, Doing, doing, time_of
 from anabranch.processing.program import Output, TimerHandler
 from anabranch.processing.stores import TIME, Store, after, prefix_of
 
@@ -35,6 +35,12 @@ def _time(ms: int) -> bytes:
 def event_time(cut: Cut, task: int) -> int:
     """The event time of a task, in Unix milliseconds; 0 before the first event."""
     return int.from_bytes(cut.get(task, _NOW) or b"", "big")
+
+
+def _put_due(cut: Cut, task: int, kind: bytes, due: int, row: bytes) -> None:
+    """Set it. If it is due already its value is the event time; a later one fires it, whatever the cuts."""
+    now = event_time(cut, task) if kind == _DUE else -1
+    cut.put_due(task, kind, due, row, _time(now) if due <= now else b"")
 
 
 class Timer(Store):
@@ -60,7 +66,7 @@ class Timer(Store):
         self.cancel(key)
         task, row = self._place(doing_now, key)
         doing_now.cut.put(task, row, due)
-        doing_now.cut.put_due(task, self._kind, int(at), row)
+        _put_due(doing_now.cut, task, self._kind, int(at), row)
 
     def cancel(self, key: bytes | str) -> None:
         """Forget the time of this key, if one is set."""
@@ -150,7 +156,9 @@ class Windows(Store):
         if is_late:
             at.cut.counts["processor_late_events", self.name] += 1
             if self._late is not None:
-                at.cut.write(self._late.stream, (at.value, event.key, None, event.timestamp))
+                at.cut.write(
+                    self._late.stream, (at.value, event.key, None, time_of(event.timestamp))
+                )
 
     def value(self, at: Doing, key: bytes, start: int) -> Any:
         """The value of a key in a window that begins at ``start``."""
@@ -162,7 +170,7 @@ class Windows(Store):
         """Set it; the window's end is logged with its first value."""
         task, row = self._row(at, key, start)
         if at.cut.get(task, row) is None:
-            at.cut.put_due(task, _DUE, start + self.size + self._grace, row)
+            _put_due(at.cut, task, _DUE, start + self.size + self._grace, row)
         at.cut.put(task, row, self._codec.encode(value))
 
     def close(self, key: bytes, _: int) -> None:
@@ -183,9 +191,14 @@ class TimeOfTasks:
     """Moves the tasks' event time, and fires what is due."""
 
     def __init__(
-        self, names: dict[bytes, str], handlers: dict[str, TimerHandler], idle: float | None
-    ) -> None:
-        """``names``: by the prefix of each timer's or windows' rows. ``idle``: seconds, as of `Processor`."""
+        self, names: dict[bytes, str], handlers: dict[str, TimerHandler], idle: float | None,
+        most: int,
+    ) -> None:  # fmt: skip
+        """``names``: by the prefix of each timer's or windows' rows. ``idle``: seconds, as of `Processor`.
+
+        ``most``: in a cut of so many bytes nothing more fires.
+        """
+        self._most = most
         self._idle_ms = None if idle is None else idle * 1000
         self._wall_ms = self._latest = 0
         self._heard: dict[int, int] = {}  # when a task's last event came, by the wall clock
@@ -197,6 +210,7 @@ class TimeOfTasks:
     def resume(self, table: Table, tasks: Collection[int]) -> None:
         """These are the worker's tasks now: see which of them are in the middle of an input commit."""
         end = after(_PART)
+        table.due.clear()
         self._heard = {}
         times = (table.get(task, _NOW) or b"" for task in tasks)
         self._latest = max((int.from_bytes(time, "big") for time in times), default=0)
@@ -255,8 +269,12 @@ class TimeOfTasks:
             self._fire(at, task, _DUE, timestamp)
 
     def fire_wall(self, at: Doing, task: int, now_ms: int) -> None:
-        """Fire what is due by the wall clock; an idle task goes on to the worker's latest event time first."""
+        """Fire what is due by the wall clock; an idle task goes on to the worker's latest event time first.
+
+        Before that goes what was due in the cut before, and had no room there.
+        """
         self._wall_ms = now_ms
+        self._fire(at, task, _DUE, event_time(at.cut, task))
         if (
             self._idle_ms is not None
             and now_ms - self._heard.setdefault(task, now_ms) >= self._idle_ms
@@ -267,18 +285,20 @@ class TimeOfTasks:
 
     def _fire(self, at: Doing, task: int, kind: bytes, until: int) -> None:
         cut = at.cut
-        if cut.soonest(task, kind) > until:
+        if cut.soonest(task, kind, self._names) > until:
             return
         # Those that a handler sets meanwhile are looked at next time: so this ends.
-        size = len(kind)
+        size, now = len(kind), _time(until)
         for row, _ in list(cut.scan(task, kind, kind + _time(until + 1))):
-            if cut.get(task, row) is None:
-                continue  # cancelled by one before
-            cut.put(task, row, None)
-            due = int.from_bytes(row[size : size + _SIZE], "big")
             place = row[size + _SIZE :]
             name = self._names.get(place[:_NUMBER])
-            if name is not None:  # else the program has it no more
-                at.task, at.key, at.timestamp = task, place[_NUMBER:], due
-                self._handlers[name](place[_NUMBER:], due)
-        cut.look_soonest(task, kind)
+            if name is None or cut.get(task, row) in (None, now):
+                continue  # another program's, cancelled by one before, or set when it was due already
+            if cut.size >= self._most:
+                cut.late |= kind == _DUE
+                return
+            due = int.from_bytes(row[size : size + _SIZE], "big")
+            at.task, at.key, at.timestamp = task, place[_NUMBER:], due
+            cut.put(task, row, None)
+            self._handlers[name](place[_NUMBER:], due)
+        cut.look_soonest(task, kind, self._names)

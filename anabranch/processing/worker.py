@@ -20,7 +20,6 @@ from pathlib import Path
 
 from anabranch.batches import columns_read, columns_write
 from anabranch.client.client import Client
-from anabranch.client.connect import reader_ports
 from anabranch.core.hybrid_time import to_ms
 from anabranch.core.legal_names import PLAIN, state_stream
 from anabranch.errors import (
@@ -37,17 +36,17 @@ from anabranch.processing.commits import PAUSES_S, Commits
 from anabranch.processing.cut import Cut
 from anabranch.processing.gathered import SLICE_BYTES, Gathered
 from anabranch.processing.handlers import Handlers
-from anabranch.processing.membership import AllTasks, Membership
+from anabranch.processing.membership import AllTasks, Lost, Membership
 from anabranch.processing.metrics import TABLE
-from anabranch.processing.plain import Cluster, PlainReader, plain_inputs
+from anabranch.processing.plain import PlainReader, plain_inputs, plain_ports
 from anabranch.processing.program import Program
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
 from anabranch.processors.numbers import Numbers
-from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history_search import check_start
 from anabranch.reading.tasks.groups import Mirror
 from anabranch.reading.tasks.reader import TaskReader
+from anabranch.reading.tasks.shares import Piece
 from anabranch.schemas.records import ProcessorInfo, ProcessorInput
 from anabranch.topics.names import stream_topic
 from anabranch.types import Tenure
@@ -57,8 +56,9 @@ log = logging.getLogger("anabranch.processor")
 NO_STORE = "-"  # the one of a processor without stores: its topic has the partitions that the group hands out
 SESSION_S = 6.0  # a worker that is not heard for so long loses its tasks
 _IDLE_S = 0.25
+_FOLLOW_S, _SLICE_S = 1.0, 0.05  # so often, and so long, a busy worker reads the state of others
 _ASK_S = 30.0
-_RESTORE_S = 600.0
+_RESTORE_S = 600.0  # without a record of state
 _HANDOVER_S = 3.0
 _LOOK_S = 0.002
 _MIRROR_S = 5.0
@@ -92,9 +92,11 @@ class Worker:
         self.metrics = Numbers(TABLE)
         self._tenure: Tenure | None = None
         self._reader: TaskReader | PlainReader | None = None
+        self._left: list[Piece] = []  # of the cut before, which was full
+        self._behind = False  # timers of that one, or of a former life, may be due
         self._generation = -1
-        self._lost: frozenset[int] = frozenset()
-        self._look_again = 0.0
+        self._lost = Lost()
+        self._look_again = self._follow_at = 0.0
         self._sent_at = self._seen_at = self._taken_at = 0.0
         self._described: tuple[float, ProcessorInfo] | None = None
         try:
@@ -133,8 +135,10 @@ class Worker:
         silent_s = self._clock.monotonic() - self._seen_at
         if not self._member.generation:
             return "its group has not told its tasks yet"
-        if self._member.wanted - self._lost and self._reader is None:
+        if self._member.wanted - self._lost.tasks and self._reader is None:
             return "its tasks are being taken, and their state read"
+        if lost := self._member.wanted & self._lost.tasks:
+            return f"others hold tasks that its group gives it: {', '.join(map(str, sorted(lost)))}"
         if silent_s > _SILENT_S:
             return f"its handlers, or a commit, have been at work for {silent_s:.0f} s"
         return None
@@ -155,7 +159,7 @@ class Worker:
                 self.metrics.add("processor_taken_again", type(error).__name__)
                 self._drop()
                 if isinstance(error, TenureLost):
-                    self._lost, self._look_again = frozenset(range(self._app.tasks)), 0.0
+                    self._lost.tasks, self._look_again = frozenset(range(self._app.tasks)), 0.0
                 self.stop.wait(pause)
                 pause = min(2 * pause, longest)
 
@@ -185,12 +189,16 @@ class Worker:
             if (now := self._clock.monotonic()) >= self._look_again:  # no commit would be told
                 self._look_again = now + SESSION_S
                 self._check_holder(self._tenure.tasks, min(_MIRROR_S, now - self._taken_at))
+        elif self._clock.monotonic() >= self._follow_at:
+            self._follow(self._tenure.tasks, _SLICE_S)
 
-    def _follow(self, own: Collection[int]) -> None:
+    def _follow(self, own: Collection[int], seconds: float = _IDLE_S) -> None:
         """Keep the copies of other workers' tasks warm."""
         if self._standby:
             others = set(range(self._app.tasks)) - set(own)
-            self._commits.state.follow(others, self._clock.monotonic() + _IDLE_S)
+            now = self._clock.monotonic()
+            self._follow_at = now + _FOLLOW_S
+            self._commits.state.follow(others, now + seconds)
 
     def _drop(self) -> None:
         """Forget what is computed. A commit under way ends first: its tasks' rows will tell how."""
@@ -199,6 +207,7 @@ class Worker:
         if self._reader is not None:
             self._reader.close()
         self._reader = self._tenure = None
+        self._left, self._behind = [], True
         self.metrics.set("processor_tasks", 0)
 
     def _take(self, wanted: frozenset[int]) -> None:
@@ -228,7 +237,7 @@ class Worker:
         state = self._commits.state
         state.forget(wanted)
         try:
-            rows = state.restore(tenure.tasks, begun + _RESTORE_S, heard)
+            rows = state.restore(tenure.tasks, _RESTORE_S, heard)
         except IllegalState:
             self._check_holder(wanted)  # another one's commits are no damage
             raise
@@ -270,20 +279,15 @@ class Worker:
                 raise TenureLost(f"task {row.task} of {self._app.name} is {row.holder}'s")
 
     def _wanted(self) -> frozenset[int]:
-        """The group's tasks, without those that another one took since the group gave them here.
-
-        Two that both think that a task is theirs would take it in turn without end. So the one that lost it waits
-        until the group assigns again, or the task is released.
-        """
+        """The group's tasks, without those that another one took since the group gave them here."""
         wanted = self._member.serve(0.0)
         if self._generation != self._member.generation:
-            self._generation, self._lost = self._member.generation, frozenset()
+            self._generation, self._lost = self._member.generation, Lost()
         now = self._clock.monotonic()
-        if self._lost and now >= self._look_again:
+        if self._lost.tasks and now >= self._look_again:
             self._look_again = now + SESSION_S
-            rows = self._client.processor(self._app.name).tasks
-            self._lost = frozenset(row.task for row in rows if row.holder not in ("", self._holder))
-        return wanted - self._lost
+            self._lost.look(self._client.processor(self._app.name).tasks, self._holder)
+        return wanted - self._lost.tasks
 
     # -- a commit -------------------------------------------------------------------------------------
 
@@ -298,7 +302,12 @@ class Worker:
         while True:
             self._seen_at = now = clock.monotonic()
             until = min(due, now + _IDLE_S)
-            some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
+            if self._behind:
+                gathered.add(())  # what is due goes before any event
+                self._behind = gathered.cut.late
+            some, self._left = self._left, []
+            if not some and not self._behind:
+                some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
             gathered.add(some)
             if not gathered.pieces or gathered.is_full or self.stop.is_set():
                 break
@@ -315,8 +324,9 @@ class Worker:
         if not (gathered.pieces or cut.rows or cut.outputs or reader.has_moved):
             self._commits.wait()
             return False
+        self._left, self._behind = gathered.left, cut.late
         self._sent_at = clock.monotonic()
-        self._commits.send(tenure, cut, reader.consumed(cut.rows.keys()))
+        self._commits.send(tenure, cut, reader.consumed(cut.rows.keys(), gathered.left))
         return True
 
     def _fire(self, cut: Cut, tenure: Tenure) -> None:
@@ -339,13 +349,6 @@ def make_processor(client: Client, app: Program) -> ProcessorInfo:
             inputs = plain_inputs(source, topics, app.tasks, start_ms, deadline)
     stores = {name: store.kind for name, store in app.stores.items()} or (NO_STORE,)
     return client.create_processor(app.name, inputs, app.tasks, app.start, stores=stores)
-
-
-def plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:
-    """The ports to read a processor's plain topics by."""
-    if cluster.bootstrap is None:
-        return client.reader_ports()
-    return reader_ports(cluster.bootstrap, cluster.config)
 
 
 def run_worker(

@@ -16,11 +16,11 @@ from anabranch.core import authorize, stream_settings
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right
 from anabranch.core.decisions import scale, streams, tenures
-from anabranch.core.decisions.commits import merge, positions
+from anabranch.core.decisions.commits import commit, merge, positions
 from anabranch.core.decisions.streams import stream_forgotten
 from anabranch.core.journal import index
 from anabranch.core.partitioner import Layout
-from anabranch.errors import AnabranchError
+from anabranch.errors import AnabranchError, UnknownStream
 from anabranch.schemas import records as r
 from tests.core.harness import World, event
 from tests.core.labels import MINUTE, SECRET
@@ -250,6 +250,27 @@ def nothing_is_reset_while_it_is_merged() -> None:
     assert w.row() == "1 a 1:12"
 
 
+def a_commit_that_waits_ends_with_its_processor() -> None:
+    w = made()
+    w.open("X", "a")
+    command = r.Commit(
+        w.token("X"), (), (w.receipt("X", "wX", sequence=1),), None, 10_000, None,
+        w.consumed("a", 1, 12),
+    )  # fmt: skip
+    said = w.turn(("commit", command), ("delete", r.DeleteProcessor(NAME, 0)))
+    assert "[commit] UnknownProcessor" in said
+    assert w.get("X").startswith("X ABORTED")
+
+
+def a_commit_that_fails_ends_alone() -> None:
+    w = made()
+    w.open("X", "a")
+    with patch.object(commit, "_why_not", side_effect=UnknownStream("a bug")):
+        assert w.end("X", w.consumed("a", 1, 12)) == "UnknownStream"
+    w.end("X", w.consumed("a", 1, 12))
+    assert w.turn() == "[commit X] X COMMITTED 1"
+
+
 def a_deleted_one_leaves_its_count() -> None:
     w = made()
     w.stored("X", w.consumed("a", 1, 12), 0)
@@ -283,6 +304,7 @@ SCENES: tuple[Callable[[], None], ...] = (
     without_outputs_it_is_all_that_is_needed,
     only_the_state_of_a_processor_is_named_so, a_reset_ends_tenures,
     nothing_is_reset_while_it_is_merged, a_deleted_one_leaves_its_count,
+    a_commit_that_waits_ends_with_its_processor, a_commit_that_fails_ends_alone,
 )  # fmt: skip
 
 

@@ -21,10 +21,12 @@ from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.ledger import Ledger, Recovered
 from anabranch.ledger.book import Book
 from anabranch.ledger.dialects import SQLite, driver_of
+from anabranch.ports import TopicPartition
 from tests.client.memory import memory_client
 from tests.client.world import World
 from tests.ledger.places import Place, SQLitePlace
 from tests.ledger.races import DAY_S, differences, settle, start
+from tests.memory.trouble import Kind, Trouble
 
 LONG_AGO = -DAY_S * 1000.0  # all that is prepared is older
 
@@ -310,6 +312,32 @@ def test_a_database_that_stays_away_aborts_nothing(
     assert differences(world, place) == set()
 
 
+def test_recovery_committed_it_and_nobody_can_be_asked(place: Place) -> None:
+    """The commit's answer is lost; recovery ends it and forgets the row; then the controllers are away."""
+    world, done, connections = start(place), list[Recovered](), list[Any]()
+
+    def lose(step: str) -> None:
+        if step == "commit.after" and not done:
+            done.append(Ledger(place.connect).recover(world.client, older_than=LONG_AGO))
+            world.stop_controller()
+            raise driver_of(connections[0]).OperationalError("away")
+
+    def connect() -> Any:
+        connections.append(place.connect(lose))
+        return connections[-1]
+
+    client = world.new_client(timeout=5.0)
+    txn = client.begin("shop")
+    with (
+        pytest.raises(e.OutcomeUnknown, match="recover"),
+        txn,
+        Ledger(connect).commit(txn, timeout=5) as cursor,
+    ):
+        write(txn, "a")
+        place.order(cursor, "a")
+    assert (place.orders(), done[0].committed) == (["a"], [txn.txn_id])
+
+
 def test_controllers_that_are_away_are_no_error(
     world: World, place: Place, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -404,6 +432,47 @@ def test_a_sleeper_whose_session_ended_finds_its_row_gone(
 def presume_abort(world: World, txn_id: bytes) -> None:
     operator = memory_client(world.cluster.log("admin"), world.clock, os.urandom, lane=ADMIN_LANE)
     operator.settle(txn_id, presume=False)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_transaction_that_waits_keeps_no_other_one(
+    world: World, place: Place, ledger: Ledger, small: bool
+) -> None:
+    """A partition of one has no leader."""
+    world.client.create_stream("shop/gone")
+    txns = []
+    for stream in ("shop/gone", "bank/postings"):
+        with patch("anabranch.ledger.ledger._finish"), world.client.begin("shop") as txn:
+            with ledger.commit(txn):
+                if not small:
+                    txn.token()
+                txn.write(stream, b"a", key=b"k")
+            txns.append(txn.txn_id)
+    world.cluster.troubles[TopicPartition("shop.gone", 0)] = Trouble(Kind.LEADERLESS)
+    for _ in range(200):
+        world.clock.sleep(0.5)
+    client = world.new_client(timeout=5)
+    found = ledger.recover(client, older_than=LONG_AGO)
+    assert (list(found.waiting), found.committed, found.forgotten) == (txns[:1], txns[1:], 1)
+    with pytest.raises((e.NotReady, e.OutcomeUnknown)):  # nothing else is left
+        ledger.recover(client, older_than=LONG_AGO)
+    del world.cluster.troubles[TopicPartition("shop.gone", 0)]
+    world.clock.sleep(60)
+    assert ledger.recover(client, older_than=LONG_AGO).forgotten == 1
+
+
+def test_rows_that_stay_hide_no_other_one(world: World, place: Place, ledger: Ledger) -> None:
+    for n in range(3):
+        with ordered(world, place, ledger, f"former {n}"):
+            pass
+    ledger.adopt(world.client)
+    unknown = bytes([0, 0]) + bytes(14)
+    place.run(f"insert into anabranch_ledger values ('{unknown.hex()}', 'commit', '00', 1, null)")
+    with ordered(world, place, ledger, "a"):
+        pass
+    found = ledger.recover(world.client, older_than=LONG_AGO, limit=1)
+    assert (list(found.alarms), found.forgotten) == ([unknown], 1)
+    assert len(ledger.rows()) == 4
 
 
 def test_a_row_that_contradicts_the_log_is_an_alarm_and_stays(

@@ -88,10 +88,10 @@ def positions_ahead() -> Any:
     handle = Handlers.handle
     held: list[Any] = []
 
-    def late(self: Handlers, cut: Cut, pieces: Iterable[Any], passed: Any) -> None:
+    def late(self: Handlers, cut: Cut, pieces: Iterable[Any], passed: Any) -> Any:
         some = [*held, *pieces]
         held[:] = some[-1:] if len(some) > len(held) else []
-        handle(self, cut, some[:-1] if held else some, passed)
+        return handle(self, cut, some[:-1] if held else some, passed)
 
     return patch.object(Handlers, "handle", late)
 

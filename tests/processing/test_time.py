@@ -48,8 +48,8 @@ def commits(rng: random.Random, count: int) -> list[Piece]:
 class Program:
     """Counts by key and window, and a timer for each key; what it wrote, with times."""
 
-    def __init__(self, folder: Path) -> None:
-        self.app = app = Processor("t/p", tasks=TASKS)
+    def __init__(self, folder: Path, cut_bytes: int = 1 << 20) -> None:
+        self.app = app = Processor("t/p", tasks=TASKS, cut_bytes=cut_bytes)
         source = app.input("t/in", value=json)
         out = app.output("t/out", value=json)
         late = app.output("t/late")
@@ -82,13 +82,16 @@ class Program:
         self.handlers.resume(self.table, range(TASKS))
 
     def run(self, pieces: list[Piece]) -> None:
-        """One cut, and its commit."""
+        """One cut, and its commit; more of them if not all has room."""
         cut = Cut(self.table, TASKS)
-        self.handlers.handle(cut, pieces, {})
+        self.handlers.fire_wall(cut, range(TASKS), 0)
+        left = self.handlers.handle(cut, pieces, {})
         cut.open = False
         self.table.write(((task, rows.items()) for task, rows in cut.rows.items()), {})
         for stream, events in cut.outputs.items():
             self.written += [(stream, value) for value, *_ in events]
+        if left or cut.late:
+            self.run(left)
 
 
 def cuts(rng: random.Random, pieces: list[Piece], most: int) -> list[list[Piece]]:
@@ -155,8 +158,8 @@ def test_windows_and_timers_are_those_of_a_fold_however_the_input_is_cut(
 ) -> None:
     pieces = commits(random.Random(seed), 120)
     by_cuts = []
-    for number, most in enumerate((1, 7, 120)):
-        program, rng = Program(tmp_path / str(number)), random.Random(seed + 1)
+    for number, (most, size) in enumerate(((1, 1 << 20), (7, 1 << 20), (120, 1 << 20), (120, 300))):
+        program, rng = Program(tmp_path / str(number), size), random.Random(seed + 1)
         for some in cuts(rng, parts(rng, pieces) if most == 1 else pieces, most):
             if rng.random() < 0.1:
                 program.restart()
@@ -164,7 +167,7 @@ def test_windows_and_timers_are_those_of_a_fold_however_the_input_is_cut(
         by_cuts.append(program.written)
     assert Counter(by_cuts[0]) == folded(pieces), f"seed {seed}"
     out = [[w for w in written if w[0] == "t/out"] for written in by_cuts]
-    assert out[0] == out[1] == out[2], f"seed {seed}"
+    assert out[0] == out[1] == out[2] == out[3], f"seed {seed}"
 
 
 def test_the_wall_clock_s_timers_fire_once_and_are_cancelled(tmp_path: Path) -> None:

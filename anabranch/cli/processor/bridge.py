@@ -44,8 +44,8 @@ def command(
     import pyarrow as pa
 
     from anabranch.processing.app import Processor
-    from anabranch.processing.plain import Cluster, import_group
-    from anabranch.processing.worker import make_processor, plain_ports, run_worker
+    from anabranch.processing.plain import Cluster, import_group, outputs_of, plain_ports
+    from anabranch.processing.worker import make_processor, run_worker
     from anabranch.reading.tasks.lag import input_lags
     from anabranch.schemas.records import ProcessorInfo
 
@@ -55,7 +55,7 @@ def command(
 
     @app.on(records, batch=True)
     def copy(batch: pa.RecordBatch) -> None:
-        output.write_batch(batch.select(["key", "value", "headers", "timestamp"]))
+        output.write_batch(outputs_of(batch))
 
     def copied(info: ProcessorInfo) -> bool:
         with closing(ports.committed_log(options.timeout)) as log:

@@ -5,26 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.tasks.dealing import Dealing
+from anabranch.reading.tasks.shares import Place as Place
 from anabranch.reading.tasks.shares import Share
 from anabranch.reading.transaction_reader import StreamParts
 from anabranch.schemas.records import TaskPosition
 from anabranch.types import Event
 
 _ALL = (1 << 63) - 1
-
-
-class Place(NamedTuple):
-    """A place in an input: a record of its history, and how far in it; they compare in the order of reading."""
-
-    record: int
-    part: int = -1  # which segment of the record, in its order; -1: none of it is given
-    offset: int = -1  # all below, in that segment, is given
-    segment: int = -1
-    timestamp: int = 0  # of the last record that is given whole
 
 
 @dataclass(slots=True)
@@ -66,9 +56,11 @@ class Input:
         self.at = Place(offset + 1, timestamp=record.timestamp)
         self.rest = self.given = self.last = None
 
-    def moved(self, task: int) -> Iterator[TaskPosition]:
-        """The position of a task, if that is beyond what was told of it."""
-        at = self.place()
+    def moved(self, task: int, left: Place | None = None) -> Iterator[TaskPosition]:
+        """The position of a task, if that is beyond what was told of it. ``left``: all from there is not done."""
+        at = left or self.place()
+        if at.segment >= 0 and at is left:
+            return  # nothing is done since, and the order of its segments may be another record's
         if at[:3] > self.told_of(task):
             yield TaskPosition(self.number, at.record, at.timestamp, at.segment, at.offset)
 

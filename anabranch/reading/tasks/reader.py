@@ -242,7 +242,7 @@ class TaskReader(Iteration[Event]):
                 continue
             if one.given is not None:
                 one.begin_again()
-            shares, tasks = Shares(one.stream), list[int]()
+            before, shares, tasks = one.place(), Shares(one.stream), list[int]()
             while size <= full:
                 share = self._next(one)
                 if share is None:
@@ -262,7 +262,8 @@ class TaskReader(Iteration[Event]):
                     self._lose(taken.pop().stream, key[1], key[1])
             elif tasks:
                 self._touched.update(tasks)
-                taken.append(Piece(one.stream, key[1], shares, tasks, whole=one.rest is None))
+                whole = one.rest is None
+                taken.append(Piece(one.stream, key[1], shares, tasks, whole, before))
             if one.rest is not None:
                 return taken
 
@@ -352,24 +353,27 @@ class TaskReader(Iteration[Event]):
             return bool(self._touched)
         return any(next(each.moved(task), None) for each in self._inputs for task in each.stands)
 
-    def consumed(self, also: Iterable[int] = ()) -> Consumed:
+    def consumed(self, also: Iterable[int] = (), left: Sequence[Piece] = ()) -> Consumed:
         """All that was given since the last call: plain data, to be committed once, after those before it.
 
         The caller may pickle it, or send it as bytes. Any process may give it to `commit`. ``also``: tasks to be
-        named though no event was theirs. Once a commit with it fails for good, this reader is of no more use:
-        take the tasks again.
+        named though no event was theirs. ``left``: the last ones, of which the next call tells. Once a commit with
+        it fails for good, this reader is of no more use: take the tasks again.
         """
         now = self._clock.monotonic()
         tasks = self._touched | set(also)
         if now >= self._all_due or not tasks:
             tasks, self._all_due = set(self._sequences), now + _ALL_S
+        limits = {piece.stream: piece.before for piece in reversed(left)}
         alike: dict[tuple[int, tuple[TaskPosition, ...]], list[int]] = {}
         for task in sorted(tasks):
             self._sequences[task] += 1
-            moved = tuple(p for each in self._inputs for p in each.moved(task))
+            moved = tuple(
+                p for each in self._inputs for p in each.moved(task, limits.get(each.stream))
+            )
             alike.setdefault((self._sequences[task], moved), []).append(task)
             for each in self._inputs:
-                each.told[task] = each.place()[:3]
-        self._touched = set()
+                each.told[task] = (limits.get(each.stream) or each.place())[:3]
+        self._touched = {task for piece in left for task in piece.tasks}
         steps = tuple(TaskStep(tuple(some), *step) for step, some in alike.items())
         return Consumed(self._tenure.processor, self._tenure.secret, steps)

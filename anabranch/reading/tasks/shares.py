@@ -71,6 +71,16 @@ class Shares:
             yield from share.events(self.stream)
 
 
+class Place(NamedTuple):
+    """A place in an input: a record of its history, and how far in it; they compare in the order of reading."""
+
+    record: int
+    part: int = -1  # which segment of the record, in its order; -1: none of it is given
+    offset: int = -1  # all below, in that segment, is given
+    segment: int = -1
+    timestamp: int = 0  # of the last record that is given whole
+
+
 class Piece(NamedTuple):
     """The events of one commit of an input, or of a part of it, for these tasks; and the task of each."""
 
@@ -79,6 +89,12 @@ class Piece(NamedTuple):
     events: Sequence[Event] | Shares
     tasks: list[int]
     whole: bool = True  # this is the last part of it
+    before: Place | None = None  # up to there all else of the input is given
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it begins inside of a commit, behind another part."""
+        return self.before is not None and self.before.segment >= 0
 
     def batch(self) -> pa.RecordBatch:
         """The events as an Arrow batch, with the columns of `anabranch.reading.event_columns`."""

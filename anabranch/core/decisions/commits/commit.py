@@ -54,6 +54,8 @@ from anabranch.errors import (
     ReceiptsNotCovered,
     RetryError,
     TenureLost,
+    UnknownProcessor,
+    check,
 )
 from anabranch.schemas.records import (
     Commit,
@@ -270,7 +272,12 @@ def advance_commits(turn: Turn) -> None:
         txn = turn.state.open.get(txn_id)
         # Merged or superseded meanwhile, a transaction is no longer open.
         if txn is not None and txn.pending is not None and not txn.pending.decided:
-            _try_decide(turn, txn_id, txn, txn.pending)
+            before = turn.puts
+            try:
+                _try_decide(turn, txn_id, txn, txn.pending)
+            except (FixCallError, RetryError) as error:  # of this one alone: the leader goes on
+                check(turn.puts == before, f"a commit that failed changed something: {error}")
+                end_pending(turn, txn_id, error)
 
 
 def _can_merge(turn: Turn, txn_id: bytes) -> bool:
@@ -303,11 +310,11 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
     unmoved: AnabranchError | None = None
     try:
         _judge(turn, txn.row, pending.consumed)
-    except TenureLost as lost:  # no later tenure may commit what was made under this one
+    except (TenureLost, UnknownProcessor) as lost:  # what was made under this tenure is over
         end_pending(turn, txn_id, lost)
         abort_txn(turn, txn_id, str(lost))
         return
-    except (NotReady, InvalidArgument, NotAuthorized) as refusal:
+    except (FixCallError, NotReady) as refusal:
         unmoved = refusal
     if not late and not turn.index.covers(pending.writers):
         return  # the usual wait: don't weigh in vain

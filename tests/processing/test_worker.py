@@ -1,0 +1,310 @@
+"""A worker in memory, in one thread: what it takes, commits and says in trouble."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from anabranch.batches.records import Record
+from anabranch.client.client import Client
+from anabranch.client.transaction import Transaction
+from anabranch.errors import BeginAgainError, IllegalState, InvalidArgument, NotReady, TenureLost
+from anabranch.ports import TopicPartition, TopicSpec
+from anabranch.processing.app import Processor
+from anabranch.processing.membership import AllTasks
+from anabranch.processing.plain import import_group, outputs_of
+from anabranch.processing.state import StateReader
+from anabranch.processing.worker import Worker, make_processor
+from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.feed import Feed
+from anabranch.reading.reader_factory import Readers
+from anabranch.reading.tasks.reader import TaskReader
+from tests.client.world import World
+
+
+class Place(World):
+    """A cluster with streams in and out, whose clients read it, too."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        for name in ("in", "out"):
+            self.client.create_stream(f"nyc/{name}")
+
+    def new_client(self, **more: Any) -> Client:
+        client = super().new_client(**more)
+        ports = ReaderPorts(lambda _: self.cluster.log("reader"), lambda *_: None, self.clock)  # type: ignore[arg-type]
+        client._ports = replace(client._ports, readers=Readers(ports, 30.0))
+        return client
+
+    def worker(self, app: Processor, folder: str = "w", *tasks: int, **more: Any) -> Worker:
+        own = AllTasks(tasks or range(app.tasks))
+        return Worker(app, self.client, self.folder / folder, tasks=own, threads=False, **more)
+
+    def write(self, *keys: bytes, timestamp: int = 1, value: bytes = b"1") -> None:
+        with self.client.begin("nyc") as txn:
+            for key in keys:
+                txn.write("nyc/in", value, key=key, timestamp=timestamp)
+            txn.commit()
+
+    def written(self, stream: str = "nyc/out") -> list[bytes]:
+        return [each.key or b"" for each in self.events(stream)]
+
+
+class Member:
+    """Of a group that stands at offset 1 everywhere."""
+
+    def committed(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(places, 1)
+
+    def close(self) -> None: ...
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise InvalidArgument("planted")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def counting(tasks: int = 1) -> Processor:
+    """Counts events by key."""
+    app = Processor("nyc/p", tasks=tasks, commit_interval=0)
+    seen = app.store("seen", value=json)
+
+    @app.on(app.input("nyc/in"))
+    def count(event: Any) -> None:
+        seen[event.key] = seen.get(event.key, 0) + 1
+
+    return app
+
+
+def windows(*more: str) -> Processor:
+    """Writes the keys of windows of a second as they close, in small cuts."""
+    app = Processor("nyc/p", tasks=1, commit_interval=0, cut_bytes=2000)
+    out = app.output("nyc/out", value=json)
+    stores = [app.windows(name, 1, value=json) for name in ("hours", *more)]
+
+    def closed(window: Any) -> None:
+        out.write(1, key=window.key)
+
+    @app.on(app.input("nyc/in", value=json))
+    def put(event: Any) -> None:
+        for store in stores:
+            for window in store.of(event):
+                window.value = 1
+
+    for store in stores:
+        store.on_close(closed)
+
+    return app
+
+
+def test_windows_that_close_together_and_the_events_behind_them_take_several_cuts(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = TaskReader.cut  # in memory each read gives one commit
+    monkeypatch.setattr(
+        TaskReader, "cut", lambda *args: [piece for _ in range(9) for piece in cut(*args)]
+    )
+    app = windows()
+    worker, keys = place.worker(app), [b"%03d" % i for i in range(20)]
+    place.write(*keys, timestamp=500)
+    place.write(b"later", timestamp=1600)
+    place.write(b"last", timestamp=3500)
+    place.write(b"end", timestamp=9999)
+    lives = left = 0
+    while len(place.written()) < 22 and lives < 60:
+        for _ in range(2):
+            worker.step()
+        left += len(worker._left)
+        worker.close()  # the next one goes on from the positions
+        worker, lives = place.worker(app, str(lives)), lives + 1
+    worker.close()
+    assert place.written() == [*keys, b"later", b"last"]
+    assert left
+
+
+def test_windows_that_an_older_program_does_not_know_close_under_the_newer_one(
+    place: Place,
+) -> None:
+    for number, more in enumerate((["days"], [], ["days"])):
+        place.write(b"a", timestamp=500 + 2000 * number)
+        with closing(place.worker(windows(*more), str(number))) as worker:
+            for _ in range(4):
+                worker.step()
+    assert place.written() == [b"a"] * 3, "of both windows of the first event, and one of the next"
+
+
+def test_a_batch_of_a_stream_has_no_store(place: Place) -> None:
+    """A handler of single events ran before, and left its task."""
+    app, said = Processor("nyc/p", tasks=2, commit_interval=0), list[str]()
+    seen = app.store("seen", value=json, local=True)
+    source = app.input("nyc/in", value=json)
+    place.client.create_stream("nyc/batches")
+
+    @app.on(source)
+    def one(event: Any) -> None:
+        seen[event.key] = 1
+
+    @app.on(app.input("nyc/batches"), batch=True)
+    def batch(_: Any) -> None:
+        for call in (lambda: seen.get(b"a"), lambda: list(seen.items())):
+            with pytest.raises(InvalidArgument, match="without batch=True") as refused:
+                call()
+            said.append(str(refused.value))
+
+    with closing(place.worker(app)) as worker, place.client.begin("nyc") as txn:
+        for stream in ("nyc/in", "nyc/batches"):
+            txn.write(stream, b"1", key=b"a")
+        txn.commit()
+        for _ in range(4):
+            worker.step()
+    assert len(said) == 2
+
+
+def test_state_that_can_t_be_read_is_waited_for(place: Place) -> None:
+    """Nothing comes; then its end is read, and the last commit is not there."""
+    app = counting()
+    with closing(place.worker(app)) as worker:
+        for n in range(3):
+            place.write(b"%d" % n)
+            worker.step()
+            worker.step()
+
+    def nothing(*_: object) -> list[object]:
+        place.clock.sleep(0.5)
+        return []
+
+    with closing(place.worker(app, "other")) as worker:
+        with (
+            patch.object(Feed, "next", nothing),
+            patch("anabranch.processing.worker._RESTORE_S", 5.0),
+            pytest.raises(NotReady, match="can't be read to its end"),
+        ):
+            worker.step()
+        worker._drop()
+        with (
+            patch("anabranch.processing.worker._RESTORE_S", 5.0),
+            patch.object(StateReader, "_apply", return_value=0),
+            pytest.raises(IllegalState, match="lacks the last commit"),
+        ):
+            worker.step()
+
+
+def test_a_task_whose_taker_is_gone_is_taken_back(place: Place) -> None:
+    app = counting()
+    with closing(place.worker(app)) as worker:
+        worker.step()
+        place.client.take("nyc/p", holder="one that is killed")
+        place.write(b"a")
+        with pytest.raises(TenureLost):  # noqa: PT012 (not at once)
+            for _ in range(9):
+                worker.step()
+        worker._drop()  # as `run`
+        worker._lost.tasks, worker._look_again = frozenset({0}), 0.0
+        worker.step()
+        assert "others hold tasks that its group gives it: 0" in (worker.trouble or "")
+        before = place.clock.monotonic()
+        while worker.trouble is not None and place.clock.monotonic() < before + 60:
+            place.clock.sleep(1)
+            worker.step()
+        assert place.clock.monotonic() - before > 20
+        assert list(worker.tasks) == [0]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_group_is_imported_once_and_its_tasks_are_free(place: Place, begun: bool) -> None:
+    """Two machines look, and both see that nothing has begun."""
+    place.cluster.log("kafka").create_topics([TopicSpec("orders", 1, {}, 1)])
+    app = Processor("nyc/bridge", tasks=1)
+    app.on(app.topic("orders"))(lambda _: None)
+    make_processor(place.client, app)
+    stale = place.client.processor(app.name)
+    ports = replace(place.client.reader_ports(), member=lambda *_: Member())  # type: ignore[arg-type]
+
+    def again() -> int:
+        with patch.object(Client, "processor", lambda *_: stale):
+            return import_group(place.client, ports, app.name, "g", 5.0)
+
+    if not begun:
+        with pytest.raises(InvalidArgument), patch.object(Transaction, "commit", refuse):
+            again()
+    else:
+        again()
+        with pytest.raises(IllegalState, match="has begun"):
+            again()
+    (row,) = place.client.processor(app.name).tasks
+    assert (row.holder, row.sequence) == ("", int(begun))
+
+
+@pytest.mark.parametrize("bad", ["surrogate", "long error", "header", "time", "size", "type"])
+def test_an_event_that_no_commit_could_have_is_a_dead_letter(place: Place, bad: str) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out = app.output("nyc/out")
+
+    @app.on(app.input("nyc/in"))
+    def handle(event: Any) -> None:
+        if event.key == b"good":
+            out.write(event.value, key=event.key)
+        elif bad == "surrogate":
+            raise ValueError("\ud800")
+        elif bad == "long error":
+            raise ValueError("x" * 2_000_000)
+        elif bad == "header":
+            out.write(b"", headers=[("ab.x", b"1")])
+        elif bad == "time":
+            out.write(b"", timestamp=-1)
+        elif bad == "size":
+            out.write(bytes(2_000_000))
+        else:
+            out.write("text")
+
+    place.write(b"good", b"bad", b"good")
+    with closing(place.worker(app)) as worker:
+        for _ in range(6):
+            try:
+                worker.step()
+            except BeginAgainError:
+                worker._drop()
+    assert (place.written(), place.written("nyc/dead")) == ([b"good", b"good"], [b"bad"])
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_records_without_a_time_are_copied(place: Place, batch: bool) -> None:
+    log, orders = place.cluster.log("kafka"), TopicPartition("orders", 0)
+    log.create_topics([TopicSpec("orders", 1, {}, 1)])
+    for timestamp in (-1, 0, 1000):
+        log.produce(orders, [Record(0, timestamp, b"%d" % timestamp, b"v")])
+    app = Processor("nyc/p", tasks=1, commit_interval=0)
+    out = app.output("nyc/out")
+    source = app.topic("orders")
+    if batch:  # as `anabranch bridge`
+        app.on(source, batch=True)(lambda batch: out.write_batch(outputs_of(batch)))
+    else:
+        app.on(source)(lambda event: out.write(event.value, key=event.key))
+    with closing(place.worker(app)) as worker:
+        for _ in range(4):
+            worker.step()
+    assert place.written() == [b"-1", b"0", b"1000"]
+
+
+def test_a_busy_standby_keeps_its_copies_warm(place: Place) -> None:
+    busy, other = (place.worker(counting(2), str(task), task, standby=not task) for task in (0, 1))
+    with closing(busy), closing(other):
+        for _ in range(100):
+            place.write(*(b"%d" % n for n in range(8)))
+            other.step()
+            busy.step()
+        mark = busy._table.mark(1)
+        assert mark is not None
+        assert mark.sequence > 10
