@@ -13,6 +13,7 @@ from pathlib import Path
 
 import anabranch
 from anabranch.batches import columns_write, framing
+from anabranch.errors import NotReady
 from anabranch.infra.cluster import EmbeddedCluster
 from checker.recorder import Recorder
 from tests.cluster import ControllerProcess
@@ -85,9 +86,18 @@ class Crew:
     def start(self) -> None:
         """All of them, until they work."""
         self._start_controllers()
+        until = time.monotonic() + READY_S
         with self.connect() as client:
             for name in STREAMS:
-                client.create_stream(f"{self.scope}/{name}", 2, timeout=READY_S)
+                while True:
+                    try:
+                        client.create_stream(f"{self.scope}/{name}", 2, timeout=READY_S)
+                        break
+                    except (
+                        NotReady
+                    ):  # a client waits some seconds only for a controller's first topics
+                        if time.monotonic() > until:
+                            raise
         for kind in (Write, Help, Write, Help):
             self._fork(
                 kind(
