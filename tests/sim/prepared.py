@@ -17,7 +17,7 @@ from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
 from anabranch.core.decisions.turn import FORGOTTEN
 from anabranch.errors import AlreadyCommitted, AnabranchError, OutcomeUnknown, TransactionAborted
-from anabranch.ledger.book import ABORT, BEGUN, COMMIT, Meta, Row
+from anabranch.ledger.book import ABORT, BEGUN, COMMIT, FIRST, Meta, Row
 from anabranch.ports import LogError
 from anabranch.types import Receipt, Result
 from tests.sim.ledger import Deal, Ledger
@@ -105,8 +105,11 @@ class Session:
         self._ledger.words.setdefault(txn_id, row.outcome == COMMIT)
         return row
 
-    def rows(self, before_ms: int, limit: int) -> list[Row]:
-        return list(self._ledger.rows.values())[:limit]
+    def rows(
+        self, before_ms: int, limit: int, after: Row = FIRST, *, former: bool = True
+    ) -> list[Row]:
+        found = sorted(self._ledger.rows.values(), key=lambda row: (row.made, row.txn_id))
+        return [row for row in found if (row.made, row.txn_id) > (after.made, after.txn_id)][:limit]
 
     def forget(self, rows: Iterable[Row]) -> int:
         mine = [row for row in rows if self._ledger.rows.get(row.txn_id) == row]
