@@ -181,14 +181,16 @@ class _Recovering:
     def prepared(self, scope: str | None, *, secret: bytes) -> Any:
         return self._client.prepared(scope, secret=secret, timeout=5.0)
 
-    def abort(self, txn_id: bytes, reason: str, *, secret: bytes) -> None:
+    def abort(
+        self, txn_id: bytes, reason: str, *, secret: bytes, timeout: float | None = None
+    ) -> None:
         deals = self._ledger.deals.values()
         label = next((d.label for d in deals if d.txn_id == txn_id), None)
         recorded: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if label is not None:
             recorded = self._ledger.history.here.asking("abort", txn=label)
         with recorded:
-            self._client.abort(txn_id, reason, secret=secret, timeout=10.0)
+            self._client.abort(txn_id, reason, secret=secret, timeout=timeout or 10.0)
 
 
 def recover(world: World, faults: Faults, ledger: Ledger, client: Client, name: str) -> None:
