@@ -36,6 +36,7 @@ class Heart:
         self._correlation_id = session.new_correlation_id()  # of the last heartbeats
         self._digests: Collection[bytes] = ()
         self._due = math.inf
+        self._sent = False  # something was, since a handle came last: an answer can be waited for
         self._closed = False
 
     def add(self, handle: Handle) -> None:
@@ -44,7 +45,7 @@ class Heart:
             self._handles.add(handle)
             due = self._session.now() + handle.keepalive_ms / 1000 / BEATS_PER_KEEPALIVE
             if due < self._due:
-                self._due = due
+                self._due, self._sent = due, False
                 self._session.forget(self._correlation_id)
                 self._wake.notify_all()
             if self._with_thread and self._thread is None:
@@ -68,6 +69,7 @@ class Heart:
             self._due = now + shortest_s / BEATS_PER_KEEPALIVE
             self._session.forget(self._correlation_id)
             self._correlation_id = self._session.new_correlation_id()
+            self._sent = True
         self._digests = self._session.beat(self._correlation_id, tokens, self._due)
         return self._due
 
@@ -86,16 +88,19 @@ class Heart:
 
     def _run(self) -> None:
         while not self._closed:
+            pause = 0.0
             try:
                 due = self.step()
-                if due < math.inf:
+                if due < math.inf and self._sent:
                     self.hear(due)
                     continue
             except AnabranchError as error:
                 log.warning("heartbeats can't be sent: %s", error)
+                pause = _AFTER_TROUBLE_S
             with self._wake:
                 if not self._closed:
-                    self._wake.wait(_IDLE_S if self._due == math.inf else _AFTER_TROUBLE_S)
+                    left = _IDLE_S if self._due == math.inf else self._due - self._session.now()
+                    self._wake.wait(max(0.0, pause or left))
 
     def close(self) -> None:
         """Stop the thread."""

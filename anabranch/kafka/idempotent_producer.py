@@ -193,6 +193,8 @@ class JournalProducer:
             code, offset, message = answers[partition]
             if code == NONE:
                 self._check_offset(partition, offset)
+                ids = self._cluster.topic_ids
+                self._topic_ids.setdefault(partition.topic, ids[partition.topic])
             if code in (NONE, DUPLICATE_SEQUENCE):
                 continue
             meant = meaning(codes.IDEMPOTENT_CODES, code)
@@ -224,7 +226,7 @@ class JournalProducer:
         """`LogUncertain` for a replaced topic: the stored batches are gone."""
         for topic in {partition.topic for partition in wave.pieces}:
             now = self._cluster.topic_ids[topic]
-            if self._topic_ids.setdefault(topic, now) != now:
+            if self._topic_ids.get(topic, now) != now:
                 raise LogUncertain(f"topic {topic} was deleted and created again")
 
     # -- after a failure ------------------------------------------------------------------------------

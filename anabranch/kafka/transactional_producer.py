@@ -320,6 +320,10 @@ class KafkaProducer:
                 self._add_partitions([partition])
             except LogBusy:
                 continue  # its markers are on their way
+            except LogUncertain as error:  # it may be in, and an abort would undo what was decided
+                self._ended = error
+                self._end(commit=commit)
+                raise
             self._end(commit=commit)
             log.warning("%s: it is ended, %s", what, "committed" if commit else "aborted")
 

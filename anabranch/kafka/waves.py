@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -24,11 +25,13 @@ from anabranch.ports import (
 )
 
 LEADER_S = 1.0  # how long to wait for leaders; the whole round waits with it
-ASK_S = 0.1  # to ask for a leader when that time is over
 
 
 class _Tries(NamedTuple):
-    """``leaders_by``: when waiting for leaders ends, monotonic seconds. ``down``: brokers that were not reached."""
+    """``leaders_by``: until when leaders are waited for, monotonic seconds; from then on each is asked for once.
+
+    ``down``: brokers that were not reached.
+    """
 
     leaders_by: float
     down: dict[int, ConnectionBroken]
@@ -119,9 +122,14 @@ class Waves:
         """The way to the leader. ``reached``: it was found to be open just now."""
         tries = tries or _Tries(self._cluster.deadline(LEADER_S), {})
         leader = self._cluster.leader(partition)
+        if leader is None and time.monotonic() >= tries.leaders_by:
+            failed: dict[TopicPartition, LogError] = {}
+            self._cluster.groups((partition,), self._cluster.deadline(LEADER_S), failed)
+            if failed:
+                raise failed[partition]
+            leader = self._cluster.leader(partition)
         if leader is None:
-            deadline = max(tries.leaders_by, self._cluster.deadline(ASK_S))
-            leader = self._cluster.leaders((partition,), deadline)[partition]
+            leader = self._cluster.leaders((partition,), tries.leaders_by)[partition]
         link = self.links.get(leader.node) or self.links.setdefault(leader.node, Link(leader.node))
         if not (link.in_flight or link.gathering.pieces or (reached and link.connection)):
             highest = PRODUCE.highest if self._coordinator.is_v2 else PRODUCE_ADDS_FROM - 1

@@ -20,6 +20,7 @@ from anabranch.batches.packer import batch_limit
 from anabranch.batches.splice import Piece, Splice
 from anabranch.core import rows as k
 from anabranch.core.decisions.commits.merge import TORN, runs_to_carry
+from anabranch.core.decisions.commits.prepared import needed
 from anabranch.core.journal.index import JournalIndex, extents_by_place
 from anabranch.core.journal.runs import StoredRun
 from anabranch.core.memory import IN_TROUBLE, Merging
@@ -238,7 +239,9 @@ class Carriers:
     ) -> None:
         for txn_id in state.committing:
             txn = state.open[txn_id]
-            if not txn.carries or txn.pending is None or not index.covers(txn.pending.writers):
+            if not txn.carries or txn.pending is None:
+                continue
+            if not index.covers(needed(state, txn.pending)):
                 continue  # a new leader still reads the journals
             # A prepared one leaves LOST streams out, so each of its streams is carried by itself.
             whole = txn.pending.prepare is None

@@ -98,7 +98,7 @@ class HistoryCursor:
                 found = self._source.fetch(self.place, self._position, deadline, few)
             except SnapshotExpired as error:
                 if self._whole:
-                    self._gap = self._gap or (self._position, error)
+                    self._gap, self._high = self._gap or (self._position, error), None
                 self._position = self._source.start_offsets([self.place], deadline)[self.place]
                 if not self._whole:
                     log.warning("%s; reading goes on at offset %d", error, self._position)

@@ -115,7 +115,9 @@ class ScriptedBus:
     def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
         if self.too_large:
             raise EventTooLarge("the broker said so")
-        slot = self._slots.setdefault(correlation_id, deque())
+        slot = self._slots.get(correlation_id)
+        if slot is None:
+            return None
         while not slot and self._due and self._due[0][0] <= deadline:
             at, to, reply = self._due.pop(0)
             self.clock.now = max(self.clock.now, at)

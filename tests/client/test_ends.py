@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from anabranch import errors
+from anabranch.client.heartbeats import Heart
 from anabranch.schemas import records as r
 from anabranch.types import Receipt, Result
 from tests.client.answers import STREAM, outcome, refusal, token_of
@@ -253,3 +255,34 @@ def test_commit_and_abort_by_token() -> None:
     assert bench.client.state(token_of()).state == "OPEN"
     assert bench.client.state(token_of()[1:17].hex()).state == "OPEN"
     assert bench.client.resolve(token_of()[1:17]).state == "ABORTED"
+
+
+# -- heartbeats -----------------------------------------------------------------------------------------
+
+
+def test_the_hearts_thread_waits_until_something_is_due() -> None:
+    """Before the first heartbeat there is no answer to wait for: it must not ask again and again."""
+    asked: list[str] = []
+
+    class Session:
+        now = staticmethod(time.monotonic)
+
+        def __getattr__(self, name: str) -> Any:
+            def call(*_: object) -> Any:
+                asked.append(name)
+                return ()
+
+            return call
+
+    class Open:
+        live_token, keepalive_ms = token_of(), 900
+
+    session, handle = Session(), Open()
+    heart = Heart(session, thread=True)  # type: ignore[arg-type]
+    heart.add(handle)  # type: ignore[arg-type]
+    until = time.monotonic() + 30
+    while "beat" not in asked:
+        assert time.monotonic() < until
+        assert asked.count("hear_beat") < 3
+        time.sleep(0.01)
+    heart.close()

@@ -377,8 +377,9 @@ def test_a_partition_that_does_not_exist_is_refused(bench: Bench) -> None:
         bench.append(partition, "a")
 
 
-def test_a_topic_that_is_made_anew_is_another_one(bench: Bench) -> None:
-    """Its partitions would take later batches, and never have the earlier ones."""
+@pytest.mark.parametrize("whose", ["one writer", "the next writer"])
+def test_a_topic_that_is_made_anew_is_another_one(bench: Bench, whose: str) -> None:
+    """Its partitions would take later batches of a writer, and never have the earlier ones."""
     (partition,) = bench.topic()
     bench.append(partition, "a")
     bench.flush()
@@ -386,6 +387,12 @@ def test_a_topic_that_is_made_anew_is_another_one(bench: Bench) -> None:
     admin.delete_topics([partition.topic])[partition.topic].result(30)
     log = bench.maker.log()
     log.create_topics([TopicSpec(partition.topic, 1, {})])
+    if whose == "the next writer":
+        bench.producer.forget()
+        bench.append(partition, "b")
+        bench.flush()
+        assert bench.stored(partition) == ["b"]
+        return
     bench.append(partition, "b")
     with pytest.raises(LogUncertain, match="created again"):
         bench.flush()

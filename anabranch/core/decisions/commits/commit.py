@@ -283,8 +283,9 @@ def advance_commits(turn: Turn) -> None:
 def _can_merge(turn: Turn, txn_id: bytes) -> bool:
     """Whether the commit is decided, and this leader has read the journals that far."""
     pending = turn.state.open[txn_id].pending
-    decided = pending is not None and pending.decided and txn_id not in turn.told
-    return decided and pending is not None and turn.index.covers(pending.writers)
+    if pending is None or not pending.decided or txn_id in turn.told:
+        return False
+    return turn.index.covers(prepared.needed(turn.state, pending))
 
 
 def next_due_ms(
@@ -298,7 +299,7 @@ def next_due_ms(
     for txn_id in state.committing:
         pending = state.open[txn_id].pending
         if pending is not None and pending.decided:
-            if index.covers(pending.writers):
+            if index.covers(prepared.needed(state, pending)):
                 due.append(max(0, merging.not_before_ms.get(txn_id, 0) - now_ms))
         elif pending is not None:
             due.append(max(0, pending.deadline_ms - wall_ms))

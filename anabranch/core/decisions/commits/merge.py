@@ -14,7 +14,7 @@ from typing import NamedTuple
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core.decisions.commits import frozen, locks, positions, registered
-from anabranch.core.decisions.commits.prepared import is_gone, leave_out_lost
+from anabranch.core.decisions.commits.prepared import is_gone, leave_out_lost, needed
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish, journal_op
 from anabranch.core.decisions.turn import Turn
@@ -192,7 +192,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         return None
     txn = turn.open(txn_id)
     prepared = txn.pending is not None and txn.pending.prepare is not None
-    usable = all(turn.usable(s) or (prepared and is_gone(turn, s)) for s in txn.participants)
+    usable = all(turn.usable(s) or (prepared and is_gone(turn.state, s)) for s in txn.participants)
     if not (usable and leave_out_lost(turn, txn_id, txn)):
         _wait(turn, txn_id, WAITING_MS)
         return None
@@ -401,7 +401,7 @@ def _written_by(turn: Turn, plan: Plan, txn_id: bytes) -> Mapping[str, Write] | 
     known = turn.memory.written.get(txn_id)
     if known is None:
         txn = turn.open(txn_id)
-        if txn.pending is None or not turn.index.covers(txn.pending.writers):
+        if txn.pending is None or not turn.index.covers(needed(turn.state, txn.pending)):
             return None
         known = _written(turn, plan_of(turn, txn_id, txn))
         turn.memory.written[txn_id] = known

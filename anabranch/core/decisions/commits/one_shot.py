@@ -191,7 +191,7 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     held = turn.state.prepared_row(txn_id)
     events = () if held is None else held.events
     check(len(events) == row.committed, "a PREPARED transaction lost its events")
-    gone = {stream for stream in txn.participants if prepared.is_gone(turn, stream)}
+    gone = {stream for stream in txn.participants if prepared.is_gone(turn.state, stream)}
     for stream in sorted(txn.participants.keys() - gone):
         if state_of(turn.state.streams.get(stream)) == RECOVERING:
             raise NotReady(f"{stream} is being taken back: ask again")

@@ -18,7 +18,7 @@ from anabranch.core.decisions.commits.askers import without_askers
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import SECRET_SIZE, TXN_ID_SIZE, txn_text
 from anabranch.core.journal.index import Weighed
-from anabranch.core.state import OpenTxn
+from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_settings import MAX_MESSAGE
 from anabranch.core.stream_states import FORGETTING, FORGOTTEN, LOST, state_of
 from anabranch.errors import (
@@ -38,6 +38,7 @@ from anabranch.schemas.records import (
     PendingCommitRow,
     Prepare,
     PreparedRow,
+    Receipt,
     RetiredRow,
     TxnRow,
 )
@@ -178,16 +179,13 @@ def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> bool:
     pending = txn.pending
     if pending is None or pending.prepare is None:
         return True
-    gone = {s for s in txn.participants if is_gone(turn, s)}
+    gone = {s for s in txn.participants if is_gone(turn.state, s)}
     lost = {e for receipt in pending.writers for e in receipt.extents if e.stream in gone}
     if not lost:
         return True
     if txn_id in turn.memory.carrying:
         return False  # a chunk is on its way
-    writers = tuple(
-        replace(receipt, extents=tuple(e for e in receipt.extents if e not in lost))
-        for receipt in pending.writers
-    )
+    writers = needed(turn.state, pending)
     turn.put(k.pending_key(txn_id), replace(pending, writers=writers))
     turn.put(k.txn_key(txn_id), without(txn.row, sum(e.count for e in lost), gone))
     for (stream, number), carry in list(txn.carries.items()):
@@ -213,9 +211,19 @@ def drop_events(turn: Turn, txn_id: bytes) -> None:
         turn.put(k.prepared_key(txn_id), replace(row, events=()))
 
 
-def is_gone(turn: Turn, stream: str) -> bool:
+def needed(state: State, pending: PendingCommitRow) -> tuple[Receipt, ...]:
+    """The receipts of a decided commit; of a prepared one without LOST streams, whose journals are read no more."""
+    if pending.prepare is None:
+        return pending.writers
+    return tuple(
+        replace(r, extents=tuple(e for e in r.extents if not is_gone(state, e.stream)))
+        for r in pending.writers
+    )
+
+
+def is_gone(state: State, stream: str) -> bool:
     """Whether a stream is given up, and is not being taken back."""
-    return state_of(turn.state.streams.get(stream)) in (LOST, FORGETTING, FORGOTTEN)
+    return state_of(state.streams.get(stream)) in (LOST, FORGETTING, FORGOTTEN)
 
 
 def prepared_of_name(turn: Turn, scope: str, name: str | None) -> TxnRow | None:
