@@ -64,7 +64,7 @@ class Leader:
         self._settings = settings
         self._folder = folder
         self._leader = leader
-        self._former = former
+        self.former = former
         self._terms = [] if terms is None else terms
         self._native_timeout = native_timeout
         self._on_change = on_change
@@ -113,10 +113,17 @@ class Leader:
 
     def _open(self, source: Log) -> Table | None:
         """The table, once brokers can tell whether it may be trusted; None if stopped before."""
+        aside_at = self._clock.monotonic() + ASIDE_AFTER_S
         while not self._stop.is_set():
-            if self._former is not None and not self._former.stop(TROUBLE_PAUSE_S):
+            if self.former is not None:
+                if self.former.stop(TROUBLE_PAUSE_S):
+                    self.former = self.former.former  # the one that it waited for itself
+                elif self._clock.monotonic() > aside_at:
+                    aside_at += ASIDE_AFTER_S
+                    what = "control partition %d: a leader of before does not stop; others may lead"
+                    log.warning(what, self._settings.control_partition)
+                    self._on_stuck(ASIDE_S)
                 continue
-            self._former = None
             try:
                 return open_checkpoint(
                     self._folder,

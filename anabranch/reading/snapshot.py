@@ -23,7 +23,7 @@ from anabranch.reading.committed_log import CommittedLog, partitions_of
 from anabranch.reading.history import Found
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.snapshot_reader import Given, SnapshotReader, StreamCut
-from anabranch.schemas.records import CommitRecord, EpochRecord
+from anabranch.schemas.records import CommitRecord
 from anabranch.topics.names import stream_topic
 from anabranch.types import Event
 
@@ -287,7 +287,7 @@ def _check_left(
         return
     later = {p for p, end in now.vector().items() if end > ends.get(p, 0)}
     closed = _closed(search, found, now) if later else set()
-    gone = [p for p in passed if p in later | closed and _had_events(search, p, ends[p])]
+    gone = [p for p in passed if p in later | closed]
     if gone:
         raise SnapshotExpired(
             f"retention has deleted all that {stream} had at {to_text(timestamp)} on partition "
@@ -302,21 +302,6 @@ def _closed(search: HistorySearch, then: Found, now: Found) -> set[int]:
         return set()
     left = {segment.segment_id for segment in after.segments}
     return {s.partition for s in before.segments if s.segment_id not in left}
-
-
-def _had_events(search: HistorySearch, partition: int, end: int) -> bool:
-    """Whether a partition has committed events below an offset, or the history can't tell it any more.
-
-    Without them, foreign records stood there before its first segment began.
-    """
-    for _, record in search.since(search.passing(partition, 0)) if not search.is_cut() else ():
-        if isinstance(record, EpochRecord):
-            begin = dict(record.vector).get(partition, 0)
-            if begin:
-                return begin < end
-        elif any(part.partition == partition for part in record.segments):
-            return True
-    return True
 
 
 def _first_event(search: HistorySearch, partition: int, offset: int) -> int:

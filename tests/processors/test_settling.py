@@ -240,16 +240,20 @@ def test_a_merge_whose_journal_a_broker_that_is_behind_shows_cannot_be_settled(
     assert play.state(play.txn_id)[0] == "COMMITTED"
 
 
-def test_a_big_prepared_one_is_carried_without_its_lost_stream() -> None:
+@pytest.mark.parametrize("size", [SIZE, 1])
+@pytest.mark.parametrize("keeps_table", [True, False])
+def test_a_prepared_one_is_committed_without_its_lost_stream(size: int, keeps_table: bool) -> None:
+    """Big ones are carried. A leader without its table never reads the journal of what is LOST."""
     play = Play(chunk_bytes=CHUNK_BYTES)
-    _, token, receipt = play.begun(GONE, OTHER, size=SIZE)
+    _, token, receipt = play.begun(GONE, OTHER, size=size)
     word = Commit(token, (receipt,), None, None, 60_000)
     assert play.ask(replace(word, prepare=Prepare(b"", b"1"))).state == "PREPARED"
     play.world.cluster.delete_topic(stream_topic(GONE))
     play.play(30, 2 * LOST_S)
     play.one_shot(GONE)
     play.play(30, 2 * LOST_S)
-    outcome = play.ask(word, seconds=2.0)
+    play.lead_anew(keeps_table=keeps_table, chunk_bytes=CHUNK_BYTES)
+    outcome = play.ask(word, seconds=9.0)
     assert (outcome.state, outcome.committed, outcome.left_out) == ("COMMITTED", 8, 8)
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.batches.builder import BatchBuilder
 from anabranch.core.partitioner import SPACE, position_of
 from anabranch.errors import SnapshotExpired
-from anabranch.ports import TopicPartition, TopicSpec
+from anabranch.ports import TopicPartition
 from anabranch.processors.streams.histories import Histories
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.history_search import HistorySearch
@@ -25,10 +24,7 @@ from tests.memory.partition import Partition
 from tests.reading.test_ordered_reader import Member
 
 A, B = "nyc/a", "nyc/b"
-LOW, HIGH = (
-    next(k for k in map(str.encode, map(str, range(99))) if (position_of(k) < SPACE // 2) == low)
-    for low in (True, False)
-)
+HIGH = next(k for k in map(str.encode, map(str, range(99))) if position_of(k) >= SPACE // 2)
 
 
 def ports_of(world: World, member: Member | None = None) -> Any:
@@ -214,20 +210,3 @@ def test_all_of_a_time_is_gone_and_later_events_are_elsewhere() -> None:
     with pytest.raises(SnapshotExpired, match="on partition 0"):
         snapshot(world, before)
     assert snapshot(world, after) == {0: 1, 1: 1}
-
-
-def test_a_partition_that_had_nothing_has_lost_nothing() -> None:
-    """Records of others stood there before the stream was made of it, and were deleted."""
-    world = World()
-    world.client.create_stream(B)
-    log = world.cluster.log("r")
-    config = log.describe_topics([stream_topic(B)])[stream_topic(B)].config
-    log.create_topics([TopicSpec(stream_topic(A), 2, dict(config))])
-    builder = BatchBuilder()
-    builder.add_all([(b"k", b"theirs", (), int(world.clock.wall() * 1000))])
-    log.send([(TopicPartition(stream_topic(A), 1), builder.build())], {})
-    delete_all(world, 1)
-    world.client.create_stream(A, segments=2, adopt=True)
-    first = write(world, 0, A, key=LOW)
-    write(world, 1, A, key=HIGH)
-    assert snapshot(world, first) == {0: 1, 1: 1}

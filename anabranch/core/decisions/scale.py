@@ -68,6 +68,9 @@ def start(
 ) -> None:
     """Scale at once, or log the intent and the partitions that it needs."""
     if not ranges:
+        marked = replace(row, scaled_by=with_mark(row.scaled_by, to))
+        if marked != row:  # a late copy must not undo another scaling
+            turn.put(k.stream_key(row.stream), marked)
         turn.reply(to, StreamList((stream_info(turn, row),)))
         return
     scaling = Scaling(seal=tuple(seal), ranges=tuple(ranges), **asked(to))

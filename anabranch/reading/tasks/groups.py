@@ -213,7 +213,8 @@ def _halves(
 ) -> dict[int, int]:
     """Number of ``together`` -> the newest commit of which one stream is passed over, and another one is not.
 
-    ``passed``: stream -> the timestamp up to which it is passed over.
+    As far as histories tell: one that was cut may have had others. ``passed``: stream -> the timestamp up to which
+    it is passed over.
     """
 
     def commits(stream: str, above: int, until: int) -> Iterator[tuple[int, str]]:
@@ -227,6 +228,9 @@ def _halves(
         first, last = min(passed[s] for s in group), max(passed[s] for s in group)
         if first == last:
             continue
+        # A cut history tells no more: no other one is read from before it.
+        oldest = [searches[s].not_beyond({}) for s in group if passed[s] > first]
+        first = max(first, min(at.record.timestamp if at else last for at in oldest) - 1)
         shared = merge(*(commits(stream, first, last) for stream in group))
         for timestamp, parts in groupby(shared, itemgetter(0)):
             if len({timestamp <= passed[stream] for _, stream in parts}) > 1:

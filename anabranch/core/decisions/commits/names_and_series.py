@@ -10,6 +10,8 @@ transaction's own outcome, so that a repeated command gets the same answer whate
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, of_scope, refusal, rights_of
 from anabranch.core.decisions.commits.prepared import held
@@ -111,6 +113,9 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
             row = SeriesRow(wanted, NO_TXN, _NONE, NO_TXN, runs, owner, with_mark(marks, to))
         turn.put(k.series_key(command.scope, command.series), row)
         turn.audit(command, f"{command.scope} {command.series!r}: {stands} becomes {wanted}")
+    elif row is not None and to is not None:  # a late copy must not undo later commits
+        row = replace(row, set_by=with_mark(row.set_by, to))
+        turn.put(k.series_key(command.scope, command.series), row)
     infos = () if row is None else (_info(command.series, row),)
     turn.reply(to, SeriesList(infos, False))
 
