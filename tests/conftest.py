@@ -20,7 +20,7 @@ import json
 import os
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -70,6 +70,16 @@ class GivenBroker:
     """A cluster that runs already."""
 
     bootstrap: str
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Make what a test printed fit for the wire between pytest's processes: it may have lone surrogates."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
