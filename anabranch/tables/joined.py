@@ -9,12 +9,12 @@ from typing import NoReturn, Protocol, Self
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import txn_text
 from anabranch.core.transaction_states import locks_broken
-from anabranch.errors import InvalidArgument, LocksBroken
+from anabranch.errors import IllegalState, InvalidArgument, LocksBroken, RetryError
 from anabranch.schemas import records as r
 from anabranch.tables.own_writes import Writers
 from anabranch.tables.registering import Controller, Part, Registering, explained
 from anabranch.tables.snapshot import TableSnapshot
-from anabranch.tables.work import Isolation, TableWork, Vouching
+from anabranch.tables.work import IN_DOUBT, Isolation, TableWork, Vouching
 from anabranch.types import Receipt
 
 
@@ -35,12 +35,6 @@ class Joins(Controller, Protocol):
 
     def join(self, token: bytes, heartbeat: bool, label: str) -> Writing:
         """A writer of it. InvalidToken, NotAuthorized."""
-
-
-class Joinable(Vouching, Protocol):
-    """A replica that has snapshots."""
-
-    def snapshot(self, at: int) -> TableSnapshot: ...
 
 
 class JoinedTransaction(TableWork):
@@ -76,8 +70,12 @@ class JoinedTransaction(TableWork):
         try:
             if error is None and not self._over:
                 self.finish()
+        except RetryError:
+            self._end(IN_DOUBT)
+            raise
         finally:
-            self.discard()
+            if self._over != IN_DOUBT:
+                self.discard()
 
     def __repr__(self) -> str:
         return f"<JoinedTransaction {txn_text(self.txn_id)} at {to_text(self.timestamp)}>"
@@ -110,9 +108,13 @@ class JoinedTransaction(TableWork):
             return self._writer.flush(timeout)
 
     def finish(self, timeout: float | None = None) -> Receipt:
-        """`flush`, and end this part: the receipt is for who commits. Later calls return the same one."""
+        """`flush`, and end this part: the receipt is for who commits. Later calls return the same one.
+
+        After an error that says so it may be repeated, once the `with` block is left, too.
+        """
         if self._finished is None:
-            self._check()
+            if self._over != IN_DOUBT:
+                self._check()
             with self._broken_fails():
                 self._reads.flush(self._controller.deadline(timeout))
                 self._finished = self._writer.finish(timeout)
@@ -125,13 +127,20 @@ class JoinedTransaction(TableWork):
             self._writer.discard()
         self._end("this part of it is discarded")
 
+    def _check(self) -> None:
+        if self._over == IN_DOUBT:
+            raise IllegalState(
+                "it was left, and is not finished: call `finish` again, or `discard`"
+            )
+        super()._check()
+
     def _fail(self, error: LocksBroken) -> NoReturn:
         self._writer.discard()
         super()._fail(error)
 
 
 def join(
-    replica: Joinable,
+    replica: Vouching,
     commits: Joins,
     token: bytes,
     isolation: Isolation,

@@ -147,7 +147,8 @@ class Registering:
     def _look(self, timestamp: int, tables: Iterable[r.TableTime], deadline: float) -> None:
         """Look at all locks of this process, up to a time of the controller's."""
         self._replica.wait(timestamp, {each.table: each.last for each in tables}, deadline)
-        found = self._locks.look(self._view)
+        with self._shown() as view:
+            found = self._locks.look(view)
         if found is not None:
             raise found
         self._through = {
@@ -155,6 +156,15 @@ class Registering:
         }
         if self._sequence:
             self._through[self._writer, self._sequence] = timestamp
+
+    @contextmanager
+    def _shown(self) -> Iterator[TableSnapshot]:
+        """The snapshot; once it is closed one like it: who left a `with` block may repeat its commit or finish."""
+        if self._view.is_open:
+            yield self._view
+        else:
+            with self._replica.snapshot(at=self._view.timestamp) as view:
+                yield view.in_place_of(self._view)
 
     # -- a commit's look ----------------------------------------------------------------------------------
 
@@ -182,8 +192,9 @@ class Registering:
     def _search(self, locks: r.TableLocks) -> None:
         points, snapshot = set(locks.points), self._view.timestamp
         everything = (r.LockedRange(b"", None),) if points else ()
-        for span in (*everything, *locks.ranges):
-            whole = span in everything
-            for seen in self._view.walk(locks.table, span.low, span.high):
-                if seen.timestamp > snapshot and (not whole or fingerprint(seen.key) in points):
-                    raise broken(locks.table, seen, snapshot)
+        with self._shown() as view:
+            for span in (*everything, *locks.ranges):
+                whole = span in everything
+                for seen in view.walk(locks.table, span.low, span.high):
+                    if seen.timestamp > snapshot and (not whole or fingerprint(seen.key) in points):
+                        raise broken(locks.table, seen, snapshot)

@@ -92,6 +92,7 @@ class Replica:
         self._open: set[TableSnapshot] = set()
         self._sweeping: Iterator[int] | None = None
         self._swept: dict[str, int] = {}
+        self._pauses: dict[str, int] = {}  # before a sweep that failed is tried again
         self._failure: Exception | None = None
         self._trouble = ""
         self._broken_at = 0
@@ -148,8 +149,7 @@ class Replica:
     def lag(self) -> dict[str, Lag]:
         """How far each table is behind, by what brokers told last; nothing is asked."""
         now, behind = self._clock.wall(), self._follower.behind()
-        complete = self.complete
-        return {table: Lag.of(behind.get(table, 0), at, now) for table, at in complete.items()}
+        return {t: Lag.of(behind.get(t, 0), at, now) for t, at in self.complete.items()}
 
     def told(self, timestamp: int, last: Mapping[str, int]) -> None:
         """The controller's word: at ``timestamp`` these were the newest commits of these tables."""
@@ -213,8 +213,7 @@ class Replica:
         came = self._follower.step(deadline)
         floor = self._follower.floor
         if not self._follower.is_told(floor):  # an idle table has to reach the base of another one
-            by = self._clock.monotonic() + self._timeout
-            self.told(*self._controller.safe(self.tables, floor, by))
+            self.told(*self._controller.safe(self.tables, floor, self.deadline(None)))
         if not self._store.loading:
             self._sweep()
         elif self._follower.at_end:
@@ -261,12 +260,14 @@ class Replica:
             if wanted - self._swept.get(table, 0) >= every:
                 self._swept[table] = wanted
                 try:
-                    until = self._clock.monotonic() + _ASK_S
-                    oldest = self._controller.oldest_snapshot(table, until)
+                    oldest = self._controller.oldest_snapshot(table, self.deadline(_ASK_S))
                 except AnabranchError as error:
                     log.info("%s is not swept for now: %s", table, error)
-                    self._swept[table] += _LEAST_SWEPT - every  # so it is asked again soon
+                    pause = min(every, self._pauses.get(table, _LEAST_SWEPT))
+                    self._swept[table] += pause - every  # so it is asked again soon
+                    self._pauses[table] = 2 * pause
                     return
+                self._pauses.pop(table, None)
                 with self._moved:  # no snapshot begins below the floor meanwhile
                     floor = min(self._floor(), oldest or wanted)
                     if floor > self._store.marks[table].floor:
@@ -275,9 +276,7 @@ class Replica:
                 return
 
     def _floor(self) -> int:
-        """The time that versions are kept from, as far as this replica knows. A table may be ahead of others: all
-        are read at one time.
-        """
+        """The time that versions are kept from, as far as this replica knows: all tables are read at one time."""
         held = self.timestamp if self._held is None else self._held
         return min(self.timestamp - self._history, held, *(s.timestamp for s in list(self._open)))
 

@@ -36,6 +36,11 @@ class TableSnapshot:
         self._numbers = numbers
         self._closed = closed
 
+    def in_place_of(self, other: TableSnapshot) -> Self:
+        """This one, where a closed one was: it reads no table that was loaded again since that one was taken."""
+        self._numbers = other._numbers
+        return self
+
     @property
     def is_forked(self) -> bool:
         """Whether this is a forked child of the process that took it."""

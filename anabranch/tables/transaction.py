@@ -28,13 +28,12 @@ from anabranch.tables.joined import Joins
 from anabranch.tables.own_writes import Local, Writers
 from anabranch.tables.registering import Part, Registering
 from anabranch.tables.snapshot import TableSnapshot
-from anabranch.tables.work import Isolation, TableWork, Vouching
+from anabranch.tables.work import IN_DOUBT, Isolation, TableWork, Vouching
 from anabranch.types import Counts, Receipt, Result, result_of
 
 KEEPALIVE_S = 30.0
 log = logging.getLogger("anabranch.client")
 _GRACE_S = 5.0  # to make sure of an outcome
-_IN_DOUBT = "its outcome is not known here"
 _ROW_BYTES = 48  # of an event in a command, besides key, value and table
 
 
@@ -117,6 +116,7 @@ class TableTransaction(TableWork):
         self._bytes = 0
         self._txn_id: bytes | None = None
         self._sent = False  # and not known to have come to nothing
+        self._shot: r.OneShot | None = None  # … the command
         self._result: Result | None = None
         self._opened: Opened | None = None
         self._reads: Registering | None = None
@@ -136,7 +136,7 @@ class TableTransaction(TableWork):
         if self._view.is_forked:
             return
         if self._sent or self._in_doubt:
-            self._end(_IN_DOUBT)
+            self._end(IN_DOUBT)
             return  # others may count on it
         if not self._over and self._wrote and error is None:
             log.warning("%r is left without commit: its writes are dropped", self)
@@ -263,7 +263,7 @@ class TableTransaction(TableWork):
         """
         if self._result is not None:
             return self._result
-        late = self._over == _IN_DOUBT
+        late = self._over == IN_DOUBT
         if not late:
             super()._check()
         if self._opened is not None:
@@ -279,13 +279,15 @@ class TableTransaction(TableWork):
         else:
             self._result = result_of(self._commit(name, self.commits.deadline(timeout)))
         self._end("it is committed")
-        if late:
-            self._over = "it is committed"
         return self._result
 
     def _found_out(self, deadline: float) -> r.Outcome:
         """The outcome of a short one that was left in doubt, made final."""
         outcome = self.commits.resolve(self._txn_id or NO_TXN, self._scope(), None, deadline)
+        if outcome.state != "COMMITTED" and self._shot is not None:
+            # Perhaps it gave way to its name's: only an answer to the command itself names that one.
+            answer = self.commits.locked_shot(self._shot, deadline)
+            outcome = answer if isinstance(answer, r.Outcome) else outcome
         if outcome.state != "COMMITTED":
             why = outcome.reason or outcome.state
             raise TransactionAborted(f"the transaction is aborted ({why}): begin a new one")
@@ -326,7 +328,7 @@ class TableTransaction(TableWork):
                 return self._given_up(txn_id, scope, error)
 
     def _send(self, command: r.OneShot, deadline: float) -> r.Outcome | r.LookAgain:
-        before, self._sent = self._sent, True
+        before, self._sent, self._shot = self._sent, True, command
         try:
             return self.commits.locked_shot(command, deadline)
         except (OutcomeUnknown, MalformedRecord, UnsupportedVersion):
@@ -361,7 +363,7 @@ class TableTransaction(TableWork):
         ) from error
 
     def _check(self) -> None:
-        if self._over == _IN_DOUBT or (self._sent and not self._over):
+        if self._over == IN_DOUBT or (self._sent and not self._over):
             raise IllegalState("its commit was sent, and the outcome is not known: commit again")
         super()._check()
 
@@ -408,11 +410,11 @@ class TableTransaction(TableWork):
 
         The outcome of one whose commit was sent stays as it is: commit again to know it.
         """
-        if self._opened is not None and not self._over:
+        if self._opened is not None and self._over in ("", IN_DOUBT):
             self._opened.abort(reason)
-        self._end(_IN_DOUBT if self._sent else "it is aborted")
+        self._end(IN_DOUBT if self._sent else "it is aborted")
 
     def _fail(self, error: LocksBroken) -> NoReturn:
-        if self._opened is not None and not self._over:
+        if self._opened is not None and self._over in ("", IN_DOUBT):
             self._drop(self._opened)
         super()._fail(error)

@@ -14,6 +14,7 @@ from anabranch.tables.snapshot import TableSnapshot, bounds, check_key, check_li
 
 Isolation = Literal["serializable", "snapshot"]
 BROKEN = "its locks are broken"
+IN_DOUBT = "its outcome is not known here"
 
 
 def check_called(returned: object) -> None:
@@ -44,6 +45,8 @@ class Vouching(Protocol):
     def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
         """The same, and wait until all tables are complete up to it."""
 
+    def snapshot(self, at: int) -> TableSnapshot: ...
+
 
 class TableWork:
     """The reads and writes of one process in a transaction. One thread at a time."""
@@ -66,7 +69,7 @@ class TableWork:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was committed, dropped or finished here, or its locks are broken."""
+        """Whether it was committed, dropped, finished or left here, or its locks are broken."""
         return bool(self._over)
 
     # -- reading --------------------------------------------------------------------------------------
@@ -226,9 +229,10 @@ class TableWork:
 
     def _end(self, why: str) -> None:
         if not self._over:
-            self._over = why
             self._view.close()
             self._own.close()
+        if self._over in ("", IN_DOUBT):
+            self._over = why
 
     def _break(self, error: LocksBroken) -> None:
         """Note that a lock is broken. A transaction that wrote ends; one that did not may go on reading."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -15,6 +16,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from anabranch.batches.records import Record
+from anabranch.core.hybrid_time import to_us
 from anabranch.errors import (
     IllegalState,
     InvalidArgument,
@@ -342,6 +344,34 @@ def test_a_sweep_whose_question_fails_is_soon_tried_again(
             found.snapshot(timeout=60).close()
             found.step(world.clock.now)
             assert asked.called
+
+
+def test_a_sweep_s_question_that_fails_time_and_again_is_asked_less_and_less(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is answered."""
+    one, truth = one_row(world), Truth(world, TABLES)
+    asked: list[int] = []
+    answers: list[int] = []
+
+    def ask(*_: object) -> int:
+        asked.append(found.timestamp)
+        if not answers:
+            raise NotReady("no leader")
+        return answers.pop()
+
+    monkeypatch.setattr(truth, "oldest_snapshot", ask)
+    with replica(world, truth, [one], None, history_ms=20_000) as found:
+        for second in range(60):
+            answers.extend([0] * (second == 30))
+            world.clock.sleep(1)
+            with world.client.begin("bank") as txn:
+                txn.write(one, b"2", b"k")
+                txn.commit()
+            found.snapshot(timeout=60).close()
+            found.step(world.clock.now)
+    paused = [round(to_us(after - before) / 1e6) for before, after in pairwise(asked)]
+    assert paused == [1, 2, 4, 8, 10, 10, 10, 1, 2, 4]
 
 
 def test_an_error_reaches_who_waits(world: World) -> None:

@@ -21,6 +21,7 @@ from anabranch.core.journal.runs import unpack_run
 from anabranch.core.read_locks import Windows
 from anabranch.core.rows import INDEX
 from anabranch.errors import (
+    AnabranchError,
     DeadlineExceeded,
     IllegalState,
     InvalidArgument,
@@ -30,6 +31,7 @@ from anabranch.errors import (
     NotForkSafe,
     NotReady,
     OutcomeUnknown,
+    SnapshotExpired,
     TransactionAborted,
 )
 from anabranch.ports import TopicPartition
@@ -40,6 +42,7 @@ from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from anabranch.tables import locks as client_locks
 from anabranch.tables import own_writes
+from anabranch.tables.joined import JoinedTransaction
 from anabranch.tables.replica import Replica
 from anabranch.tables.transaction import TableTransaction
 from anabranch.topics.names import history_topic, journal_topic
@@ -340,7 +343,9 @@ def test_own_writes_are_read_while_they_can_not_be_handed_over(bank: Bank) -> No
 # -- outcomes ---------------------------------------------------------------------------------------------
 
 
-def in_doubt(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> TableTransaction:
+def in_doubt(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch, name: str | None = None
+) -> TableTransaction:
     """A transaction that is committed, and was told that nobody knows; the replica has laid it down."""
     txn = bank.rows.begin()
     txn.put(A, b"k", txn.get(A, b"k") or b"")
@@ -353,7 +358,7 @@ def in_doubt(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> TableTransaction:
     with monkeypatch.context() as patched:
         patched.setattr(txn.commits, "locked_shot", unheard)
         with pytest.raises(OutcomeUnknown):
-            txn.commit()
+            txn.commit(name=name)
     bank.rows.snapshot().close()
     return txn
 
@@ -431,6 +436,63 @@ def test_a_commit_in_doubt_that_is_left_can_be_asked_for(
         with pytest.raises(TransactionAborted):
             never.commit()
     assert not caplog.text
+
+
+def test_a_name_s_outcome_is_told_after_the_block_too(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bank.rows.begin() as first:
+        first.put(A, b"x", b"2")
+        won = first.commit(name="job-1")
+    with in_doubt(bank, monkeypatch, "job-1") as late:
+        pass
+    assert late.commit().txn_id == won.txn_id
+
+
+@pytest.mark.parametrize(
+    ("ends", "error"),
+    [
+        ("commit", None),
+        ("commit", LocksBroken),
+        ("finish", None),
+        ("finish", LocksBroken),
+        ("finish", SnapshotExpired),  # the table is made again before it is locked
+    ],
+)
+def test_what_was_left_unanswered_is_ended_again(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch, ends: str, error: type[AnabranchError] | None
+) -> None:
+    """Its snapshot is closed, and its locks are looked at all the same."""
+    begun = bank.rows.begin(keepalive=600.0)
+    token = begun.token()
+    left = bank.rows.join(token) if ends == "finish" else begun
+    left.put(B, b"left", left.get(A, b"k") or b"")
+    if isinstance(left, TableTransaction):
+        left.flush()
+        unknown = Mock(side_effect=OutcomeUnknown("gone", txn_id=bytes(16)))
+        session = left._opened._session  # type: ignore[union-attr]
+        with left, patch.object(session, "commit", unknown), pytest.raises(OutcomeUnknown):
+            left.commit()
+    else:
+        waits = Mock(side_effect=NotReady("no leader"))
+        with patch.object(left._controller, "lock_reads", waits), pytest.raises(NotReady), left:
+            pass
+    no_digest(bank, monkeypatch)
+    bank.put(bank.by_journal, **{"k" if error is LocksBroken else "x": "2"})
+    takeover(bank, monkeypatch)
+    if error is SnapshotExpired:
+        operator(bank).delete_stream(A)
+        operator(bank).create_table(A, 2)
+        bank.rows.snapshot().close()
+    with pytest.raises(IllegalState, match=f"{ends}.? again"):
+        left.get(A, b"k")
+    with pytest.raises(error) if error else nullcontext():
+        receipts = [left.finish()] if isinstance(left, JoinedTransaction) else []
+        assert begun.commit(receipts=receipts).counts.committed == 1
+    if ends == "finish":
+        begun.abort()
+    state = bank.client.state(token).state
+    assert (state, bank.rows._open) == ("ABORTED" if error else "COMMITTED", set())
 
 
 def test_nobody_who_left_keeps_versions(bank: Bank) -> None:
