@@ -190,6 +190,7 @@ def test_a_deletion_hides_what_was_committed_before_it_and_a_loss_all() -> None:
     forgotten = [(encode(ForgottenRow(name, 1, b"")), 1_000_000) for name in ("t/gone", "t/again")]
     there = scopes_of(0, 7, [*((encode(row), 1) for row in rows.values()), *forgotten])
     deleted = hybrid_time.from_us(4_600_000_000)  # and an hour
-    assert (there.streams, there.again) == (("t/again", "t/there"), {"t/again"})
+    assert there.streams == ("t/again", "t/there")
+    assert there.again == {"t/again"}
     assert there.gone == {"t/gone": deleted, "t/lost": hybrid_time.MAX}
     assert _cuts({}, {"t/there": 0}, there) == there.gone
