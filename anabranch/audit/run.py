@@ -358,7 +358,7 @@ def _cuts(
     """Streams whose histories may lack records, and up to which commit timestamp: cut, deleted or LOST ones."""
     cuts = {s: each.since for s, each in extents.items() if each.cut or s in there.again}
     unread = [s for s, at in begins.items() if (at or s in there.again) and s not in extents]
-    return cuts | dict.fromkeys((*unread, *there.gone), MAX)
+    return cuts | dict.fromkeys(unread, MAX) | there.gone
 
 
 def _chosen(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from anabranch.audit.log import (
     read_spans,
     records_of,
 )
+from anabranch.core.hybrid_time import MAX, from_us
 from anabranch.core.ids import DIRECTORY
 from anabranch.core.rows import ROUND_KEY, Entry, forgotten_key, scope_key, stream_key
 from anabranch.core.stream_states import ACTIVE, GIVEN_UP
@@ -47,6 +48,9 @@ from anabranch.topics.names import status_topic
 
 EPOCH, COMMIT, FOREIGN = range(3)
 _TAIL_OFFSETS = 64
+_CLOCKS_MS = (
+    3_600_000  # commit timestamps may be ahead of Kafka's, as after a clock that was set back
+)
 
 _LISTS = {
     "segments": "id int64, partition int32, first int64, end int64, count int64",
@@ -123,7 +127,7 @@ def _history_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str,
 
 # -- status ----------------------------------------------------------------------------------------------
 
-_RAW = columns("partition int32, offset int64, key binary, value binary")
+_RAW = columns("partition int32, offset int64, key binary, value binary, written int64")
 # A receipt's extents are rows of their own; their ``timestamp`` is what its writer had seen. ``offset``: of low
 # waters and plain writes. A PREPARED row's ``writer`` is its secret's hash, its ``timestamp`` Unix milliseconds.
 STATUS = columns(
@@ -198,6 +202,7 @@ def _raw_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str, Any
             "offset": record.offset,
             "key": record.key or b"",
             "value": record.value,
+            "written": record.timestamp_ms,
         }
 
 
@@ -245,13 +250,14 @@ def _status_rows(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
 class Scopes(NamedTuple):
     """Scopes: their control partition, its streams, and a time up to which all its commits are on the log.
 
-    ``gone``: LOST and deleted streams. ``again``: streams that were deleted, and made again.
+    ``gone``: LOST and deleted streams, and up to which commit timestamp there may have been events.
+    ``again``: streams that were deleted, and made again.
     """
 
     control_partition: int
     streams: tuple[str, ...]
     hybrid_time: int
-    gone: frozenset[str]
+    gone: dict[str, int]
     again: frozenset[str]
 
 
@@ -277,7 +283,7 @@ def find_scopes(
     unknown = [scope for scope in scopes if scope_key(scope) not in rows]
     if unknown:
         raise UnknownScope(f"there is no scope {unknown[0]!r} in {topic}")
-    served = {decode_as(ScopeRow, rows[scope_key(s)]).control_partition for s in scopes}
+    served = {decode_as(ScopeRow, rows[scope_key(s)][0]).control_partition for s in scopes}
     control_partition = served.pop()
     if served:
         raise InvalidArgument(
@@ -285,24 +291,30 @@ def find_scopes(
         )
     if control_partition != DIRECTORY:
         rows = _newest_rows(spark, connection, log, control_partition)
-    decoded = [decode(value) for value in rows.values()]
-    states = {row.stream: row.state for row in decoded if isinstance(row, StreamRow)}
+    return scopes_of(control_partition, times[control_partition], rows.values())
+
+
+def scopes_of(control_partition: int, now: int, rows: Iterable[tuple[bytes, int]]) -> Scopes:
+    """The scopes by rows, and when these were written (Unix milliseconds)."""
+    decoded = [(decode(value), written) for value, written in rows]
+    states = {row.stream: row.state for row, _ in decoded if isinstance(row, StreamRow)}
     names = {stream for stream, state in states.items() if state == ACTIVE}
-    before = {row.stream for row in decoded if isinstance(row, ForgottenRow)}
-    gone = before.union(stream for stream, state in states.items() if state in GIVEN_UP) - names
+    before = {row.stream: at for row, at in decoded if isinstance(row, ForgottenRow)}
+    ends = {stream: from_us((at + _CLOCKS_MS) * 1000) for stream, at in before.items()}
+    ends |= dict.fromkeys((s for s, state in states.items() if state in GIVEN_UP), MAX)
     return Scopes(
         control_partition,
         tuple(sorted(names)),
-        times[control_partition],
-        frozenset(gone),
-        frozenset(before & names),
+        now,
+        {stream: at for stream, at in ends.items() if stream not in names},
+        frozenset(before.keys() & names),
     )
 
 
 def _newest_rows(
     spark: SparkSession, connection: Connection, log: KafkaLog, partition: int
-) -> dict[bytes, bytes]:
-    """The newest rows of a control partition's scopes, streams and deleted streams, by key."""
+) -> dict[bytes, tuple[bytes, int]]:
+    """The newest rows of a control partition's scopes, streams and deleted streams, by key, and their times."""
     tp = TopicPartition(status_topic(connection.prefix), partition)
     first, end = log.start_offsets([tp])[tp], log.end_offsets([tp], committed=True)[tp]
     scopes, streams, forgotten = (
@@ -314,8 +326,8 @@ def _newest_rows(
         .orderBy("offset")
         .collect()
     )
-    newest = {bytes(row["key"]): row["value"] for row in rows}
-    return {key: bytes(value) for key, value in newest.items() if value is not None}
+    newest = {bytes(row["key"]): (row["value"], row["written"]) for row in rows}
+    return {key: (bytes(value), at) for key, (value, at) in newest.items() if value is not None}
 
 
 def _hybrid_time(connection: Connection, log: KafkaLog, control_partition: int) -> int:

@@ -83,7 +83,8 @@ def recover(
     ] = "60s",
     every: Annotated[str, option("--every TIME", "Between two looks.")] = "10s",
     once: Annotated[
-        bool, option("--once", "Look once, and end: with 1 if there are alarms.")
+        bool,
+        option("--once", "Look once, and end: with an error if there are alarms, or some wait."),
     ] = False,
     http: Annotated[
         str | None,
@@ -115,6 +116,8 @@ def recover(
                 _show(found, as_json=options.json, always=once)
                 if once and found.alarms:
                     raise CheckFailed(f"{count_of(len(found.alarms), 'alarm')}, shown above")
+                if once and found.waiting:
+                    raise next(iter(found.waiting.values()))
             if once:
                 return
             time.sleep(pause)
@@ -143,8 +146,9 @@ def _show(found: Recovered, *, as_json: bool, always: bool) -> None:
         f"committed {len(found.committed)}, aborted {len(found.aborted)}, held by a process {len(found.held)}, "
         f"waiting {len(found.waiting)}, rows forgotten {found.forgotten}, alarms {len(found.alarms)}"
     )
-    alarms = [f"\nALARM {txn_id.hex()}: {text}" for txn_id, text in found.alarms.items()]
-    print_result(document, line + "".join(alarms), as_json=as_json)
+    more = [f"\nALARM {txn_id.hex()}: {text}" for txn_id, text in found.alarms.items()]
+    more += [f"\nwaiting {txn_id.hex()}: {why}" for txn_id, why in found.waiting.items()]
+    print_result(document, line + "".join(more), as_json=as_json)
 
 
 @app.command("adopt")

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import islice
+from random import sample
 from secrets import token_bytes
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from anabranch.client.client import DEFAULT_TIMEOUT_S, Client
@@ -39,10 +41,12 @@ from anabranch.ledger.dialects import Dialect
 from anabranch.types import Receipt, TransactionInfo
 
 log = logging.getLogger("anabranch.ledger")
+T = TypeVar("T")
 TABLE = "anabranch_ledger"
 SECRET_SIZE, ATTEMPT_SIZE = 32, 16
 DEFAULT_AGE_S = 60.0
 MOST_ROWS = 1000  # that one recovery looks at
+MOST_WAITING = 20  # … and it ends then: each takes a while, and the controllers may be away
 _PAUSE_S = 0.2
 _QUICK_S = 0.5  # for each further transaction, once one waits
 _NO_COMMIT = "the ledger's database has not committed it"
@@ -210,18 +214,22 @@ class Ledger:
         """End what dead processes left, as the database says; rows that are not needed any more go.
 
         ``scope``: only prepared transactions of this one; None: of all. ``older_than``: seconds since prepare.
-        ``limit``: of rows to look at. From anywhere, as often as you like, several at a time.
+        ``limit``: of transactions and rows to look at, besides alarms; it ends when 20 wait. From anywhere, as
+        often as you like, several at a time.
 
-        Raises: NoLedger, LedgerMoved, InvalidArgument (another cluster), NotReady, DeadlineExceeded, OutcomeUnknown
-        (if nothing could be ended) and the driver's errors: what is left is left for the next time.
+        Raises: NoLedger, LedgerMoved, InvalidArgument (another cluster), NotReady, DeadlineExceeded (what is
+        prepared is not told) and the driver's errors: what is left is left for the next time.
         """
         found, over = Recovered(), {}
         with self._open() as book:
             meta = self._meta(book, client)
             before = time.time() - older_than
-            for info in client.prepared(scope, secret=meta.secret):
-                if info.prepared_at is None or info.prepared_at.timestamp() > before:
-                    continue
+            infos = [
+                info
+                for info in client.prepared(scope, secret=meta.secret)
+                if info.prepared_at is not None and info.prepared_at.timestamp() <= before
+            ]
+            for info in islice(_until_many_wait(infos, found), limit):
                 row = book.decide(info.txn_id)
                 if row is None:
                     found.held.append(info.txn_id)
@@ -230,17 +238,17 @@ class Ledger:
                     over[row.txn_id] = row
             after = FIRST
             while some := book.rows(int(before * 1000), limit, after, former=False):
-                for row in some:
+                waits = len(found.waiting)
+                for row in _until_many_wait(some, found):
                     last = book.decide(row.txn_id) if row.outcome == BEGUN else row
                     known = row.txn_id in over or row.txn_id in found.waiting or last is None
                     if last is not None and not known and _ended(client, meta.secret, last, found):
                         over[row.txn_id] = last
-                if any(row.txn_id in over for row in some):
+                ended = any(row.txn_id in over for row in some)
+                if ended or len(found.waiting) > waits or waits >= MOST_WAITING:
                     break
                 after = some[-1]  # those stay: they must not hide the others
             found.forgotten = book.forget(over.values())
-        if found.waiting and not over:
-            raise next(iter(found.waiting.values()))
         return found
 
     def adopt(self, client: Client, *, keep: bool = False) -> list[TransactionInfo]:
@@ -331,6 +339,14 @@ def _finish(txn: Transaction, secret: bytes | None, timeout: float | None) -> No
         pass  # by recovery, before `_is_committed` asked
     except AnabranchError as trouble:
         log.warning("%r is committed in the database, and will be by recovery: %s", txn, trouble)
+
+
+def _until_many_wait(some: Sequence[T], found: Recovered) -> Iterator[T]:
+    """Some of these; of many in any order, as those that wait must not hide the others."""
+    for one in sample(some, len(some)) if len(some) > MOST_WAITING else some:
+        if len(found.waiting) >= MOST_WAITING:
+            return
+        yield one
 
 
 def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | None:

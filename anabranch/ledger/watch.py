@@ -42,7 +42,7 @@ class Watch:
             self._trouble = f"the last look failed: {type(error).__name__}"
             raise
         else:
-            self._trouble = None
+            self._trouble = _waits(found)
         finally:
             self._ended = time.monotonic()
             self.numbers.took(self._ended - begun)
@@ -60,6 +60,11 @@ class Watch:
         return (
             f"no look has ended for {silent_s:.0f} s" if silent_s > self._most_s else self._trouble
         )
+
+
+def _waits(found: Recovered) -> str | None:
+    why = next(iter(found.waiting.values()), None)
+    return None if why is None else f"{len(found.waiting)} can't be ended yet: {why}"
 
 
 @contextmanager

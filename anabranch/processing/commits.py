@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from math import inf
 from typing import TYPE_CHECKING
 
 from anabranch.client.client import Client
@@ -132,7 +133,7 @@ class Commits:
                     raise
                 log.warning("%s: the commit is made again: %s", tenure.processor, error)
             except EventTooLarge as error:
-                if not error.most or error.stream in self._limits:
+                if not error.most or error.most >= self._limits.get(error.stream, inf):
                     raise
                 self._limits[error.stream] = error.most
                 # Handled again, the cut tells whose output it is.
@@ -148,6 +149,8 @@ class Commits:
             for task, sequence in sequences.items()
         }
         self._table.write(((task, rows.items()) for task, rows in cut.rows.items()), marks)
+        if ("processor_dead_letters",) in cut.counts:
+            self._limits.clear()  # an operator may change them: the next refusal tells
         self._count(cut, self._clock.monotonic() - begun)
 
     def _count(self, cut: Cut, seconds: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextvars import ContextVar
 from heapq import merge
 from itertools import groupby
@@ -120,17 +120,20 @@ class Cut:
         return self.look_soonest(task, kind, stores) if found is None else found
 
     def look_soonest(self, task: int, kind: bytes, stores: Collection[bytes]) -> int:
-        """`soonest`, by the rows."""
+        """`soonest`, by the rows; those before the time known so far are other stores', maybe many."""
         low = len(kind)
         high = low + _TIME
-        rows = (row for row, _ in self.scan(task, kind, kind + _LAST))
+        start = kind + self.due.get((task, kind), 0).to_bytes(_TIME, "big")
+        rows = (row for row, _ in self.scan(task, start, kind + _LAST))
         row = next((row for row in rows if row[high : high + _NUMBER] in stores), None)
         due = _NEVER if row is None else int.from_bytes(row[low:high], "big")
         self.due[task, kind] = due
         return due
 
-    def scan(self, task: int, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Rows from ``low`` up to ``high`` (not included), in their order."""
+    def scan(
+        self, task: int, low: bytes, high: bytes
+    ) -> Generator[tuple[bytes, bytes], None, None]:
+        """Rows from ``low`` up to ``high`` (not included), in their order, as they are at the first."""
         changed: Mapping[bytes, bytes | None] = self.rows.get(task, {})
         ours = sorted((row, changed[row]) for row in changed if low <= row < high)
         stored = self._below.scan(task, low, high)

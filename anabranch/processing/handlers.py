@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anabranch.core.legal_names import is_plain
-from anabranch.errors import FixCallError
+from anabranch.errors import EventTooLarge, FixCallError, InvalidArgument
 from anabranch.processing.cut import Cut, Doing, begin_doing, time_of
 from anabranch.processing.program import Program, Registered
 from anabranch.processing.timers import TimeOfTasks
@@ -180,13 +180,22 @@ class Handlers:
                 events.append(event)
                 tasks.append(task)
             elif self._app.dead_letter is not None:
+                place = f"{event.stream}[{event.partition}]@{event.offset}"
                 headers = [
-                    *(pair for pair in event.headers if not pair[0].startswith("ab.")),
+                    *(
+                        # No stream takes a name that is no UTF-8; plain topics may have some.
+                        (name.encode("utf-8", "replace").decode(), value)
+                        for name, value in event.headers
+                        if not name.startswith("ab.")
+                    ),
                     ("error", found.error.encode("utf-8", "replace")[:_ERROR_BYTES]),
-                    ("from", f"{event.stream}[{event.partition}]@{event.offset}".encode()),
+                    ("from", place.encode()),
                 ]
                 time = time_of(event.timestamp)
-                at.cut.write(self._app.dead_letter, (event.value, event.key, headers, time))
+                try:
+                    at.cut.write(self._app.dead_letter, (event.value, event.key, headers, time))
+                except (EventTooLarge, InvalidArgument) as error:
+                    raise type(error)(f"{place} can't be a dead letter: {error}") from error
         return piece._replace(events=events, tasks=tasks)
 
     def _move_time(self, at: Doing, time: TimeOfTasks, commit: Sequence[Piece]) -> None:

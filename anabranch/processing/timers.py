@@ -7,6 +7,7 @@ A task's event time is a row, too. The end of an input commit moves it, and what
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from anabranch.core.legal_names import check_type
@@ -285,20 +286,22 @@ class TimeOfTasks:
 
     def _fire(self, at: Doing, task: int, kind: bytes, until: int) -> None:
         cut = at.cut
-        if cut.soonest(task, kind, self._names) > until:
+        if (soonest := cut.soonest(task, kind, self._names)) > until:
             return
         # Those that a handler sets meanwhile are looked at next time: so this ends.
         size, now = len(kind), _time(until)
-        for row, _ in list(cut.scan(task, kind, kind + _time(until + 1))):
-            place = row[size + _SIZE :]
-            name = self._names.get(place[:_NUMBER])
-            if name is None or cut.get(task, row) in (None, now):
-                continue  # another program's, cancelled by one before, or set when it was due already
-            if cut.size >= self._most:
-                cut.late |= kind == _DUE
-                return
-            due = int.from_bytes(row[size : size + _SIZE], "big")
-            at.task, at.key, at.timestamp = task, place[_NUMBER:], due
-            cut.put(task, row, None)
-            self._handlers[name](place[_NUMBER:], due)
+        # A handler that raises keeps no iterator open: the folder could not be opened again.
+        with closing(cut.scan(task, kind + _time(soonest), kind + _time(until + 1))) as rows:
+            for row, _ in rows:
+                place = row[size + _SIZE :]
+                name = self._names.get(place[:_NUMBER])
+                if name is None or cut.get(task, row) in (None, now):
+                    continue  # another program's, cancelled by one before, or set when it was due already
+                if cut.size >= self._most:
+                    cut.late |= kind == _DUE
+                    return
+                due = int.from_bytes(row[size : size + _SIZE], "big")
+                at.task, at.key, at.timestamp = task, place[_NUMBER:], due
+                cut.put(task, row, None)
+                self._handlers[name](place[_NUMBER:], due)
         cut.look_soonest(task, kind, self._names)

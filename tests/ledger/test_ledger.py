@@ -21,6 +21,7 @@ from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.ledger import Ledger, Recovered
 from anabranch.ledger.book import Book
 from anabranch.ledger.dialects import SQLite, driver_of
+from anabranch.ledger.watch import Watch
 from anabranch.ports import TopicPartition
 from tests.client.memory import memory_client
 from tests.client.world import World
@@ -454,11 +455,28 @@ def test_a_transaction_that_waits_keeps_no_other_one(
     client = world.new_client(timeout=5)
     found = ledger.recover(client, older_than=LONG_AGO)
     assert (list(found.waiting), found.committed, found.forgotten) == (txns[:1], txns[1:], 1)
-    with pytest.raises((e.NotReady, e.OutcomeUnknown)):  # nothing else is left
-        ledger.recover(client, older_than=LONG_AGO)
+    watch, unknown = Watch(10), bytes([0, 0]) + bytes(14)
+    place.run(f"insert into anabranch_ledger values ('{unknown.hex()}', 'commit', '00', 1, null)")
+    found = watch.look(lambda: ledger.recover(client, older_than=LONG_AGO))
+    assert (list(found.waiting), list(found.alarms)) == (txns[:1], [unknown])
+    assert (watch.trouble() or "").startswith("1 can't be ended yet: ")
     del world.cluster.troubles[TopicPartition("shop.gone", 0)]
     world.clock.sleep(60)
     assert ledger.recover(client, older_than=LONG_AGO).forgotten == 1
+
+
+def test_a_look_is_short_though_the_controllers_go_away(
+    world: World, place: Place, ledger: Ledger
+) -> None:
+    for n in range(50):
+        txn_id = (bytes([0, 0]) + n.to_bytes(14, "big")).hex()
+        place.run(f"insert into anabranch_ledger values ('{txn_id}', 'commit', '00', {n}, null)")
+    client = world.new_client(timeout=5)
+    told = client.prepared("shop", secret=b"")
+    world.stop_controller()
+    with patch.object(client, "prepared", lambda *_, **__: told):
+        looks = [ledger.recover(client, older_than=LONG_AGO, limit=most) for most in (10, 1000)]
+    assert [len(found.waiting) for found in looks] == [10, 20]
 
 
 def test_rows_that_stay_hide_no_other_one(world: World, place: Place, ledger: Ledger) -> None:

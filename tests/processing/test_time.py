@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 import anabranch
 from anabranch.core.partitioner import SPACE, position_of
 from anabranch.errors import IllegalState, InvalidArgument
+from anabranch.processing import timers
 from anabranch.processing.app import Processor
-from anabranch.processing.cut import Cut
+from anabranch.processing.cut import Cut, begin_doing
 from anabranch.processing.handlers import HandlerFailed, Handlers
+from anabranch.processing.stores import prefix_of
 from anabranch.processing.table import Table
 from anabranch.reading.tasks.shares import Piece
 
@@ -292,3 +295,54 @@ def test_stores_are_for_keys_of_their_task_and_for_handlers_at_work(tmp_path: Pa
         out.write(b"x")
     with pytest.raises(InvalidArgument, match="a name of its own"):
         app.store("s")
+
+
+class CountingTable(Table):
+    """Counts rows that are looked at."""
+
+    looked = 0
+
+    def scan(self, task: int, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for pair in super().scan(task, low, high):
+            self.looked += 1
+            yield pair
+
+
+def test_what_is_due_is_looked_at_once_beside_timers_of_another_program(tmp_path: Path) -> None:
+    table, fired = CountingTable(tmp_path), list[int]()
+    live, gone = prefix_of(10), prefix_of(11)
+    dues = [*((due, gone) for due in range(300)), *((due, live) for due in range(500, 800))]
+    for due, store in [*dues, (2000, live), (3000, gone), (4000, live)]:
+        row = timers._DUE + timers._time(due) + store + b"key"
+        table.write([(0, [(row, b"")])], {}, logged=False)
+    time = timers.TimeOfTasks({live: ""}, {"": lambda _, due: fired.append(due)}, None, 2000)
+    looked = list[int]()
+    for now in (1000, 2000, 4000):
+        table.looked = 0
+        cut = Cut(table, 1)
+        time.move(begin_doing(cut), "t", now, {0: now}, whole=True)
+        while cut.late:
+            table.write([(0, cut.rows[0].items())], {})
+            cut = Cut(table, 1)
+            time.fire_wall(begin_doing(cut), 0, 0)
+        table.write([(0, cut.rows[0].items())], {})
+        looked.append(table.looked)
+    assert fired == [*range(500, 800), 2000, 4000]
+    assert looked[0] < 700
+    assert max(looked[1:]) < 10
+
+
+def test_a_folder_can_be_opened_again_after_a_timer_s_handler_raised(tmp_path: Path) -> None:
+    def fail(_: bytes, due: int) -> None:
+        raise ValueError(due)
+
+    table = Table(tmp_path)
+    table.write([(0, [(timers._DUE + timers._time(1) + prefix_of(10), b"")])], {})
+    time = timers.TimeOfTasks({prefix_of(10): ""}, {"": fail}, None, 2000)
+    at = begin_doing(Cut(table, 1))
+    with pytest.raises(ValueError, match="1") as kept:
+        time.move(at, "t", 2, {0: 2}, whole=True)
+    table.close()
+    del table, at
+    begin_doing(Cut(Table(tmp_path), 1))
+    assert kept.tb is not None

@@ -25,6 +25,7 @@ from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.feed import Feed
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.tasks.reader import TaskReader
+from anabranch.topics.names import topics_of
 from tests.client.world import World
 
 
@@ -246,16 +247,23 @@ def test_a_group_is_imported_once_and_its_tasks_are_free(place: Place, begun: bo
     assert (row.holder, row.sequence) == ("", int(begun))
 
 
-@pytest.mark.parametrize("bad", ["surrogate", "long error", "header", "time", "size", "type"])
+@pytest.mark.parametrize(
+    "bad", ["surrogate", "long error", "header", "time", "size", "type", "name"]
+)
 def test_an_event_that_no_commit_could_have_is_a_dead_letter(place: Place, bad: str) -> None:
     app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
     place.client.create_stream("nyc/dead")
     out = app.output("nyc/out")
 
-    @app.on(app.input("nyc/in"))
+    log, orders = place.cluster.log("kafka"), TopicPartition("orders", 0)
+    log.create_topics([TopicSpec("orders", 1, {}, 1)])
+
+    @app.on(app.topic("orders") if bad == "name" else app.input("nyc/in"))
     def handle(event: Any) -> None:
         if event.key == b"good":
             out.write(event.value, key=event.key)
+        elif bad == "name":
+            out.write(b"", headers=event.headers)
         elif bad == "surrogate":
             raise ValueError("\ud800")
         elif bad == "long error":
@@ -270,13 +278,35 @@ def test_an_event_that_no_commit_could_have_is_a_dead_letter(place: Place, bad: 
             out.write("text")
 
     place.write(b"good", b"bad", b"good")
+    for key in (b"good", b"bad", b"good"):
+        log.produce(orders, [Record(0, 1000, key, b"v", (("\udcff", b"1"),))])
     with closing(place.worker(app)) as worker:
-        for _ in range(6):
-            try:
-                worker.step()
-            except BeginAgainError:
-                worker._drop()
+        steps(worker)
     assert (place.written(), place.written("nyc/dead")) == ([b"good", b"good"], [b"bad"])
+
+
+def steps(worker: Worker) -> None:
+    for _ in range(6):
+        try:
+            worker.step()
+        except BeginAgainError:
+            worker._drop()
+
+
+def test_what_a_stream_takes_may_change(place: Place) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out = app.output("nyc/out")
+    app.on(app.input("nyc/in"))(lambda event: out.write(bytes(int(event.value)), key=event.key))
+    with closing(place.worker(app)) as worker:
+        for key, most in ((b"a", 1_048_588), (b"b", 5_000_000), (b"c", 1_500_000)):
+            settings = {topic: {"max.message.bytes": str(most)} for topic in topics_of("nyc/out")}
+            place.cluster.log("admin").alter_topics(settings)
+            if key == b"c":  # learned, and no output was too big then
+                worker._commits._limits["nyc/out"] = 5_000_000
+            place.write(key, value=b"2000000")
+            steps(worker)
+    assert (place.written(), place.written("nyc/dead")) == ([b"b"], [b"a", b"c"])
 
 
 @pytest.mark.parametrize("batch", [False, True])

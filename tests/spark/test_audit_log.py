@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -18,16 +19,21 @@ from typer.testing import CliRunner
 from anabranch.audit import kernel, log
 from anabranch.audit.log import Span, cut, share
 from anabranch.audit.report import CHECKS, moment_of
-from anabranch.audit.run import audit
+from anabranch.audit.run import _cuts, audit
+from anabranch.audit.tables import scopes_of
 from anabranch.batches.format import HEADER_SIZE, read_header, with_base_offset
 from anabranch.batches.records import Record, encode_batch
 from anabranch.cli.errors import ExitCode
 from anabranch.cli.main import app
 from anabranch.core import hybrid_time
+from anabranch.core.stream_states import LOST
 from anabranch.errors import InvalidArgument
 from anabranch.ports import RawBatch
 from anabranch.reading.committed_log import CommittedLog
+from anabranch.schemas.codec import encode
+from anabranch.schemas.records import ForgottenRow
 from anabranch.spark.options import Connection
+from tests.client.world import World
 
 TXN = b"t" * 28
 HEADERS: dict[str, tuple[tuple[tuple[str, bytes | None], ...], int]] = {
@@ -172,3 +178,19 @@ def test_an_audit_is_of_a_stream_at_least() -> None:
     nowhere = Connection("nowhere:1", "anabranch", 1.0, ())
     with pytest.raises(InvalidArgument, match="stream"):
         audit(cast("SparkSession", None), nowhere, [])  # before Spark is asked for anything
+
+
+def test_a_deletion_hides_what_was_committed_before_it_and_a_loss_all() -> None:
+    world = World()
+    for name in ("t/lost", "t/there", "t/again"):
+        world.client.create_stream(name)
+    assert world.controller is not None
+    rows = dict(world.controller.state.streams)
+    rows["t/lost"] = replace(rows["t/lost"], state=LOST)
+    forgotten = [(encode(ForgottenRow(name, 1, b"")), 1_000_000) for name in ("t/gone", "t/again")]
+    there = scopes_of(0, 7, [*((encode(row), 1) for row in rows.values()), *forgotten])
+    deleted = hybrid_time.from_us(4_600_000_000)  # and an hour
+    assert there.streams == ("t/again", "t/there")
+    assert there.again == {"t/again"}
+    assert there.gone == {"t/gone": deleted, "t/lost": hybrid_time.MAX}
+    assert _cuts({}, {"t/there": 0}, there) == there.gone

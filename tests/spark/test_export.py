@@ -21,6 +21,7 @@ from anabranch.spark.pipelines.export import (
     Exported,
     Pace,
     Shape,
+    _bind,
     _settings,
     _shaped,
     export,
@@ -213,6 +214,16 @@ def test_a_folder_belongs_to_its_checkpoint(
     client.create_stream(other)
     with pytest.raises(InvalidArgument, match=f"the checkpoint is of {stream}, not of {other}"):
         export(spark, connection, [other], to)
+
+
+def test_two_checkpoints_that_exported_nothing_differ(spark: SparkSession, tmp_path: Path) -> None:
+    to, own, other = (str(tmp_path / name) for name in ("out", "out/_checkpoint", "other"))
+    _bind(spark, to, own)
+    _bind(spark, to, other)
+    (tmp_path / "out" / "_spark_metadata").mkdir()
+    _bind(spark, to, other)
+    with pytest.raises(InvalidArgument, match="is not the checkpoint"):
+        _bind(spark, to, own)
 
 
 def test_export_leaves_the_files_of_others(

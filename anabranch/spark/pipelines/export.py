@@ -234,13 +234,15 @@ def _bind(spark: SparkSession, to: str, place: str) -> int:
                 f"{place} is not the checkpoint of {to}, and a folder belongs to one: "
                 "give its own checkpoint, or another folder with a new one"
             )
-    elif table or len(owners) > 1 or _holds_data(files, folder):
+    elif table or _holds_data(files, folder):
         raise InvalidArgument(
             f"{to} holds what another checkpoint has exported, or other files, and {place} has "
             "exported nothing: give the folder's checkpoint, or another folder"
         )
     else:
-        query = owners[0] if owners else str(uuid.uuid4())
+        for owner in owners:  # its checkpoint has exported nothing, and may yet
+            files.delete(_file_system(spark, f"{to.rstrip('/')}/{_OWNER}{owner}")[1], False)
+        query = str(uuid.uuid4())
     owner = _file_system(spark, f"{to.rstrip('/')}/{_OWNER}{query}")[1]
     _write(files, owner, f"{place}\n")
     if not known:
