@@ -140,9 +140,7 @@ class MemoryBus:
             self._trouble = str(error)  # the command may have been stored: only an answer tells
 
     def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
-        slot = self._slots.get(correlation_id)
-        if slot is None:
-            return None
+        slot = self._slots.setdefault(correlation_id, deque())
         while True:
             if slot:
                 return slot.popleft()
