@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -15,6 +17,7 @@ from anabranch.librdkafka.broker_contact import Contact, with_error_callback
 log = logging.getLogger("anabranch.client")
 
 _CLOSE_S = 10.0
+_LEAVE_S, _TOLD_S = 5.0, 0.02  # for leaving a group: at most, and for one look at its news
 T = TypeVar("T")
 Rebalanced: TypeAlias = "Callable[[LastingConsumer, list[TopicPartition]], None]"
 
@@ -182,7 +185,8 @@ class LastingConsumer:
         """Go on with a new handle. The old one closes aside: it may wait for brokers that it does not find."""
         old, places = self.native, self._where_it_stands()
         self.native, self._contact = self._made(self._contact.topic)
-        threading.Thread(target=old.close, name="anabranch-lost-handle", daemon=True).start()
+        end = partial(_end, old, self._subscription is not None, lambda: False)
+        threading.Thread(target=end, name="anabranch-lost-handle", daemon=True).start()
         if self._subscription is None:
             self.native.assign(places)
             self._offsets = {(p.topic, p.partition): p.offset for p in places}
@@ -210,10 +214,11 @@ class LastingConsumer:
         In a rebalance librdkafka may wait for itself without end (confluentinc/librdkafka#4884).
         """
         failed: list[BaseException] = []
+        member, self._subscription = self._subscription is not None, None
 
         def end() -> None:
             try:
-                self.native.close()
+                _end(self.native, member, lambda: bool(self._held))
             except BaseException as error:  # noqa: BLE001 - raised below
                 failed.append(error)
 
@@ -228,6 +233,24 @@ class LastingConsumer:
                 log.warning("a consumer of librdkafka did not end in %g s: it is left", _CLOSE_S)
         for error in failed:
             raise error
+
+
+def _end(native: Consumer, member: bool, holds: Callable[[], bool]) -> None:
+    """Close a handle; a member leaves its group first, and hears of it.
+
+    A rebalance that is told in the middle of closing waits without end for what closes, and keeps Python's lock
+    meanwhile: no thread of the process would go on.
+    """
+    try:
+        if member:
+            native.unsubscribe()
+            until = time.monotonic() + _LEAVE_S
+            for _ in range(2):  # what was on its way already is told by the first call, perhaps
+                native.poll(_TOLD_S)
+            while holds() and time.monotonic() < until:
+                native.poll(_TOLD_S)
+    finally:
+        native.close()
 
 
 def _places(partitions: Sequence[TopicPartition]) -> set[tuple[str, int]]:
