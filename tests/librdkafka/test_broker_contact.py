@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from anabranch.librdkafka import broker_contact as contact
 from anabranch.librdkafka.broker_contact import Contact
+from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 
 ALL_DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)
 OTHER = KafkaError(KafkaError._TRANSPORT)
@@ -109,3 +111,45 @@ def test_a_complaint_that_is_over(world: World) -> None:
 def test_without_a_topic_nothing_is_asked(world: World) -> None:
     world.contact.topic = ""
     assert world.after(100) == (False, 0, 0)
+
+
+class Native:
+    """A handle of librdkafka whose group takes its partitions at the third look."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.did: list[str] = []
+        self.told: dict[str, Any] = {}
+
+    def subscribe(self, topics: list[str], **told: Any) -> None:
+        self.told = told
+
+    def unsubscribe(self) -> None:
+        self.did.append("unsubscribe")
+
+    def poll(self, seconds: float) -> None:
+        self.did.append("poll")
+        if self.did.count("poll") == 3:
+            self.told["on_revoke"](self, [TopicPartition("t", 0)])
+
+    def close(self) -> None:
+        self.did.append("close")
+
+
+@pytest.mark.parametrize("member", [True, False])
+def test_a_member_has_left_its_group_when_its_handle_closes(member: bool) -> None:
+    """A rebalance that is told in the middle of closing would keep Python's lock for ever."""
+    made: list[Native] = []
+
+    def make(config: dict[str, Any]) -> Any:
+        made.append(Native(config))
+        return made[-1]
+
+    consumer = LastingConsumer({}, {}, make=make)
+    lost: list[int] = []
+    if member:
+        nothing = Mock()
+        consumer.subscribe(["t"], nothing, lambda _, places: lost.append(len(places)), nothing)
+        made[0].told["on_assign"](made[0], [TopicPartition("t", 0)])
+    consumer.close()
+    left = ["unsubscribe", "poll", "poll", "poll", "close"]
+    assert (made[0].did, lost) == ((left, [1]) if member else (["close"], []))
