@@ -48,9 +48,8 @@ from anabranch.topics.names import status_topic
 
 EPOCH, COMMIT, FOREIGN = range(3)
 _TAIL_OFFSETS = 64
-_CLOCKS_MS = (
-    3_600_000  # commit timestamps may be ahead of Kafka's, as after a clock that was set back
-)
+# Commit timestamps may be ahead of Kafka's, as after a clock that was set back.
+_CLOCKS_MS = 3_600_000
 
 _LISTS = {
     "segments": "id int64, partition int32, first int64, end int64, count int64",

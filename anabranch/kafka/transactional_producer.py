@@ -182,7 +182,7 @@ class KafkaProducer:
 
         Raises: LogUnavailable, for a `LogUncertain` that an abort makes harmless.
         """
-        self._cluster.forget({partition.topic for partition in self._waves.partitions})
+        self._cluster.forget(self._waves.topics)
         if isinstance(error, LogUnavailable) and not self._waves.begun:
             for link in self._waves.links.values():
                 link.take()  # none of these were sent

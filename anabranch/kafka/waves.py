@@ -53,9 +53,9 @@ class Waves:
         self._acked: dict[TopicPartition, int] = {}
 
     @property
-    def partitions(self) -> set[TopicPartition]:
-        """The partitions that batches were made for in this epoch."""
-        return set(self._sequences)
+    def topics(self) -> set[str]:
+        """The topics that batches went to in this epoch."""
+        return {partition.topic for partition in self._sequences}
 
     def rewind(self) -> None:
         """Go on after the last stored batches."""

@@ -134,9 +134,8 @@ class HistorySearch:
             low = max(self._low, high - window)
             first, found = MAX, deque[CommitRecord](maxlen=most)
             for _, record in self._records(low):
-                if (
-                    record.timestamp > until
-                ):  # at or behind `high`, which may be a marker by a broker's clock
+                # At or behind `high`, which may be a marker by a broker's clock.
+                if record.timestamp > until:
                     break
                 first = min(first, record.timestamp)
                 if isinstance(record, CommitRecord) and above < record.timestamp <= until:

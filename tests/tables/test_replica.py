@@ -330,6 +330,16 @@ def test_bounds(given: tuple[bytes | None, ...], wanted: object) -> None:
         assert bounds(*given) == wanted
 
 
+def go_on(world: World, found: Replica, table: str, seconds: float) -> None:
+    """Some time passes, a row is written, and the replica follows and may sweep."""
+    world.clock.sleep(seconds)
+    with world.client.begin("bank") as txn:
+        txn.write(table, b"2", b"k")
+        txn.commit()
+    found.snapshot(timeout=60).close()
+    found.step(world.clock.now)
+
+
 def test_a_sweep_whose_question_fails_is_soon_tried_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,12 +347,7 @@ def test_a_sweep_whose_question_fails_is_soon_tried_again(
     with replica(world, truth, [one], None, history_ms=60_000) as found:
         for asked in (Mock(side_effect=NotReady("no leader")), Mock(return_value=0)):
             monkeypatch.setattr(truth, "oldest_snapshot", asked)
-            world.clock.sleep(2)
-            with world.client.begin("bank") as txn:
-                txn.write(one, b"2", b"k")
-                txn.commit()
-            found.snapshot(timeout=60).close()
-            found.step(world.clock.now)
+            go_on(world, found, one, 2)
             assert asked.called
 
 
@@ -364,12 +369,7 @@ def test_a_sweep_s_question_that_fails_time_and_again_is_asked_less_and_less(
     with replica(world, truth, [one], None, history_ms=20_000) as found:
         for second in range(60):
             answers.extend([0] * (second == 30))
-            world.clock.sleep(1)
-            with world.client.begin("bank") as txn:
-                txn.write(one, b"2", b"k")
-                txn.commit()
-            found.snapshot(timeout=60).close()
-            found.step(world.clock.now)
+            go_on(world, found, one, 1)
     paused = [round(to_us(after - before) / 1e6) for before, after in pairwise(asked)]
     assert paused == [1, 2, 4, 8, 10, 10, 10, 1, 2, 4]
 
