@@ -122,7 +122,7 @@ def create_stream_topics(
     refuse([w for n, p, s, _ in topics if n in there for w in problems(there[n], s, at_least=p)])
     _create(log, [_spec(n, p, s, more, factor) for n, p, s, more in topics])
     # All partitions of an earlier topic become the stream's.
-    count = _check_topics(log, stream, segments, all_partitions=True)
+    count = _check_created(log, stream, segments)
     places = [TopicPartition(stream_topic(stream), p) for p in range(count)]
     ends = log.end_offsets(places, committed=False)
     return {place.partition: end for place, end in ends.items()}
@@ -221,20 +221,28 @@ def grow_stream_topics(log: Log, stream: str, partitions: int) -> None:
 
     Raises:
         LogRefused: (3) a topic does not exist; the broker does not grow one, with its reason.
+        NotReady: they have grown, and the broker asked does not show it yet.
         TopicMisconfigured: as `create_stream_topics`.
     """
     # The journal last: plain writes come to its new partitions, and must not wait for a stream's that are refused.
-    for name in (stream_topic(stream), journal_topic(stream)):
+    grown = stream_topic(stream), journal_topic(stream)
+    for name in grown:
         log.add_partitions(name, partitions)
-    _check_topics(log, stream, partitions)
+    infos = describe(log, topics_of(stream))
+    behind = [name for name in grown if infos[name].partitions < partitions]
+    if behind:  # a broker that stood still tells of former times
+        raise NotReady(
+            f"a broker does not show all {partitions} partitions of {' and '.join(behind)} yet; ask again"
+        )
+    refuse(stream_problems(stream, infos, partitions))
 
 
-def _check_topics(log: Log, stream: str, partitions: int, *, all_partitions: bool = False) -> int:
+def _check_created(log: Log, stream: str, partitions: int) -> int:
     """Check a stream's three topics; returns the number of the stream's partitions."""
     infos = describe(log, topics_of(stream))
     target, journal = infos[stream_topic(stream)], infos[journal_topic(stream)]
     wrong = stream_problems(stream, infos, partitions)
-    if all_partitions and partitions <= journal.partitions < target.partitions:
+    if partitions <= journal.partitions < target.partitions:
         wrong.append(
             f"{journal.name}: it has {journal.partitions} partitions and {target.name} {target.partitions}; add "
             "some until they are equal (a segment's writers write to the journal partition of its number)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 
 import pytest
 
@@ -149,6 +150,23 @@ def test_growing_goes_on_where_it_ended(log: Log, stream: str) -> None:
     creation.grow_stream_topics(log, stream, 2)
     names = stream_topic(stream), journal_topic(stream)
     assert [log.describe_topics([n])[n].partitions for n in names] == [2, 3]
+
+
+def test_a_broker_that_stood_still_shows_it_later(
+    log: Log, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    creation.create_stream_topics(log, stream, segments=1, settings={})
+    before = log.describe_topics([stream_topic(stream), journal_topic(stream)])
+    now = log.describe_topics
+
+    def late(names: Sequence[str]) -> dict[str, TopicInfo]:
+        return now(names) | {journal_topic(stream): before[journal_topic(stream)]}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "describe_topics", late)
+        with pytest.raises(NotReady, match=r"all 3 partitions of \S+\.journal yet; ask again"):
+            creation.grow_stream_topics(log, stream, 3)
+    creation.grow_stream_topics(log, stream, 3)
 
 
 def test_what_grows_is_checked(log: Log, stream: str) -> None:
