@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import or_
 
 from anabranch.client.client_streams import Streams
 from anabranch.client.exchange import FIRST_RETRY_S
 from anabranch.client.ports import ClientPorts
-from anabranch.core.authorize import ALL
+from anabranch.core.authorize import ADD, ALL, TAKE, changed
 from anabranch.core.legal_names import check_lane, check_type
 from anabranch.errors import (
     IllegalState,
@@ -100,7 +102,7 @@ class Administration(Streams):
 
         Raises: InvalidArgument, UnknownLane, NotAuthorized, NotReady, DeadlineExceeded (repeating is safe).
         """
-        return self._set_grant(lane, pattern, right_bits(rights), 0, self._deadline(timeout))
+        return self._set_grant(lane, pattern, ADD | right_bits(rights), self._deadline(timeout))
 
     def revoke(
         self,
@@ -114,8 +116,8 @@ class Administration(Streams):
 
         Raises: as `grant`.
         """
-        taken = ALL if rights is None else right_bits(rights)
-        return self._set_grant(lane, pattern, 0, taken, self._deadline(timeout))
+        taken = int(ALL) if rights is None else right_bits(rights)
+        return self._set_grant(lane, pattern, TAKE | taken, self._deadline(timeout))
 
     def audit_log(self, limit: int = 100, *, timeout: float | None = None) -> list[AuditEntry]:
         """Commands of operators, the newest first: once for each control partition that carried them out.
@@ -154,13 +156,24 @@ class Administration(Streams):
             raise IllegalState("this client can't ask brokers who may do what")
         return self._ports.acls.listed(self._deadline(timeout))
 
-    def _set_grant(self, lane: str, pattern: str, more: int, less: int, deadline: float) -> Grant:
+    def _set_grant(self, lane: str, pattern: str, change: int, deadline: float) -> Grant:
+        """Have each control partition make the change itself: another operator's may come in between.
+
+        One that has no such grant yet, where others do, gets all of theirs.
+        """
         check_lane(lane)
-        found = _grants(self._session.ask_each(r.ListGrants(), r.GrantList, deadline))
-        has = right_bits(w for g in found if g[:2] == (lane, pattern) for w in g.rights)
-        command = r.SetGrant(lane, pattern, int((has | more) & ~less))
-        self._session.ask_each(command, r.GrantList, deadline)
-        return Grant(lane, pattern, right_words(command.rights))
+        parts = self._session.ask_each(r.ListGrants(), r.GrantList, deadline)
+        place = lane, pattern
+        rows = {
+            n: x.rights for n, part in parts for x in part.grants if place == (x.lane, x.pattern)
+        }
+        whole = ADD | changed(reduce(or_, rows.values(), 0), change)
+        left = 0
+        for number, _ in parts:
+            command = r.SetGrant(lane, pattern, change if number in rows else whole)
+            answer = self._session.ask(number, command, r.GrantList, deadline)
+            left |= answer.grants[0].rights
+        return Grant(lane, pattern, right_words(left))
 
     def _lanes(self, deadline: float) -> list[Lane]:
         return _lanes(self._session.ask_each(r.ListLanes(), r.LaneList, deadline))

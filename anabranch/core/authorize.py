@@ -34,6 +34,7 @@ class Right(IntFlag):
 
 EVERYWHERE = "*"
 ALL = Right(511)
+ADD, TAKE = 1 << 29, 1 << 30  # among a `SetGrant`'s rights: a change, made by the decision itself
 CREATORS = ALL & ~Right.ADMIN  # of the lane that creates a scope, on that scope
 _FIND = Right.DESCRIBE | Right.CREATE  # one of them finds a scope that is there
 # One of them begins what moves positions; its commit needs the latter.
@@ -45,6 +46,13 @@ FROM_THE_START: Mapping[str, Right] = {
     ADMIN_LANE: ALL,
     OPEN_LANE: ALL & ~(Right.OPERATE | Right.ADMIN),
 }
+
+
+def changed(has: int, rights: int) -> int:
+    """A lane's rights on a pattern, where it ``has`` some, after a `SetGrant` with these ``rights``."""
+    if rights & ADD:
+        return has | rights & ~ADD
+    return has & ~rights if rights & TAKE else rights
 
 
 def of_scope(scope: str) -> str:

@@ -7,12 +7,14 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from anabranch import errors
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
+from anabranch.core.authorize import changed
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, command_digest
 from anabranch.ports import LogUncertain, TopicPartition, TopicSpec
 from anabranch.schemas import records as r
@@ -23,12 +25,14 @@ from anabranch.topics.rights import Acl, client_rights
 from anabranch.types import Grant, right_bits
 from tests.client.doubles import ManualClock, counted, scripted_ports
 from tests.client.memory import memory_client
+from tests.client.world import World
 from tests.memory.log import MemoryCluster, MemoryLog
 
 ETL = "User:etl"
 NAMES = "p.commands.etl", "p.replies.etl"
 PARTITIONS = 2
 START_OPEN = "describe", "safe-time", "write", "create", "scale", "series"
+START = {("open", "*"): right_bits(START_OPEN)}
 
 
 class Place:
@@ -76,10 +80,11 @@ class Place:
             case r.ListLanes():
                 return r.LaneList(tuple(lanes.values()))
             case r.SetGrant(lane, pattern, rights):
-                grants[lane, pattern] = rights
-                return r.GrantList(())
+                has = (START | grants).get((lane, pattern), 0)
+                grants[lane, pattern] = changed(has, rights)
+                return r.GrantList((r.GrantRow(lane, pattern, grants[lane, pattern]),))
             case r.ListGrants():
-                found = {("open", "*"): right_bits(START_OPEN)} | grants
+                found = START | grants
                 return r.GrantList(tuple(r.GrantRow(*key, bits) for key, bits in found.items()))
             case r.ListAudit(before):
                 begin = int.from_bytes(before or b"\0", "big")
@@ -254,9 +259,33 @@ def test_grants(place: Place) -> None:
     assert place.grants == [{("etl", "shop/*"): 0}] * 2
     place.grants[0]["etl", "shop/*"] = 4
     assert shop(("write",)) in client.grants(), "what one partition still grants is shown"
+    del place.grants[1]["etl", "shop/*"]
+    assert client.grant("etl", "shop/*", ["describe"]) == shop(("describe", "write"))
+    assert place.grants == [{("etl", "shop/*"): 5}] * 2, "one that lacked the grant has all of it"
     assert client.grant("etl", "shop/a", ()) == Grant("etl", "shop/a", ())
     with pytest.raises(errors.InvalidArgument, match="'wite' is no right: there are describe, "):
         client.grant("etl", "shop/*", ["wite"])
+
+
+@pytest.mark.parametrize("end", [("write",), ()])
+def test_two_operators_at_once_lose_no_change(world: World, end: tuple[str, ...]) -> None:
+    mine, other = (
+        memory_client(world.cluster.log(name), world.clock, counted(), lane="admin")
+        for name in ("mine", "other")
+    )
+    mine.grant("open", "nyc/*", ["create"])
+    listed = mine._session.ask_each
+
+    def and_then(*question: Any) -> list[Any]:
+        found = listed(*question)
+        change = other.grant if end else other.revoke
+        change("open", "nyc/*", ["write"] if end else ["create"])
+        return found
+
+    with patch.object(mine._session, "ask_each", and_then):
+        left = mine.revoke("open", "nyc/*", ["create"]) if end else mine.grant("open", "nyc/*", ())
+    assert left.rights == end
+    assert Grant("open", "nyc/*", end) in mine.grants()
 
 
 def test_rights_from_the_start_are_kept_by_a_grant_beside_them(place: Place) -> None:

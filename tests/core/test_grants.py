@@ -8,7 +8,7 @@ import pytest
 
 from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.authorize import ALL, CREATORS, Right
+from anabranch.core.authorize import ADD, ALL, CREATORS, TAKE, Right
 from anabranch.core.decisions import expiry, grants
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
@@ -64,6 +64,9 @@ def test_grants_are_set_listed_and_read_by_a_successor(world: World) -> None:
         ("etl", "**", 4, "is not a stream"),
         ("etl", "nyc/*", 512, "0 to 511"),
         ("etl", "nyc/*", -1, "0 to 511"),
+        ("etl", "nyc/*", ADD | 512, "0 to 511"),
+        ("etl", "nyc/*", ADD | TAKE, "0 to 511"),
+        ("admin", "*", TAKE | 1, "keeps all rights"),
         ("admin", "*", 254, "keeps all rights"),
         ("admin", "*", 0, "keeps all rights"),
     ],

@@ -6,7 +6,16 @@ from itertools import islice
 
 from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.authorize import ALL, CREATORS, EVERYWHERE, FROM_THE_START, names_of
+from anabranch.core.authorize import (
+    ADD,
+    ALL,
+    CREATORS,
+    EVERYWHERE,
+    FROM_THE_START,
+    TAKE,
+    changed,
+    names_of,
+)
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.legal_names import ADMIN_LANE, check_lane, check_scope, split_stream
 from anabranch.core.round import ReplyTo
@@ -24,18 +33,21 @@ MAX_LISTED = 200  # audit rows in an answer
 
 
 def set_grant(turn: Turn, command: SetGrant, to: ReplyTo | None) -> None:
-    """Set what a lane may do on a pattern. Repeating it is harmless, and leaves no second audit row."""
-    lane, pattern, rights = command.lane, command.pattern, command.rights
+    """Set, add or take a lane's rights on a pattern. Repeating it is harmless, and leaves no second audit row."""
+    lane, pattern = command.lane, command.pattern
     if check_lane(lane) not in turn.state.lanes and lane not in FROM_THE_START:
         raise InvalidArgument(f"there is no lane {lane!r}: add it first (`anabranch lane add`)")
     _check_pattern(pattern)
-    if not 0 <= rights <= ALL:
-        raise InvalidArgument(f"rights {rights}: their bits are 0 to {ALL:d}")
+    how = command.rights & (ADD | TAKE)
+    if not 0 <= command.rights - how <= ALL or how == ADD | TAKE:
+        raise InvalidArgument(f"rights {command.rights}: their bits are 0 to {ALL:d}")
+    granted = turn.state.grants.get(lane, {})
+    start = FROM_THE_START.get(lane, 0) if pattern == EVERYWHERE else 0
+    rights = changed(int(granted.get(pattern, start)), command.rights)
     if (lane, pattern) == (ADMIN_LANE, EVERYWHERE) and rights != ALL:
         raise InvalidArgument(
             f"lane {ADMIN_LANE!r} keeps all rights: else no lane could grant them again"
         )
-    granted = turn.state.grants.get(lane, {})
     if granted.get(pattern) != rights:
         if pattern not in granted:
             limits.GRANTS.check(_count(turn) + 1, "the cluster")
