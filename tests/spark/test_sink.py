@@ -27,6 +27,7 @@ from anabranch.errors import (
     AlreadyCommitted,
     InvalidArgument,
     InvariantViolation,
+    NotReady,
     OutcomeUnknown,
     TransactionAborted,
 )
@@ -341,6 +342,24 @@ def test_messages_have_to_agree(place: Place) -> None:
     assert place.values() == []
     stream_sink(place).abort([one, None], 4)
     assert place.client.state(one.reservation).state == "ABORTED"
+
+
+def test_an_abort_while_controllers_are_away(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark would tell its error in the place of the batch's; only tasks need a new reservation."""
+    one = replace(attempt(place, stream_sink(place), 3), query_id="q", batch_id="4")
+
+    def away(*_: object, **__: object) -> None:
+        raise NotReady("no controller answered")
+
+    monkeypatch.setattr(anabranch.Client, "abort", away)
+    monkeypatch.setattr(anabranch.Client, "reserve", away)
+    sink = stream_sink(place)
+    sink.abort([one, None], 4)
+    assert f"transaction {one.reservation} is not aborted: no controller answered" in caplog.text
+    with pytest.raises(NotReady):
+        pickle.dumps(sink)
 
 
 @pytest.mark.parametrize("arrived", [True, False])

@@ -249,18 +249,24 @@ class StreamSink(DataSourceStreamArrowWriter):
     """
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
-        """Raises: FixCallError, if options or columns are wrong; NotReady."""
+        """Raises: FixCallError, if options or columns are wrong."""
         if overwrite:
             raise InvalidArgument(
                 'outputMode("complete"): a stream is only appended to: use outputMode("append")'
             )
         self._sink = options.text("sink", DEFAULT_SINK) or DEFAULT_SINK
         self._target = target_of(options, schema)
-        self._reservation = self._target.reserve()
         self._handover = Handover(options)
+        self._away: RetryError | None = None
+        try:
+            self._reservation = self._target.reserve()
+        except RetryError as error:  # only tasks need it, and this may be an abort's sink
+            self._away = error
 
     def __getstate__(self) -> dict[str, Any]:
-        """The tasks' copy: Spark pickles it, so from now on there may be something to abort."""
+        """The tasks' copy: Spark pickles it, so from now on there may be something to abort. Raises: RetryError."""
+        if self._away is not None:
+            raise self._away
         self._handover.leave(self._reservation)
         return self.__dict__
 
@@ -322,12 +328,14 @@ class StreamSink(DataSourceStreamArrowWriter):
         )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Abort, also if no task named the transaction."""
+        """Abort, also if no task named the transaction. One that can't be aborted now goes stale, as `BatchSink`'s."""
         told = {message.reservation for message in _written(messages)}
         left = self._handover.find()
         for reservation in told if left is None else told | {left}:
             try:
                 self._target.client.abort(reservation, f"Spark aborted batch {batchId}")
+            except RetryError as error:
+                log.warning("transaction %s is not aborted: %s", reservation, error)
             except AlreadyCommitted:
                 log.warning("transaction %s is committed: nothing to abort", reservation)
 
