@@ -328,7 +328,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Abort, also if no task named the transaction. One that can't be aborted now goes stale, as `BatchSink`'s."""
+        """Abort, also if no task named the transaction. Best effort, as `BatchSink.abort`."""
         told = {message.reservation for message in _written(messages)}
         left = self._handover.find()
         for reservation in told if left is None else told | {left}:
