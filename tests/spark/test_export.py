@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from pyspark.sql import SparkSession
 import anabranch
 from anabranch.errors import InvalidArgument
 from anabranch.spark.options import Connection
+from anabranch.spark.pipelines import export as module
 from anabranch.spark.pipelines.export import (
     Batch,
     Exported,
@@ -224,6 +226,38 @@ def test_two_checkpoints_that_exported_nothing_differ(spark: SparkSession, tmp_p
     _bind(spark, to, other)
     with pytest.raises(InvalidArgument, match="is not the checkpoint"):
         _bind(spark, to, own)
+
+
+@pytest.mark.parametrize("table", ["parquet", "delta"], indirect=True)
+def test_of_two_first_exports_at_once_one_goes_on(
+    spark: SparkSession,
+    connection: Connection,
+    client: anabranch.Client,
+    stream: str,
+    table: Table,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another begins when one has looked at the folder, then when it has taken it, each by its own checkpoint."""
+    commit(client, stream, ("a", "1"))
+    to, other = str(table.folder), str(table.folder.with_name("other"))
+    for name in ("_names", "_bind"):
+        real = getattr(module, name)
+
+        def and_then(*given: Any, real: Any = real, name: str = name) -> Any:
+            monkeypatch.setattr(module, name, real)
+            found = real(*given)
+            _bind(spark, to, other)
+            return found
+
+        monkeypatch.setattr(module, name, and_then)
+        with pytest.raises(InvalidArgument, match="begins at this moment"):
+            table.export(stream)
+        assert len(list(table.folder.glob("_export-*"))) == 1
+        shutil.rmtree(table.folder)
+        shutil.rmtree(other)
+    own = _bind(spark, to, f"{to}/_checkpoint")
+    assert table.export(stream).query_id == own[0]
+    assert table.values() == Counter("1")
 
 
 def test_export_leaves_the_files_of_others(

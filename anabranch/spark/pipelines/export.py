@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from anabranch.errors import InvalidArgument, UnsupportedSetting
 from anabranch.spark.failures import named_failures
-from anabranch.spark.pipelines.place import options_of
+from anabranch.spark.pipelines.place import OWNER, another_export, check_owner, options_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +31,6 @@ DATE = "date"
 _CHECKPOINT = "_checkpoint"
 _TABLE = "_spark_metadata"
 _TABLES = {_TABLE, "_delta_log"}
-_OWNER = "_export-"  # and the query's id: a file in the folder, written at each start
 _LOOK_S = 1
 _DAY_S = 86_400
 # INT96, Spark's default, is long deprecated, and Delta lacks it.
@@ -130,7 +129,11 @@ def export(
     with named_failures():
         frame = _shaped(_committed(spark, connection, streams, pace), shape)
         writer = _writer(frame, to, place, shape, pace)
-        began = _bind(spark, to, place)
+        query_id, began = _bind(spark, to, place)
+        if shape.form == "parquet":  # else `DeltaFolder` looks
+            files, table = _file_system(spark, f"{to.rstrip('/')}/{_TABLE}")
+            files.mkdirs(table)
+            check_owner(_names(files, table.getParent()), to, query_id)
         with _settings(spark, _FILE_SETTINGS):
             query = writer.start()
         tidy = partial(_remove_cut_off, spark, to, shape, began)
@@ -213,18 +216,22 @@ def _finished(reports: Sequence[Any]) -> Iterator[Batch]:
         yield Batch(int(report["batchId"]), int(report["numInputRows"]))
 
 
-def _bind(spark: SparkSession, to: str, place: str) -> int:
+def _bind(spark: SparkSession, to: str, place: str) -> tuple[str, int]:
     """Bind folder and checkpoint by the query's id, before anything is written.
 
     Spark's file sink leaves out batch numbers that it has: those of another checkpoint would be lost.
-    Returns the time of this start, by the file system's clock, as its files have theirs.
+    Returns that id, and the time of this start, by the file system's clock, as its files have theirs.
     """
     files, folder = _file_system(spark, to)
     places, metadata = _file_system(spark, f"{place.rstrip('/')}/metadata")
     known = _text(spark, places, metadata) if places.exists(metadata) else ""
-    names = [status.getPath().getName() for status in _listed(files, folder)]
-    owners = [name.removeprefix(_OWNER) for name in names if name.startswith(_OWNER)]
+    names = _names(files, folder)
+    owners = [name.removeprefix(OWNER) for name in names if name.startswith(OWNER)]
     table = not _TABLES.isdisjoint(names)
+
+    def path_of(owner: str) -> Any:
+        return _file_system(spark, f"{to.rstrip('/')}/{OWNER}{owner}")[1]
+
     if known:
         query = json.loads(known)["id"]
         # Folders of earlier versions have no owner.
@@ -240,14 +247,21 @@ def _bind(spark: SparkSession, to: str, place: str) -> int:
             "exported nothing: give the folder's checkpoint, or another folder"
         )
     else:
-        for owner in owners:  # its checkpoint has exported nothing, and may yet
-            files.delete(_file_system(spark, f"{to.rstrip('/')}/{_OWNER}{owner}")[1], False)
-        query = str(uuid.uuid4())
-    owner = _file_system(spark, f"{to.rstrip('/')}/{_OWNER}{query}")[1]
-    _write(files, owner, f"{place}\n")
+        ours = [one for one in owners if _text(spark, files, path_of(one)) == f"{place}\n"]
+        query = ours[0] if ours else str(uuid.uuid4())
+    _write(files, path_of(query), f"{place}\n")
+    for owner in set(owners) - {query}:  # its checkpoint has exported nothing, and may yet
+        files.delete(path_of(owner), False)
+    # Another may begin now: each takes the folder, then looks, and looks again once it has a table.
+    names = [] if table else _names(files, folder)
+    found = [name for name in names if name in _TABLES or name.startswith(OWNER)]
+    if not table and found != [f"{OWNER}{query}"]:
+        if query not in owners:
+            files.delete(path_of(query), False)
+        raise another_export(to)
     if not known:
         _write(places, metadata, json.dumps({"id": query}))  # as Spark does
-    return int(files.getFileStatus(owner).getModificationTime())
+    return query, int(files.getFileStatus(path_of(query)).getModificationTime())
 
 
 def _remove_cut_off(spark: SparkSession, to: str, shape: Shape, before: int) -> None:
@@ -289,6 +303,10 @@ def _holds_data(files: Any, folder: Any) -> bool:
         and (not status.isDirectory() or _holds_data(files, status.getPath()))
         for status in _listed(files, folder)
     )
+
+
+def _names(files: Any, folder: Any) -> list[str]:
+    return [status.getPath().getName() for status in _listed(files, folder)]
 
 
 def _listed(files: Any, folder: Any) -> Sequence[Any]:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import anabranch
-from anabranch.errors import AnabranchError, OutcomeUnknown
+from anabranch.errors import AnabranchError, InvalidArgument, OutcomeUnknown
 from anabranch.spark.failures import named_failures
 from anabranch.spark.options import Connection
+
+OWNER = "_export-"  # and the query's id: a file in an export's folder, written at each start
+
+
+def check_owner(names: Iterable[str], to: str, query: str) -> None:
+    """`InvalidArgument` if another export took folder ``to`` before this one had its table there."""
+    if f"{OWNER}{query}" not in names:
+        raise another_export(to)
+
+
+def another_export(to: str) -> InvalidArgument:
+    """The error for two first exports that begin at once."""
+    return InvalidArgument(
+        f"another export into {to} begins at this moment: run this one again, by the checkpoint that the folder has"
+    )
 
 
 def options_of(connection: Connection, **more: str | int | None) -> dict[str, str]:
