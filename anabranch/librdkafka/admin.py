@@ -137,6 +137,12 @@ class KafkaAdmin:
             lambda client, seconds: str(client.list_topics(topic, timeout=seconds).cluster_id),
         )
 
+    def topics(self, deadline: float) -> list[str]:
+        """All topics that the brokers show this client."""
+        return self.ask(
+            deadline, lambda client, seconds: list(client.list_topics(timeout=seconds).topics)
+        )
+
     def end_offsets(
         self, partitions: Iterable[tuple[str, int]], deadline: float
     ) -> dict[tuple[str, int], int]:

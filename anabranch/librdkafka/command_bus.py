@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
@@ -28,7 +29,7 @@ from anabranch.librdkafka.native import LAST_WORDS_S, drop, leak, make, make_con
 from anabranch.librdkafka.options import Options
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 from anabranch.ports import Clock, Entropy, RecordHeaders
-from anabranch.topics.names import commands_topic, replies_topic
+from anabranch.topics.names import commands_topic, prefixes_of, replies_topic
 
 log = logging.getLogger("anabranch.client")
 
@@ -38,6 +39,7 @@ _REPLIES_AT_ONCE = 1000
 _TOPICS_S = 10.0  # how long the cluster's topics may be missing
 _JOIN_S = 10.0
 _MEET_S = 0.5
+_LOOK_S, _OTHERS = 2.0, 10  # for other prefixes, and how many an error names
 _FRAMING = 512  # more bytes than a command's record takes besides its payload
 
 # A broker's refusal of a command and of each copy of it.
@@ -132,9 +134,16 @@ class KafkaBus:
                 return counts
             if self._clock.monotonic() + pause > give_up:
                 missing = ", ".join(name for name in names if name not in counts)
-                raise missing_topics(self._lane, missing)
+                raise missing_topics(self._lane, missing, self._other_prefixes())
             self._clock.sleep(pause)
             pause = min(2 * pause, 1.0)
+
+    def _other_prefixes(self) -> list[str]:
+        """Prefixes that do have the lane's topics, as far as brokers show them: one may be meant."""
+        try:
+            return prefixes_of(self._admin.topics(self._clock.monotonic() + _LOOK_S), self._lane)
+        except AnabranchError:
+            return []
 
     def _new_producer(self) -> tuple[Producer, Contact]:
         config = self._options.commands(self._max_bytes)
@@ -352,14 +361,15 @@ class KafkaBus:
             leak(self._consumer.native)
 
 
-def missing_topics(lane: str, missing: str) -> AnabranchError:
-    """The error for topics of a lane that are not there."""
+def missing_topics(lane: str, missing: str, others: Sequence[str] = ()) -> AnabranchError:
+    """The error for topics of a lane that are not there; ``others``: prefixes that have such."""
+    known = f"; there are such of prefix {', '.join(others[:_OTHERS])}" if others else ""
     if lane in (OPEN_LANE, ADMIN_LANE):
         return NotReady(
-            f"there is no topic {missing}: start `anabranch controller`, or mend the prefix (of topics)"
+            f"there is no topic {missing}: start `anabranch controller`, or mend the prefix (of topics){known}"
         )
     return UnknownLane(
-        f"there is no topic {missing}: an operator makes lane {lane!r} with `anabranch lane add {lane}`"
+        f"there is no topic {missing}: an operator makes lane {lane!r} with `anabranch lane add {lane}`{known}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from anabranch.core.legal_names import OPEN_LANE, split_stream
@@ -23,6 +24,13 @@ def control_topic(prefix: str = DEFAULT_PREFIX) -> str:
 def replies_topic(prefix: str = DEFAULT_PREFIX, lane: str = OPEN_LANE) -> str:
     """The topic of controllers' answers to a lane."""
     return f"{prefix}.replies" + ("" if lane == OPEN_LANE else f".{lane}")
+
+
+def prefixes_of(topics: Iterable[str], lane: str = OPEN_LANE) -> list[str]:
+    """Prefixes under which these topics have both of a lane's."""
+    names, end = set(topics), commands_topic("", lane)
+    found = sorted(name.removesuffix(end) for name in names if name.endswith(end))
+    return [prefix for prefix in found if replies_topic(prefix, lane) in names]
 
 
 def status_topic(prefix: str = DEFAULT_PREFIX) -> str:
