@@ -147,6 +147,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a prepared one's name is superseded", prepared.superseded, weather=PREPARED),
     Mutant("a prepared one is lost with a stream", prepared.lost_with_a_stream,
            weather=PREPARED | LOSING),
+    Mutant("all of a prepared one is left out with a stream", prepared.all_is_left_out,
+           weather=PREPARED | LOSING),
     Mutant("a refused merge aborts a prepared one", prepared.refused_and_aborted,
            weather=PREPARED | {"small_limit_s": 2.0}),
     Mutant("a ledger takes no answer for no commit", prepared.no_answer_is_no_commit,

@@ -59,6 +59,14 @@ def lost_with_a_stream() -> Planted:
     return _leads("lose_stream", "ABORT_IN_PROGRESS")
 
 
+def all_is_left_out() -> Planted:
+    """A prepared transaction is committed without all of its streams once any stream is given up."""
+    usual = prepared.is_gone
+    return patch.object(
+        prepared, "is_gone", lambda state, _: any(usual(state, stream) for stream in state.streams)
+    )
+
+
 def refused_and_aborted() -> Planted:
     """A merge that a broker refuses aborts what its coordinator has committed."""
     return _leads("begin_commit", "COMMIT_IN_PROGRESS")

@@ -118,24 +118,21 @@ def check_deal(picture: Picture, ledger: Ledger, deal: Deal, events: list[Placed
     row = picture.rows.get(txn_id) if txn_id is not None else None
     committed = bool(events) or (row is not None and row.state == "COMMITTED")
     counts: Counts = defaultdict(int)
+    gone = left_out(picture, txn_id)
+    events = [event for event in events if event.stream not in gone]  # some were carried before
     if committed:
         hold(deal.attempts, f"{deal.label}: committed, and nobody asked for it")
         for event in events:
             counts[(event.record.value or b"").decode().split("/")[1]] += 1
-        why = [_differs(deal, attempt, counts) for attempt in deal.attempts]
-        hold(
-            "" in why or left_out(picture, txn_id),
-            f"{deal.label}: committed with {dict(counts)}; {'; '.join(why)}",
-        )
+        why = [_differs(deal, attempt, counts, gone) for attempt in deal.attempts]
+        hold("" in why, f"{deal.label}: committed with {dict(counts)}; {'; '.join(why)}")
         hold(deal.aborted_at is None, f"{deal.label}: committed though an abort was answered")
     for attempt in deal.attempts:
         _check_attempt(picture, deal, attempt, txn_id, committed=committed, events=len(events))
         if committed and attempt.result is not None and attempt.own is not None and counts:
-            label, expected = attempt.own
-            known = attempt.result.txn_id != deal.txn_id or counts[label] == expected
-            known = known or left_out(picture, txn_id)
+            label, expected = attempt.own[0], _due(deal, *attempt.own, gone)
             hold(
-                known,
+                attempt.result.txn_id != deal.txn_id or counts[label] == expected,
                 f"{deal.label}: told committed, with {counts[label]} of {expected} own events",
             )
         if attempt.error is not None and ledger.is_final(deal):
@@ -150,27 +147,35 @@ def check_deal(picture: Picture, ledger: Ledger, deal: Deal, events: list[Placed
         _check_named(picture, deal, deal.named_result.txn_id, deal.named_result.commit_timestamp)
 
 
-def _differs(deal: Deal, attempt: Attempt, counts: Counts) -> str:
-    """Why what is seen is not what this call asked for; empty if it is."""
+def _due(deal: Deal, label: str, count: int | None, gone: set[str]) -> int:
+    """How many of a writer's first events (None: of all) were not to these streams."""
+    return sum(told.stream not in gone for told in deal.writers[label].told[:count])
+
+
+def _differs(deal: Deal, attempt: Attempt, counts: Counts, gone: set[str]) -> str:
+    """Why what is seen outside of the streams that are left out is not what this call asked for; empty if it is."""
     if attempt.is_false:
         return "a false receipt was refused" if attempt.result is None else "a false receipt"
     rest = dict(counts)
     if attempt.own is not None:
-        label, expected = attempt.own
+        label, expected = attempt.own[0], _due(deal, *attempt.own, gone)
         if rest.pop(label, 0) != expected:
             return f"the handle had written {expected} events"
     if attempt.receipts is not None:
         # A later receipt of theirs may have been registered by then.
         fits = all(
-            count <= rest.pop(label, 0) <= len(deal.writers[label].told)
+            label in deal.writers
+            and _due(deal, label, count, gone)
+            <= rest.pop(label, 0)
+            <= _due(deal, label, None, gone)
             for label, count in attempt.receipts.items()
         )
         return "" if fits and not rest else f"the receipts named {attempt.receipts}"
     for label, count in rest.items():
-        writer = deal.writers[label]
-        if not writer.finishing or count != len(writer.told):
-            return f"writer {label} had written {len(writer.told)}, finished: {writer.finishing}"
-    missing = {w for w in attempt.finished if deal.writers[w].told and w not in rest}
+        finishing, due = deal.writers[label].finishing, _due(deal, label, None, gone)
+        if not finishing or count != due:
+            return f"writer {label} had written {due}, finished: {finishing}"
+    missing = {w for w in attempt.finished if _due(deal, w, None, gone) and w not in rest}
     missing -= {attempt.own[0]} if attempt.own else set()
     return f"finished writers {sorted(missing)} are missing" if missing else ""
 

@@ -149,7 +149,7 @@ def check_ranges(picture: Picture) -> None:
         for event in events:
             where = f"{stream}[{number}] offset {event.offset}, {event.record.value!r}"
             hold(event.record.value != NOISE, f"{where}: noise is visible")
-            stays = stream in picture.deleted and left_out(picture, event.txn_id)  # carried before
+            stays = stream in left_out(picture, event.txn_id)  # carried before
             hold((stream, number, event.offset) in owner or stays, f"{where}: in no COMMIT's range")
 
 

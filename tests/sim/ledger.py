@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.core import rows as k
@@ -33,6 +33,7 @@ Places = list[tuple[int, int]]  # partition, offset
 Native = tuple[int, int]  # producer id and epoch
 LIFE = "s/life"  # a stream that is deleted over and over (`tests.sim.lives`)
 NOISE = b"noise"  # values that must never be seen in a stream
+LEFT_OUT = "left out, as their stream is LOST: "
 
 
 class Told(NamedTuple):
@@ -221,7 +222,7 @@ class Ledger:
         self.doubled_commits: set[bytes] = set()  # … and of such commits
         self.stale: dict[bytes, list[float]] = defaultdict(list)  # rounds that found it stale
         self.terms: dict[int, list[float]] = defaultdict(list)  # by control partition
-        self._undecided: dict[Native, list[tuple[list[float], float]]] = defaultdict(list)
+        self._undecided: dict[Native, list[tuple[list[Any], object]]] = defaultdict(list)
         self.happened: set[Native] = set()  # native transactions that were committed
         self.carriers: set[int] = set()  # producer ids that carried merges aside
         self.safe_answers: list[SafeAnswer] = []
@@ -248,6 +249,8 @@ class Ledger:
         self.held: dict[bytes, object] = {}  # rows of sessions that have not committed
         self.lost: dict[str, list[float]] = defaultdict(list)  # stream -> rounds that gave it up
         self.late: dict[str, list[float]] = defaultdict(list)  # … and that wrote to it after that
+        # Prepared ones that were committed without LOST streams -> these, as their rows said.
+        self.left_out: dict[bytes, list[str]] = defaultdict(list)
 
     def hear_plain(self, offset: int, records: Iterable[Record]) -> None:
         """Records have arrived in a journal, from this offset on."""
@@ -316,6 +319,9 @@ class Ledger:
                 row = decode(record.value)
                 if row.state == "ABORTED" and row.reason.startswith("stale"):
                     self._undecided[native].append((self.stale[row.txn_id], now))
+                _, says_so, streams = row.reason.partition(LEFT_OUT)
+                if says_so:
+                    self._undecided[native].append((self.left_out[row.txn_id], streams))
             elif entry is k.Entry.STREAM:
                 row = decode(record.value)
                 if row.state == LOST:
@@ -344,9 +350,9 @@ class Ledger:
         """A native transaction has ended."""
         if commit:
             self.happened.add(native)
-        for times, at in self._undecided.pop(native, ()):
+        for known, found in self._undecided.pop(native, ()):
             if commit:
-                times.append(at)
+                known.append(found)
 
     def deal_of(self, value: bytes) -> tuple[Deal, WriterLog, int] | None:
         """Where an event is from."""

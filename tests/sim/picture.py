@@ -170,6 +170,7 @@ class Picture:
     unfinished: list[r.TxnRow] = field(default_factory=list)
     deleted: dict[str, str] = field(default_factory=dict)  # stream -> which topic, by outside hands
     stuck: set[bytes] = field(default_factory=set)  # decided, and can't be merged for that
+    left_out: Mapping[bytes, list[str]] = field(default_factory=dict)  # see `Ledger`
 
     @classmethod
     def take(
@@ -280,8 +281,7 @@ class Picture:
         return txn_id not in self.rows and made_ms <= self.horizons.get(number, 0)
 
 
-def left_out(picture: Picture, txn_id: bytes | None) -> bool:
-    """Whether a prepared transaction was committed without a LOST stream, and says so."""
-    row = picture.rows.get(txn_id) if txn_id is not None else None
-    said = row is not None and "left out, as their stream is LOST" in row.reason
-    return said and bool(picture.deleted)
+def left_out(picture: Picture, txn_id: bytes | None) -> set[str]:
+    """The LOST streams that a prepared transaction was committed without. Its row may be forgotten."""
+    said = picture.left_out.get(txn_id or b"", ())
+    return {stream for streams in said for stream in streams.split(", ")} & picture.deleted.keys()

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from anabranch.batches.records import Record, encode_batch
+from anabranch.core.decisions.commits.prepared import without
+from anabranch.core.rows import txn_key
+from anabranch.core.transaction_states import born
+from anabranch.ports import TopicPartition
+from anabranch.schemas.codec import encode
+from anabranch.topics.names import status_topic
 from checker import judge
+from tests.sim.check_clients import check_deal
+from tests.sim.ledger import Ledger
+from tests.sim.picture import Picture, Placed
 from tests.sim.simulation import simulate
+from tests.sim.world import Violation
 
 SEEDS = range(446, 470)
 # What has to occur in these seeds, or a test of it is none.
@@ -97,3 +109,22 @@ def test_a_full_disk_ends_the_process_and_nothing_else() -> None:
         struck += report.faults.get("full disk", 0)
         assert report.commits > 0
     assert struck > 1
+
+
+def test_what_was_left_out_is_known_though_the_row_is_forgotten() -> None:
+    """A commit without a LOST stream looked torn once its row was gone; until then any other loss was excused."""
+    ledger, native, txn_id = Ledger("p", (), Mock()), (1, 0), bytes(16)
+    deal = ledger.open("s", "one-shot")
+    for stream in ("s/a", "s/lost", "s/a"):
+        deal.event(deal.writer("own"), stream, b"k")
+    deal.attempt(0.0, "own", None)
+    row = without(born("one_shot", txn_id, 0, scope="s", owner="open", committed=3), 1, {"s/lost"})
+    rows = encode_batch([Record(0, 0, txn_key(txn_id), encode(row))])
+    ledger.see_status(0.0, native, TopicPartition(status_topic("p"), 0), rows)
+    ledger.settle(native, commit=True)
+    picture = Picture(deleted={"s/lost": "journal"}, left_out=ledger.left_out)
+    records = [Record(0, 0, b"k", f"{deal.label}/own/{number}".encode()) for number in (0, 2)]
+    seen = [Placed("s/a", 0, 0, native, record, txn_id, 0) for record in records]
+    check_deal(picture, ledger, deal, seen)
+    with pytest.raises(Violation, match="the handle had written"):
+        check_deal(picture, ledger, deal, seen[:1])
