@@ -6,7 +6,7 @@ The clock is `anabranch.ports.Clock`. Deadlines are seconds of its monotonic clo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -109,13 +109,13 @@ class JournalWriter(Protocol):
         """
 
     def flush(
-        self, written: Iterable[TopicPartition], deadline: float
+        self, written: Mapping[TopicPartition, int], deadline: float
     ) -> dict[TopicPartition, int]:
         """Wait until all in-sync replicas have acknowledged all writes.
 
-        Returns for each partition in ``written`` an offset above its last record. `WriteFailed` if a write failed
-        or is unacknowledged at the deadline, `DeadlineExceeded` if only the question for the offsets got no
-        answer. `JournalMissing` comes long before the deadline: repeating is safe.
+        Returns for each partition in ``written`` an offset above its last record, at least the one that is given.
+        `WriteFailed` if a write failed or is unacknowledged at the deadline, `DeadlineExceeded` if only the offsets
+        were not told. `JournalMissing` comes long before the deadline: repeating is safe.
         """
 
     def discard(self) -> None:

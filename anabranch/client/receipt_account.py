@@ -256,7 +256,9 @@ class WriterAccount:
             for account in lane.accounts.values()
             if account.count
         }
-        for place, end in self.journal.flush(used, deadline).items():
+        # A leader that is behind may name a lower end.
+        least = {place: max(it.end, it.first + it.count) for place, it in used.items()}
+        for place, end in self.journal.flush(least, deadline).items():
             used[place].end = end
 
     def receipt(self, *, finished: bool, seen: int) -> Receipt:

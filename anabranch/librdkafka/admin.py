@@ -51,6 +51,7 @@ _FIRST_PAUSE_S = 0.02
 _LAST_PAUSE_S = 0.5
 
 T = TypeVar("T")
+P = TypeVar("P", bound=tuple[str, int])
 
 
 class KafkaAdmin:
@@ -143,12 +144,10 @@ class KafkaAdmin:
             deadline, lambda client, seconds: list(client.list_topics(timeout=seconds).topics)
         )
 
-    def end_offsets(
-        self, partitions: Iterable[tuple[str, int]], deadline: float
-    ) -> dict[tuple[str, int], int]:
-        """The high watermarks."""
+    def end_offsets(self, least: Mapping[P, int], deadline: float) -> dict[tuple[str, int], int]:
+        """The high watermarks. ``least``: of each; an old leader may tell less, and does not count."""
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        request = {TopicPartition(t, p): latest for t, p in partitions}
+        request = {TopicPartition(t, p): latest for t, p in least}
 
         def ask(client: AdminClient, seconds: float) -> dict[tuple[str, int], int]:
             futures = client.list_offsets(request, request_timeout=seconds)
@@ -161,7 +160,7 @@ class KafkaAdmin:
                 # librdkafka says "no leaders" of a topic that it may not see.
                 self._counts({place.topic for place in request})(client, seconds)
                 raise
-            if any(offset < 0 for offset in found.values()):
+            if any(found[place] < low for place, low in least.items()):
                 # While leaders move, and when first asked, librdkafka may give -1001 and no error.
                 raise TimeoutError
             return found

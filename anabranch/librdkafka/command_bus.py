@@ -115,7 +115,7 @@ class KafkaBus:
         partition = int.from_bytes(self._entropy(4), "big") % counts[self._replies]
         consumer = make_consumer(self._options, self._options.replies(), self._on_error)
         producer, contact = self._new_producer()
-        end = self._admin.end_offsets([(self._replies, partition)], deadline)
+        end = self._admin.end_offsets({(self._replies, partition): 0}, deadline)
         consumer.assign([TopicPartition(self._replies, partition, end[self._replies, partition])])
         _meet(producer, self._commands)
         self._reply_header = (REPLY_HEADER, partition.to_bytes(4, "big"))

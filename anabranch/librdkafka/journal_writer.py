@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException
@@ -157,7 +157,7 @@ class KafkaJournal:
     def open(self, topic: str, partitions: Sequence[int], deadline: float) -> Opened:
         limit = self._admin.max_message_bytes([topic], deadline)[topic]
         limit = min(limit, self._pool.message_max_bytes)
-        ends = self._admin.end_offsets([(topic, p) for p in partitions], deadline)
+        ends = self._admin.end_offsets({(topic, p): 0 for p in partitions}, deadline)
         channel = self._channels.get(limit)
         count = max(partitions, default=-1) + 1
         if channel is None:
@@ -237,15 +237,14 @@ class KafkaJournal:
                 return
 
     def flush(
-        self, written: Iterable[TopicPartition], deadline: float
+        self, written: Mapping[TopicPartition, int], deadline: float
     ) -> dict[TopicPartition, int]:
         self._flush_events(deadline)
         self._flush_columns(deadline)
-        places = list(written)
         while True:
             until = min(deadline, self._clock.monotonic() + _STUCK_S)
             try:
-                ends = self._admin.end_offsets(places, until)
+                ends = self._admin.end_offsets(written, until)
             except AnabranchError as error:
                 if isinstance(error, FixCallError) or until >= deadline:
                     raise DeadlineExceeded(
@@ -253,7 +252,7 @@ class KafkaJournal:
                     ) from error
                 self._check_topics(deadline)
             else:
-                return {place: ends[place] for place in places}
+                return {place: ends[place] for place in written}
 
     def _flush_events(self, deadline: float) -> None:
         for channel in self._channels.values():

@@ -47,11 +47,11 @@ def plain_inputs(
 
     Raises: UnknownStream, IllegalState (more partitions than tasks), NotReady.
     """
-    counts = source.partition_counts(topics, deadline)
     ids = source.topic_ids(topics, deadline)
+    counts = source.partition_counts(list(ids), deadline)
     for topic in topics:
         _check_count(topic, counts, tasks)
-    return tuple(ProcessorInput(PLAIN + t, ids.get(t, ""), 0, start_ms) for t in topics)
+    return tuple(ProcessorInput(PLAIN + t, ids[t], 0, start_ms) for t in topics)
 
 
 def _check_count(topic: str, counts: Mapping[str, int], tasks: int) -> None:
@@ -112,6 +112,8 @@ class PlainReader:
     def _first(self, place: TopicPartition, begin: ProcessorInput, deadline: float) -> int:
         known = self._tenure.tasks[place.partition].positions
         at = next((p.record for p in known if p.input == self._numbers[place.topic]), None)
+        if at is not None and begin.topic_id:
+            return at  # it is the same topic: its leader is behind if it ends below
         end = self._source.end_offsets([place], deadline)[place]
         if at is None:
             if begin.timestamp:

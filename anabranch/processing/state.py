@@ -147,13 +147,14 @@ class StateReader:
     def _usable(self, task: int, mark: Mark | None, end: int) -> Mark:
         """The mark, if its rows may be read on from; else a new one, and the rows are thrown away.
 
-        An older one could miss deletions that compaction has forgotten.
+        An older one could miss deletions that compaction has forgotten. Nor may it lie behind the end of a topic
+        without an id, which may be another one. With an id, that is the end of a leader that is behind.
         """
         now_ms = int(self._source.clock.wall() * 1000)
         if (
             mark is not None
             and self._suits(mark)
-            and mark.offset <= end
+            and (mark.topic_id or mark.offset <= end)
             and now_ms - mark.written_ms <= SURE_MS
         ):
             return mark

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
@@ -32,7 +40,7 @@ from anabranch.ports import (
     OffsetOutOfRange,
     TopicPartition,
 )
-from anabranch.topics.names import stream_topic
+from anabranch.topics.names import history_topic, stream_topic
 
 log = logging.getLogger("anabranch.client")
 
@@ -232,11 +240,18 @@ class CommittedLog:
 
     def partition_counts(self, topics: Sequence[str], deadline: float) -> dict[str, int]:
         """How many partitions each of these topics has; those that don't exist are left out."""
-        return self._ask(deadline, lambda _: self.raw.partition_counts(topics))
+        return self._ask(deadline, lambda _: self._all(topics, self.raw.partition_counts(topics)))
 
     def topic_ids(self, topics: Sequence[str], deadline: float) -> dict[str, str]:
         """The ids of these topics, empty if brokers have none; those that don't exist are left out."""
-        return self._ask(deadline, lambda _: self.raw.topic_ids(topics))
+        return self._ask(deadline, lambda _: self._all(topics, self.raw.topic_ids(topics)))
+
+    def _all(self, topics: Sequence[str], found: dict[str, T]) -> dict[str, T]:
+        """One broker's answer. `LogUnavailable` if it lacks a topic that another one knows."""
+        for topic in topics:
+            if topic not in found and self.raw.is_known(topic):
+                raise LogUnavailable(f"the broker asked does not know {topic} (yet)", (topic,))
+        return found
 
     def start_offsets(
         self, places: Iterable[TopicPartition], deadline: float
@@ -291,12 +306,23 @@ def expired(what: str) -> SnapshotExpired:
 
 def partitions_of(source: CommittedLog, streams: Sequence[str], deadline: float) -> dict[str, int]:
     """Topic -> number of partitions of each stream. `UnknownStream`."""
-    topics = {stream_topic(stream): stream for stream in streams}
-    counts = source.partition_counts(list(topics), deadline)
-    for topic, stream in topics.items():
-        if topic not in counts:
+    counts = source.partition_counts([stream_topic(stream) for stream in streams], deadline)
+    _check_there({stream: stream_topic(stream) for stream in streams}, counts)
+    return counts
+
+
+def history_ids(source: CommittedLog, streams: Sequence[str], deadline: float) -> dict[str, str]:
+    """Stream -> the id of its history's topic, empty if brokers have none. `UnknownStream`."""
+    topics = {stream: history_topic(stream) for stream in streams}
+    ids = source.topic_ids(list(topics.values()), deadline)
+    _check_there(topics, ids)
+    return {stream: ids[topic] for stream, topic in topics.items()}
+
+
+def _check_there(topics: Mapping[str, str], found: Container[str]) -> None:
+    for stream, topic in topics.items():
+        if topic not in found:
             raise UnknownStream(f"there is no stream {stream!r}: create it first")
-    return {topic: counts[topic] for topic in topics}
 
 
 def check_group(group: str | None) -> str | None:

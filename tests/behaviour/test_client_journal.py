@@ -127,7 +127,7 @@ def test_all_is_there_after_flush(journals: Journals, unique: str) -> None:
     values = [b"%06d" % i for i in range(50_000)]
     for i, value in enumerate(values):
         journal.write(topic, i & 1, b"k", value, HEADERS, 0)
-    ends = journal.flush([Place(topic, 0), Place(topic, 1)], soon())
+    ends = journal.flush({Place(topic, 0): 0, Place(topic, 1): 0}, soon())
     assert ends == {Place(topic, 0): 25_000, Place(topic, 1): 25_000}
     assert journals.stored(topic) == values[::2] + values[1::2]
 
@@ -137,12 +137,12 @@ def test_bounds_hold_beside_other_writers(journals: Journals, unique: str) -> No
     first, second = journals.pool.writer(), journals.pool.writer()
     assert first.open(topic, [0], soon()).first == {0: 0}
     first.write(topic, 0, None, b"1", HEADERS, 0)
-    assert first.flush([Place(topic, 0)], soon()) == {Place(topic, 0): 1}
+    assert first.flush({Place(topic, 0): 0}, soon()) == {Place(topic, 0): 1}
     assert second.open(topic, [0], soon()).first == {0: 1}
     second.write(topic, 0, None, b"2", HEADERS, 0)
     first.write(topic, 0, None, b"3", HEADERS, 0)
-    assert second.flush([Place(topic, 0)], soon())[Place(topic, 0)] >= 2
-    assert first.flush([Place(topic, 0)], soon())[Place(topic, 0)] == 3
+    assert second.flush({Place(topic, 0): 0}, soon())[Place(topic, 0)] >= 2
+    assert first.flush({Place(topic, 0): 0}, soon())[Place(topic, 0)] == 3
 
 
 @pytest.mark.soak
@@ -154,7 +154,7 @@ def test_a_full_queue_only_slows_down(journals: Journals, unique: str) -> None:
     journal.open(topic, [0, 1], soon())
     for i in range(5000):
         journal.write(topic, i & 1, None, b"%d" % i, HEADERS, 0)
-    journal.flush([], soon())
+    journal.flush({}, soon())
     assert len(journals.stored(topic)) == 5000
     pool.close()
 
@@ -166,10 +166,10 @@ def test_producers_are_used_again(journals: Journals, unique: str) -> None:
         journal = journals.opened(topic)
         producers.add(id(journal._by_topic[topic].producer))
         journal.write(topic, 0, None, b"v", HEADERS, 0)
-        journal.flush([], soon())
+        journal.flush({}, soon())
         journal.discard()
         with pytest.raises(errors.WriteFailed):
-            journal.flush([], soon())
+            journal.flush({}, soon())
     assert len(producers) == 1
     assert len(journals.stored(topic)) == 5
 
@@ -189,11 +189,11 @@ def test_a_batch_that_the_broker_refuses_is_a_failure(journals: Journals, unique
     journal.write(topic, 1, None, os.urandom(10_000), HEADERS, 0)
     for _ in range(2):  # for ever
         with pytest.raises(errors.WriteFailed, match="too large"):
-            journal.flush([], soon())
+            journal.flush({}, soon())
     journal.discard()
     again = journals.opened(topic)  # a failed producer is not used again
     again.write(topic, 0, None, b"small", HEADERS, 0)
-    again.flush([], soon())
+    again.flush({}, soon())
 
 
 def test_the_largest_event_fits_a_small_topic(journals: Journals, unique: str) -> None:
@@ -232,7 +232,7 @@ def test_a_fatal_error_is_a_failure(journals: Journals, unique: str) -> None:
     fatal = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "gap", True)
     journal._by_topic[topic]._on_error(fatal)
     with pytest.raises(errors.WriteFailed, match="gap"):
-        journal.flush([], soon())
+        journal.flush({}, soon())
 
 
 def test_a_write_fails_soon_after_a_failure(journals: Journals, unique: str) -> None:
@@ -279,7 +279,7 @@ def test_many_at_once_are_all_there_though_the_queue_is_small(
         journal.write_many(
             topic, ((j & 1, b"k", values[j], HEADERS, 0) for j in range(i, i + 1000))
         )
-    ends = journal.flush([Place(topic, 0), Place(topic, 1)], soon())
+    ends = journal.flush({Place(topic, 0): 0, Place(topic, 1): 0}, soon())
     assert ends == {Place(topic, 0): 2500, Place(topic, 1): 2500}
     assert journals.stored(topic) == values[::2] + values[1::2]
     pool.close()
@@ -302,7 +302,7 @@ def test_a_producer_is_ready_before_its_topic_is_known(journals: Journals, uniqu
     journal.open(topic, [0, 1], soon())
     assert journal._by_topic[topic] is ready
     journal.write(topic, 0, None, b"v", HEADERS, 0)
-    assert journal.flush([Place(topic, 0)], soon()) == {Place(topic, 0): 1}
+    assert journal.flush({Place(topic, 0): 0}, soon()) == {Place(topic, 0): 1}
 
 
 def test_a_ready_producer_that_does_not_fit_is_not_used(journals: Journals, unique: str) -> None:
@@ -313,7 +313,7 @@ def test_a_ready_producer_that_does_not_fit_is_not_used(journals: Journals, uniq
     for topic in (small, usual):
         journal.open(topic, [0, 1], soon())
         journal.write(topic, 0, None, b"v", HEADERS, 0)
-    journal.flush([], soon())
+    journal.flush({}, soon())
     assert journals.pool._spare == []
     assert journal._by_topic[small].max_bytes == 5000
     assert journal._by_topic[usual].failure is None
@@ -324,16 +324,16 @@ def test_no_answer_is_a_failure_for_ever(own_broker: EmbeddedBroker, unique: str
     topic = journals.topic(f"j.{unique}")
     journal = journals.opened(topic)
     journal.write(topic, 0, None, b"1", HEADERS, 0)
-    journal.flush([], soon())
+    journal.flush({}, soon())
     own_broker.pause()
     journal.write(topic, 0, None, b"2", HEADERS, 0)
     started = time.monotonic()
     with pytest.raises(errors.WriteFailed, match="not acknowledged"):
-        journal.flush([], started + 1)
+        journal.flush({}, started + 1)
     assert 0.9 < time.monotonic() - started < 15
     own_broker.resume()
     with pytest.raises(errors.WriteFailed):
-        journal.flush([], soon())
+        journal.flush({}, soon())
     started = time.monotonic()
     journal.discard()
     journals.pool.close()
@@ -354,7 +354,7 @@ def test_a_broker_that_comes_back_has_everything_once(
             own_broker.kill()
             own_broker.start()
         journal.write(topic, i & 1, b"k", value, HEADERS, 0)
-    journal.flush([Place(topic, 0)], time.monotonic() + 60)
+    journal.flush({Place(topic, 0): 0}, time.monotonic() + 60)
     assert journals.stored(topic) == values[::2] + values[1::2]
     journals.pool.close()
 

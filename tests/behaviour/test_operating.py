@@ -247,7 +247,7 @@ def test_a_missing_right_is_named_at_once(broker: EmbeddedBroker) -> None:
     deadline = begun + 60
     while True:  # the broker takes up its rights a moment later
         try:
-            admin.end_offsets([("rights.hidden", 0)], deadline)
+            admin.end_offsets({("rights.hidden", 0): 0}, deadline)
         except NotAuthorized as error:
             assert "right Describe on the topic rights.hidden" in str(error)  # noqa: PT017
             break
@@ -260,7 +260,7 @@ def test_a_missing_right_is_named_at_once(broker: EmbeddedBroker) -> None:
     writer.open("rights.journal", [0], deadline)
     writer.write("rights.journal", 0, None, b"v", [], 1)
     with pytest.raises(NotAuthorized, match=r"right Write on the topic .*: rights\.journal"):
-        writer.flush([("rights.journal", 0)], deadline)  # type: ignore[list-item]
+        writer.flush({("rights.journal", 0): 0}, deadline)  # type: ignore[dict-item]
     assert time.monotonic() - begun < 20
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -187,13 +187,12 @@ class ListJournal:
         """Takes none."""
 
     def flush(
-        self, written: Iterable[TopicPartition], deadline: float
+        self, written: Mapping[TopicPartition, int], deadline: float
     ) -> dict[TopicPartition, int]:
         if self.fails:
             raise WriteFailed("not acknowledged")
-        places = list(written)
         return {
-            place: 5 + sum(1 for w in self.written if (w[0], w[1]) == place) for place in places
+            place: 5 + sum(1 for w in self.written if (w[0], w[1]) == place) for place in written
         }
 
     def discard(self) -> None:

@@ -7,7 +7,7 @@ log the simulator may switch, inject an error, or end the process.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from anabranch.ports import (
     Entropy,
     JournalRecord,
     LogError,
+    LogUnavailable,
     OffsetOutOfRange,
     Opened,
     RecordHeaders,
@@ -270,15 +271,18 @@ class MemoryJournal:
         """None: the caller writes the rows as events."""
 
     def flush(
-        self, written: Iterable[TopicPartition], deadline: float
+        self, written: Mapping[TopicPartition, int], deadline: float
     ) -> dict[TopicPartition, int]:
         self._check()
         for place in list(self._queued):
             self._write_batch(place)
-        places = list(written)
         while True:
             try:
-                return self._log.end_offsets(places, committed=False)
+                ends = self._log.end_offsets(written, committed=False)
+                for place, least in written.items():
+                    if ends[place] < least:
+                        raise LogUnavailable(f"{place} ends at {ends[place]}: its leader is behind")
+                return ends
             except LogError as error:
                 self._pause(deadline, error)
 

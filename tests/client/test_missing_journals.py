@@ -179,7 +179,7 @@ def test_what_nobody_takes_is_asked_for_about_once_a_second() -> None:
     clock = ManualClock()
     brokers = Brokers(clock, errors.NotReady("nobody there"), True, True, False)
     with pytest.raises(JournalMissing, match=TOPIC):
-        journal(clock, brokers).flush([], clock.now + 60)
+        journal(clock, brokers).flush({}, clock.now + 60)
     assert len(brokers.asked) == 4
     assert brokers.asked[0] + 3 <= clock.now < brokers.asked[0] + 4
 
@@ -188,22 +188,22 @@ def test_at_the_deadline_it_is_missing_or_the_writer_has_failed() -> None:
     clock = ManualClock()
     made = journal(clock, Brokers(clock, False, True))
     with pytest.raises(JournalMissing):
-        made.flush([], clock.now + 1.5)
+        made.flush({}, clock.now + 1.5)
     with pytest.raises(JournalMissing):
-        made.flush([], clock.now)  # the deadline is over, and nothing else is known
+        made.flush({}, clock.now)  # the deadline is over, and nothing else is known
     with pytest.raises(errors.WriteFailed, match="1 writes were not acknowledged"):
-        made.flush([], clock.now + 3.5)
+        made.flush({}, clock.now + 3.5)
 
 
 def test_what_was_stored_before_the_topic_went_is_asked_for_too() -> None:
     clock = ManualClock()
     with pytest.raises(JournalMissing):
         journal(clock, Brokers(clock, False), taken=0.0).flush(
-            [TopicPartition(TOPIC, 0)], clock.now + 60
+            {TopicPartition(TOPIC, 0): 7}, clock.now + 60
         )
     assert clock.now < 1000.0 + 5
     clock = ManualClock()
     place = TopicPartition(TOPIC, 0)
-    assert journal(clock, Brokers(clock, True), taken=0.0).flush([place], clock.now + 60) == {
+    assert journal(clock, Brokers(clock, True), taken=0.0).flush({place: 7}, clock.now + 60) == {
         place: 7
     }

@@ -66,11 +66,19 @@ def test_no_offset_is_asked_for_again(nothing: int) -> None:
     """After the leaders were asked for anew, by which such questions go."""
     clock = ManualClock()
     brokers = Brokers([nothing, nothing, 7])
-    assert Admin(brokers, clock).end_offsets([PLACE], clock.monotonic() + 60) == {PLACE: 7}
+    assert Admin(brokers, clock).end_offsets({PLACE: 0}, clock.monotonic() + 60) == {PLACE: 7}
     assert (brokers.asked, brokers.learnt) == ([nothing, nothing, 7], 2)
+
+
+def test_an_old_leader_s_end_is_no_answer() -> None:
+    """What was acknowledged lies above it."""
+    clock = ManualClock()
+    brokers = Brokers([6, 9])
+    assert Admin(brokers, clock).end_offsets({PLACE: 7}, clock.monotonic() + 60) == {PLACE: 9}
+    assert (brokers.asked, brokers.learnt) == ([6, 9], 1)
 
 
 def test_no_offset_for_ever() -> None:
     clock = ManualClock()
     with pytest.raises(NotReady):
-        Admin(Brokers([NO_OFFSET]), clock).end_offsets([PLACE], clock.monotonic() + 60)
+        Admin(Brokers([NO_OFFSET]), clock).end_offsets({PLACE: 0}, clock.monotonic() + 60)

@@ -13,12 +13,14 @@ from anabranch import errors
 from anabranch.client.reservation import Reservation
 from anabranch.core.decisions import questions
 from anabranch.core.tokens import make, peek
-from anabranch.ports import LogError, LogUnavailable, LogUncertain
+from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import Commit, GetState, OneShot
+from anabranch.topics.names import journal_topic
 from tests.client.answers import STREAM
 from tests.client.memory import MemoryJournal
-from tests.client.world import World
+from tests.client.world import CLIENT, World
+from tests.memory.log import MemoryLog
 
 
 def values(world: World) -> Counter[bytes | None]:
@@ -377,3 +379,22 @@ def test_whoever_knows_but_what_is_public_gets_nothing(world: World) -> None:
         thief.abort(info.txn_id)
     assert victim.commit().counts.committed == 1
     assert values(world) == {b"mine": 1}
+
+
+def test_an_old_leader_s_end_of_a_journal_is_asked_for_again(world: World) -> None:
+    """A commit said InvalidArgument of the receipt's extent."""
+    place = TopicPartition(journal_topic(STREAM), 0)
+    stale = world.cluster.log("r").end_offsets([place], committed=False)
+    now = MemoryLog.end_offsets
+    answers = [stale, stale]
+
+    def end_offsets(log: MemoryLog, places: Any, **how: Any) -> Any:
+        is_flush = log.process == CLIENT and place in places
+        return answers.pop() if is_flush and answers else now(log, places, **how)
+
+    with world.client.begin("nyc") as txn:
+        txn.token()
+        txn.write(STREAM, b"mine", key=b"k")
+        with patch.object(MemoryLog, "end_offsets", end_offsets):
+            assert txn.commit().counts.committed == 1
+    assert not answers

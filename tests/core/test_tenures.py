@@ -358,6 +358,18 @@ def creating_again_changes_nothing() -> None:
         (8, INPUTS), (4, INPUTS[:1]), (4, (INPUTS[0], r.ProcessorInput("lax/in", "b" * 32, 0, 0))),
     ):  # fmt: skip
         assert w.create(tasks, inputs) == "IllegalState"
+
+
+def an_id_is_told_later() -> None:
+    """A broker told none when it was made, or tells none now."""
+    w = made()
+    for first, last in (("", "a"), ("b", ""), ("b", "a")):
+        inputs = [replace(i, topic_id=x * 32) for i, x in zip(INPUTS, (first, last), strict=True)]
+        assert w.create(4, inputs) == f"{NAME} 4 tasks"
+    assert w.create(4, INPUTS) == f"{NAME} 4 tasks"
+    assert w.create(4, [replace(INPUTS[0], topic_id="c" * 32), INPUTS[1]]) == "IllegalState"
+    ids = [one.topic_id[:1] for one in w.state.processors[NAME].inputs]
+    assert (ids, w.state.processors[NAME].inputs[0].record) == (["b", "a"], 10)
     start = r.ProcessorInput("nyc/in", "", 99, 0)
     assert w.create(4, (start, INPUTS[1])) == f"{NAME} 4 tasks", "its start was logged once"
     w.take("a")
@@ -379,7 +391,7 @@ SCENES: tuple[Callable[[], None], ...] = (
     another_commit_of_it_does_not_replace_the_positions, sequences_have_no_gap_and_positions_rise,
     marked_ids_have_no_outcome_of_their_own, rights_are_judged,
     a_processor_is_of_the_transactions_scope, a_stream_in_trouble_moves_nothing,
-    creating_again_changes_nothing,
+    creating_again_changes_nothing, an_id_is_told_later,
 )  # fmt: skip
 
 

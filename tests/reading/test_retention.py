@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 from anabranch.core.partitioner import SPACE, position_of
-from anabranch.errors import SnapshotExpired
+from anabranch.errors import NotReady, SnapshotExpired
 from anabranch.ports import TopicPartition
 from anabranch.processors.streams.histories import Histories
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
@@ -20,6 +20,7 @@ from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import CreateProcessor
 from anabranch.topics.names import history_topic, stream_topic
 from tests.client.world import World
+from tests.memory.log import MemoryLog
 from tests.memory.partition import Partition
 from tests.reading.test_ordered_reader import Member
 
@@ -210,3 +211,23 @@ def test_all_of_a_time_is_gone_and_later_events_are_elsewhere() -> None:
     with pytest.raises(SnapshotExpired, match="on partition 0"):
         snapshot(world, before)
     assert snapshot(world, after) == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize("asked", [MemoryLog.topic_ids, MemoryLog.partition_counts])
+def test_a_processor_is_made_once_a_broker_knows_its_stream(
+    monkeypatch: pytest.MonkeyPatch, asked: Callable[..., dict[str, Any]]
+) -> None:
+    """The broker that was asked was behind: the stream was unknown, or an id was missing for good."""
+    world = World()
+    world.client.create_stream(A)
+    due = world.clock.now + 3
+
+    def late(log: MemoryLog, names: list[str]) -> dict[str, Any]:
+        return asked(log, names) if world.clock.now >= due else {}
+
+    monkeypatch.setattr(MemoryLog, asked.__name__, late)
+    (made,) = Readers(ports_of(world), 30.0).first_inputs([A], "begin", due + 7, lambda *_: {A: 0})
+    assert made.topic_id == world.cluster.topics[history_topic(A)].topic_id
+    due = world.clock.now + 30
+    with pytest.raises(NotReady, match="does not know"):
+        Readers(ports_of(world), 30.0).first_inputs([A], "begin", due - 20, lambda *_: {A: 0})

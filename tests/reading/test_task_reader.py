@@ -7,16 +7,21 @@ from typing import Any
 
 import pytest
 
-from anabranch.errors import SnapshotExpired
-from anabranch.ports import TopicPartition
+from anabranch.batches.records import Record
+from anabranch.core.legal_names import PLAIN
+from anabranch.errors import SnapshotExpired, UnknownStream
+from anabranch.ports import TopicPartition, TopicSpec
+from anabranch.processing.plain import PlainReader
 from anabranch.reading import history
-from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.tasks.places import Input, Place
 from anabranch.reading.tasks.reader import TaskReader
-from anabranch.schemas.records import CreateProcessor, ProcessorInput, TaskPosition
+from anabranch.schemas.records import CreateProcessor, ProcessorInput, TaskInfo, TaskPosition
 from anabranch.topics.names import history_topic, stream_topic
+from anabranch.types import Tenure
 from tests.client.world import World
+from tests.memory.log import MemoryLog
 
 FETCH_S, TIMEOUT_S = 0.3, 1.0
 
@@ -130,3 +135,29 @@ def test_a_task_that_stands_ahead_of_others_is_not_moved_back() -> None:
     for one.at, one.order, moved in at:
         assert [task for task in stands if list(one.moved(task))] == moved, one.at
         one.told.update(dict.fromkeys(stands, one.place()[:3]))
+
+
+def test_a_plain_topic_s_old_leader_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end is below what is consumed: the worker ended with "it was made again?"."""
+    world, place = World(), TopicPartition("orders", 0)
+    log, clock = world.cluster.log("r"), world.clock
+    log.create_topics([TopicSpec("orders", 1)])
+    for number in range(3):
+        log.produce(place, [Record(0, 1, b"k", b"%d" % number, ())])
+    begin = ProcessorInput(PLAIN + "orders", log.topic_ids(["orders"])["orders"], 0, 0)
+    task = TaskInfo(0, 1, "h", 0, 3, b"", 0, None, (TaskPosition(0, 2, 0),), 0)
+    tenure = Tenure("nyc/p", 1, (begin,), {0: task}, b"s", (), 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLog, "end_offsets", lambda *_, **__: {place: 1})
+        reader = PlainReader(CommittedLog(log, clock), tenure, 5.0, single=False)
+    pieces = reader.cut(clock.monotonic() + 5, 1 << 20)
+    assert [event.value for piece in pieces for event in piece.events] == [b"2"]
+    clock.sleep(60)
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLog, "partition_counts", lambda *_: {})
+        patched.setattr(clock, "on_sleep", patched.undo)
+        assert reader.cut(clock.monotonic() + 1, 1 << 20) == []
+    log.delete_topics(list(log.describe_topics(["orders"]).values()))
+    clock.sleep(60)
+    with pytest.raises(UnknownStream, match="there is no topic orders"):
+        reader.cut(clock.monotonic() + 1, 1 << 20)

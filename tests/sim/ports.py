@@ -495,7 +495,7 @@ class _MixedJournal(MemoryJournal):
             self._shared.is_busy = False
 
     def flush(
-        self, written: Iterable[TopicPartition], deadline: float
+        self, written: Mapping[TopicPartition, int], deadline: float
     ) -> dict[TopicPartition, int]:
         """See `JournalWriter`; another writer may be about to send what is waited for."""
         while self._shared.is_busy:

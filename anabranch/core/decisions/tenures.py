@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from anabranch.core import limits
@@ -64,13 +64,13 @@ def create_processor(turn: Turn, command: CreateProcessor, to: ReplyTo | None) -
                 kinds=kinds,
             )
         turn.put(k.processor_key(name), row)
-    elif (row.tasks, _streams(row.inputs)) != (command.tasks, _streams(inputs)):
+    elif row.tasks != command.tasks or (known := _same(row.inputs, inputs)) is None:
         raise IllegalState(
             f"processor {name} exists with {row.tasks} tasks (asked for: {command.tasks}), or other inputs, or "
             "with streams that were created again since: choose another name"
         )
-    elif (stores, kinds) != (row.stores, row.kinds):
-        row = replace(row, stores=stores, kinds=kinds)
+    elif (stores, kinds, known) != (row.stores, row.kinds, row.inputs):
+        row = replace(row, stores=stores, kinds=kinds, inputs=known)
         turn.put(k.processor_key(name), row)
     turn.reply(to, ProcessorList((_info(turn, row, 0, 0),)))
 
@@ -120,8 +120,17 @@ def _kinds_of(
     return tuple(known.get(store, "") for store in stores)
 
 
-def _streams(inputs: Iterable[ProcessorInput]) -> list[tuple[str, str]]:
-    return [(one.stream, one.topic_id) for one in inputs]
+def _same(
+    known: Sequence[ProcessorInput], asked: Sequence[ProcessorInput]
+) -> tuple[ProcessorInput, ...] | None:
+    """The known inputs, with ids that were unknown so far; None: others are asked for."""
+    if [one.stream for one in known] != [one.stream for one in asked]:
+        return None
+    told = [
+        replace(x, topic_id=x.topic_id or y.topic_id) for x, y in zip(known, asked, strict=True)
+    ]
+    same = all(y.topic_id in ("", x.topic_id) for x, y in zip(told, asked, strict=True))
+    return tuple(told) if same else None
 
 
 def describe_processors(turn: Turn, command: DescribeProcessors, to: ReplyTo | None) -> None:

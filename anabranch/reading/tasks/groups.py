@@ -13,7 +13,7 @@ from anabranch.core.hybrid_time import from_us
 from anabranch.core.vectors import has_vector
 from anabranch.errors import AnabranchError, InvalidArgument, SnapshotExpired
 from anabranch.ports import TopicPartition
-from anabranch.reading.committed_log import CommittedLog, ReaderPorts, partitions_of
+from anabranch.reading.committed_log import CommittedLog, ReaderPorts, history_ids, partitions_of
 from anabranch.reading.history_search import HistorySearch, Start, check_start, heads
 from anabranch.reading.tasks.lag import positions_of
 from anabranch.schemas.records import CommitRecord, ProcessorInfo, ProcessorInput
@@ -95,13 +95,11 @@ def group_inputs(
     """
     with _group(ports, group, streams, timeout) as (source, positions):
         deadline = source.clock.monotonic() + timeout
-        ids = source.topic_ids([history_topic(stream) for stream in streams], deadline)
+        ids = history_ids(source, streams, deadline)
         inputs = []
         for stream, offsets in positions.items():
             start, timestamp, _ = passed(HistorySearch(source, stream, timeout), offsets)
-            inputs.append(
-                ProcessorInput(stream, ids.get(history_topic(stream), ""), start, timestamp)
-            )
+            inputs.append(ProcessorInput(stream, ids[stream], start, timestamp))
         return tuple(inputs)
 
 
@@ -180,8 +178,7 @@ def first_inputs(
     """
     checked, newest = check_start(start), 0
     partitions_of(source, streams, deadline)
-    places = {stream: TopicPartition(history_topic(stream), 0) for stream in streams}
-    ids = source.topic_ids([place.topic for place in places.values()], deadline)
+    ids = history_ids(source, streams, deadline)
     searches = {stream: HistorySearch(source, stream, timeout) for stream in streams}
     begins, lost = {}, False
     for stream, found in heads(searches, together, checked).items():
@@ -193,13 +190,13 @@ def first_inputs(
     passed = {stream: timestamp for stream, (_, timestamp) in begins.items()}
     halves = _halves(searches, together, passed) if lost else {}
     inputs = []
-    for stream, place in places.items():
+    for stream in streams:
         begin, timestamp = begins[stream]
         half = halves.get(together[stream], 0)
         if timestamp < half and (behind := searches[stream].as_of(half)) is not None:
             begin, timestamp = behind.offset + 1, behind.record.timestamp
         newest = max(newest, timestamp)
-        inputs.append(ProcessorInput(stream, ids.get(place.topic, ""), begin, timestamp))
+        inputs.append(ProcessorInput(stream, ids[stream], begin, timestamp))
     # A commit's own timestamp is no time to come, whatever this machine's clock says.
     if isinstance(checked, int) and checked > max(newest, from_us(int(source.clock.wall() * 1e6))):
         raise InvalidArgument(
