@@ -3,7 +3,6 @@
 Every port has two makes: the real one (Kafka, RocksDB, the machine's clock) and the in-memory one that runs whole
 clusters in one thread under one seed. One contract suite runs over both. Nothing behind a port decides anything;
 nothing in front of one does I/O. Calls block; in-memory ones let a scheduler go on, which may stop the process.
-
 Record batches travel as raw RecordBatch v2 bytes (KIP-98) in both makes.
 """
 
@@ -159,10 +158,7 @@ class Log(Protocol):
         """High watermarks, or last stable offsets if ``committed``. ``failed``: as in `fetch`."""
 
     def start_offsets(
-        self,
-        partitions: Iterable[TopicPartition],
-        *,
-        failed: Failed | None = None,
+        self, partitions: Iterable[TopicPartition], *, failed: Failed | None = None
     ) -> dict[TopicPartition, int]:
         """Log start offsets. ``failed``: as in `fetch`."""
 
@@ -192,8 +188,8 @@ class Log(Protocol):
         `LogRefused` (1): beyond the high watermark.
         """
 
-    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
-        """Create topics; one that exists is left as it is (check it with `describe_topics`)."""
+    def create_topics(self, specs: Sequence[TopicSpec]) -> dict[str, str]:
+        """Create topics; one that exists is left as it is. Returns the ids of new ones, as far as brokers tell."""
 
     def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
         """Delete these very topics, and no new ones of the same names, if brokers know ids; a missing one is fine.
@@ -224,6 +220,9 @@ class Log(Protocol):
 
     def is_known(self, topic: str) -> bool:
         """Whether any broker knows the topic: that takes Describe alone. `LogUnavailable`: one can't be asked."""
+
+    def is_agreed(self, topic: str, topic_id: str) -> bool:
+        """Whether every broker knows the topic, by that id if it tells ids. `LogUnavailable`: as `is_known`."""
 
     def id_read(self, topic: str) -> str:
         """The id under which `fetch` read this topic last; empty: none is known. No request is made."""

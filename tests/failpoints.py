@@ -170,8 +170,8 @@ class FailingLog:
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
         _around(self._hook, "delete_records", lambda: self._log.delete_records(before))
 
-    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
-        _around(self._hook, "create_topics", lambda: self._log.create_topics(specs))
+    def create_topics(self, specs: Sequence[TopicSpec]) -> dict[str, str]:
+        return _around(self._hook, "create_topics", lambda: self._log.create_topics(specs))
 
     def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
         _around(self._hook, "delete_topics", lambda: self._log.delete_topics(topics))
@@ -203,7 +203,10 @@ class FailingLog:
         return self._log.topic_ids(names)  # readers' own
 
     def is_known(self, topic: str) -> bool:
-        return self._log.is_known(topic)  # readers' own
+        return self._log.is_known(topic)
+
+    def is_agreed(self, topic: str, topic_id: str) -> bool:
+        return self._log.is_agreed(topic, topic_id)
 
     def id_read(self, topic: str) -> str:
         return self._log.id_read(topic)

@@ -30,7 +30,7 @@ from anabranch.core.hybrid_time import MAX
 from anabranch.core.ids import control_partition_of
 from anabranch.core.legal_names import is_state, split_stream
 from anabranch.core.rows import Entry
-from anabranch.errors import DeadlineExceeded, InvalidArgument, UnknownStream
+from anabranch.errors import DeadlineExceeded, InvalidArgument, NotReady, UnknownStream
 from anabranch.kafka.log import KafkaLog
 from anabranch.ledger.book import BEGUN, Row
 from anabranch.ports import TopicPartition
@@ -60,6 +60,7 @@ def audit(
     Raises:
         InvalidArgument: no stream, or scopes of several control partitions.
             UnknownScope, UnknownStream: the scope or stream does not exist.
+            NotReady: a broker lags: it does not show all partitions of a stream.
             DeadlineExceeded: a partition gives nothing for as long as the connection's timeout.
     """
     if not names:
@@ -107,8 +108,9 @@ class _Audit:
         there = find_scopes(self._spark, self._connection, self._log, scopes)
         streams = _chosen(names, there.streams)
         others = sorted(set(there.streams) - set(streams))
-        ends = self._ends(streams, there.control_partition)
-        ends_of_others = self._log.end_offsets(self._places(others, history_topic), committed=False)
+        ends = self._ends({s: there.partitions[s] for s in streams}, there.control_partition)
+        histories = self._places(dict.fromkeys(others, 1), history_topic)
+        ends_of_others = self._log.end_offsets(histories, committed=False)
         moment = there.hybrid_time if at is None else min(at, there.hybrid_time)
 
         history = self._history(streams, ends.histories, at)
@@ -182,11 +184,12 @@ class _Audit:
 
     # -- reading --------------------------------------------------------------------------------------
 
-    def _ends(self, streams: Sequence[str], control_partition: int) -> _Ends:
+    def _ends(self, streams: Mapping[str, int], control_partition: int) -> _Ends:
         status = TopicPartition(status_topic(self._connection.prefix), control_partition)
 
         def ends(topic: Callable[[str], str], *, committed: bool) -> Mapping[TopicPartition, int]:
-            return self._log.end_offsets(self._places(streams, topic), committed=committed)
+            least = dict.fromkeys(streams, 1) if topic is history_topic else streams
+            return self._log.end_offsets(self._places(least, topic), committed=committed)
 
         before = self._log.end_offsets([status], committed=True)[status]
         return _Ends(
@@ -217,11 +220,19 @@ class _Audit:
                 )
             time.sleep(_POLL_S)
 
-    def _places(self, streams: Sequence[str], topic: Callable[[str], str]) -> list[TopicPartition]:
+    def _places(
+        self, streams: Mapping[str, int], topic: Callable[[str], str]
+    ) -> list[TopicPartition]:
+        """All partitions of a topic of each stream. ``streams``: how many there are, at least."""
         found = self._log.describe_topics([topic(stream) for stream in streams])
-        for stream in streams:
-            if topic(stream) not in found:
-                raise UnknownStream(f"the topic {topic(stream)} of {stream} is gone")
+        for stream, least in streams.items():
+            name = topic(stream)
+            if name not in found and not self._log.is_known(name):
+                raise UnknownStream(f"the topic {name} of {stream} is gone")
+            if name not in found or found[name].partitions < least:
+                raise NotReady(
+                    f"a broker does not show all partitions of {name} (yet): run it again"
+                )
         return [TopicPartition(name, p) for name, i in found.items() for p in range(i.partitions)]
 
     def _history(

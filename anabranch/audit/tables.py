@@ -250,7 +250,7 @@ class Scopes(NamedTuple):
     """Scopes: their control partition, its streams, and a time up to which all its commits are on the log.
 
     ``gone``: LOST and deleted streams, and up to which commit timestamp there may have been events.
-    ``again``: streams that were deleted, and made again.
+    ``again``: streams that were deleted, and made again. ``partitions``: of each stream, at least.
     """
 
     control_partition: int
@@ -258,6 +258,7 @@ class Scopes(NamedTuple):
     hybrid_time: int
     gone: dict[str, int]
     again: frozenset[str]
+    partitions: dict[str, int]
 
 
 def find_scopes(
@@ -296,7 +297,8 @@ def find_scopes(
 def scopes_of(control_partition: int, now: int, rows: Iterable[tuple[bytes, int]]) -> Scopes:
     """The scopes by rows, and when these were written (Unix milliseconds)."""
     decoded = [(decode(value), written) for value, written in rows]
-    states = {row.stream: row.state for row, _ in decoded if isinstance(row, StreamRow)}
+    found = {row.stream: row for row, _ in decoded if isinstance(row, StreamRow)}
+    states = {stream: row.state for stream, row in found.items()}
     names = {stream for stream, state in states.items() if state == ACTIVE}
     before = {row.stream: at for row, at in decoded if isinstance(row, ForgottenRow)}
     ends = {stream: from_us((at + _CLOCKS_MS) * 1000) for stream, at in before.items()}
@@ -307,6 +309,7 @@ def scopes_of(control_partition: int, now: int, rows: Iterable[tuple[bytes, int]
         now,
         {stream: at for stream, at in ends.items() if stream not in names},
         frozenset(before.keys() & names),
+        {stream: found[stream].partitions for stream in names},
     )
 
 

@@ -155,9 +155,11 @@ def default_replication_factor(cluster: Cluster, topic: str, deadline: float) ->
     return found if found > 0 else None
 
 
-def create_topics(cluster: Cluster, specs: Sequence[TopicSpec], deadline: float) -> None:
-    """Create topics; existing ones are left alone."""
-    _create(cluster, specs, deadline, dry=False)
+def create_topics(cluster: Cluster, specs: Sequence[TopicSpec], deadline: float) -> dict[str, str]:
+    """Create topics; existing ones are left alone. Returns ids of new ones (in answers from version 7 on)."""
+    made = _create(cluster, specs, deadline, dry=False)
+    ids = {str(topic.name): getattr(topic, "topic_id", None) for topic in made}
+    return {name: str(topic_id.hex) for name, topic_id in ids.items() if topic_id is not None}
 
 
 def _create(
@@ -281,6 +283,11 @@ def is_known(cluster: Cluster, topic: str, deadline: float) -> bool:
         return True
     ids = _ids(cluster, topic, deadline)
     return not ids or any(found is not None for found in ids)
+
+
+def is_agreed(cluster: Cluster, topic: str, topic_id: str, deadline: float) -> bool:
+    """`anabranch.ports.Log.is_agreed`."""
+    return all(found in ("", topic_id) for found in _ids(cluster, topic, deadline))
 
 
 def _ids(cluster: Cluster, topic: str, deadline: float) -> list[str | None]:

@@ -316,9 +316,10 @@ class KafkaLog:
             ),
         )
 
-    def _repeat(self, what: str, attempt: Callable[[float], T]) -> T:
+    def _repeat(self, what: str, attempt: Callable[[float], T], *, soon: bool = False) -> T:
         """`Cluster.repeat` of one of `kafka_admin`'s calls, with its deadline."""
         deadline = self._cluster.deadline()
+        deadline = self._cluster.soon(deadline) if soon else deadline
         return self._cluster.repeat(what, deadline, lambda: attempt(deadline))
 
     # -- writing --------------------------------------------------------------------------------------
@@ -338,16 +339,18 @@ class KafkaLog:
 
     # -- topics ---------------------------------------------------------------------------------------
 
-    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
+    def create_topics(self, specs: Sequence[TopicSpec]) -> dict[str, str]:
         """`anabranch.ports.Log.create_topics`; returns when all have leaders."""
-        if specs:
-            deadline = self._cluster.deadline()
-            self._cluster.repeat(
-                "create topics",
-                deadline,
-                lambda: kafka_admin.create_topics(self._cluster, specs, deadline),
-            )
-            kafka_admin.wait_for_leaders(self._cluster, (spec.name for spec in specs), deadline)
+        if not specs:
+            return {}
+        deadline = self._cluster.deadline()
+        made = self._cluster.repeat(
+            "create topics",
+            deadline,
+            lambda: kafka_admin.create_topics(self._cluster, specs, deadline),
+        )
+        kafka_admin.wait_for_leaders(self._cluster, (spec.name for spec in specs), deadline)
+        return made
 
     def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
         self._repeat(
@@ -391,24 +394,20 @@ class KafkaLog:
         return {name: topic.topic_id.hex() * any(topic.topic_id) for name, topic in found.items()}
 
     def is_known(self, topic: str) -> bool:
-        deadline = self._cluster.soon(self._cluster.deadline())
-        return self._cluster.repeat(
-            "ask who knows a topic",
-            deadline,
-            lambda: kafka_admin.is_known(self._cluster, topic, deadline),
-        )
+        ask = partial(kafka_admin.is_known, self._cluster, topic)
+        return self._repeat("ask who knows a topic", ask, soon=True)
+
+    def is_agreed(self, topic: str, topic_id: str) -> bool:
+        ask = partial(kafka_admin.is_agreed, self._cluster, topic, topic_id)
+        return self._repeat("ask whether brokers agree about a topic", ask, soon=True)
 
     def id_read(self, topic: str) -> str:
         known = self._cluster.topic_ids.get(topic, b"")
         return known.hex() * any(known)
 
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
-        deadline = self._cluster.soon(self._cluster.deadline())
-        return self._cluster.repeat(
-            "ask whether a topic is gone",
-            deadline,
-            lambda: kafka_admin.is_gone(self._cluster, topic, partitions, topic_id, deadline),
-        )
+        ask = partial(kafka_admin.is_gone, self._cluster, topic, partitions, topic_id)
+        return self._repeat("ask whether a topic is gone", ask, soon=True)
 
     def close(self) -> None:
         """`anabranch.ports.Log.close`; producers have connections of their own."""

@@ -31,6 +31,7 @@ from anabranch.errors import (
     FixCallError,
     NotAuthorized,
     NotReady,
+    TopicMisconfigured,
     UnsupportedSetting,
 )
 from anabranch.infra.storage import hold
@@ -62,6 +63,7 @@ SILENT_S = 10.0  # a leader whose pass takes longer is not ready
 STOP_LEADER_S = 20.0
 LEAVE_GROUP_S = 10.0
 PREPARE_AGAIN_S = 0.2
+LATE_TRIES = 25  # … so often while topics seem wrong: a broker may tell of them as they were
 EXIT_OK = 0
 EXIT_FIX_CALL = 2
 EXIT_ENVIRONMENT = 6
@@ -172,6 +174,7 @@ class ControllerService(mode.Service):
         """Prepare to lead; waits for brokers that are away. False if stopped before."""
         self._compile()
         source = KafkaLog(self.options.bootstrap, self.options.kafka)
+        late = 0
         try:
             while not self.should_stop:
                 try:
@@ -189,8 +192,11 @@ class ControllerService(mode.Service):
                     if error.forbidden:
                         raise NotAuthorized(str(error)) from error
                     raise
-                except (LogUnavailable, NotReady) as error:
-                    # A broker that has just started, or lags, may not know the topics yet.
+                except (LogUnavailable, NotReady, TopicMisconfigured) as error:
+                    # A broker that has just started, or lags, may not know the topics yet, or as they are.
+                    late += isinstance(error, TopicMisconfigured)
+                    if late > LATE_TRIES:
+                        raise
                     log.warning("waiting for the brokers: %s", error)
                     time.sleep(PREPARE_AGAIN_S)
         finally:

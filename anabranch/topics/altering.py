@@ -10,8 +10,7 @@ from anabranch.errors import InvalidArgument
 from anabranch.ports import Log, TopicInfo
 from anabranch.schemas.records import StreamRow
 from anabranch.topics import declarations as declared
-from anabranch.topics.creation import SHARED_WITH_JOURNAL, describe, refuse, stream_problems
-from anabranch.topics.names import topics_of
+from anabranch.topics.creation import SHARED_WITH_JOURNAL, describe_grown, refuse, stream_problems
 
 
 def alter_stream_topics(
@@ -25,7 +24,7 @@ def alter_stream_topics(
         InvalidArgument: a smaller ``max.message.bytes``: what a journal has taken must fit.
         TopicMisconfigured, NotReady, LogRefused: as `create_stream_topics`.
     """
-    infos = describe(log, topics_of(row.stream))
+    infos = describe_grown(log, row.stream, row.partitions)
     altered = (TOPIC.keys() - FIXED) & (row.settings.keys() | former.keys())
     if row.settings.get(MAX_MESSAGE) == former.get(MAX_MESSAGE):
         altered -= {MAX_MESSAGE}  # raised by hand, it stays so

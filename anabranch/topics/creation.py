@@ -94,12 +94,14 @@ def create_control_topics(
 
 def create_stream_topics(
     log: Log, stream: str, *, segments: int, settings: Mapping[str, str], adopt: bool = False
-) -> dict[int, int]:
-    """Create and check a stream's three topics; returns the stream's end offset on each partition.
+) -> tuple[dict[int, int], tuple[str, ...]]:
+    """Create and check a stream's three topics.
 
-    ``adopt``: the stream's topic may have records. If an existing topic does not suit, none is created.
+    Returns the stream's end offset on each partition, and the ids of stream, journal, history (none if brokers tell
+    none). ``adopt``: the stream's topic may have records. If an existing topic does not suit, none is created.
 
     Raises:
+        NotReady: a broker lags: it tells of former topics of these names, or not of the new ones yet.
         TopicNotEmpty: it has records, or had.
         UnsupportedSetting: a setting that a stream does not take.
         InvalidArgument: an impossible number of segments or replicas, or value of a scaling setting.
@@ -117,23 +119,21 @@ def create_stream_topics(
         (history_topic(stream), 1, declared.HISTORY, durable),
     )
     there = log.describe_topics([name for name, *_ in topics])
+    unsure = [name for name, info in there.items() if not log.is_agreed(name, info.topic_id)]
+    if unsure:
+        raise NotReady(f"brokers don't tell the same of {', '.join(unsure)} yet; ask again")
     if not adopt and stream_topic(stream) in there:
         _check_empty(log, there[stream_topic(stream)])
     refuse([w for n, p, s, _ in topics if n in there for w in problems(there[n], s, at_least=p)])
-    _create(log, [_spec(n, p, s, more, factor) for n, p, s, more in topics])
+    ids = {name: info.topic_id for name, info in there.items()}
+    ids |= _create(log, [_spec(n, p, s, more, factor) for n, p, s, more in topics])
     # All partitions of an earlier topic become the stream's.
-    count = _check_created(log, stream, segments)
+    count = _check_created(log, stream, segments, ids)
     places = [TopicPartition(stream_topic(stream), p) for p in range(count)]
     ends = log.end_offsets(places, committed=False)
-    return {place.partition: end for place, end in ends.items()}
-
-
-def topic_ids(log: Log, stream: str) -> tuple[str, ...]:
-    """The ids of a stream's topics: stream, journal, history; empty if brokers know no ids."""
-    names = topics_of(stream)
-    infos = describe(log, names)
-    ids = tuple(infos[name].topic_id for name in names)
-    return ids if all(one.strip("0-") for one in ids) else ()
+    of_three = tuple(ids.get(name, "") for name in topics_of(stream))
+    known = of_three if all(map(_is_told, of_three)) else ()
+    return {place.partition: end for place, end in ends.items()}, known
 
 
 def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bool = False) -> None:
@@ -225,21 +225,29 @@ def grow_stream_topics(log: Log, stream: str, partitions: int) -> None:
         TopicMisconfigured: as `create_stream_topics`.
     """
     # The journal last: plain writes come to its new partitions, and must not wait for a stream's that are refused.
-    grown = stream_topic(stream), journal_topic(stream)
-    for name in grown:
+    for name in (stream_topic(stream), journal_topic(stream)):
         log.add_partitions(name, partitions)
+    refuse(stream_problems(stream, describe_grown(log, stream, partitions), partitions))
+
+
+def describe_grown(log: Log, stream: str, partitions: int) -> dict[str, TopicInfo]:
+    """A stream's topics, which have grown to ``partitions``. `NotReady`: the broker asked does not show it yet."""
     infos = describe(log, topics_of(stream))
+    grown = stream_topic(stream), journal_topic(stream)
     behind = [name for name in grown if infos[name].partitions < partitions]
     if behind:  # a broker that stood still tells of former times
         raise NotReady(
             f"a broker does not show all {partitions} partitions of {' and '.join(behind)} yet; ask again"
         )
-    refuse(stream_problems(stream, infos, partitions))
+    return infos
 
 
-def _check_created(log: Log, stream: str, partitions: int) -> int:
-    """Check a stream's three topics; returns the number of the stream's partitions."""
+def _check_created(log: Log, stream: str, partitions: int, ids: Mapping[str, str]) -> int:
+    """Check a stream's three topics, which have these ids; returns the number of the stream's partitions."""
     infos = describe(log, topics_of(stream))
+    other = [n for n, i in infos.items() if _is_told(i.topic_id) and i.topic_id != ids.get(n)]
+    if other:
+        raise NotReady(f"a broker does not show the new {' and '.join(other)} yet; ask again")
     target, journal = infos[stream_topic(stream)], infos[journal_topic(stream)]
     wrong = stream_problems(stream, infos, partitions)
     if partitions <= journal.partitions < target.partitions:
@@ -305,11 +313,15 @@ def refuse(wrong: Sequence[str]) -> None:
         raise TopicMisconfigured("; ".join(wrong))
 
 
-def _create(log: Log, specs: Sequence[TopicSpec]) -> None:
+def _is_told(topic_id: str) -> bool:
+    return bool(topic_id.strip("0-"))
+
+
+def _create(log: Log, specs: Sequence[TopicSpec]) -> dict[str, str]:
+    """Create what is missing; the new topics' ids, as far as brokers tell."""
     known = log.describe_topics([spec.name for spec in specs])
     missing = [spec for spec in specs if spec.name not in known]
-    if missing:
-        log.create_topics([_durable(log, spec) for spec in missing])
+    return log.create_topics([_durable(log, spec) for spec in missing]) if missing else {}
 
 
 def _durable(log: Log, spec: TopicSpec) -> TopicSpec:

@@ -77,9 +77,11 @@ def test_control_topics_are_created_as_declared(log: Log, prefix: str) -> None:
 
 
 def test_a_streams_topics_are_created_as_declared(log: Log, stream: str) -> None:
-    assert creation.create_stream_topics(log, stream, segments=2, settings={}) == {0: 0, 1: 0}
+    ends, ids = creation.create_stream_topics(log, stream, segments=2, settings={})
+    assert ends == {0: 0, 1: 0}
     names = stream_topic(stream), journal_topic(stream), history_topic(stream)
     infos = log.describe_topics(names)
+    assert ids == tuple(infos[n].topic_id for n in names)
     assert [infos[n].partitions for n in names] == [2, 2, 1]
     for name in names:
         config = infos[name].config
@@ -123,7 +125,7 @@ def test_ends_of_topics_with_a_past(maker: Maker, log: Log, stream: str) -> None
         assert list(log.describe_topics([*there, journal_topic(stream)])) == there
         wait_stable(log, {tp})
         log.delete_records({tp: 3})
-    ends = creation.create_stream_topics(log, stream, segments=2, settings={}, adopt=True)
+    ends, _ = creation.create_stream_topics(log, stream, segments=2, settings={}, adopt=True)
     assert ends == {0: 0, 1: 3}
 
 
@@ -205,7 +207,7 @@ def test_a_users_settings_go_where_they_belong(log: Log, stream: str) -> None:
 
 def test_settings_of_scaling_are_no_topics(log: Log, stream: str) -> None:
     settings = {"scale.events.per.second": "1000", "scale.cooldown.ms": "5000"}
-    assert creation.create_stream_topics(log, stream, segments=1, settings=settings) == {0: 0}
+    assert creation.create_stream_topics(log, stream, segments=1, settings=settings)[0] == {0: 0}
     for info in log.describe_topics([stream_topic(stream), journal_topic(stream)]).values():
         assert not [name for name in info.config if name.startswith("scale")]
     with pytest.raises(InvalidArgument, match=r"scale\.cooldown\.ms=soon: set a whole number"):
@@ -240,7 +242,11 @@ def test_a_journal_of_fewer_partitions_than_its_stream_is_refused(log: Log, stre
     with pytest.raises(TopicMisconfigured, match=r"journal: it has 2 partitions and \S+ 3; add"):
         creation.create_stream_topics(log, stream, segments=2, settings={})
     log.add_partitions(journal_topic(stream), 3)
-    assert creation.create_stream_topics(log, stream, segments=2, settings={}) == {0: 0, 1: 0, 2: 0}
+    assert creation.create_stream_topics(log, stream, segments=2, settings={})[0] == {
+        0: 0,
+        1: 0,
+        2: 0,
+    }
 
 
 def test_all_that_is_wrong_is_named_at_once(log: Log, stream: str) -> None:

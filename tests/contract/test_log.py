@@ -252,6 +252,9 @@ def test_whether_a_topic_is_gone(maker: Maker, log: Log) -> None:
     assert log.is_gone("contract.no-such-topic", 1, known)
     assert log.is_known(topic)
     assert not log.is_known("contract.no-such-topic")
+    assert log.is_agreed(topic, known)
+    assert not log.is_agreed(topic, "f" * 32)
+    assert not log.is_agreed("contract.no-such-topic", known)
 
 
 def test_topics_settings_are_altered_or_not_at_all(maker: Maker, log: Log) -> None:

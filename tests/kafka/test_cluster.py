@@ -93,22 +93,29 @@ def test_a_topic_is_unknown_by_every_brokers_word(
 
 
 @pytest.mark.parametrize(
-    ("told", "gone"),
+    ("told", "gone", "agreed"),
     [
-        ({1: OTHER, 2: OTHER, 3: OTHER}, True),
-        ({1: OTHER, 2: OURS, 3: OTHER}, False),
-        ({1: OTHER, 2: None, 3: OTHER}, False),
-        ({}, False),
+        ({1: OTHER, 2: OTHER, 3: OTHER}, True, False),
+        ({1: OTHER, 2: OURS, 3: OTHER}, False, False),
+        ({1: OTHER, 2: None, 3: OTHER}, False, False),
+        ({1: OURS, 2: OURS}, False, True),
+        ({1: OURS, 2: None}, False, False),
+        ({}, False, True),
     ],
 )
 def test_another_id_is_every_brokers_word(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, told: dict[int, UUID | None], gone: bool
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    told: dict[int, UUID | None],
+    gone: bool,
+    agreed: bool,
 ) -> None:
     _tell(cluster, monkeypatch, told)
     exists = [SimpleNamespace(error_code=36)]
     monkeypatch.setattr(kafka_admin, "_create", lambda *_, **__: exists)
     monkeypatch.setattr(kafka_admin, "add_partitions", lambda *_, **__: False)
     assert kafka_admin.is_gone(cluster, "t", 1, OURS.hex, 0.0) is gone
+    assert kafka_admin.is_agreed(cluster, "t", OURS.hex, 0.0) is agreed
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class MemoryBroker:
         self.lock = threading.RLock()
         self.partitions: dict[TopicPartition, Partition] = {}
         self.topics: dict[str, TopicInfo] = {}
-        self._topic_ids = itertools.count()
+        self._topic_ids = itertools.count(1)
         self._transactions: dict[str, Transactions] = {}
         self._next_producer_id = _FIRST_PRODUCER_ID
 

@@ -239,11 +239,14 @@ class MemoryLog:
                 self._readable(name).delete_below(offset)
         self.called("delete_records.after")
 
-    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
+    def create_topics(self, specs: Sequence[TopicSpec]) -> dict[str, str]:
         self.called("create_topics")
         with self.cluster.lock:
+            new = [spec.name for spec in specs if spec.name not in self.cluster.topics]
             self.cluster.create(specs)
+            made = {name: self.cluster.topics[name].topic_id for name in new}
         self.called("create_topics.after")
+        return made
 
     def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
         self.called("delete_topics")
@@ -284,7 +287,13 @@ class MemoryLog:
         return {name: info.topic_id for name, info in self.describe_topics(names).items()}
 
     def is_known(self, topic: str) -> bool:
-        return topic in self.describe_topics([topic])
+        self.called("is_known")
+        return topic in self.cluster.topics
+
+    def is_agreed(self, topic: str, topic_id: str) -> bool:
+        self.called("is_agreed")
+        found = self.cluster.topics.get(topic)
+        return found is not None and found.topic_id == topic_id
 
     def id_read(self, topic: str) -> str:
         return self.cluster.topics[topic].topic_id if topic in self.cluster.topics else ""

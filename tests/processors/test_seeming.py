@@ -1,17 +1,27 @@
-"""A broker that leads no more, and does not know it, gives less to read than there was: nothing is lost by that."""
+"""A broker that leads no more, or lags, and does not know it, tells of former times: nothing is lost by that."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from anabranch.core.stream_states import ACTIVE
-from anabranch.ports import Fetched, OffsetOutOfRange, TopicPartition
+from anabranch.core.stream_states import ACTIVE, LOST
+from anabranch.ports import Fetched, OffsetOutOfRange, TopicInfo, TopicPartition, TopicSpec
 from anabranch.processors.intake import Intake
-from anabranch.schemas.records import Commit, Outcome
-from anabranch.topics.names import history_topic, journal_topic
+from anabranch.schemas.records import (
+    AlterStream,
+    Commit,
+    CreateStream,
+    DeleteStream,
+    Outcome,
+    RecoverStream,
+    Refusal,
+    Scale,
+    StreamList,
+)
+from anabranch.topics.names import history_topic, journal_topic, topics_of
 from tests.memory.log import MemoryLog
 from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, Play
 
@@ -93,3 +103,84 @@ def test_nothing_is_given_up_for_what_is_read_of_it_for_a_while(
         assert isinstance(outcome, Outcome)
         assert (outcome.state, outcome.committed) == ("COMMITTED", 2 * len(KEYS))
         play.world.clock.sleep(100_000)
+
+
+def described(play: Play) -> dict[str, TopicInfo]:
+    return play.world.cluster.log("somebody").describe_topics(topics_of(GONE))
+
+
+def tell_late(
+    patch: pytest.MonkeyPatch, former: Mapping[str, TopicInfo], when: Container[int]
+) -> None:
+    """Some of the descriptions of all three topics, counted from 1, come from a broker that lags."""
+    now, calls = MemoryLog.describe_topics, [0]
+
+    def describe(log: MemoryLog, names: Sequence[str]) -> dict[str, TopicInfo]:
+        found, own = now(log, names), topics_of(GONE)
+        calls[0] += set(own) <= set(names)
+        if not set(own) <= set(names) or calls[0] not in when:
+            return found
+        return {name: info for name, info in found.items() if name not in own} | dict(former)
+
+    patch.setattr(MemoryLog, "describe_topics", describe)
+
+
+@pytest.mark.parametrize(
+    ("left", "segments", "when"),
+    [(False, 4, [3]), (False, 2, [4]), (True, 2, range(9))],
+    ids=["more segments", "the last look", "topics that a former try has made"],
+)
+def test_a_stream_made_again_has_the_ids_of_its_own_topics(
+    monkeypatch: pytest.MonkeyPatch, left: bool, segments: int, when: Container[int]
+) -> None:
+    play = Play()
+    former = described(play)
+    play.ask(DeleteStream(GONE), seconds=1)
+    if left:
+        specs = [TopicSpec(i.name, i.partitions, i.config) for i in former.values()]
+        play.world.cluster.log("somebody").create_topics(specs)
+    with monkeypatch.context() as patch:
+        tell_late(patch, former, when)
+        answer = play.ask(CreateStream(GONE, segments, {}), seconds=1)
+    assert getattr(answer, "code", "NotReady") == "NotReady"
+    assert isinstance(play.ask(CreateStream(GONE, segments, {}), seconds=1), StreamList)
+    ids = play.controller.state.streams[GONE].topic_ids
+    assert list(ids) == [info.topic_id for info in described(play).values()]
+
+
+def test_a_deletion_does_not_end_by_one_brokers_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play()
+    with monkeypatch.context() as patch:
+        tell_late(patch, {}, [1])
+        assert play.ask(DeleteStream(GONE), seconds=1) == StreamList(())
+    assert not described(play)
+
+
+def test_a_recovery_is_not_refused_for_good_by_one_brokers_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play = Play()
+    with monkeypatch.context() as patch:
+        tell_late(patch, {}, range(999))
+        patch.setattr(MemoryLog, "is_gone", lambda *_: True)
+        play.lead_anew()
+        play.one_shot(GONE)
+        play.play(5, 2 * LOST_S)
+        assert play.stream_state(GONE) == LOST
+        patch.undo()
+        tell_late(patch, {}, range(999))
+        answer = play.ask(RecoverStream(GONE), seconds=1)
+        assert isinstance(answer, Refusal)
+        assert answer.code == "NotReady"
+    assert play.ask(RecoverStream(GONE), seconds=1).streams[0].state == ACTIVE
+
+
+def test_an_alteration_behind_a_growth_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play()
+    former = described(play)
+    play.ask(Scale(GONE, 4, (), ()), seconds=1)
+    alter = AlterStream(GONE, {"retention.ms": "86400000"}, ())
+    with monkeypatch.context() as patch:
+        tell_late(patch, former, range(99))
+        assert play.ask(alter, seconds=1).code == "NotReady"
+    assert isinstance(play.ask(alter, seconds=1), StreamList)

@@ -41,6 +41,7 @@ def create_control_topics(*_, **__):
     raise TopicMisconfigured("cleanup.policy is delete: set it to compact")
 
 service.create_control_topics = create_control_topics
+service.LATE_TRIES = 0
 folder = Path(sys.argv[1])
 sys.exit(service.run_controller(
     ControllerOptions("127.0.0.1:1", data_dir=folder)))
@@ -68,6 +69,7 @@ def test_it_waits_for_brokers_that_are_away(
         LogUnavailable("nobody there"),
         LogUnavailable("no leader"),
         NotReady("not found (yet, or any more)"),
+        TopicMisconfigured("add some until it has 3"),
         ControlTopics(3, 2, 1 << 20),
     ]
 
@@ -85,6 +87,7 @@ def test_it_waits_for_brokers_that_are_away(
         "waiting for the brokers: nobody there",
         "waiting for the brokers: no leader",
         "waiting for the brokers: not found (yet, or any more)",
+        "waiting for the brokers: add some until it has 3",
     ]
 
 
@@ -106,6 +109,7 @@ def test_what_waiting_does_not_mend_is_a_failure(
         raise problem
 
     monkeypatch.setattr(service, "create_control_topics", create_control_topics)
+    monkeypatch.setattr(service, "PREPARE_AGAIN_S", 0.0)
     assert not asyncio.run(controller._prepared())
     assert type(controller.failure) is kind
     assert str(controller.failure) == str(problem)

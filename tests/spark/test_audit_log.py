@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -17,9 +18,10 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from anabranch.audit import kernel, log
+from anabranch.audit.findings import Findings
 from anabranch.audit.log import Span, cut, share
 from anabranch.audit.report import CHECKS, moment_of
-from anabranch.audit.run import _cuts, audit
+from anabranch.audit.run import _Audit, _cuts, audit
 from anabranch.audit.tables import scopes_of
 from anabranch.batches.format import HEADER_SIZE, read_header, with_base_offset
 from anabranch.batches.records import Record, encode_batch
@@ -27,12 +29,14 @@ from anabranch.cli.errors import ExitCode
 from anabranch.cli.main import app
 from anabranch.core import hybrid_time
 from anabranch.core.stream_states import LOST
-from anabranch.errors import InvalidArgument
-from anabranch.ports import RawBatch
+from anabranch.errors import InvalidArgument, NotReady, UnknownStream
+from anabranch.kafka.log import KafkaLog
+from anabranch.ports import RawBatch, TopicPartition
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import ForgottenRow
 from anabranch.spark.options import Connection
+from anabranch.topics.names import stream_topic
 from tests.client.world import World
 
 TXN = b"t" * 28
@@ -192,5 +196,25 @@ def test_a_deletion_hides_what_was_committed_before_it_and_a_loss_all() -> None:
     deleted = hybrid_time.from_us(4_600_000_000)  # and an hour
     assert there.streams == ("t/again", "t/there")
     assert there.again == {"t/again"}
+    assert there.partitions == {"t/there": 1, "t/again": 1}
     assert there.gone == {"t/gone": deleted, "t/lost": hybrid_time.MAX}
     assert _cuts({}, {"t/there": 0}, there) == there.gone
+
+
+def test_a_broker_that_lags_hides_no_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.client.create_stream("t/a")
+    nowhere = Connection("nowhere:1", "anabranch", 1.0, ())
+    source = world.cluster.log("audit")
+    run = _Audit(
+        cast("SparkSession", None), nowhere, cast("KafkaLog", source), cast("Findings", None)
+    )
+    places = partial(run._places, topic=stream_topic)
+    assert places({"t/a": 1}) == [TopicPartition("t.a", 0)]
+    with pytest.raises(NotReady, match=r"all partitions of t\.a \(yet\): run it again"):
+        places({"t/a": 2})
+    with pytest.raises(UnknownStream, match="is gone"):
+        places({"t/b": 1})
+    monkeypatch.setattr(source, "is_known", lambda _: True)
+    with pytest.raises(NotReady):
+        places({"t/b": 1})

@@ -57,7 +57,6 @@ from anabranch.topics.altering import alter_stream_topics
 from anabranch.topics.creation import (
     create_stream_topics,
     refusal_of,
-    topic_ids,
 )
 from anabranch.topics.names import history_topic, journal_topic, stream_topic, topics_of
 
@@ -77,7 +76,7 @@ class _Deleting:
     """A stream whose topics are being deleted; monotonic seconds.
 
     ``begun``: its time began again, as other work on its topics is over. ``found``: its leftovers; ``proved``: a
-    round of this leader was committed since.
+    round of this leader was committed since. ``deleted``: those of its very topics that brokers have deleted.
     """
 
     look_at: float
@@ -85,6 +84,7 @@ class _Deleting:
     begun: bool = False
     found: list[TopicInfo] = field(default_factory=list)
     proved: bool = False
+    deleted: set[str] = field(default_factory=set)
 
 
 class StreamTopics:
@@ -228,16 +228,15 @@ class StreamTopics:
         return partial(stream_refused, stream=row.stream, error=error)
 
     def _make(self, row: StreamRow) -> _Made:
-        starts = create_stream_topics(
+        made = create_stream_topics(
             self._log,
             row.stream,
             segments=row.segment_count,
             settings=row.settings,
             adopt=row.adopt,
         )
-        ids = topic_ids(self._log, row.stream)
         self._check_no_history(row.stream)
-        return starts, ids
+        return made
 
     def _contained(self, row: StreamRow, state: State) -> Done | None:
         """A step of taking back, deleting, altering or truncating.
@@ -287,9 +286,11 @@ class StreamTopics:
             info = found.get(name)
             least = 1 if name == names[2] else row.partitions
             if info is None or info.topic_id != topic_id or info.partitions < least:
-                error = IllegalState(
+                error: AnabranchError = IllegalState(
                     f"{row.stream} can't be taken back: {name} is not the topic that it was; forget the stream"
                 )
+                if not self._log.is_gone(name, least, topic_id):
+                    error = NotReady(f"a broker does not show {name} as it was (yet); ask again")
                 return partial(recovery_refused, stream=row.stream, error=error)
         return partial(stream_recovered, stream=row.stream)
 
@@ -351,6 +352,8 @@ class StreamTopics:
             if left:
                 self._check_open()
                 self._log.delete_topics(left)
+                own = {topic.name for topic in left if topic.topic_id in row.topic_ids}
+                under_way.deleted |= own
         except LogRefused as error:
             refusal = f"the brokers don't delete {_names(left)}: {error}; delete them by hand, then repeat this"
             kind = NotAuthorized if error.forbidden else InvalidArgument
@@ -358,7 +361,9 @@ class StreamTopics:
         names = topics_of(stream)
         known = self._log.describe_topics([self._witness, *names])
         found = [known[name] for name in names if name in known]
-        if self._witness in known and not found:
+        # The broker asked may lag.
+        rest = [name for name in names if name not in under_way.deleted]
+        if self._witness in known and not found and not any(map(self._log.is_known, rest)):
             self._forget(stream)
             return partial(stream_forgotten, stream=stream)
         if now >= under_way.give_up_at:
