@@ -13,6 +13,7 @@ from anabranch.ports import TopicPartition
 from anabranch.processors.streams.histories import Histories
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.tasks.lag import lags_behind
 from anabranch.reading.tasks.reader import TaskReader
@@ -20,6 +21,7 @@ from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import CreateProcessor
 from anabranch.topics.names import history_topic, stream_topic
 from tests.client.world import World
+from tests.memory.log import MemoryLog
 from tests.memory.partition import Partition
 from tests.reading.test_ordered_reader import Member
 
@@ -210,3 +212,26 @@ def test_all_of_a_time_is_gone_and_later_events_are_elsewhere() -> None:
     with pytest.raises(SnapshotExpired, match="on partition 0"):
         snapshot(world, before)
     assert snapshot(world, after) == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize(("group", "start"), [(None, "end"), ("g", "end"), (None, "begin")])
+def test_a_broker_that_does_not_show_a_new_partition_hides_no_event(
+    monkeypatch: pytest.MonkeyPatch, group: str | None, start: str
+) -> None:
+    world, member = World(), Member()
+    world.client.create_stream(A, segments=2)
+    seal = [s.segment_id for s in world.client.describe(A).segments if s.low == 0]
+    world.client.scale(A, seal=seal, ranges=[(0, 1), (1, SPACE // 2)])  # the latter on partition 2
+    low = next(k for k in map(b"%d".__mod__, range(99)) if 0 < position_of(k) < SPACE // 2)
+    for number in range(20):
+        write(world, number, A, key=low if start == "end" else HIGH)
+    delete_all(world, 1)  # so that "begin" is behind the scaling
+    old, all_ = ([TopicPartition(stream_topic(A), p) for p in range(n)] for n in (2, 3))
+    with monkeypatch.context() as lagging:
+        lagging.setattr(MemoryLog, "partition_counts", lambda *_: {stream_topic(A): 2})
+        reader = Reader(ports_of(world, member), [A], group, 0.5, start, 5.0)
+        member.news.append(lambda: member.gained(old))
+        assert list(reader) == []
+    member.news += [lambda: member.lost(old, True), lambda: member.gained(all_)]
+    write(world, 20, A, key=low)
+    assert [event.value for _ in range(4) for event in reader] == [b"20"]
