@@ -320,7 +320,7 @@ class Starting:
         self._making: dict[TopicPartition, int] = {}  # offered to the group, and not all taken yet
 
     def alone(self) -> dict[int, int]:
-        """Partition -> offset for a reader without a group, of partitions too that the broker asked does not show."""
+        """Partition -> offset for a reader without a group, of partitions too that a broker does not show yet."""
         found = self._search.as_of(self._start)
         vector = {} if found is None else found.vector()
         return {p: max(first, vector.get(p, 0)) for p, first in self._first_offsets(vector).items()}
