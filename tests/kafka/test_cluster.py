@@ -222,3 +222,37 @@ def test_a_broker_that_knows_no_brokers_is_not_believed(
     monkeypatch.setattr(cluster, "metadata", lambda *_: answers.pop(0))
     assert cluster.refresh(["t"], time.monotonic() + 5).keys() == {"t"}
     assert cluster.nodes == [1]
+
+
+@pytest.mark.parametrize(
+    ("said", "leads", "asked_then"),
+    [
+        ({2: Leader(1, 5), 3: Leader(2, 6)}, 2, [1, 3]),
+        ({2: None, 3: Leader(3, 6)}, 3, [1]),
+        ({}, 1, []),
+    ],
+    ids=["a new leader", "one is away", "one replica"],
+)
+def test_ends_that_are_sure_are_asked_with_the_newest_epoch(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    said: dict[int, Leader | None],
+    leads: int,
+    asked_then: list[int],
+) -> None:
+    asked = _lead(cluster, monkeypatch, {1: Leader(1, 5), **said})
+    epochs: list[tuple[int, int]] = []
+
+    def ends(_: Cluster, node: int, *__: Any) -> Any:
+        epochs.append((node, cluster.epoch(PLACE)))
+        return SimpleNamespace(topics=[])
+
+    monkeypatch.setattr(kafka_admin, "_ask_offsets", ends)
+    for questions in ([1, *said], asked_then):
+        asked.clear()
+        deadline = time.monotonic() + 5
+        kafka_admin.list_offsets(
+            cluster, [PLACE], -1, committed=False, deadline=deadline, sure=True
+        )
+        assert sorted(asked) == questions
+    assert epochs == [(leads, 6 if said else 5)] * 2

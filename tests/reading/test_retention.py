@@ -235,3 +235,33 @@ def test_a_broker_that_does_not_show_a_new_partition_hides_no_event(
     member.news += [lambda: member.lost(old, True), lambda: member.gained(all_)]
     write(world, 20, A, key=low)
     assert [event.value for _ in range(4) for event in reader] == [b"20"]
+
+
+def test_a_cut_waits_for_what_an_old_leader_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader of b's history is cut off from its peers, and answers the reader."""
+    world, place = World(), TopicPartition(history_topic(B), 0)
+    for stream in (A, B):
+        world.client.create_stream(stream)
+    write(world, 0, A, B)
+    ends, fetch = MemoryLog.end_offsets, MemoryLog.fetch
+    old = world.cluster.log("r").end_offsets([place], committed=False)
+
+    def old_ends(log: MemoryLog, places: Any, *, sure: bool = False, **how: Any) -> Any:
+        found = ends(log, places, **how)
+        return found if sure else found | {p: old[p] for p in found if p == place}
+
+    def old_fetch(log: MemoryLog, positions: Mapping[TopicPartition, int], **how: Any) -> Any:
+        shown = {p: at for p, at in positions.items() if at < old.get(p, at + 1)}
+        if shown:
+            return fetch(log, shown, **how)
+        world.clock.sleep(how["max_wait"])
+        return {}
+
+    with started(world, [A, B], "begin") as reader:
+        assert cuts(world, reader) == [(A, b"0"), (B, b"0")]
+        with monkeypatch.context() as cut_off:
+            cut_off.setattr(MemoryLog, "end_offsets", old_ends)
+            cut_off.setattr(MemoryLog, "fetch", old_fetch)
+            write(world, 1, A, B)
+            assert cuts(world, reader) == []
+        assert cuts(world, reader) == [(A, b"1"), (B, b"1")]

@@ -240,10 +240,7 @@ class Cluster:
         self._told.update(dict.fromkeys(old, now))
         known = [topic for name in old if (topic := self._topics.get(name)) is not None]
         leading = {leader.node for topic in known for leader in topic.leaders.values()}
-        asked = {random.choice([n for n in nodes if n not in leading] or nodes): old}
-        threading.Thread(
-            target=self._ask_for_newer, args=(asked,), name="leaders", daemon=True
-        ).start()
+        self._ask_beside({random.choice([n for n in nodes if n not in leading] or nodes): old})
 
     def ask_replicas(self, topics: Collection[str]) -> None:
         """Ask all replicas whether known leaders are still the newest: a new one knows before it takes records."""
@@ -253,20 +250,29 @@ class Cluster:
             for node in topic.replicas if topic else ():
                 if topic and any(leader.node != node for leader in topic.leaders.values()):
                     asked.setdefault(node, []).append(name)
-        self._ask_for_newer({n: names for n, names in asked.items() if not self._is_away(n)})
+        for thread in self._ask_beside({n: at for n, at in asked.items() if not self._is_away(n)}):
+            thread.join()
 
-    def _ask_for_newer(self, asked: Mapping[int, list[str]]) -> None:
+    def _ask_beside(self, asked: Mapping[int, list[str]]) -> list[threading.Thread]:
+        threads = [
+            threading.Thread(target=self._ask_for_newer, args=one, name="leaders", daemon=True)
+            for one in asked.items()
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _ask_for_newer(self, node: int, names: list[str]) -> None:
         """Take newer leaders of known topics, and nothing else. A broker that gives no answer is passed over."""
-        for node, names in asked.items():
-            try:
-                found = self.metadata(names, node, self.deadline(_LOOK_S))
-            except (ConnectionBroken, LogError):
-                continue
-            with self._lock:
-                for told in (topic_of(one) for one in found.topics if int(one.error_code) == NONE):
-                    known = self._topics.get(told.name)
-                    if known is not None and known.topic_id == told.topic_id:
-                        self._topics[told.name] = newer(known, self._newer(told).leaders)
+        try:
+            found = self.metadata(names, node, self.deadline(_LOOK_S))
+        except (ConnectionBroken, LogError):
+            return
+        with self._lock:
+            for told in (topic_of(one) for one in found.topics if int(one.error_code) == NONE):
+                known = self._topics.get(told.name)
+                if known is not None and known.topic_id == told.topic_id:
+                    self._topics[told.name] = newer(known, self._newer(told).leaders)
 
     def _is_away(self, node: int) -> bool:
         failed = self._failed.get(self._brokers.get(node, ("", 0)))
