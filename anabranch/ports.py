@@ -154,8 +154,9 @@ class Log(Protocol):
         *,
         committed: bool,
         failed: Failed | None = None,
+        sure: bool = False,
     ) -> dict[TopicPartition, int]:
-        """High watermarks, or last stable offsets if ``committed``. ``failed``: as in `fetch`."""
+        """High watermarks; ``committed``: stable offsets; ``sure``: no old leader's; ``failed``: as in `fetch`."""
 
     def start_offsets(
         self, partitions: Iterable[TopicPartition], *, failed: Failed | None = None

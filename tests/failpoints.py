@@ -120,11 +120,14 @@ class FailingLog:
         *,
         committed: bool,
         failed: MutableMapping[TopicPartition, LogError] | None = None,
+        sure: bool = False,
     ) -> dict[TopicPartition, int]:
         return _around(
             self._hook,
             "end_offsets",
-            lambda: self._log.end_offsets(partitions, committed=committed, failed=failed),
+            lambda: self._log.end_offsets(
+                partitions, committed=committed, failed=failed, sure=sure
+            ),
         )
 
     def start_offsets(

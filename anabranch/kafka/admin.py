@@ -51,13 +51,20 @@ def list_offsets(
     committed: bool,
     deadline: float,
     failed: MutableMapping[TopicPartition, LogError] | None = None,
+    sure: bool = False,
 ) -> dict[TopicPartition, int]:
     """The offset for a timestamp (-1 latest, -2 earliest) of each partition; -1: there is none.
 
-    ``failed`` takes the error of a partition that can't be asked; without it that is raised.
+    ``failed`` takes the error of a partition that can't be asked; without it that is raised. ``sure``: leaders
+    are asked with the newest epoch that a replica knows; an old one refuses it.
     """
     found: dict[TopicPartition, int] = {}
-    for node, group in cluster.groups(partitions, deadline, failed).items():
+    groups = cluster.groups(partitions, deadline, failed)
+    if sure:
+        cluster.ask_replicas({place.topic for place in partitions})
+        led = [place for group in groups.values() for place in group]
+        groups = cluster.groups(led, deadline, failed)
+    for node, group in groups.items():
         try:
             answer = _ask_offsets(cluster, node, group, timestamp, committed, deadline)
         except ConnectionBroken as error:

@@ -280,8 +280,9 @@ class KafkaLog:
         *,
         committed: bool,
         failed: Failed | None = None,
+        sure: bool = False,
     ) -> dict[TopicPartition, int]:
-        return self._offsets(partitions, _LATEST, committed=committed, failed=failed)
+        return self._offsets(partitions, _LATEST, committed=committed, failed=failed, sure=sure)
 
     def start_offsets(
         self, partitions: Iterable[TopicPartition], *, failed: Failed | None = None
@@ -302,6 +303,7 @@ class KafkaLog:
         *,
         committed: bool,
         failed: Failed | None = None,
+        sure: bool = False,
     ) -> dict[TopicPartition, int]:
         wanted = list(partitions)
         return self._repeat(
@@ -313,6 +315,7 @@ class KafkaLog:
                 committed=committed,
                 deadline=deadline,
                 failed=failed,
+                sure=sure,
             ),
         )
 

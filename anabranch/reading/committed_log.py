@@ -263,11 +263,16 @@ class CommittedLog:
     def end_offsets(
         self, places: Iterable[TopicPartition], deadline: float, *, committed: bool = False
     ) -> dict[TopicPartition, int]:
-        """The high watermarks; ``committed``: the last stable offsets, up to which all is decided."""
+        """The high watermarks, which prove that all is read; ``committed``: the last stable offsets, which do not.
+
+        Up to these all is decided; an old leader that is cut off may tell them.
+        """
         asked = list(places)
         return self._ask(
             deadline,
-            lambda failed: self.raw.end_offsets(asked, committed=committed, failed=failed),
+            lambda failed: self.raw.end_offsets(
+                asked, committed=committed, failed=failed, sure=not committed
+            ),
         )
 
     def offset_for_time(self, place: TopicPartition, unix_ms: int, deadline: float) -> int | None:

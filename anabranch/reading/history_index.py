@@ -8,7 +8,7 @@ of a big merge the data is there long before (carried aside), and waits.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Set
 from typing import NamedTuple
 
 from anabranch.core.ids import NO_TXN
@@ -51,7 +51,6 @@ class HistoryIndex:
         self._last: int | None = None  # offset of the record that was read last
         self._floor: dict[int, int] = {}  # partition -> below it not all commits are told
         self.order = StreamOrder(())
-        self.new_partitions: set[int] = set()  # named by epochs read since the caller emptied it
 
     def cover(self, positions: Mapping[int, int], own: Container[int]) -> None:
         """Be able to find every offset from these positions (of all partitions) on, on the own partitions.
@@ -73,8 +72,12 @@ class HistoryIndex:
         self._last = None
         self._floor = {}
         self.order = order
-        self.new_partitions.clear()
         self._cursor.seek(begin.offset if begin else 0)
+
+    @property
+    def partitions(self) -> Set[int]:
+        """The partitions that the history has named since `cover`, also before they have events."""
+        return self._vector.keys()
 
     def find(self, partition: int, offset: int, wait: float) -> Span | None:
         """The commit of an offset, asked for in rising order on each partition.
@@ -117,7 +120,6 @@ class HistoryIndex:
             self._last = at.offset
             if isinstance(record, EpochRecord):
                 self.order.add(record)
-                self.new_partitions.update(s.partition for s in record.segments)
             else:
                 self._note(record)
             self._last_timestamp = record.timestamp

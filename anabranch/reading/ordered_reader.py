@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Sequence
 
 from anabranch.errors import NotReady, RetryError
 from anabranch.ports import GroupMember, TopicPartition
@@ -320,8 +320,10 @@ class Starting:
         self._making: dict[TopicPartition, int] = {}  # offered to the group, and not all taken yet
 
     def alone(self) -> dict[int, int]:
-        """Partition -> offset for a reader without a group."""
-        return self._placed(self._first_offsets(()))
+        """Partition -> offset for a reader without a group, of partitions too that a broker does not show yet."""
+        found = self._search.as_of(self._start)
+        vector = {} if found is None else found.vector()
+        return {p: max(first, vector.get(p, 0)) for p, first in self._first_offsets(vector).items()}
 
     def in_group(self, member: GroupMember, own: Collection[int]) -> dict[int, int] | None:
         """Partition -> offset for a member with these partitions. None: the group is not made yet, ask again.
@@ -336,9 +338,7 @@ class Starting:
             [TopicPartition(self._topic, partition) for partition in firsts]
         )
         if 0 in own and (self._making or not committed):
-            made = {
-                TopicPartition(self._topic, p): offset for p, offset in self._placed(firsts).items()
-            }
+            made = {TopicPartition(self._topic, p): at for p, at in self.alone().items()}
             self._making = committed = made | self._making
             if not member.commit(committed, wait=True):
                 return None
@@ -350,18 +350,12 @@ class Starting:
             for p, first in firsts.items()
         }
 
-    def _placed(self, firsts: Mapping[int, int]) -> dict[int, int]:
-        """Partition -> where a reader starts, of these partitions and the first offsets that are left of them."""
-        found = self._search.as_of(self._start)
-        vector = {} if found is None else found.vector()
-        return {p: max(first, vector.get(p, 0)) for p, first in firsts.items()}
-
-    def _first_offsets(self, own: Collection[int]) -> dict[int, int]:
-        """The first offset that is still there, of all partitions."""
+    def _first_offsets(self, known: Collection[int]) -> dict[int, int]:
+        """The first offset that is still there, of all partitions, and of those that are known before."""
         deadline = self._source.clock.monotonic() + self._timeout
         count = partitions_of(self._source, [self._stream], deadline)[self._topic]
         places = [
-            TopicPartition(self._topic, p) for p in range(max(count, *(p + 1 for p in own), 0))
+            TopicPartition(self._topic, p) for p in range(max(count, *(p + 1 for p in known), 0))
         ]
         found = self._source.start_offsets(places, deadline)
         return {partition: offset for (_, partition), offset in found.items()}

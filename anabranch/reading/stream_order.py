@@ -299,8 +299,7 @@ class OrderedStream:
 
     def _take_new(self) -> None:
         """Take partitions that the history names for the first time; a group is given them soon."""
-        new = self.index.new_partitions - self._known
-        self.index.new_partitions.clear()
+        new = self.index.partitions - self._known
         self._known |= new
         if new and self._alone:
             self._own |= new

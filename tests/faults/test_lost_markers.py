@@ -11,6 +11,7 @@ from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.infra.cluster import EmbeddedCluster
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.transactional_producer import KafkaProducer
+from anabranch.kafka.wire.coordinator import coordinator_of
 from anabranch.ports import TopicPartition, TopicSpec
 
 pytestmark = [pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(240)]
@@ -69,7 +70,7 @@ def test_what_lacks_a_marker_is_ended_as_it_was_decided() -> None:
         names = (f"id{n}" for n in range(1000))
         # Coordinators that outlive the partition's leader.
         ids = [
-            next(n for n in names if log._cluster.coordinator(n, deadline) != address)
+            next(n for n in names if coordinator_of(log._cluster, n, deadline) != address)
             for _ in CASES
         ]
         producers: list[KafkaProducer] = []

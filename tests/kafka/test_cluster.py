@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -13,10 +14,12 @@ import pytest
 
 from anabranch.kafka import admin as kafka_admin
 from anabranch.kafka.link import Link, Piece, Wave
+from anabranch.kafka.sender import Sender
 from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.wire import connection as wire
-from anabranch.kafka.wire.cluster import Cluster, Leader, Topic
+from anabranch.kafka.wire.cluster import Cluster
 from anabranch.kafka.wire.connection import Connection, ConnectionBroken
+from anabranch.kafka.wire.topics import Leader, Topic
 from anabranch.ports import LogUnavailable, TopicPartition
 
 BROKERS = {n: (f"broker-{n}", 9092) for n in (1, 2, 3)}
@@ -158,3 +161,105 @@ def test_a_silent_broker_is_waited_for_until_another_one_has_its_place(
             link.read(cluster, wave, deadline, iter(coordinates + [False] * 9).__next__)
         link.close()
     assert asked == questions or (questions is None and asked > 1)
+
+
+PLACE = TopicPartition("t", 0)
+
+
+def _lead(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, told: dict[int, Leader | None]
+) -> list[int]:
+    """What each broker says of the leader; None: it does not answer. Returns who was asked."""
+    asked = []
+
+    def metadata(names: list[str], node: int | None, _: float) -> Any:
+        node = node or next(iter(told))
+        asked.append(node)
+        said = told[node]
+        with cluster.connection(node, 0.0):
+            if said is None:
+                raise ConnectionBroken("it does not answer")
+        part = SimpleNamespace(replica_nodes=[*told], isr_nodes=[*told], partition_index=0)
+        part.leader_id, part.leader_epoch = said
+        topic = SimpleNamespace(name="t", topic_id=OURS, error_code=0, partitions=[part])
+        brokers = [SimpleNamespace(node_id=n, host=f"broker-{n}", port=9092) for n in told]
+        return SimpleNamespace(topics=[topic], brokers=brokers)
+
+    monkeypatch.setattr(cluster, "metadata", metadata)
+    return asked
+
+
+@pytest.mark.parametrize("sending", [False, True])
+@pytest.mark.parametrize(
+    ("said", "leads"),
+    [(Leader(2, 6), 2), (Leader(2, 4), 1), (None, 1)],
+    ids=["a new leader", "an older one", "nothing"],
+)
+def test_a_leader_may_be_cut_off_so_another_broker_is_asked_now_and_then(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    said: Leader | None,
+    leads: int,
+    sending: bool,
+) -> None:
+    asked = _lead(cluster, monkeypatch, {1: Leader(1, 5), 2: said, 3: said})
+    monkeypatch.setattr(Sender, "_place", lambda *_: None)
+    sender = Sender(cluster)
+    for later, led, questions in ((0.0, 1, 1), (9.0, 1, 1), (2.0, leads, 2), (0.0, leads, 2)):
+        cluster._told = {topic: told - later for topic, told in cluster._told.items()}
+        if sending:
+            sender.send([(PLACE, b"")], {})
+        else:
+            cluster.groups([PLACE], time.monotonic() + 5, {})
+        for thread in threading.enumerate():
+            if thread.name == "leaders":
+                thread.join()
+        leader = cluster.leader(PLACE)
+        assert leader is not None
+        assert leader.node == led
+        assert len(asked) == questions
+        assert 1 not in asked[1:]
+
+
+def test_a_broker_that_knows_no_brokers_is_not_believed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _lead(cluster, monkeypatch, {1: Leader(1, 5)})
+    answers = [SimpleNamespace(topics=[], brokers=[]), cluster.metadata(["t"], 1, 0.0)]
+    monkeypatch.setattr(cluster, "metadata", lambda *_: answers.pop(0))
+    assert cluster.refresh(["t"], time.monotonic() + 5).keys() == {"t"}
+    assert cluster.nodes == [1]
+
+
+@pytest.mark.parametrize(
+    ("said", "leads", "asked_then"),
+    [
+        ({2: Leader(1, 5), 3: Leader(2, 6)}, 2, [1, 3]),
+        ({2: None, 3: Leader(3, 6)}, 3, [1]),
+        ({}, 1, []),
+    ],
+    ids=["a new leader", "one is away", "one replica"],
+)
+def test_ends_that_are_sure_are_asked_with_the_newest_epoch(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    said: dict[int, Leader | None],
+    leads: int,
+    asked_then: list[int],
+) -> None:
+    asked = _lead(cluster, monkeypatch, {1: Leader(1, 5), **said})
+    epochs: list[tuple[int, int]] = []
+
+    def ends(_: Cluster, node: int, *__: Any) -> Any:
+        epochs.append((node, cluster.epoch(PLACE)))
+        return SimpleNamespace(topics=[])
+
+    monkeypatch.setattr(kafka_admin, "_ask_offsets", ends)
+    for questions in ([1, *said], asked_then):
+        asked.clear()
+        deadline = time.monotonic() + 5
+        kafka_admin.list_offsets(
+            cluster, [PLACE], -1, committed=False, deadline=deadline, sure=True
+        )
+        assert sorted(asked) == questions
+    assert epochs == [(leads, 6 if said else 5)] * 2

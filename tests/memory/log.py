@@ -138,6 +138,7 @@ class MemoryLog:
         *,
         committed: bool,
         failed: Failed | None = None,
+        sure: bool = False,
     ) -> dict[TopicPartition, int]:
         self.called("end_offsets")
         places = list(partitions)

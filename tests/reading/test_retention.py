@@ -13,6 +13,7 @@ from anabranch.ports import TopicPartition
 from anabranch.processors.streams.histories import Histories
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.tasks.lag import lags_behind
 from anabranch.reading.tasks.reader import TaskReader
@@ -231,3 +232,56 @@ def test_a_processor_is_made_once_a_broker_knows_its_stream(
     due = world.clock.now + 30
     with pytest.raises(NotReady, match="does not know"):
         Readers(ports_of(world), 30.0).first_inputs([A], "begin", due - 20, lambda *_: {A: 0})
+
+
+@pytest.mark.parametrize(("group", "start"), [(None, "end"), ("g", "end"), (None, "begin")])
+def test_a_broker_that_does_not_show_a_new_partition_hides_no_event(
+    monkeypatch: pytest.MonkeyPatch, group: str | None, start: str
+) -> None:
+    world, member = World(), Member()
+    world.client.create_stream(A, segments=2)
+    seal = [s.segment_id for s in world.client.describe(A).segments if s.low == 0]
+    world.client.scale(A, seal=seal, ranges=[(0, 1), (1, SPACE // 2)])  # the latter on partition 2
+    low = next(k for k in map(b"%d".__mod__, range(99)) if 0 < position_of(k) < SPACE // 2)
+    for number in range(20):
+        write(world, number, A, key=low if start == "end" else HIGH)
+    delete_all(world, 1)  # so that "begin" is behind the scaling
+    old, all_ = ([TopicPartition(stream_topic(A), p) for p in range(n)] for n in (2, 3))
+    with monkeypatch.context() as lagging:
+        lagging.setattr(MemoryLog, "partition_counts", lambda *_: {stream_topic(A): 2})
+        reader = Reader(ports_of(world, member), [A], group, 0.5, start, 5.0)
+        member.news.append(lambda: member.gained(old))
+        assert list(reader) == []
+    member.news += [lambda: member.lost(old, True), lambda: member.gained(all_)]
+    write(world, 20, A, key=low)
+    assert [event.value for _ in range(4) for event in reader] == [b"20"]
+
+
+def test_a_cut_waits_for_what_an_old_leader_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader of b's history is cut off from its peers, and answers the reader."""
+    world, place = World(), TopicPartition(history_topic(B), 0)
+    for stream in (A, B):
+        world.client.create_stream(stream)
+    write(world, 0, A, B)
+    ends, fetch = MemoryLog.end_offsets, MemoryLog.fetch
+    old = world.cluster.log("r").end_offsets([place], committed=False)
+
+    def old_ends(log: MemoryLog, places: Any, *, sure: bool = False, **how: Any) -> Any:
+        found = ends(log, places, **how)
+        return found if sure else found | {p: old[p] for p in found if p == place}
+
+    def old_fetch(log: MemoryLog, positions: Mapping[TopicPartition, int], **how: Any) -> Any:
+        shown = {p: at for p, at in positions.items() if at < old.get(p, at + 1)}
+        if shown:
+            return fetch(log, shown, **how)
+        world.clock.sleep(how["max_wait"])
+        return {}
+
+    with started(world, [A, B], "begin") as reader:
+        assert cuts(world, reader) == [(A, b"0"), (B, b"0")]
+        with monkeypatch.context() as cut_off:
+            cut_off.setattr(MemoryLog, "end_offsets", old_ends)
+            cut_off.setattr(MemoryLog, "fetch", old_fetch)
+            write(world, 1, A, B)
+            assert cuts(world, reader) == []
+        assert cuts(world, reader) == [(A, b"1"), (B, b"1")]

@@ -261,6 +261,7 @@ class SimLog(MemoryLog):
         *,
         committed: bool,
         failed: MutableMapping[TopicPartition, LogError] | None = None,
+        sure: bool = False,
     ) -> dict[TopicPartition, int]:
         """See `anabranch.ports.Log.end_offsets`."""
         known = self._known(partitions, failed)

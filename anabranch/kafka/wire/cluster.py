@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from kio.schema.errors import ErrorCode
 
 from anabranch.kafka.settings import Settings
-from anabranch.kafka.wire.calls import FIND_COORDINATOR, METADATA
+from anabranch.kafka.wire.calls import METADATA
 from anabranch.kafka.wire.codes import NONE, READ_CODES, Act, Meaning, error_for, meaning
 from anabranch.kafka.wire.connection import Connection, ConnectionBroken
-from anabranch.kafka.wire.errors import AuthenticationFailed, MalformedAnswer
+from anabranch.kafka.wire.errors import AuthenticationFailed
 from anabranch.kafka.wire.pool import Pool
+from anabranch.kafka.wire.topics import NO_TOPIC_ID, Leader, Topic, newer, topic_of
 from anabranch.ports import (
     LogDenied,
     LogError,
@@ -33,27 +42,10 @@ _Failed = MutableMapping[TopicPartition, LogError]
 UNKNOWN_TOPIC_S = 2.0
 # A repeatable question waits so long for one broker, which may be frozen: others can answer it.
 _PATIENCE_S = 5.0
-_TRANSACTION_KEY_TYPE = 1
-_NO_TOPIC_ID = bytes(16)
-
-
-class Leader(NamedTuple):
-    """A partition's leader, and its leader epoch (-1: not known)."""
-
-    node: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """A topic as the cluster's metadata show it. ``topic_id`` is all zeros with older brokers."""
-
-    name: str
-    topic_id: bytes
-    leaders: dict[int, Leader]
-    partitions: int
-    replication_factor: int
-    in_sync: int  # replicas in sync of the partition with the fewest
+# A leader that is cut off from the others still answers: after so long they are asked for a newer one.
+_AGE_S = 10.0
+_LOOK_S = 0.5  # for the answer
+_AWAY_S = 10.0  # so long one that gave none is not asked
 
 
 class Cluster:
@@ -73,6 +65,9 @@ class Cluster:
         # When a broker last failed to answer a question that any of them can answer.
         self._failed: dict[tuple[str, int], float] = {}
         self._asked = 0
+        self._told: dict[
+            str, float
+        ] = {}  # when others than its leaders were asked for a topic last
         # (producer id, partition) -> whether its last native transaction there was committed.
         self.ended: dict[tuple[int, TopicPartition], bool] = {}
 
@@ -193,15 +188,19 @@ class Cluster:
 
     def _refresh(self, names: list[str], deadline: float) -> dict[str, Topic]:
         found = self.metadata(names, None, deadline)
+        if not found.brokers:
+            raise ConnectionBroken("a broker knows no brokers so far")  # it has just started
         topics_found = {}
         refused: dict[str, int] = {}
         for topic in found.topics:
             code = int(topic.error_code)
             if code == NONE:
-                topics_found[str(topic.name)] = self._newer(_topic(topic))
+                topics_found[str(topic.name)] = topic_of(topic)
             elif meaning(READ_CODES, code).act is Act.REFUSED:
                 refused[str(topic.name)] = code
         with self._lock:
+            topics_found = {name: self._newer(topic) for name, topic in topics_found.items()}
+            self._told.update(dict.fromkeys(topics_found, time.monotonic()))
             self._brokers = {
                 int(broker.node_id): (str(broker.host), int(broker.port))
                 for broker in found.brokers
@@ -224,12 +223,60 @@ class Cluster:
 
     def _newer(self, found: Topic) -> Topic:
         """The topic as found, but with known leaders that are newer: the broker asked may be behind."""
-        if found.topic_id == _NO_TOPIC_ID:
+        if found.topic_id == NO_TOPIC_ID:
             return found  # a replaced topic begins at epoch 0
         newest = self._newest.setdefault(found.topic_id, {})
-        for number, leader in found.leaders.items():
-            newest[number] = max(leader, newest.get(number, leader), key=lambda one: one.epoch)
-        return replace(found, leaders={number: newest[number] for number in found.leaders})
+        found = newer(found, newest)
+        newest.update(found.leaders)
+        return found
+
+    def look_again(self, topics: Collection[str]) -> None:
+        """Ask a broker, once in a while and beside the caller, for newer leaders of topics that are in use."""
+        now = time.monotonic()
+        old = [topic for topic in topics if now - self._told.get(topic, now) > _AGE_S]
+        nodes = [node for node in self.nodes if not self._is_away(node)]
+        if not old or len(nodes) < 2:
+            return
+        self._told.update(dict.fromkeys(old, now))
+        known = [topic for name in old if (topic := self._topics.get(name)) is not None]
+        leading = {leader.node for topic in known for leader in topic.leaders.values()}
+        self._ask_beside({random.choice([n for n in nodes if n not in leading] or nodes): old})
+
+    def ask_replicas(self, topics: Collection[str]) -> None:
+        """Ask all replicas whether known leaders are still the newest: a new one knows before it takes records."""
+        asked: dict[int, list[str]] = {}
+        for name in topics:
+            topic = self._topics.get(name)
+            for node in topic.replicas if topic else ():
+                if topic and any(leader.node != node for leader in topic.leaders.values()):
+                    asked.setdefault(node, []).append(name)
+        for thread in self._ask_beside({n: at for n, at in asked.items() if not self._is_away(n)}):
+            thread.join()
+
+    def _ask_beside(self, asked: Mapping[int, list[str]]) -> list[threading.Thread]:
+        threads = [
+            threading.Thread(target=self._ask_for_newer, args=one, name="leaders", daemon=True)
+            for one in asked.items()
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _ask_for_newer(self, node: int, names: list[str]) -> None:
+        """Take newer leaders of known topics, and nothing else. A broker that gives no answer is passed over."""
+        try:
+            found = self.metadata(names, node, self.deadline(_LOOK_S))
+        except (ConnectionBroken, LogError):
+            return
+        with self._lock:
+            for told in (topic_of(one) for one in found.topics if int(one.error_code) == NONE):
+                known = self._topics.get(told.name)
+                if known is not None and known.topic_id == told.topic_id:
+                    self._topics[told.name] = newer(known, self._newer(told).leaders)
+
+    def _is_away(self, node: int) -> bool:
+        failed = self._failed.get(self._brokers.get(node, ("", 0)))
+        return failed is not None and time.monotonic() - failed < _AWAY_S
 
     def forget(self, names: Iterable[str]) -> None:
         """Ask again for these topics when they are needed next."""
@@ -317,10 +364,12 @@ class Cluster:
 
         ``failed`` takes the errors of some, and no leader is waited for; without it, all are (`leaders`).
         """
+        partitions = list(partitions)
+        self.look_again({p.topic for p in partitions})
         if failed is None:
             known = self.leaders(partitions, deadline)
         else:
-            known = self._leaders_now(list(partitions), deadline, failed)
+            known = self._leaders_now(partitions, deadline, failed)
         groups: dict[int, list[TopicPartition]] = {}
         for partition, leader in known.items():
             groups.setdefault(leader.node, []).append(partition)
@@ -343,32 +392,6 @@ class Cluster:
                 failed[p] = LogUnavailable(f"{p.topic}[{p.partition}] {why}", (p.topic,))
         return known
 
-    def coordinator(self, transactional_id: str, deadline: float) -> tuple[str, int]:
-        """The address of a transactional id's coordinator."""
-        return self.repeat(
-            f"coordinator of {transactional_id}",
-            deadline,
-            lambda: self._coordinator(transactional_id, deadline),
-        )
-
-    def _coordinator(self, transactional_id: str, deadline: float) -> tuple[str, int]:
-        with self.connection(None, deadline) as connection:
-            found = connection.ask(
-                FIND_COORDINATOR,
-                self.soon(deadline),
-                key=transactional_id,
-                key_type=_TRANSACTION_KEY_TYPE,
-                coordinator_keys=(transactional_id,),
-            )
-        several = getattr(found, "coordinators", (found,))  # from version 4 on
-        if not several:
-            raise MalformedAnswer(f"FindCoordinator names no coordinator for {transactional_id}")
-        one = several[0]
-        code = int(one.error_code)
-        if code != NONE:
-            raise_or_again(READ_CODES, code, f"coordinator of {transactional_id}")
-        return str(one.host), int(one.port)
-
 
 class Again(Exception):
     """Nothing happened: repeat the call after ``pause`` seconds (None: the usual back-off)."""
@@ -390,25 +413,3 @@ def raise_or_again(
     meant = meaning(table, code)
     error = error_for(meant, code, what, detail, topics)
     raise Again(error) if meant.act in (Act.RETRY, Act.REFRESH) else error
-
-
-def _topic(found: Any) -> Topic:
-    leaders = {}
-    replicas = 0
-    in_sync = []
-    for partition in found.partitions:
-        replicas = max(replicas, len(partition.replica_nodes))
-        in_sync.append(len(partition.isr_nodes))
-        node = int(partition.leader_id)
-        if node >= 0:
-            epoch = int(getattr(partition, "leader_epoch", -1))
-            leaders[int(partition.partition_index)] = Leader(node, epoch)
-    topic_id = getattr(found, "topic_id", None)
-    return Topic(
-        name=str(found.name),
-        topic_id=topic_id.bytes if topic_id is not None else _NO_TOPIC_ID,
-        leaders=leaders,
-        partitions=len(found.partitions),
-        replication_factor=replicas,
-        in_sync=min(in_sync, default=-1),
-    )

@@ -9,7 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from kio.schema.errors import ErrorCode
 
 from anabranch.kafka.wire import calls, codes
-from anabranch.kafka.wire.calls import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, PRODUCE
+from anabranch.kafka.wire.calls import (
+    ADD_PARTITIONS_TO_TXN,
+    END_TXN,
+    FIND_COORDINATOR,
+    INIT_PRODUCER_ID,
+    PRODUCE,
+)
 from anabranch.kafka.wire.cluster import UNKNOWN_TOPIC_S, Again, Cluster, raise_or_again
 from anabranch.kafka.wire.codes import NONE, Act, meaning
 from anabranch.kafka.wire.connection import MOVED_S, Connection, ConnectionBroken
@@ -27,6 +33,7 @@ from anabranch.ports import (
 
 _FEATURE = "transaction.version"
 _V2 = 2
+_TRANSACTION_KEY_TYPE = 1
 # From this version on, Produce adds partitions to the transaction (KIP-890).
 PRODUCE_ADDS_FROM = 12
 _HIGHEST_END_TXN_V1 = 3
@@ -45,6 +52,34 @@ def busy(transactional_id: str) -> LogBusy:
         f"{transactional_id}: the markers of its last native transaction are not written, for {BUSY_S:.0f} s "
         "now: a partition that it wrote to has no leader, or too few replicas in sync"
     )
+
+
+def coordinator_of(cluster: Cluster, transactional_id: str, deadline: float) -> tuple[str, int]:
+    """The address of a transactional id's coordinator."""
+    return cluster.repeat(
+        f"coordinator of {transactional_id}",
+        deadline,
+        lambda: _coordinator_of(cluster, transactional_id, deadline),
+    )
+
+
+def _coordinator_of(cluster: Cluster, transactional_id: str, deadline: float) -> tuple[str, int]:
+    with cluster.connection(None, deadline) as connection:
+        found = connection.ask(
+            FIND_COORDINATOR,
+            cluster.soon(deadline),
+            key=transactional_id,
+            key_type=_TRANSACTION_KEY_TYPE,
+            coordinator_keys=(transactional_id,),
+        )
+    several = getattr(found, "coordinators", (found,))  # from version 4 on
+    if not several:
+        raise MalformedAnswer(f"FindCoordinator names no coordinator for {transactional_id}")
+    one = several[0]
+    code = int(one.error_code)
+    if code != NONE:
+        raise_or_again(codes.READ_CODES, code, f"coordinator of {transactional_id}")
+    return str(one.host), int(one.port)
 
 
 class Coordinator:
@@ -115,7 +150,7 @@ class Coordinator:
         if connection is None or not connection.usable():
             if self._address is not None:
                 self._cluster.doubt(self._address)
-            self._address = self._cluster.coordinator(self._id, deadline)
+            self._address = coordinator_of(self._cluster, self._id, deadline)
             soon = self._cluster.soon(deadline)
             connection = self._connection = self._cluster.pool.open(self._address, soon)
         return connection
@@ -125,9 +160,8 @@ class Coordinator:
         try:
             if self._address is not None:
                 self._cluster.doubt(self._address)
-            return self._address != self._cluster.coordinator(
-                self._id, self._cluster.deadline(MOVED_S)
-            )
+            deadline = self._cluster.deadline(MOVED_S)
+            return self._address != coordinator_of(self._cluster, self._id, deadline)
         except LogError:
             return False
 
