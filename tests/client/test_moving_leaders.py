@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from anabranch.errors import AnabranchError, NotAuthorized, NotReady
 from anabranch.librdkafka.admin import KafkaAdmin
+from anabranch.librdkafka.command_bus import KafkaBus
 from anabranch.librdkafka.options import Options
 from tests.client.doubles import ManualClock
 
@@ -111,3 +112,40 @@ def test_only_a_refusal_since_the_last_answer_counts(
         brokers.says = lambda: admin._on_error(error)
     with pytest.raises(kind):
         admin.end_offsets([PLACE], clock.monotonic() + 20)
+
+
+class Growing:
+    """See `KafkaAdmin`: brokers' answers about control partitions, one after the other, the last one for ever."""
+
+    def __init__(self, *counts: int) -> None:
+        self.counts = list(counts)
+
+    def partition_counts(self, topics: Iterable[str], *_: Any) -> dict[str, int]:
+        return dict.fromkeys(topics, self.counts.pop(0) if len(self.counts) > 1 else self.counts[0])
+
+
+def bus_of(admin: Growing, clock: ManualClock) -> KafkaBus:
+    bus = KafkaBus(*cast("Any", (None, admin, "anabranch", "open", clock, None)))
+    bus._partitions, bus._counted = 1, clock.now
+    return bus
+
+
+def test_a_broker_that_shows_fewer_control_partitions_is_asked_again() -> None:
+    """A wrong number is told all the same, and soon."""
+    clock = ManualClock()
+    bus = bus_of(Growing(1, 1, 2), clock)
+    assert bus.control_partitions(clock.now + 30, least=2) == 2
+    began = clock.now
+    assert bus.control_partitions(clock.now + 30, least=3) == 2
+    assert clock.now - began < 3
+
+
+def test_who_lists_all_hears_of_new_control_partitions() -> None:
+    """And believes no broker that shows fewer than there were."""
+    clock = ManualClock()
+    bus = bus_of(Growing(2, 1), clock)
+    assert bus.control_partitions(clock.now + 30) == 1
+    clock.now += 20
+    assert bus.control_partitions(clock.now + 30) == 2
+    clock.now += 20
+    assert bus.control_partitions(clock.now + 30) == 2
