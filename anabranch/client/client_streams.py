@@ -125,7 +125,8 @@ class Streams:
         ``seal`` these active segments (ids from `describe`) and open ``ranges`` instead, (low, high) key positions
         that cover exactly the same keys.
 
-        Raises: InvalidArgument, UnknownStream, NotReady (another scaling waits for its partitions),
+        Raises: InvalidArgument, UnknownScope, UnknownStream, StreamLost, TooManyStreams, TopicMisconfigured (its
+        topics have other settings or partitions), NotAuthorized, NotReady (another scaling waits for partitions),
         DeadlineExceeded (repeating is safe with ``segments``).
         """
         deadline = self._alone("scale", timeout)
@@ -215,7 +216,8 @@ class Streams:
 
         `describe` has the settings that were asked for.
 
-        Raises: UnknownStream, NotAuthorized (``DescribeConfigs`` on the topic is missing), NotReady.
+        Raises: UnknownStream, NotAuthorized (``DescribeConfigs`` on the topic is missing), NotReady,
+        UnsupportedSetting (the client has options that only librdkafka takes).
         """
         found = self._topic(stream, timeout)
         named = {name: found.config[name] for name in sorted(TOPIC) if name in found.config}

@@ -116,7 +116,7 @@ class Exchange:
         """
         unheard = [] if unheard is None else unheard
         self._bus.ready(deadline)
-        if partition >= self._bus.control_partitions(partition + 1, deadline):
+        if partition >= self._bus.control_partitions(deadline, partition + 1):
             raise InvalidArgument(
                 f"there is no control partition {partition} here: the id or token is of another cluster, or prefix"
             )

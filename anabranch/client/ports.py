@@ -37,8 +37,8 @@ class CommandBus(Protocol):
     def ready(self, deadline: float) -> None:
         """Find the cluster's topics, to send and receive on. `NotReady` if they can't be found in time."""
 
-    def control_partitions(self, least: int = 0, deadline: float = 0.0) -> int:
-        """The number of control partitions, asked for again if it is below ``least``. Only once `ready`."""
+    def control_partitions(self, deadline: float, least: int = 0) -> int:
+        """The number of control partitions, asked for if below ``least``, or old without it. Only once `ready`."""
 
     def max_command_bytes(self) -> int:
         """The size limit of a payload. Only once `ready`."""

@@ -63,7 +63,7 @@ class StreamCalls(Exchange):
         if len({split_stream(stream)[0] for stream in streams}) == 1:
             return True
         self._bus.ready(deadline)
-        return self._bus.control_partitions() == 1
+        return self._bus.control_partitions(deadline) == 1
 
     def together(self, streams: Iterable[str], deadline: float) -> dict[str, int]:
         """Stream -> a number: streams with different ones never share a transaction.
@@ -128,7 +128,7 @@ class StreamCalls(Exchange):
         if scope is not None:
             return [self.find_scope(check_scope(scope), deadline)]
         self._bus.ready(deadline)
-        return range(self._bus.control_partitions())
+        return range(self._bus.control_partitions(deadline))
 
     def safe_time(self, scope: str, at: int | None, deadline: float) -> int:
         """A timestamp (None: now) that all later commits of the scope exceed. `NotReady`: still to come."""

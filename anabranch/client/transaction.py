@@ -152,15 +152,15 @@ class Transaction(Buffered):
 
         Raises:
             TenureLost: another one has taken tasks of ``consumed``; this transaction is aborted, or committed if
-                    their positions say so: take them again.
-                AlreadyCommitted: the series is beyond this number, or its outcome is not kept any more; this
-                    transaction is aborted.
-                WritersUnfinished, ReceiptMismatch, ReceiptsNotCovered, UnknownStream, InvalidArgument: the
-                    transaction is open and unchanged; correct it and commit again, or abort.
-                TransactionAborted: it is over without effect; begin a new one.
-                ClockSkew: it was not begun: this machine's clock is more than a day ahead of the controller's.
-                WriteFailed: an own write failed; abort.
-                OutcomeUnknown: no answer in time. Commit again, or ask ``client.state`` later.
+                their positions say so: take them again.
+            AlreadyCommitted: the series is beyond this number, or its outcome is forgotten; this one is aborted.
+            WritersUnfinished, ReceiptMismatch, ReceiptsNotCovered, UnknownStream, InvalidArgument, StreamLost,
+                NotAuthorized, HeldByPrepared, EventTooLarge, IllegalState: nothing is changed; correct it and
+                commit again, or abort. NotReady, DeadlineExceeded, TooManyTransactions, TooMuchStaged: likewise.
+            TransactionAborted, LocksBroken: it is over without effect; begin a new one.
+            ClockSkew: it was not begun: this machine's clock is more than a day ahead of the controller's.
+            WriteFailed: an own write failed; abort.
+            OutcomeUnknown: no answer in time. Commit again, or ask ``client.state`` later.
         """
         with self._lock:
             if self._result is not None:

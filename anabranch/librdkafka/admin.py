@@ -200,6 +200,9 @@ class KafkaAdmin:
             if self._closed:
                 raise IllegalState("the client is closed")
             client = self._connected()
+            if self._heard:  # a refusal of before the last answer is over; it may wait to be told
+                client.poll(0)
+                self._denied = ""
             left = deadline - self._clock.monotonic()
             if left <= 0 and trouble:
                 raise self._not_ready(trouble)
@@ -266,7 +269,9 @@ class KafkaAdmin:
             return self._client
 
     def _on_error(self, error: KafkaError) -> None:
-        if error.code() == KafkaError._AUTHENTICATION:  # noqa: SLF001
+        # So librdkafka calls a handshake that a broker's end cut off, too, and names its own cause in the text.
+        refused = error.code() == KafkaError._AUTHENTICATION  # noqa: SLF001
+        if refused and "Local: " not in error.str():
             self._denied = error.str()
 
     def close(self) -> None:

@@ -37,6 +37,8 @@ _POLL_S = 0.1
 _DENIED_S = 1.0  # an unreadable answer is awaited no longer: the right may come back
 _REPLIES_AT_ONCE = 1000
 _TOPICS_S = 10.0  # how long the cluster's topics may be missing
+_GROWTH_S = 2.0  # how long a broker may not know that they have grown; a wrong id is told after it
+_COUNT_S = 10.0  # so long the number of control partitions is believed by who lists all
 _JOIN_S = 10.0
 _MEET_S = 0.5
 _LOOK_S, _OTHERS = 2.0, 10  # for other prefixes, and how many an error names
@@ -76,6 +78,7 @@ class KafkaBus:
         self._ready = False
         self._closed = False
         self._partitions = 0
+        self._counted = 0.0
         self._max_bytes = 0
         self._cluster_id = ""
         self._reply_header = (REPLY_HEADER, b"")
@@ -109,7 +112,7 @@ class KafkaBus:
 
     def _start(self, deadline: float) -> None:
         counts = self._find_topics(deadline)
-        self._partitions = counts[self._commands]
+        self._partitions, self._counted = counts[self._commands], self._clock.monotonic()
         limits = self._admin.max_message_bytes([self._commands], deadline)
         self._max_bytes = min(limits[self._commands], self._options.message_max_bytes)
         partition = int.from_bytes(self._entropy(4), "big") % counts[self._replies]
@@ -123,18 +126,21 @@ class KafkaBus:
         self._thread = threading.Thread(target=self._receive, name="anabranch-replies", daemon=True)
         self._thread.start()
 
-    def _find_topics(self, deadline: float) -> dict[str, int]:
-        give_up = min(deadline, self._clock.monotonic() + _TOPICS_S)
+    def _find_topics(self, deadline: float, least: int = 0) -> dict[str, int]:
+        began = self._clock.monotonic()
         rights = {self._commands: AclOperation.WRITE, self._replies: AclOperation.READ}
         names = list(rights)
         pause = 0.1
         while True:
             counts = self._admin.partition_counts(names, deadline, rights)
-            if all(name in counts for name in names):
+            missing = ", ".join(name for name in names if name not in counts)
+            if not missing and counts[self._commands] >= least:
                 return counts
+            give_up = min(deadline, began + (_TOPICS_S if missing else _GROWTH_S))
             if self._clock.monotonic() + pause > give_up:
-                missing = ", ".join(name for name in names if name not in counts)
-                raise missing_topics(self._lane, missing, self._other_prefixes())
+                if missing:
+                    raise missing_topics(self._lane, missing, self._other_prefixes())
+                return counts
             self._clock.sleep(pause)
             pause = min(2 * pause, 1.0)
 
@@ -161,10 +167,12 @@ class KafkaBus:
             self._producer, self._contact = self._new_producer()
             return True
 
-    def control_partitions(self, least: int = 0, deadline: float = 0.0) -> int:
-        """The number of partitions of the commands topic, which may grow."""
-        if self._partitions < least:
-            self._partitions = self._find_topics(deadline)[self._commands]
+    def control_partitions(self, deadline: float, least: int = 0) -> int:
+        """The number of partitions of the commands topic, which may grow; one broker may show fewer."""
+        now = self._clock.monotonic()
+        if self._partitions < least or (not least and now - self._counted >= _COUNT_S):
+            found = self._find_topics(deadline, least)[self._commands]
+            self._partitions, self._counted = max(self._partitions, found), now
         return self._partitions
 
     def max_command_bytes(self) -> int:

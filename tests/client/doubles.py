@@ -79,7 +79,7 @@ class ScriptedBus:
             self.clock.now = max(self.clock.now, deadline)
             raise NotReady("no topics")
 
-    def control_partitions(self, least: int = 0, deadline: float = 0.0) -> int:
+    def control_partitions(self, deadline: float, least: int = 0) -> int:
         if self.partitions < least <= self.grows_to:
             self.partitions = least
         return self.partitions

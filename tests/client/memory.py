@@ -110,7 +110,7 @@ class MemoryBus:
             self._max_bytes = int(found[self._commands].config.get(_LIMIT, 1 << 20))
             self._place = place
 
-    def control_partitions(self, least: int = 0, deadline: float = 0.0) -> int:
+    def control_partitions(self, deadline: float, least: int = 0) -> int:
         return self._partitions
 
     def cluster_id(self, deadline: float) -> str:

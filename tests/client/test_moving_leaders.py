@@ -1,17 +1,19 @@
-"""librdkafka's answers about offsets while leaders move do not count: it is asked again, or an error says so."""
+"""librdkafka's answers while leaders move and brokers end do not count: it is asked again, or an error says so."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from anabranch.errors import NotReady
+from anabranch.errors import AnabranchError, NotAuthorized, NotReady
 from anabranch.librdkafka.admin import KafkaAdmin
+from anabranch.librdkafka.command_bus import KafkaBus
 from anabranch.librdkafka.options import Options
 from tests.client.doubles import ManualClock
 
@@ -32,11 +34,15 @@ class Brokers:
 
     answers: list[int]
     learnt: int = 0
+    silent: bool = False
+    says: Callable[[], object] = lambda: None  # what is told by `poll`
     asked: list[int] = field(default_factory=list)
 
     def list_offsets(
         self, request: dict[TopicPartition, Any], **_: Any
     ) -> dict[TopicPartition, Future[Offset]]:
+        if self.silent:
+            raise TimeoutError
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         self.asked.append(answer)
         found = {}
@@ -48,8 +54,11 @@ class Brokers:
 
     def list_topics(self, **_: Any) -> None:
         self.learnt += 1
+        if self.silent:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
 
     def poll(self, _: float) -> int:
+        self.says()
         return 0
 
 
@@ -58,7 +67,10 @@ class Admin(KafkaAdmin):
 
     def __init__(self, brokers: Brokers, clock: ManualClock) -> None:
         super().__init__(Options("127.0.0.1:1", {}), clock)
-        self._client = cast("AdminClient", brokers)
+        self._brokers = cast("AdminClient", brokers)
+
+    def _connected(self) -> AdminClient:
+        return self._brokers
 
 
 @pytest.mark.parametrize("nothing", [-1, NO_OFFSET])
@@ -82,3 +94,66 @@ def test_no_offset_for_ever() -> None:
     clock = ManualClock()
     with pytest.raises(NotReady):
         Admin(Brokers([NO_OFFSET]), clock).end_offsets({PLACE: 0}, clock.monotonic() + 60)
+
+
+_CUT = "SASL SCRAM-SHA-256 mechanism handshake failed: Local: Broker transport failure"
+_REFUSED = "SASL authentication error: Authentication failed"
+
+
+@pytest.mark.parametrize(
+    ("text", "later", "kind"),
+    [(_REFUSED, False, NotAuthorized), (_REFUSED, True, NotReady), (_CUT, False, NotReady)],
+)
+def test_only_a_refusal_since_the_last_answer_counts(
+    text: str, later: bool, kind: type[AnabranchError]
+) -> None:
+    """A broker that ends in a handshake refuses nobody; neither does a refusal of hours ago."""
+    clock, brokers = ManualClock(), Brokers([7], silent=True)
+    admin = Admin(brokers, clock)
+    error = KafkaError(KafkaError._AUTHENTICATION, text)
+    if later:
+        brokers.silent = False
+        admin._on_error(error)
+        admin.end_offsets({PLACE: 0}, clock.monotonic() + 60)
+        brokers.silent = True
+    else:
+        brokers.says = lambda: admin._on_error(error)
+    with pytest.raises(kind):
+        admin.end_offsets({PLACE: 0}, clock.monotonic() + 20)
+
+
+class Growing:
+    """See `KafkaAdmin`: brokers' answers about control partitions, one after the other, the last one for ever."""
+
+    def __init__(self, *counts: int) -> None:
+        self.counts = list(counts)
+
+    def partition_counts(self, topics: Iterable[str], *_: Any) -> dict[str, int]:
+        return dict.fromkeys(topics, self.counts.pop(0) if len(self.counts) > 1 else self.counts[0])
+
+
+def bus_of(admin: Growing, clock: ManualClock) -> KafkaBus:
+    bus = KafkaBus(*cast("Any", (None, admin, "anabranch", "open", clock, None)))
+    bus._partitions, bus._counted = 1, clock.now
+    return bus
+
+
+def test_a_broker_that_shows_fewer_control_partitions_is_asked_again() -> None:
+    """A wrong number is told all the same, and soon."""
+    clock = ManualClock()
+    bus = bus_of(Growing(1, 1, 2), clock)
+    assert bus.control_partitions(clock.now + 30, least=2) == 2
+    began = clock.now
+    assert bus.control_partitions(clock.now + 30, least=3) == 2
+    assert clock.now - began < 3
+
+
+def test_who_lists_all_hears_of_new_control_partitions() -> None:
+    """And believes no broker that shows fewer than there were."""
+    clock = ManualClock()
+    bus = bus_of(Growing(2, 1), clock)
+    assert bus.control_partitions(clock.now + 30) == 1
+    clock.now += 20
+    assert bus.control_partitions(clock.now + 30) == 2
+    clock.now += 20
+    assert bus.control_partitions(clock.now + 30) == 2

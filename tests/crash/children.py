@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
+from anabranch.errors import RetryError
 from tests.crash.zygote import say
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def until_told() -> threading.Event:
@@ -44,6 +52,19 @@ def run_guarded(
 
     run_threads(number, [lambda body=body: guarded(body) for body in bodies])  # type: ignore[misc]
     return 1 if failed else 0
+
+
+def read_on(reader: Iterable[T]) -> Iterator[T]:
+    """All that a reader gives: after a `RetryError` going on is safe, it says."""
+    while True:
+        try:
+            for each in reader:  # noqa: UP028 - `yield from` would close the reader
+                yield each
+        except RetryError as error:
+            log.warning("a reader goes on after: %s", error)
+            time.sleep(0.1)
+        else:
+            return
 
 
 def put(path: Path, text: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import anabranch
 from anabranch.errors import AskOutcomeError, BeginAgainError, RetryError
-from tests.crash.children import run_threads, until_told
+from tests.crash.children import read_on, run_threads, until_told
 from tests.crash.load import CALL_S, THREADS, Diary
 from tests.crash.zygote import Spec, say
 
@@ -160,7 +160,7 @@ def follow(number: int, told: dict[str, Any]) -> int:
         client.read(spec.stream, group=spec.group) as reader,
     ):
         say(number, "works")
-        for event in reader:
+        for event in read_on(reader):
             os.write(notes, b"%d %s\n" % (time.monotonic_ns(), head_of(event.value or b"")))
     return 0
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import anabranch
 from anabranch.batches import columns_write, framing
-from anabranch.errors import NotReady
+from anabranch.errors import RetryError
 from anabranch.infra.cluster import EmbeddedCluster
 from checker.recorder import Recorder
 from tests.cluster import ControllerProcess
@@ -93,9 +93,7 @@ class Crew:
                     try:
                         client.create_stream(f"{self.scope}/{name}", 2, timeout=READY_S)
                         break
-                    except (
-                        NotReady
-                    ):  # a client waits some seconds only for a controller's first topics
+                    except RetryError:  # only for some seconds a client waits for the first topics
                         if time.monotonic() > until:
                             raise
         for kind in (Write, Help, Write, Help):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import anabranch
 from anabranch.errors import AnabranchError, RetryError
@@ -129,16 +130,22 @@ class Team(Crew):
         until = time.monotonic() + seconds
 
         def work(plan: Iterator[Fault]) -> None:
-            try:
-                for fault in plan:
-                    if time.monotonic() > until or problems:
-                        break
-                    self.suffer(fault)
-            except BaseException as error:  # noqa: BLE001 - raised again below
-                problems.append(error)
+            for fault in plan:
+                if time.monotonic() > until or problems:
+                    break
+                self.suffer(fault)
 
-        scaler = threading.Thread(target=self.scale)
-        threads = [threading.Thread(target=work, args=(plan,)) for plan in plans]
+        def guarded(body: Callable[[], None]) -> threading.Thread:
+            def run() -> None:
+                try:
+                    body()
+                except BaseException as error:  # noqa: BLE001 - raised again below
+                    problems.append(error)
+
+            return threading.Thread(target=run)
+
+        scaler = guarded(self.scale)
+        threads = [guarded(partial(work, plan)) for plan in plans]
         for thread in (*threads, scaler):
             thread.start()
         for thread in threads:
@@ -179,7 +186,7 @@ class Team(Crew):
             for turn in range(2):
                 self.note(f"asks for {len(given.begun)} outcomes")
                 for txn_id in sorted(given.begun):
-                    ask_state(recorder, client, bytes.fromhex(txn_id), final=True)
+                    self._ask_outcome(recorder, client, bytes.fromhex(txn_id))
                 if turn == 0:
                     self._move_lead()
         log = Log(self.cluster.bootstrap)
@@ -198,6 +205,15 @@ class Team(Crew):
         for child in self._gone:
             self._count(child)
         self.told = given.told
+
+    def _ask_outcome(self, recorder: Recorder, client: anabranch.Client, txn_id: bytes) -> None:
+        """Until it is told: a takeover may last longer than a call."""
+        while True:
+            try:
+                ask_state(recorder, client, txn_id, final=True)
+                return
+            except RetryError as error:
+                self._left(END_S, lambda error=error: f"the end of {txn_id.hex()}: {error}")  # type: ignore[misc]
 
     def _left(self, seconds: float, what: Callable[[], str]) -> float:
         """So long one may wait; fails if the end takes too long, with what it waits for."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 import anabranch
 from anabranch.errors import (
@@ -72,7 +72,7 @@ def write(number: int, told: dict[str, Any]) -> int:
     ) as client:
 
         def work(thread: int) -> None:
-            lane = _Lane(number, client, spec, recorder, thread, plain)
+            lane = _Lane(number, client, spec, recorder, thread, plain, ending)
             while not ending.event.is_set():
                 lane.one()
 
@@ -111,13 +111,17 @@ class Plain:
 
             listed = [[event.key, event.id] for event in events]
             with self._recorder.asking("plain", stream=stream, events=listed):
-                for event in events:
-                    self._producer.produce(
-                        journal_topic(stream),
-                        value_of(event),
-                        event.key.encode(),
-                        on_delivery=delivered,
-                    )
+                try:
+                    for event in events:
+                        self._producer.produce(
+                            journal_topic(stream),
+                            value_of(event),
+                            event.key.encode(),
+                            on_delivery=delivered,
+                        )
+                except KafkaException as error:  # an idempotent producer may fail for good
+                    self._producer = None
+                    raise Unknown(f"not taken: {error}") from error
                 left = self._producer.flush(CALL_S)
                 if left or failed:
                     self._producer = None  # its sequence may have a hole
@@ -135,6 +139,7 @@ class _Lane:
         recorder: Recorder,
         thread: int,
         plain: Plain,
+        ending: Ending,
     ) -> None:
         self._number = number
         self._client = client
@@ -142,6 +147,7 @@ class _Lane:
         self._spool = Path(spec.spool)
         self._recorder = recorder
         self._plain = plain
+        self._ending = ending
         self._chance = random.Random(f"{spec.seed}/{thread}")
         self._base = f"{spec.name}.{thread}"
         self._made = 0
@@ -251,9 +257,11 @@ class _Lane:
         self._commit(txn, handle, writers, receipts=list(receipts.values()))
 
     def _numbered(self, handle: str) -> None:
-        """The same number again until it is told to be committed, as a batch job does."""
+        """The same number again until it is told to be committed, as a batch job does; or until SIGTERM."""
         self._series_number += 1
         for attempt in range(4):
+            if attempt and self._ending.event.is_set():
+                return
             again = f"{handle}.{attempt}"
             try:
                 txn = self._begin(again)

@@ -134,8 +134,10 @@ def partitions_of_a_new_group() -> Planted:
             return None
         places = {p: TopicPartition(starting._topic, p) for p in found}
         known = consumer.committed(places.values())
-        new = starting._placed({p: at for p, at in found.items() if places[p] not in known})
-        return found | new
+        alone = starting.alone()
+        return found | {
+            p: max(at, alone.get(p, 0)) for p, at in found.items() if places[p] not in known
+        }
 
     return patch.object(Starting, "in_group", in_group)
 

@@ -15,6 +15,7 @@ import pytest
 
 import anabranch
 from tests.cluster import Cluster
+from tests.crash.children import read_on
 from tests.crash.zygote import Child, Zygote
 from tests.processing.cut_worker import FEW_BYTES, Work
 from tests.processing.judging import Found, Seen
@@ -51,6 +52,7 @@ def test_a_worker_is_killed_before_any_line(
     writing = Writing(cluster.bootstrap, cluster.prefix, f"f{unique}", SEED)
     folder = tmp_path / "table"
     seen: list[Seen] = []
+    failed: list[BaseException] = []  # the thread's
 
     def begin(one_shot_bytes: int = BY_ONE_SHOT, point: str = "", trace: str = "") -> Child:
         spec = Work(
@@ -60,6 +62,8 @@ def test_a_worker_is_killed_before_any_line(
         return zygote.fork(spec)
 
     def is_whole() -> bool:
+        if failed:
+            raise failed[0]
         return len(seen) >= writing.fold().outputs
 
     def finish(child: Child) -> None:
@@ -80,7 +84,10 @@ def test_a_worker_is_killed_before_any_line(
                 writing.commit(client, writing.events(chance.randint(2, count), chance))
 
         def collect() -> None:
-            seen.extend((0.0, event) for event in reader)
+            try:
+                seen.extend((0.0, event) for event in read_on(reader))
+            except BaseException as error:  # noqa: BLE001 - raised again by `is_whole`
+                failed.append(error)
 
         threading.Thread(target=collect, daemon=True).start()
         writing.to_each_task(client)

@@ -22,6 +22,7 @@ from pathlib import Path
 import anabranch
 from anabranch.infra.broker import EmbeddedBroker
 from tests.cluster import ControllerProcess, words
+from tests.crash.children import read_on
 from tests.processing import planted
 from tests.processing.judging import Found, Seen
 from tests.processing.program import GRACE_MS, WINDOW_MS
@@ -179,7 +180,7 @@ class Trial:
             self._errors.append(error)
 
     def _collect(self, reader: Iterable[anabranch.Event]) -> None:
-        for event in reader:
+        for event in read_on(reader):
             self.seen.append((time.monotonic(), event))
 
     def _look(self) -> None:

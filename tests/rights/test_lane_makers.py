@@ -93,7 +93,7 @@ def test_a_lane_lets_in_its_principal_alone(place: Place) -> None:
     secured = place.secured
     with closing(place.bus("etl", secured.bootstrap, secured.options(ETL))) as bus:
         bus.ready(soon())
-        assert bus.control_partitions() == 2
+        assert bus.control_partitions(soon()) == 2
     for lane in ("open", "admin"):
         with (
             closing(place.bus(lane, secured.bootstrap, secured.options(ETL))) as bus,

@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 import anabranch
+from anabranch.errors import RetryError
 from tests.spark.disturbed import COMMITS, LIVES, TASKS
 from tests.spark.killed_driver import ROWS, SUFFIX, start_reading, start_sink
 from tests.spark.killed_life import SOON_S, Life, kill_all
@@ -32,27 +34,37 @@ LINES = 50  # of a file, which is a micro-batch
 
 
 class Writing:
-    """Commits to two streams, one of which is scaled, in a thread."""
+    """Commits to two streams, one of which is scaled, in a thread. What ends it is raised by `stop`."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self._stopping = threading.Event()
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._write)
         self._thread.start()
 
     def _write(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                with suppress(RetryError):  # a broker that stalls; nothing is changed
+                    self._one()
+                self._stopping.wait(0.4)
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            self._error = error
+
+    def _one(self) -> None:
         world = self.world
-        while not self._stopping.is_set():
-            world.commit(25, others=5)
-            if len(world.results) % 20 == 10:
-                segments = 3 + len(world.results) // 20 % 2
-                world.client.scale(world.events, segments=segments)
-            self._stopping.wait(0.4)
+        world.commit(25, others=5)
+        if len(world.results) % 20 == 10:
+            segments = 3 + len(world.results) // 20 % 2
+            world.client.scale(world.events, segments=segments)
 
     def stop(self) -> int:
         """Returns how many events there are."""
         self._stopping.set()
         self._thread.join()
+        if self._error is not None:
+            raise self._error
         return sum(result.counts.committed for result in self.world.results)
 
 

@@ -228,7 +228,7 @@ class BatchSink(DataSourceArrowWriter):
         """Abort, so that nothing stays, and a transaction that no task began can't begin.
 
         One that can't be aborted now goes stale: Spark would tell that in the place of the job's error.
-        Raises: AlreadyCommitted, if only the answer to the commit was lost.
+        Raises: AlreadyCommitted, if only the answer to the commit was lost; OutcomeUnknown, if it may be.
         """
         try:
             self._target.client.abort(self._reservation, "Spark aborted the job")
