@@ -560,7 +560,9 @@ class Worker:
                 continue
             except AnabranchError as error:
                 attempt.error = error
-                if not isinstance(error, (UnknownStream, *self._allowed)):
+                # A second committer of one that a ledger prepared.
+                lawful = (NotAuthorized,) if deal.label in self.ledger.prepared else ()
+                if not isinstance(error, (UnknownStream, *lawful, *self._allowed)):
                     self.world.fail(f"{deal.label}: commit was refused: {error!r}")
                 raise
             finally:
