@@ -45,17 +45,17 @@ def _asked(cluster: Cluster, times: int) -> Counter[Any]:
     return found
 
 
-def test_brokers_that_were_away_once_are_asked_in_turn_again(cluster: Cluster) -> None:
-    assert _asked(cluster, 6) == dict.fromkeys(BROKERS.values(), 2)
+def test_brokers_that_were_away_once_are_asked_again(cluster: Cluster) -> None:
+    assert set(_asked(cluster, 99)) == set(BROKERS.values())
     for node in BROKERS:
         with pytest.raises(ConnectionBroken), cluster.connection(node, 0.0):
             raise ConnectionBroken("it restarts", sent=True)
     for node in (2, 3):
         with cluster.connection(node, 0.0):
             pass
-    assert set(_asked(cluster, 6)) == {BROKERS[2], BROKERS[3]}
+    assert set(_asked(cluster, 99)) == {BROKERS[2], BROKERS[3]}
     cluster.trust(BROKERS[1])
-    assert _asked(cluster, 6) == dict.fromkeys(BROKERS.values(), 2)
+    assert set(_asked(cluster, 99)) == set(BROKERS.values())
 
 
 def _tell(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, told: dict[int, UUID | None]) -> None:

@@ -64,7 +64,6 @@ class Cluster:
         self.topic_names: dict[bytes, str] = {}
         # When a broker last failed to answer a question that any of them can answer.
         self._failed: dict[tuple[str, int], float] = {}
-        self._asked = 0
         self._told: dict[
             str, float
         ] = {}  # when others than its leaders were asked for a topic last
@@ -100,13 +99,10 @@ class Cluster:
     def _any(self, deadline: float) -> tuple[Connection, tuple[str, int]]:
         problems = []
         known = list(dict.fromkeys((*self._brokers.values(), *self.settings.bootstrap)))
-        # Each in turn: one may be cut off from the others, and have old metadata.
-        self._asked += 1
-        turn = self._asked % len(known)
+        # By chance: one may be cut off from the others, and have old metadata; some questions take two requests.
+        random.shuffle(known)
         # Those that never failed first, then those whose failure is the longest ago.
-        for address in sorted(
-            known[turn:] + known[:turn], key=lambda one: self._failed.get(one, 0.0)
-        ):
+        for address in sorted(known, key=lambda one: self._failed.get(one, 0.0)):
             try:
                 return self.pool.take(address, self.soon(deadline)), address
             except ConnectionBroken as error:
