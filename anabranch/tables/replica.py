@@ -148,6 +148,7 @@ class Replica:
 
     def lag(self) -> dict[str, Lag]:
         """How far each table is behind, by what brokers told last; nothing is asked."""
+        self._store.check_fork()
         now, behind = self._clock.wall(), self._follower.behind()
         return {t: Lag.of(behind.get(t, 0), at, now) for t, at in self.complete.items()}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +203,31 @@ def test_one_folder_one_owner(tmp_path: Path) -> None:
     with pytest.raises(IllegalState, match="version and cluster 1/c, not of 1/d"):
         Store(folder, "d")
     Store(folder, "c").close()
+
+
+FORK = """
+import os, pathlib, sys
+from anabranch.errors import NotForkSafe
+from anabranch.tables.store import Store
+store = Store(pathlib.Path(sys.argv[1]), "c")
+store._db.put(b"k", b"v")
+store.settle()  # by a thread of RocksDB
+if os.fork() == 0:
+    try:
+        Store(pathlib.Path(sys.argv[1] + "-own"), "c")
+    except NotForkSafe:
+        sys.exit(7)
+_, status = os.wait()
+assert (os.waitstatus_to_exitcode(status), store._db.get(b"k")) == (7, b"v"), status
+store.close()
+"""
+
+
+def test_a_forked_child_ends_as_it_likes_and_opens_no_folder(tmp_path: Path) -> None:
+    """Without its threads RocksDB ends a process by a signal, and a flush never ends."""
+    call = [sys.executable, "-c", FORK, str(tmp_path / "rows")]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_reader_finds_the_folder_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -523,7 +523,7 @@ def test_a_forked_child_leaves_all_to_its_parent(bank: Bank) -> None:
         for leaves in (rows, view, txn, part):
             leaves.__exit__(None, None, None)
         own.close()
-        for call in (rows.snapshot, rows.begin, partial(rows.step, 0.0), txn.commit):
+        for call in (rows.snapshot, rows.begin, rows.lag, partial(rows.step, 0.0), txn.commit):
             with pytest.raises(NotForkSafe):
                 call()
         for reader in (view, txn, part):
