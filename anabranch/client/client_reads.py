@@ -15,6 +15,7 @@ from anabranch.client.ports import ClientPorts
 from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.transaction import Transaction
 from anabranch.core.hybrid_time import to_text
+from anabranch.core.legal_names import check_type
 from anabranch.core.stream_settings import is_table, versions_ms
 from anabranch.errors import InvalidArgument, NotReady, UnsupportedSetting
 from anabranch.extras import need
@@ -336,7 +337,8 @@ class Reading:
             if until is not None:
                 controller = _Controller(shared, readers.ports)
                 safe, last = controller.safe([table], asked or controller.last_timestamp, deadline)
-                end = end_at(readers.ports, table, asked or safe, last[table], shared.timeout)
+                asked = safe if asked is None else asked
+                end = end_at(readers.ports, table, asked, last[table], shared.timeout)
                 timeout = shared.timeout if timeout is None else timeout
             reader = readers.read_transactions(table, group, timeout, begin, whole=True)
             stack.pop_all()
@@ -367,6 +369,8 @@ class Reading:
 
         if not tables:
             raise InvalidArgument("a replica is of at least one table: name it")
+        if folder is not None:
+            check_type("a folder", folder, str, Path)
         ports, deadline = self._readers().ports, self._shared.deadline(timeout)
         session = self._shared.session
         names = streams_of(tables)

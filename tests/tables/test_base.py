@@ -339,6 +339,12 @@ def test_a_replica_goes_on_where_the_base_overtakes_it(
     assert "retention" not in caplog.text  # nothing is lost
 
 
+def test_a_difference_that_ends_at_the_beginning_is_empty(world: World) -> None:
+    written(world, 1)
+    with operator(world).changes(ONE, until=0) as reader:
+        assert list(reader) == []
+
+
 def test_a_group_goes_on_with_the_rows_before(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -197,8 +197,11 @@ def test_entries_go_with_their_versions(tmp_path: Path, monkeypatch: pytest.Monk
 def test_one_folder_one_owner(tmp_path: Path) -> None:
     folder = tmp_path / "rows"
     held = Store(folder, "c")
-    with pytest.raises(IllegalState, match="a folder of its own"):
+    with pytest.raises(IllegalState, match=r"a folder of its own.* may be deleted"):
         Store(folder, "c")
+    for others in (tmp_path, folder / "LOCK"):
+        with pytest.raises(IllegalState, match=r"or empty at first$"):
+            Store(others / "here", "c")
     held.close()
     with pytest.raises(IllegalState, match="version and cluster 1/c, not of 1/d"):
         Store(folder, "d")
