@@ -90,8 +90,7 @@ def _after_fork_in_child() -> None:
     for each in list(_held):
         each.after_fork()
     # RocksDB's own end of the process would wait for its threads, which are not there: the child ends before it.
-    libc = ctypes.CDLL(None)
-    if _opener[0] and hasattr(libc, "on_exit"):  # glibc
+    if _opener[0] and hasattr(libc := ctypes.CDLL(None), "on_exit"):  # glibc
         libc.on_exit(libc["_exit"], None)
 
 

@@ -209,12 +209,13 @@ def test_one_folder_one_owner(tmp_path: Path) -> None:
 
 
 FORK = """
-import os, pathlib, sys
+import os, pathlib, sys, threading
 from anabranch.errors import NotForkSafe
 from anabranch.tables.store import Store
 store = Store(pathlib.Path(sys.argv[1]), "c")
 store._db.put(b"k", b"v")
 store.settle()  # by a thread of RocksDB
+threading.Thread(target=threading.Event().wait, daemon=True).start()  # as a replica has one
 if os.fork() == 0:
     try:
         Store(pathlib.Path(sys.argv[1] + "-own"), "c")
