@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anabranch
 from anabranch.cli.controller import arguments_of
-from anabranch.cli.errors import ChildFailed
+from anabranch.cli.errors import ChildFailed, ExitCode
 from anabranch.infra import logs
 from anabranch.infra.process import SupervisedProcess
 
@@ -111,6 +111,12 @@ class ControllerProcess:
             if self._process.wait(STOP_TIMEOUT_S) is None:
                 self._process.kill()
         self.close()
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended it."""
+        code = self._process.poll() if self._process is not None else None
+        return code is not None and (code < 0 or code == ExitCode.TERMINATED)
 
     def close(self) -> None:
         """End the process if it runs, and forget it."""

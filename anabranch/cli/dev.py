@@ -16,6 +16,7 @@ from anabranch.extras import need
 _POLL_S = 0.2
 _LEAD_TIMEOUT_S = 60.0
 _SESSION_TIMEOUT_S = 3.0
+_AGAIN_S = 2 * _SESSION_TIMEOUT_S  # another one takes over meanwhile
 
 
 def command(
@@ -75,6 +76,11 @@ def command(
             print_line(f"data and logs: {folder}   Ctrl-C ends it")
         while broker.running:
             for controller in running:
-                controller.check()
+                if controller.was_killed:
+                    sys.stderr.write(f"{controller.name} was killed; again in {_AGAIN_S:g} s\n")
+                    time.sleep(_AGAIN_S)
+                    controller.start()
+                else:
+                    controller.check()
             time.sleep(_POLL_S)
         raise BrokerDied("the broker ended", log=broker.log, log_tail=broker.log_tail())

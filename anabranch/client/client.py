@@ -330,7 +330,7 @@ class Client(Endings, Processors, Administration):
         base), NotAuthorized, UnknownStream, DeadlineExceeded.
         """
         self._alone("compact_table", None)
-        need("rocksdict", extra="tables")
+        need("rocksdict", "pyarrow", extra="tables")
         from anabranch.tables.compact import compact
 
         if not plain_readers_lose_history:

@@ -15,6 +15,7 @@ from anabranch.client.ports import ClientPorts
 from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.transaction import Transaction
 from anabranch.core.hybrid_time import to_text
+from anabranch.core.legal_names import check_type
 from anabranch.core.stream_settings import is_table, versions_ms
 from anabranch.errors import InvalidArgument, NotReady, UnsupportedSetting
 from anabranch.extras import need
@@ -314,7 +315,7 @@ class Reading:
         """
         from anabranch.tables.changes import Changes, end_at
 
-        shared = self._shared
+        shared, readers = self._shared, self._readers()
         begin = check_start(start)
         asked = None if until in (None, "end") else check_at(until, "until")
         if until is not None and (group is not None or begin == "end"):
@@ -334,11 +335,12 @@ class Reading:
             else:
                 self._check_tables([table], deadline)
             if until is not None:
-                controller = _Controller(shared, self._readers().ports)
+                controller = _Controller(shared, readers.ports)
                 safe, last = controller.safe([table], asked or controller.last_timestamp, deadline)
-                end = end_at(self.reader_ports(), table, asked or safe, last[table], shared.timeout)
+                asked = safe if asked is None else asked
+                end = end_at(readers.ports, table, asked, last[table], shared.timeout)
                 timeout = shared.timeout if timeout is None else timeout
-            reader = self._readers().read_transactions(table, group, timeout, begin, whole=True)
+            reader = readers.read_transactions(table, group, timeout, begin, whole=True)
             stack.pop_all()
         first = begin if isinstance(begin, int) else 0
         return Changes(
@@ -362,11 +364,13 @@ class Reading:
         held: int | None = None,
         index: Mapping[str, Index] | None = None,
     ) -> Replica:
-        need("rocksdict")
+        need("rocksdict", extra="tables")
         from anabranch.tables.replica import Replica
 
         if not tables:
             raise InvalidArgument("a replica is of at least one table: name it")
+        if folder is not None:
+            check_type("a folder", folder, str, Path)
         ports, deadline = self._readers().ports, self._shared.deadline(timeout)
         session = self._shared.session
         names = streams_of(tables)
@@ -402,6 +406,7 @@ class Reading:
 
     def together(self, streams: Sequence[str]) -> dict[str, int]:
         """Stream -> a number: streams with different ones never share a transaction. Raises: UnknownScope."""
+        self._shared.check()
         return self._shared.session.together(streams, self._shared.deadline(None))
 
     def reader_ports(self) -> ReaderPorts:

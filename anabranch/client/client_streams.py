@@ -69,7 +69,7 @@ class Streams:
         near that one), UnknownScope (``near``), TopicMisconfigured, NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._alone("create_stream", timeout)
-        texts = {name: _setting(value) for name, value in (settings or {}).items()}
+        texts = {name: _setting(value) for name, value in _given(settings).items()}
         if near is not None:
             check_scope(near)
         command = r.CreateStream(stream, segments, texts, bool(adopt))
@@ -94,7 +94,7 @@ class Streams:
         Raises: as `create_stream`.
         """
         self._alone("create_table", timeout)
-        chosen = {TABLE: "true", **(settings or {})}
+        chosen = {TABLE: "true", **_given(settings)}
         return self.create_stream(table, segments, chosen, near=near, timeout=timeout)
 
     def streams(
@@ -179,7 +179,7 @@ class Streams:
         UnknownScope, UnknownStream, StreamLost, NotReady (another change is under way, or the brokers are away),
         DeadlineExceeded (repeating is safe).
         """
-        texts = {name: _setting(value) for name, value in settings.items() if value is not None}
+        texts = {n: _setting(value) for n, value in _given(settings).items() if value is not None}
         command = r.AlterStream(stream, texts, tuple(n for n, v in settings.items() if v is None))
         return description_of(
             self._session.ask_stream(stream, command, self._alone("alter_stream", timeout))
@@ -273,6 +273,12 @@ class Streams:
         """The monotonic second at which a call that begins now ends. Raises: `NotForkSafe`, `IllegalState`."""
         self._shared.check()
         return self._shared.deadline(timeout)
+
+
+def _given(settings: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if settings is not None and not isinstance(settings, Mapping):
+        raise InvalidArgument(f"settings {settings!r:.100}: give names, each with a value")
+    return settings or {}
 
 
 def _setting(value: Any) -> str:

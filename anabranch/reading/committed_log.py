@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
+from anabranch.core.legal_names import check_type
 from anabranch.errors import (
     FixCallError,
     InvalidArgument,
@@ -332,6 +333,8 @@ def _check_there(topics: Mapping[str, str], found: Container[str]) -> None:
 
 def check_group(group: str | None) -> str | None:
     """A group's name is not empty."""
+    if group is not None:
+        check_type("a group", group, str)
     if group == "":
         raise InvalidArgument(f"group {group!r}: a name, or None")
     return group
@@ -339,6 +342,8 @@ def check_group(group: str | None) -> str | None:
 
 def check_timeout(timeout: float | None) -> float | None:
     """Seconds, or None: without end."""
+    if timeout is not None:
+        check_type("a timeout, in seconds,", timeout, int, float)
     if timeout is not None and not 0 <= timeout < 1e9:
         raise InvalidArgument(f"timeout {timeout!r}: seconds, or None for ever")
     return timeout

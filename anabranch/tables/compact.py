@@ -6,6 +6,7 @@ number B of the companion's series, B being the second that they are as of. Two 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from itertools import takewhile
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 from anabranch.core import limits
 from anabranch.core import stream_settings as settings
 from anabranch.core.hybrid_time import from_s, to_s, to_text
-from anabranch.core.ids import VERSION_HEADER, pack_version
+from anabranch.core.ids import NO_TXN, VERSION_HEADER, pack_version, txn_text
 from anabranch.core.legal_names import base_stream, split_stream
 from anabranch.errors import (
     AlreadyCommitted,
@@ -31,11 +32,14 @@ from anabranch.reading.tasks.lag import Lag
 from anabranch.reading.tasks.standing import HISTORY, ConsumerGroup
 from anabranch.schemas.records import BaseRow, CommitRecord, SeriesInfo
 from anabranch.tables.replica import Replica
-from anabranch.types import StreamDescription, TransactionInfo
+from anabranch.types import OpenTransaction, StreamDescription, TransactionInfo
+
+log = logging.getLogger("anabranch.client")
 
 STEPS = 10  # bases within `table.history.ms`, at most
 LEAST_ROWS = 1000  # a smaller table counts as one of so many
 _ROWS, _BYTES = 8192, 4 << 20  # of a batch
+_MOST = 10_000  # open transactions are looked at
 _MORE_BYTES = 1 << 10  # an event of a base is so much bigger than the table's, at most
 _LIKE_TABLE = (settings.REPLICATION, settings.MIN_ISR, "segment.bytes", "segment.ms")
 Progress = Callable[[int], None]
@@ -71,6 +75,8 @@ class Compacting(Protocol):
 
     def publish_base(self, table: str, timestamp: int, txn_id: bytes) -> BaseRow: ...
 
+    def open_transactions(self, scope: None, limit: int) -> list[OpenTransaction]: ...
+
 
 def compact(
     client: Compacting,
@@ -90,9 +96,15 @@ def compact(
         raise InvalidArgument(f"{table} is a stream, and no table")
     at, known = wanted_base(found), found.base
     if known is not None and at <= known.timestamp:
-        at, txn_id = known.timestamp, known.txn_id
-        return client.publish_base(table, at, txn_id)  # former rows may not be deleted yet
-    _check_groups(client, table, at, timeout)
+        # Former rows may not be deleted yet.
+        base = client.publish_base(table, known.timestamp, known.txn_id)
+        if (holder := _holder(client, found)) is not None:
+            log.warning("%s has its base already; a later one would end reads: %s", table, holder)
+        return base
+    # A missing right is refused first; no transaction has this id, so nothing else happens.
+    with suppress(IllegalState, InvalidArgument, UnknownStream, NotReady):
+        client.publish_base(table, at, NO_TXN)
+    _check_groups(client, found, at, timeout)
     companion = _companion(client, found)
     scope = split_stream(table)[0]
     made = _made(client, companion, at)
@@ -166,20 +178,27 @@ def due_tables(client: Compacting, table: str | None) -> list[str]:
     return due
 
 
-def _check_groups(client: Compacting, table: str, at: int, timeout: float) -> None:
+def _holder(client: Compacting, found: StreamDescription) -> str | None:
+    """The open transaction whose reads a later base would end, as far as this lane may know of it."""
+    for each in client.open_transactions(None, _MOST):
+        if each.info.snapshot == found.oldest_snapshot:
+            return f"transaction {txn_text(each.info.txn_id)} reads it as of {to_text(each.info.snapshot)}"
+    return None
+
+
+def _check_groups(client: Compacting, found: StreamDescription, at: int, timeout: float) -> None:
     """`IllegalState`: a group has not read all that was committed up to the time of the base.
 
     `NotReady`: the table is younger than that.
     """
-    ports = client.reader_ports()
+    table, ports = found.stream, client.reader_ports()
     behind = []
     with closing(ports.committed_log(timeout)) as source:
         search = HistorySearch(source, table, timeout)
         base = search.as_of(at)
         if base is None:
-            raise NotReady(
-                f"{table} is younger than its {settings.VERSIONS_MS}: nothing is to be compacted yet"
-            )
+            why = _holder(client, found) or f"it is younger than its {settings.VERSIONS_MS}"
+            raise NotReady(f"nothing of {table} is to be compacted yet: {why}")
         for group in client.groups(table) if ports.groups is not None else ():
             if any(_has_unread(search, place.offsets, base.offset) for place in group.streams):
                 behind.append(group.name)

@@ -15,6 +15,8 @@ from anabranch.errors import IllegalState, NotForkSafe
 
 _AGAIN = 1000  # tries to end rows that another thread takes a step of, a millisecond apart
 _held: weakref.WeakSet[Held] = weakref.WeakSet()
+_opener = [0]  # the process that opened the first database
+_SPAWN = "open one in a process that is started anew (multiprocessing's 'spawn')"
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -25,6 +27,10 @@ class Held:
     _db: Any = None
 
     def __init__(self) -> None:
+        """Raises: NotForkSafe (it would wait for threads that no fork takes along)."""
+        _opener[0] = _opener[0] or os.getpid()
+        if _opener[0] != os.getpid():
+            raise NotForkSafe(f"a replica was opened before a fork: {_SPAWN}")
         self.forked = False
         self._closed = False
         self._half_read: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
@@ -33,7 +39,7 @@ class Held:
     def check_fork(self) -> None:
         """`NotForkSafe` in a forked child."""
         if self.forked:
-            raise NotForkSafe("these tables were opened before a fork: open a replica in the child")
+            raise NotForkSafe(f"these tables were opened before a fork: {_SPAWN}")
 
     def after_fork(self) -> None:
         """In a forked child: freeing it would wait for threads that are not there."""
@@ -83,6 +89,9 @@ def given(
 def _after_fork_in_child() -> None:
     for each in list(_held):
         each.after_fork()
+    # RocksDB's own end of the process would wait for its threads, which are not there: the child ends before it.
+    if _opener[0] and hasattr(libc := ctypes.CDLL(None), "on_exit"):  # glibc
+        libc.on_exit(libc["_exit"], None)
 
 
 if hasattr(os, "register_at_fork"):

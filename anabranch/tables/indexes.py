@@ -24,10 +24,11 @@ class Indexed(NamedTuple):
     def of(self, key: bytes, row: bytes) -> frozenset[bytes]:
         """The values of a row. `InvalidArgument`: the function fails, or gives something else."""
         try:
-            found = self.values(key, row)
+            found: Any = self.values(key, row)
             if found is None:
                 return frozenset()
-            values = frozenset((found,) if isinstance(found, bytes) else found)
+            one = isinstance(found, bytes) or not isinstance(found, Iterable)
+            values = frozenset((found,) if one else found)
         except Exception as error:
             raise InvalidArgument(
                 f"the function of index {self.name!r} failed for row {key!r:.100} of {self.table}: {error!r:.200}. "

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self, get_args
 
 from anabranch.core.hybrid_time import from_us, to_text
+from anabranch.core.legal_names import check_name
 from anabranch.core.stream_settings import DEFAULT_VERSIONS_MS
 from anabranch.errors import (
     AnabranchError,
@@ -24,7 +25,7 @@ from anabranch.errors import (
     TransactionAborted,
 )
 from anabranch.ports import Clock
-from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.committed_log import ReaderPorts, check_timeout
 from anabranch.reading.history_search import check_at
 from anabranch.tables.follow import Follower, SafeTimes
 from anabranch.tables.indexes import Index, indexed
@@ -74,8 +75,6 @@ class Replica:
         ``index``: name -> function, or (table, function).
         Raises: IllegalState (the folder is in use, or of another cluster).
         """
-        if not tables:
-            raise InvalidArgument("a replica is of at least one table")
         self._clock: Clock = ports.clock
         self._controller = controller
         self._commits = commits
@@ -148,6 +147,7 @@ class Replica:
 
     def lag(self) -> dict[str, Lag]:
         """How far each table is behind, by what brokers told last; nothing is asked."""
+        self._store.check_fork()
         now, behind = self._clock.wall(), self._follower.behind()
         return {t: Lag.of(behind.get(t, 0), at, now) for t, at in self.complete.items()}
 
@@ -363,9 +363,7 @@ class Replica:
 
     def _check_commits(self, isolation: Isolation, writers: Writers) -> Commits:
         if self._commits is None:
-            raise IllegalState(
-                "this replica has no client to commit by: `Client.replica` makes one that has"
-            )
+            raise IllegalState("no client is here to commit by: `Client.replica` makes one with it")
         for given, kind in ((isolation, Isolation), (writers, Writers)):
             if given not in get_args(kind):
                 raise InvalidArgument(f"{given!r}: {' or '.join(get_args(kind))}")
@@ -386,6 +384,7 @@ class Replica:
 
         Raises: as `TableTransaction.commit`; LocksBroken: at the end of the time.
         """
+        check_name(name)
         deadline = self.deadline(timeout)
         pause = _PAUSES_S[0]
         while True:
@@ -411,7 +410,8 @@ class Replica:
 
     def deadline(self, timeout: float | None) -> float:
         """The end of a call that may take so many seconds, monotonic; None: as long as calls usually may."""
-        return self._clock.monotonic() + (self._timeout if timeout is None else timeout)
+        seconds = check_timeout(timeout)
+        return self._clock.monotonic() + (self._timeout if seconds is None else seconds)
 
     def _ended(self, snapshot: TableSnapshot) -> None:
         with self._moved:

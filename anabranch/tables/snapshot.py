@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from anabranch.core.hybrid_time import to_text
+from anabranch.core.legal_names import check_type
 from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired
 from anabranch.tables.indexes import Indexed
 from anabranch.tables.store import Seen, Store
@@ -202,6 +203,8 @@ def check_key(key: object) -> bytes:
 
 def check_limit(limit: int | None) -> None:
     """`InvalidArgument` unless so many rows can be asked for."""
+    if limit is not None:
+        check_type("a limit", limit, int)
     if limit is not None and limit < 0:
         raise InvalidArgument(f"limit {limit!r}: a number of rows, or None")
 

@@ -94,9 +94,10 @@ class Store(Held):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are people's data
             self._db = self._opened(loading=self.loading)
         except Exception as error:
+            own = ". One that no replica has open may be deleted: its rows are in the log, too"
             raise IllegalState(
                 f"the folder {folder} can't be opened: {error}. Give each replica a folder of its own, new or "
-                "empty at first. One that no replica has open may be deleted: its rows are in the log, too"
+                f"empty at first{'' if self.loading else own}"
             ) from error
         try:
             self._check_identity(cluster_id)

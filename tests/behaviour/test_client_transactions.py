@@ -400,7 +400,8 @@ pid = os.fork()
 if pid == 0:
     calls = [
         lambda: client.streams(), lambda: txn.write(stream, b"child"), lambda: txn.commit(),
-        lambda: client.begin(scope), lambda: client.read(stream), lambda: client.close(),
+        lambda: client.begin(scope), lambda: client.read(stream), lambda: client.changes(stream),
+        lambda: client.close(),
     ]
     for call in calls:
         try:

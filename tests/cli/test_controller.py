@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
+from anabranch.cli import cluster
 from anabranch.cli.controller import Given, arguments_of
 from anabranch.errors import InvalidArgument
+from anabranch.infra import __main__ as infra
+from anabranch.infra import broker
+from anabranch.infra.process import SupervisedProcess
 from anabranch.processors import service
 from anabranch.processors.config import ControllerOptions, parse_place
 from tests.cli.conftest import Run
@@ -93,3 +99,18 @@ def test_the_place_of_a_command(text: str, place: tuple[str, int, int] | None) -
 def test_without_a_broker_nothing_starts(run: Run, started: list[ControllerOptions]) -> None:
     assert run("controller", bootstrap=None).exit_code == 2
     assert started == []
+
+
+def test_dev_starts_a_killed_controller_again_and_ends_with_one_that_failed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started, slept = [Mock(**{"poll.return_value": code}) for code in (-9, 143, 1)], Mock()
+    monkeypatch.setattr(SupervisedProcess, "start", Mock(side_effect=started))
+    monkeypatch.setattr(broker, "EmbeddedBroker", MagicMock())
+    monkeypatch.setattr(infra, "prepare", lambda: False)
+    monkeypatch.setattr(cluster, "await_leader", Mock())
+    monkeypatch.setattr(time, "sleep", slept)
+    done = run("dev", "--folder", str(tmp_path))
+    assert done.output.count("controller-1 was killed; again in 6 s") == 2
+    assert "ChildFailed: controller-1 ended with exit code 1 " in done.output
+    assert [call.args for call in slept.mock_calls].count((6.0,)) == 2

@@ -29,6 +29,7 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
         "Client.begin",
         "Transaction.commit",
         "Writer.finish",
+        "TableTransaction.insert",
         "errors.OutcomeUnknown",
         "types.Event",
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,8 +21,11 @@ from anabranch.cli.main import app
 from anabranch.cli.stream import table as table_commands
 from anabranch.client.client import Client
 from anabranch.core.hybrid_time import from_s, to_text
+from anabranch.core.ids import txn_text
 from anabranch.errors import (
     IllegalState,
+    NotAuthorized,
+    NotInstalled,
     NotReady,
     RetryError,
     SnapshotExpired,
@@ -229,6 +233,46 @@ def test_an_empty_table_and_one_of_a_row(world: World) -> None:
             assert list(view.scan(ONE)) == ([] if value is None else [(b"k", value)])
 
 
+def test_who_may_not_compact_is_told_so_and_who_may_what_holds_it(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lane without the right is given no other reason; an open transaction that reads is named, and no age."""
+    truth, client = Truth(world, [ONE]), operator(world)
+    world.client._ports = replace(world.client._ports, readers=client._ports.readers)
+    with pytest.raises(NotAuthorized):
+        compacted(world.client, truth)
+    with client.replica(ONE, threads=False) as found:
+        txn = found.begin(keepalive=600.0)
+        txn.get(ONE, b"k")
+        txn.flush()
+        written(world)
+        world.clock.sleep(9)
+        with pytest.raises(NotReady, match=f"yet: transaction {txn_text(txn.txn_id or b'')} "):
+            compacted(client, truth)
+        txn.abort()
+        txn = found.begin(keepalive=600.0)
+        txn.get(ONE, b"k")
+        txn.flush()
+        world.clock.sleep(9)
+        base = compacted(client, truth)
+        assert compacted(client, truth) == base
+        assert f"transaction {txn_text(txn.txn_id or b'')} reads it" in caplog.text
+        txn.abort()
+
+
+def test_a_missing_package_is_named_with_its_extra(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = operator(world)
+    for package, call in (
+        ("pyarrow", lambda: compacted(client, Truth(world, [ONE]))),
+        ("rocksdict", lambda: client.replica(ONE)),
+    ):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(NotInstalled, match=rf"{package} is not.*'anabranch\[tables\]'"):
+            call()
+
+
 def test_a_folder_from_before_the_base_is_loaded_from_it(world: World, tmp_path: Path) -> None:
     """Deleted since: nothing in the base says so."""
     truth = Truth(world, [ONE])
@@ -293,6 +337,12 @@ def test_a_replica_goes_on_where_the_base_overtakes_it(
         assert found._store.marks[ONE].floor == base.timestamp
     found.close()
     assert "retention" not in caplog.text  # nothing is lost
+
+
+def test_a_difference_that_ends_at_the_beginning_is_empty(world: World) -> None:
+    written(world, 1)
+    with operator(world).changes(ONE, until=0) as reader:
+        assert list(reader) == []
 
 
 def test_a_group_goes_on_with_the_rows_before(

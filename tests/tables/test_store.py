@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -195,12 +197,41 @@ def test_entries_go_with_their_versions(tmp_path: Path, monkeypatch: pytest.Monk
 def test_one_folder_one_owner(tmp_path: Path) -> None:
     folder = tmp_path / "rows"
     held = Store(folder, "c")
-    with pytest.raises(IllegalState, match="a folder of its own"):
+    with pytest.raises(IllegalState, match=r"a folder of its own.* may be deleted"):
         Store(folder, "c")
+    for others in (tmp_path, folder / "LOCK"):
+        with pytest.raises(IllegalState, match=r"or empty at first$"):
+            Store(others / "here", "c")
     held.close()
     with pytest.raises(IllegalState, match="version and cluster 1/c, not of 1/d"):
         Store(folder, "d")
     Store(folder, "c").close()
+
+
+FORK = """
+import os, pathlib, sys, threading
+from anabranch.errors import NotForkSafe
+from anabranch.tables.store import Store
+store = Store(pathlib.Path(sys.argv[1]), "c")
+store._db.put(b"k", b"v")
+store.settle()  # by a thread of RocksDB
+threading.Thread(target=threading.Event().wait, daemon=True).start()  # as a replica has one
+if os.fork() == 0:
+    try:
+        Store(pathlib.Path(sys.argv[1] + "-own"), "c")
+    except NotForkSafe:
+        sys.exit(7)
+_, status = os.wait()
+assert (os.waitstatus_to_exitcode(status), store._db.get(b"k")) == (7, b"v"), status
+store.close()
+"""
+
+
+def test_a_forked_child_ends_as_it_likes_and_opens_no_folder(tmp_path: Path) -> None:
+    """Without its threads RocksDB ends a process by a signal, and a flush never ends."""
+    call = [sys.executable, "-c", FORK, str(tmp_path / "rows")]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_reader_finds_the_folder_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

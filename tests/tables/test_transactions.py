@@ -42,6 +42,7 @@ from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from anabranch.tables import locks as client_locks
 from anabranch.tables import own_writes
+from anabranch.tables.indexes import Indexed
 from anabranch.tables.joined import JoinedTransaction
 from anabranch.tables.replica import Replica
 from anabranch.tables.transaction import TableTransaction
@@ -280,6 +281,14 @@ REFUSED: list[tuple[Callable[[Bank], object], str]] = [
     (lambda bank: bank.client.replica(A, index=[1]), "index .1.: give names"),  # type: ignore[arg-type]
     (lambda bank: bank.client.replica(A, index={5: min}), "index .5.*: give names"),  # type: ignore[dict-item]
     (lambda bank: bank.rows.snapshot().lookup("i", "10"), "is bytes, not '10'"),  # type: ignore[arg-type]
+    (lambda bank: bank.rows.snapshot().scan(A, limit="2"), "a limit is int, not str"),  # type: ignore[arg-type]
+    (lambda bank: bank.rows.snapshot(timeout="x"), "seconds, is int or float, not str"),  # type: ignore[arg-type]
+    (lambda bank: bank.rows.transact(min, name=5), "name is str, not int"),  # type: ignore[arg-type]
+    (lambda bank: bank.client.replica(A, folder=5), "a folder is str or Path, not int"),  # type: ignore[arg-type]
+    (lambda bank: bank.client.changes(A, timeout="x"), "seconds, is int or float, not str"),  # type: ignore[arg-type]
+    (lambda bank: bank.client.changes(A, group=5), "a group is str, not int"),  # type: ignore[arg-type]
+    (lambda bank: bank.client.create_table(A, 1, [1]), "settings .1.: give names"),  # type: ignore[arg-type]
+    (lambda _: Indexed(A, "i", lambda *_: 5).of(b"k", b"r"), "index 'i' gave 5 for row"),  # type: ignore[arg-type]
     (lambda bank: commit_with(bank, b"junk"), "b'junk' is no receipt"),
 ]
 
@@ -523,7 +532,7 @@ def test_a_forked_child_leaves_all_to_its_parent(bank: Bank) -> None:
         for leaves in (rows, view, txn, part):
             leaves.__exit__(None, None, None)
         own.close()
-        for call in (rows.snapshot, rows.begin, partial(rows.step, 0.0), txn.commit):
+        for call in (rows.snapshot, rows.begin, rows.lag, partial(rows.step, 0.0), txn.commit):
             with pytest.raises(NotForkSafe):
                 call()
         for reader in (view, txn, part):
