@@ -7,12 +7,14 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from threading import Thread
 from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
 
 from anabranch.batches.records import Record, encode_batch
+from anabranch.client.transaction import Transaction
 from anabranch.core.decisions import decide
 from anabranch.core.decisions.commits import frozen
 from anabranch.core.decisions.turn import Settings
@@ -338,6 +340,24 @@ def test_own_writes_are_read_while_they_can_not_be_handed_over(bank: Bank) -> No
     assert txn.get(A, b"k") == b"2"
     txn.token()
     assert txn.get(A, b"k") == b"2"
+
+
+def test_two_threads_hand_each_row_over_once(bank: Bank) -> None:
+    """The other thread comes in the middle of a write to the journals, and waits for its end."""
+    with bank.rows.begin() as txn:
+        other = Thread(target=txn.put, args=(A, b"other", bytes(5000)))
+        write = Transaction.write
+
+        def met(*given: Any, **named: Any) -> None:
+            if other.ident is None:
+                other.start()
+                other.join(0.1)
+            write(*given, **named)
+
+        with patch.object(Transaction, "write", met):
+            txn.put(A, b"one", bytes(5000))
+            other.join()
+        assert txn.commit().counts.committed == 2
 
 
 # -- outcomes ---------------------------------------------------------------------------------------------
