@@ -35,6 +35,7 @@ from anabranch.errors import (
     OutcomeUnknown,
     SnapshotExpired,
     TransactionAborted,
+    UnknownStream,
 )
 from anabranch.ports import TopicPartition
 from anabranch.processors import index_journals
@@ -320,6 +321,8 @@ def test_a_table_that_is_made_again_is_loaded_again_by_itself(bank: Bank, commit
     bank.rows.snapshot().close()
     admin = operator(bank)
     admin.delete_stream(A)
+    with pytest.raises(UnknownStream, match=A):
+        bank.rows.snapshot()
     admin.create_table(A, 2)
     for number in range(commits):
         bank.put(bank.blind, new=str(number))
