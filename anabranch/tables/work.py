@@ -247,6 +247,7 @@ class TableWork:
     def _put(self, table: str, key: bytes, value: bytes | None) -> None:
         self._check()
         self._check_table(table)
+        self._view.check_open()
         if self._broken is not None:
             self._fail(self._broken)
         check_key(key)

@@ -536,6 +536,20 @@ def test_nobody_who_left_keeps_versions(bank: Bank) -> None:
         bank.start_controller()
 
 
+def test_what_is_closed_is_not_used_on(bank: Bank) -> None:
+    view, txn = bank.rows.snapshot(), bank.rows.begin()
+    begun = [view.scan(A), view.scan(A, reverse=True), view.versions(A, b"k")]
+    next(begun[0])
+    next(begun[1])
+    view.close()
+    for rows in begun:
+        with pytest.raises(IllegalState, match="the snapshot is closed"):
+            next(rows)
+    bank.rows.close()
+    with pytest.raises(IllegalState, match="the replica is closed"):
+        txn.put(A, b"k", b"2")
+
+
 def test_a_forked_child_leaves_all_to_its_parent(bank: Bank) -> None:
     rows, own = bank.rows, own_writes.Scratch()
     view, txn = rows.snapshot(), rows.begin(keepalive=600.0)
