@@ -175,6 +175,16 @@ def test_a_function_that_its_call_does_not_run_is_refused(bank: Bank) -> None:
         assert now.get(A, b"k") == b"1"
 
 
+def test_who_loses_to_the_end_of_the_time_is_told_that(bank: Bank) -> None:
+    def loses(txn: TableTransaction) -> None:
+        txn.put(B, b"k", txn.get(A, b"k") or b"")
+        bank.put(bank.blind, k="2")
+
+    late = [bank.rows.begin(), DeadlineExceeded("SafeTime was not answered in time")]
+    with patch.object(bank.rows, "begin", Mock(side_effect=late)), pytest.raises(LocksBroken):
+        bank.rows.transact(loses, timeout=5.0)
+
+
 def test_a_look_at_registered_locks_waits_for_no_idle_table(bank: Bank) -> None:
     """The controller names the locked tables alone; nobody tells of the other one."""
     txn = bank.rows.begin(keepalive=600.0)
