@@ -53,7 +53,7 @@ _ANSWER_S = 5.0  # the longest that one answer of a broker is waited for
 _SLICE_S = 0.5  # an answer without news comes after so long
 _BEHIND_S = 0.2  # before a broker that is behind, or has no leader, is asked again
 _MISSING_S = 1.0  # brokers may be behind: so long none of them need know a topic
-ASIDE_S = 0.5  # what can't be read now is asked for again after so long
+_LOOK_S = 0.5  # after so long they are asked again who knows it
 _PAUSES_S = (0.02, 0.5)  # between tries of a question: the first and the longest
 
 
@@ -185,7 +185,7 @@ class CommittedLog:
         if not (unknown or isinstance(error, LogUnavailable)) or isinstance(error, LogDenied):
             return False
         now = self.clock.monotonic()
-        if not topic or now - self._asked.get(topic, -ASIDE_S) < ASIDE_S:
+        if not topic or now - self._asked.get(topic, -_LOOK_S) < _LOOK_S:
             return True  # no broker answered; or it was asked for another partition
         self._asked[topic] = now
         try:
@@ -228,9 +228,9 @@ class CommittedLog:
                 failed=failed,
             )
             self.check_same({topic for topic, _ in found})
-            for (topic, _), error in failed.items():
-                if not found:
-                    raise error
+            if failed and not found:
+                (topic, _), error = next(iter(failed.items()))
+                raise error
         except LogError as error:
             self._unread(topic, error, left)
             return False

@@ -14,12 +14,13 @@ from anabranch.ports import (
     RawBatch,
     TopicPartition,
 )
-from anabranch.reading.committed_log import ASIDE_S, CommittedLog, client_errors
+from anabranch.reading.committed_log import CommittedLog, client_errors
 from anabranch.reading.fetched import Portion, portion_of_batches
 
 log = logging.getLogger("anabranch.client")
 
 FETCH_BYTES = 4 << 20
+_ASIDE_S = 0.5  # what can't be read now is asked for again after so long
 _WAIT_S = 0.1  # a member's fetch waits no longer for something new: the group may have news, too
 
 Gone = Callable[[TopicPartition, int], None]
@@ -122,7 +123,7 @@ class Feed:
                 return
         elif not self._source.may_pass(place.topic, error):
             raise error
-        self._aside[place] = now + ASIDE_S
+        self._aside[place] = now + _ASIDE_S
 
     def _pass_over(self, error: OffsetOutOfRange) -> bool:
         """Go on where the log begins now, if that is ahead. Else the broker is behind: there is no way back."""
@@ -144,9 +145,9 @@ class Feed:
 
     def _rest(self, seconds: float) -> None:
         if self._member is not None:
-            self._member.serve(min(seconds, ASIDE_S))
+            self._member.serve(min(seconds, _ASIDE_S))
         else:
-            self._clock.sleep(min(seconds, ASIDE_S))
+            self._clock.sleep(min(seconds, _ASIDE_S))
 
     def serve(self) -> None:
         """Hear what is new in the group, if that does not bring records: call it every second or so."""

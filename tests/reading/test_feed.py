@@ -115,8 +115,8 @@ def test_a_topic_that_some_broker_knows_is_waited_for(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("anabranch.reading.committed_log._MISSING_S", 2.0)
-    for module in ("committed_log", "feed"):
-        monkeypatch.setattr(f"anabranch.reading.{module}.ASIDE_S", 0.05)
+    monkeypatch.setattr("anabranch.reading.committed_log._LOOK_S", 0.05)
+    monkeypatch.setattr("anabranch.reading.feed._ASIDE_S", 0.05)
     answers: Iterator[Any] = iter([False, LogUnavailable("away"), False, True, False, False])
     asked = []
 
