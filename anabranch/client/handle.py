@@ -77,7 +77,9 @@ class Shared:
         if self.forked:
             raise NotForkSafe("this client was made before a fork: connect again in the child")
         if self.closed:
-            raise IllegalState("the client is closed")
+            raise IllegalState(
+                "the client is closed, by itself if nothing refers to it: keep it while you use what it made"
+            )
 
     def layout(self, stream: str, deadline: float) -> Sequence[SegmentRange]:
         """The stream's segments as they were some seconds ago. Raises: as `Session.describe`, MalformedRecord."""

@@ -40,7 +40,7 @@ T = TypeVar("T")
 class _LeadersLog(CommittedLog):
     """Errors stay the log's own, and none is waited out: the streams beside this one wait for the leader."""
 
-    def _unread(self, error: LogError, left: float) -> None:
+    def _unread(self, topic: str, error: LogError, left: float) -> None:
         raise error
 
     def _ask(self, deadline: float, question: Callable[[Failed], T]) -> T:

@@ -53,6 +53,8 @@ T = TypeVar("T")
 _ANSWER_S = 5.0  # the longest that one answer of a broker is waited for
 _SLICE_S = 0.5  # an answer without news comes after so long
 _BEHIND_S = 0.2  # before a broker that is behind, or has no leader, is asked again
+_MISSING_S = 1.0  # brokers may be behind: so long none of them need know a topic
+_LOOK_S = 0.5  # after so long they are asked again who knows it
 _PAUSES_S = (0.02, 0.5)  # between tries of a question: the first and the longest
 
 
@@ -120,6 +122,8 @@ class CommittedLog:
         self.closed = False
         self.is_gone = False
         self._ids: dict[str, str] = {}  # of topics, as they were read first
+        self._missing: dict[str, float] = {}  # topic -> since when no broker knows it
+        self._asked: dict[str, float] = {}  # topic -> when brokers were asked for it
         # The answers of `wait_for`, with the positions that were asked for, and places without news.
         self._ahead: dict[TopicPartition, tuple[int, Fetched]] = {}
         self._idle: dict[TopicPartition, int] = {}
@@ -163,17 +167,38 @@ class CommittedLog:
             self.check_same(topic for topic, _ in found)
             return found.get(place)
         except LogError as error:
-            self._unread(error, left)
+            self._unread(place.topic, error, left)
             return None
 
     def check_same(self, topics: Iterable[str]) -> None:
         """`UnknownStream` if a topic that was just read is not the one that was read before, but a new one."""
         for topic in topics:
+            self._missing.pop(topic, None)
             known = self.raw.id_read(topic)
             if known and self._ids.setdefault(topic, known) != known:
                 raise self.gone(
                     f"{topic} was deleted, and is another one now: open a new reader, and begin it anew"
                 )
+
+    def may_pass(self, topic: str, error: LogError) -> bool:
+        """Whether what a fetch met passes by waiting. `UnknownStream` if no broker knows the topic for a while."""
+        unknown = isinstance(error, LogRefused) and error.error == UNKNOWN_TOPIC_OR_PARTITION
+        if not (unknown or isinstance(error, LogUnavailable)) or isinstance(error, LogDenied):
+            return False
+        now = self.clock.monotonic()
+        if not topic or now - self._asked.get(topic, -_LOOK_S) < _LOOK_S:
+            return True  # no broker answered; or it was asked for another partition
+        self._asked[topic] = now
+        try:
+            known = self.raw.is_known(topic)
+        except LogUnavailable as unavailable:
+            log.info("reading: %s", unavailable)
+            return True
+        if known:
+            self._missing.pop(topic, None)
+        elif now - self._missing.setdefault(topic, now) >= _MISSING_S:
+            raise self.gone(f"{topic} is not there any more: the stream was deleted, or is lost")
+        return True
 
     def gone(self, why: str) -> UnknownStream:
         """The error for a topic that was deleted. From now on `is_gone`: positions there mean nothing more."""
@@ -194,6 +219,7 @@ class CommittedLog:
         asked = {place: at for place, at in positions.items() if place not in self._ahead}
         self._idle = {}
         failed: dict[TopicPartition, LogError] = {}
+        topic = ""
         try:
             found = self.raw.fetch(
                 asked,
@@ -203,11 +229,11 @@ class CommittedLog:
                 failed=failed,
             )
             self.check_same({topic for topic, _ in found})
-            for error in failed.values():
-                if not found:
-                    raise error
+            if failed and not found:
+                (topic, _), error = next(iter(failed.items()))
+                raise error
         except LogError as error:
-            self._unread(error, left)
+            self._unread(topic, error, left)
             return False
         self._ahead |= {place: (asked[place], fetched) for place, fetched in found.items()}
         self._idle = {p: at for p, at in asked.items() if p not in found and p not in failed}
@@ -221,15 +247,16 @@ class CommittedLog:
                 found[place] = self._ahead.pop(place)[1]
         return found
 
-    def _unread(self, error: LogError, left: float) -> None:
+    def _unread(self, topic: str, error: LogError, left: float) -> None:
         """Wait a little after what may pass, for at most ``left`` seconds. Raises what does not."""
         with client_errors():
             if isinstance(error, OffsetOutOfRange):
+                self.check_same((topic,))
                 start = self.raw.start_offsets([error.partition])[error.partition]
                 if error.position < start:
                     raise expired(str(error)) from error
                 # Its broker is behind, or the range ends too high.
-            elif isinstance(error, LogDenied) or not isinstance(error, LogUnavailable):
+            elif not self.may_pass(topic, error):
                 raise error
         self.trouble = str(error)
         if self.closed:

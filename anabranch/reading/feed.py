@@ -6,11 +6,9 @@ import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from anabranch.ports import (
-    UNKNOWN_TOPIC_OR_PARTITION,
     GroupMember,
     LogDenied,
     LogError,
-    LogRefused,
     LogUnavailable,
     OffsetOutOfRange,
     RawBatch,
@@ -22,9 +20,8 @@ from anabranch.reading.fetched import Portion, portion_of_batches
 log = logging.getLogger("anabranch.client")
 
 FETCH_BYTES = 4 << 20
-_WAIT_S = 0.1  # a member's fetch waits no longer for something new: the group may have news, too
-_MISSING_S = 1.0  # brokers may be behind: so long none of them need know a topic
 _ASIDE_S = 0.5  # what can't be read now is asked for again after so long
+_WAIT_S = 0.1  # a member's fetch waits no longer for something new: the group may have news, too
 
 Gone = Callable[[TopicPartition, int], None]
 Look = Callable[[TopicPartition, Sequence[RawBatch]], None]
@@ -56,8 +53,6 @@ class Feed:
         self._look = look
         self._positions: dict[TopicPartition, int] = {}
         self._aside: dict[TopicPartition, float] = {}  # until when; they can't be read now
-        self._missing: dict[str, float] = {}  # topic -> since when no broker knows it
-        self._asked: dict[str, float] = {}  # topic -> when brokers were asked for it
         self._term = 0
 
     def assign(self, places: Mapping[TopicPartition, int]) -> None:
@@ -111,7 +106,6 @@ class Feed:
         self._source.check_same({place.topic for place in found})
         portions = []
         for place, fetched in found.items():
-            self._missing.pop(place.topic, None)
             first = self._positions[place]
             self._positions[place] = fetched.next_offset
             if fetched.batches:
@@ -127,30 +121,9 @@ class Feed:
         if isinstance(error, OffsetOutOfRange):
             if self._pass_over(error):
                 return
-        elif isinstance(error, LogUnavailable) or (
-            isinstance(error, LogRefused) and error.error == UNKNOWN_TOPIC_OR_PARTITION
-        ):
-            self._check_there(place.topic, now)
-        else:
+        elif not self._source.may_pass(place.topic, error):
             raise error
         self._aside[place] = now + _ASIDE_S
-
-    def _check_there(self, topic: str, now: float) -> None:
-        """`UnknownStream` if no broker knows a topic for a while of which a partition can't be read."""
-        if now - self._asked.get(topic, -_ASIDE_S) < _ASIDE_S:
-            return  # for another partition
-        self._asked[topic] = now
-        try:
-            known = self._log.is_known(topic)
-        except LogUnavailable as error:
-            log.info("reading: %s", error)
-            return
-        if known:
-            self._missing.pop(topic, None)
-        elif now - self._missing.setdefault(topic, now) >= _MISSING_S:
-            raise self._source.gone(
-                f"{topic} is not there any more: the stream was deleted, or is lost"
-            )
 
     def _pass_over(self, error: OffsetOutOfRange) -> bool:
         """Go on where the log begins now, if that is ahead. Else the broker is behind: there is no way back."""
@@ -161,6 +134,7 @@ class Feed:
             log.info("reading: %s", unavailable)
             return False
         if start <= error.position:
+            self._source.check_same((place.topic,))
             log.warning("%s, and begins at %d: its broker is behind, or has lost it", error, start)
             return False
         if self._gone is not None:

@@ -53,10 +53,14 @@ class Held:
         return chain(rows, self._end())
 
     def _end(self) -> Iterator[Any]:
+        self.check_open()
+        yield from ()
+
+    def check_open(self) -> None:
+        """`IllegalState` once it is closed; `NotForkSafe`."""
         self.check_fork()
         if self._closed:
             raise IllegalState("the replica is closed: open another one")
-        yield from ()
 
     def end_half_read(self) -> None:
         """Free all rows that were given: they would keep the folder locked. Their readers get an error."""

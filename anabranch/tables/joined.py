@@ -14,7 +14,7 @@ from anabranch.schemas import records as r
 from anabranch.tables.own_writes import Writers
 from anabranch.tables.registering import Controller, Part, Registering, explained
 from anabranch.tables.snapshot import TableSnapshot
-from anabranch.tables.work import IN_DOUBT, Isolation, TableWork, Vouching
+from anabranch.tables.work import IN_DOUBT, Isolation, TableWork, Vouching, alone
 from anabranch.types import Receipt
 
 
@@ -40,7 +40,7 @@ class Joins(Controller, Protocol):
 class JoinedTransaction(TableWork):
     """Reads and writes of a transaction begun elsewhere, at its snapshot. Made by `Replica.join`.
 
-    Leaving its `with` without an exception finishes it. One thread at a time.
+    Leaving its `with` without an exception finishes it. Thread-safe.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class JoinedTransaction(TableWork):
         self._controller.entered(self)
         return self
 
+    @alone
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         if self._view.is_forked:
             return
@@ -97,6 +98,7 @@ class JoinedTransaction(TableWork):
         except LocksBroken as error:
             self._fail(error)
 
+    @alone
     def flush(self, timeout: float | None = None) -> Receipt:
         """Wait until what was read is registered and looked at, and what was written is stored; it goes on.
 
@@ -107,6 +109,7 @@ class JoinedTransaction(TableWork):
             self._reads.flush(self._controller.deadline(timeout))
             return self._writer.flush(timeout)
 
+    @alone
     def finish(self, timeout: float | None = None) -> Receipt:
         """`flush`, and end this part: the receipt is for who commits. Later calls return the same one.
 
@@ -121,6 +124,7 @@ class JoinedTransaction(TableWork):
             self._end("this part of it is finished")
         return self._finished
 
+    @alone
     def discard(self) -> None:
         """Drop writes that are not flushed. Its registered locks count on."""
         if self._finished is None:

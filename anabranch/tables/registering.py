@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from anabranch.tables.locks import Locks, broken
 from anabranch.tables.own_writes import OwnRows
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.work import TableWork, Vouching
+from anabranch.types import Receipt, Result
 
 
 class Controller(Protocol):
@@ -48,6 +49,37 @@ class Part(Protocol):
     def written_to(self, stream: str) -> int: ...
 
     def acknowledged(self, deadline: float) -> tuple[bytes, r.Receipt]: ...
+
+
+class Opened(Part, Protocol):
+    """The handle of an open transaction: `anabranch.client.transaction.Transaction`."""
+
+    def read_by(self, reads: Registering) -> None:
+        """Let this look at the locks when it commits."""
+
+    def open_named(self, timeout: float | None = None) -> None: ...
+
+    def write(self, stream: str, value: bytes | None = None, key: bytes | None = None) -> None: ...
+
+    def token(
+        self,
+        rights: str | Iterable[str] = ...,
+        *,
+        expires: float | None = None,
+        lane: str | None = None,
+    ) -> bytes: ...
+
+    def flush(self, timeout: float | None = None) -> None: ...
+
+    def commit(
+        self,
+        receipts: Sequence[Receipt | bytes] | None = None,
+        *,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Result: ...
+
+    def abort(self, reason: str = ..., *, timeout: float | None = None) -> None: ...
 
 
 @contextmanager

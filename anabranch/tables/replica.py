@@ -288,11 +288,7 @@ class Replica:
     # -- snapshots ------------------------------------------------------------------------------------
 
     def snapshot(
-        self,
-        at: int | datetime | None = None,
-        *,
-        fresh: bool = True,
-        timeout: float | None = None,
+        self, at: int | datetime | None = None, *, fresh: bool = True, timeout: float | None = None
     ) -> TableSnapshot:
         """All tables as of ``at``; None: with all that was committed before this call.
 
@@ -363,7 +359,7 @@ class Replica:
 
     def _check_commits(self, isolation: Isolation, writers: Writers) -> Commits:
         if self._commits is None:
-            raise IllegalState("no client is here to commit by: `Client.replica` makes one with it")
+            raise IllegalState("this replica has no client to commit by: use `Client.replica`")
         for given, kind in ((isolation, Isolation), (writers, Writers)):
             if given not in get_args(kind):
                 raise InvalidArgument(f"{given!r}: {' or '.join(get_args(kind))}")
@@ -386,10 +382,15 @@ class Replica:
         """
         check_name(name)
         deadline = self.deadline(timeout)
-        pause = _PAUSES_S[0]
+        pause, lost = _PAUSES_S[0], None
         while True:
             left = max(_LEAST_S, deadline - self._clock.monotonic())
-            txn = self.begin(isolation=isolation, timeout=left)
+            try:
+                txn = self.begin(isolation=isolation, timeout=left)
+            except RetryError as error:
+                if self._closed or lost is None:
+                    raise
+                raise lost from error
             try:
                 with txn:
                     check_called(function(txn))
@@ -400,6 +401,7 @@ class Replica:
                     raise  # the function's own
                 if self._clock.monotonic() + pause >= deadline:
                     raise
+                lost = error.with_traceback(None)
             # Those that met part: a pause is between half and all of its length.
             self._clock.sleep(pause * (1 + txn.commits.random64() % 1024 / 1024) / 2)
             pause = min(2 * pause, _PAUSES_S[1])

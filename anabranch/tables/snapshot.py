@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.legal_names import check_type
@@ -14,6 +14,7 @@ from anabranch.tables.indexes import Indexed
 from anabranch.tables.store import Seen, Store
 
 MAX_KEY_BYTES = 8192
+T = TypeVar("T")
 
 
 class TableSnapshot:
@@ -104,7 +105,7 @@ class TableSnapshot:
             return islice(((s.key, s.value) for s in seen if s.value is not None), limit)
         rows = self._store.rows(self._number(table), begin, end, self.timestamp)
         self._number(table)
-        return islice(rows, limit)
+        return islice(self._while_open(rows), limit)
 
     def lookup(
         self, index: str, value: bytes, *, limit: int | None = None
@@ -120,7 +121,8 @@ class TableSnapshot:
             number = self._number(table)
             for prefix, its in self._store.indexes(table):
                 if its.name == index:
-                    return islice(self._found(table, number, prefix, its, value), limit)
+                    found = self._found(table, number, prefix, its, value)
+                    return islice(self._while_open(found), limit)
         raise InvalidArgument(
             f"this replica has no index {index!r}: give it to `replica` as index={{name: function}}"
         )
@@ -146,7 +148,8 @@ class TableSnapshot:
 
         Each was valid from its ``timestamp`` until that of the one before it. Raises: as `get`.
         """
-        return self._store.versions(self._number(table), check_key(key), self.timestamp)
+        number = self._number(table)
+        return self._while_open(self._store.versions(number, check_key(key), self.timestamp))
 
     def stamped(self, table: str) -> Iterator[tuple[bytes, bytes, int, bytes]]:
         """All rows in the order of their keys: key, row, commit timestamp and transaction id. Raises: as `get`."""
@@ -161,12 +164,22 @@ class TableSnapshot:
         number = self._number(table)
         seen = self._store.scan(number, low, high, self.timestamp, reverse=reverse)
         self._number(table)
-        return seen
+        return self._while_open(seen)
 
-    def _number(self, table: str) -> int:
-        self.check_fork()
+    def _while_open(self, rows: Iterator[T]) -> Iterator[T]:
+        for row in rows:
+            if not self.is_open:
+                self.check_open()
+            yield row
+
+    def check_open(self) -> None:
+        """`IllegalState` once it or its replica is closed; `NotForkSafe`."""
+        self._store.check_open()
         if not self.is_open:
             raise IllegalState("the snapshot is closed: take another one")
+
+    def _number(self, table: str) -> int:
+        self.check_open()
         number = self._numbers.get(table)
         if number is None:
             raise InvalidArgument(

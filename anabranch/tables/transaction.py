@@ -26,46 +26,15 @@ from anabranch.errors import (
 from anabranch.schemas import records as r
 from anabranch.tables.joined import Joins
 from anabranch.tables.own_writes import Local, Writers
-from anabranch.tables.registering import Part, Registering
+from anabranch.tables.registering import Opened, Registering
 from anabranch.tables.snapshot import TableSnapshot
-from anabranch.tables.work import IN_DOUBT, Isolation, TableWork, Vouching
+from anabranch.tables.work import IN_DOUBT, Isolation, TableWork, Vouching, alone
 from anabranch.types import Counts, Receipt, Result, result_of
 
 KEEPALIVE_S = 30.0
 log = logging.getLogger("anabranch.client")
 _GRACE_S = 5.0  # to make sure of an outcome
 _ROW_BYTES = 48  # of an event in a command, besides key, value and table
-
-
-class Opened(Part, Protocol):
-    """The handle of an open transaction: `anabranch.client.transaction.Transaction`."""
-
-    def read_by(self, reads: Registering) -> None:
-        """Let this look at the locks when it commits."""
-
-    def open_named(self, timeout: float | None = None) -> None: ...
-
-    def write(self, stream: str, value: bytes | None = None, key: bytes | None = None) -> None: ...
-
-    def token(
-        self,
-        rights: str | Iterable[str] = ...,
-        *,
-        expires: float | None = None,
-        lane: str | None = None,
-    ) -> bytes: ...
-
-    def flush(self, timeout: float | None = None) -> None: ...
-
-    def commit(
-        self,
-        receipts: Sequence[Receipt | bytes] | None = None,
-        *,
-        name: str | None = None,
-        timeout: float | None = None,
-    ) -> Result: ...
-
-    def abort(self, reason: str = ..., *, timeout: float | None = None) -> None: ...
 
 
 class Commits(Joins, Protocol):
@@ -92,7 +61,7 @@ class Commits(Joins, Protocol):
 
 
 class TableTransaction(TableWork):
-    """Made by `Replica.begin`; use it as a context manager. One thread at a time.
+    """Made by `Replica.begin`; use it as a context manager. Thread-safe.
 
     A short one is one command. A ``keepalive``, `token`, `flush`, or writes that are too many for a command make a
     long one of it, which is open at the controller. Leaving it without a commit drops it.
@@ -132,6 +101,7 @@ class TableTransaction(TableWork):
         self.commits.entered(self)
         return self
 
+    @alone
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         if self._view.is_forked:
             return
@@ -206,6 +176,7 @@ class TableTransaction(TableWork):
             self._own = self.commits.reading_back(opened)
         return opened, self._reads
 
+    @alone
     def token(
         self,
         rights: str | Iterable[str] = ("write", "heartbeat"),
@@ -221,6 +192,7 @@ class TableTransaction(TableWork):
         opened, _ = self._register(None)
         return opened.token(rights, expires=expires, lane=lane)
 
+    @alone
     def flush(self, timeout: float | None = None) -> None:
         """Wait until what was read is registered and looked at, and what was written is stored.
 
@@ -242,6 +214,7 @@ class TableTransaction(TableWork):
 
     # -- its end --------------------------------------------------------------------------------------
 
+    @alone
     def commit(
         self,
         receipts: Sequence[Receipt | bytes] | None = None,
@@ -405,6 +378,7 @@ class TableTransaction(TableWork):
         except AnabranchError as trouble:
             log.warning("%r could not be aborted and will go stale: %s", self, trouble)
 
+    @alone
     def abort(self, reason: str = "aborted by the client") -> None:
         """Drop it. Repeating the call is fine. An open one: as `Transaction.abort`; others leave no reason.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from functools import wraps
 from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
-from typing import Literal, NoReturn, Protocol
+from typing import Concatenate, Literal, NoReturn, ParamSpec, Protocol, TypeVar
 
 from anabranch.errors import IllegalState, InvalidArgument, LocksBroken, RowExists, RowMissing
 from anabranch.schemas.records import WriterAt
@@ -48,10 +51,28 @@ class Vouching(Protocol):
     def snapshot(self, at: int) -> TableSnapshot: ...
 
 
+W = TypeVar("W", bound="TableWork")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def alone(call: Callable[Concatenate[W, P], T]) -> Callable[Concatenate[W, P], T]:
+    """Let one thread at a time into a transaction. A lock of the handle or the replica is taken below this one."""
+
+    @wraps(call)
+    def method(self: W, /, *args: P.args, **named: P.kwargs) -> T:
+        # In a forked child the thread that has the lock is not there.
+        with nullcontext() if self._view.is_forked else self._lock:
+            return call(self, *args, **named)
+
+    return method
+
+
 class TableWork:
-    """The reads and writes of one process in a transaction. One thread at a time."""
+    """The reads and writes of one process in a transaction. Thread-safe."""
 
     def __init__(self, replica: Vouching, view: TableSnapshot, isolation: Isolation) -> None:
+        self._lock = threading.RLock()
         self._replica = replica
         self._view = view
         self._reads_lock = isolation == "serializable"  # else the keys that are written do
@@ -74,6 +95,7 @@ class TableWork:
 
     # -- reading --------------------------------------------------------------------------------------
 
+    @alone
     def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None:
         """The row of a key, None if there is none: as of the snapshot, with this transaction's own writes.
 
@@ -95,6 +117,7 @@ class TableWork:
             self._break(broken(table, seen, self.timestamp))
         return seen.value
 
+    @alone
     def scan(
         self,
         table: str,
@@ -123,14 +146,20 @@ class TableWork:
     ) -> Iterator[tuple[bytes, bytes]]:
         left = -1 if limit is None else limit
         while left != 0:
-            self._check()
-            row = next(found, None)
+            row = self._step(found)
             if row is None:
                 return
-            self._note(row[1].by)
             if row[1].value is not None:
                 left -= 1
                 yield row[0], row[1].value
+
+    @alone
+    def _step(self, found: Iterator[tuple[bytes, Written]]) -> tuple[bytes, Written] | None:
+        self._check()
+        row = next(found, None)
+        if row is not None:
+            self._note(row[1].by)
+        return row
 
     def _note(self, by: WriterAt | None) -> None:
         if by is not None:
@@ -153,6 +182,7 @@ class TableWork:
             span = span or self._locks.span(table, low, high)
             span.low, span.high = low, high
 
+    @alone
     def lock(
         self,
         table: str,
@@ -172,6 +202,7 @@ class TableWork:
         else:
             self._locks.span(table, *bounds(low, high, prefix))
 
+    @alone
     def refresh(self) -> None:
         """Let later reads see the writes of processes of this transaction that have finished since the first read.
 
@@ -198,21 +229,25 @@ class TableWork:
         """Delete a row, if it is there. Raises: as `put`."""
         self._put(table, key, None)
 
+    @alone
     def insert(self, table: str, key: bytes, value: bytes) -> None:
         """Write a row that is not there. Raises: RowExists; as `get` and `put`."""
         if self.get(table, key) is not None:
             raise RowExists(f"{table} has a row {key!r:.100}: `put` or `replace` it")
         self.put(table, key, value)
 
+    @alone
     def replace(self, table: str, key: bytes, value: bytes) -> None:
         """Write a row that is there. Raises: RowMissing; as `get` and `put`."""
         if self.get(table, key) is None:
             raise RowMissing(f"{table} has no row {key!r:.100}: `put` or `insert` it")
         self.put(table, key, value)
 
+    @alone
     def _put(self, table: str, key: bytes, value: bytes | None) -> None:
         self._check()
         self._check_table(table)
+        self._view.check_open()
         if self._broken is not None:
             self._fail(self._broken)
         check_key(key)

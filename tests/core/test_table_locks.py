@@ -14,7 +14,7 @@ from anabranch.core.journal import table_writes
 from anabranch.core.journal.table_writes import FEW_KEYS, Keys, Write, fingerprint, write_of
 from anabranch.core.read_locks import Windows
 from anabranch.core.round import Part, StreamCommit
-from anabranch.errors import InvalidArgument, NotAuthorized
+from anabranch.errors import InvalidArgument, NotAuthorized, UnknownStream
 from anabranch.schemas import records as r
 from tests.core.harness import World
 
@@ -242,7 +242,7 @@ def test_of_a_big_commit_the_bounds_are_known() -> None:
     ("change", "error"),
     [
         ({"table": PLAIN}, InvalidArgument),
-        ({"table": "nyc/none"}, InvalidArgument),
+        ({"table": "nyc/none"}, UnknownStream),
         ({"since": (1 << 63) - 1}, InvalidArgument),
         ({"last": (1 << 63) - 1}, InvalidArgument),
         ({"points": (2, 1)}, InvalidArgument),

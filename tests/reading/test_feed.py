@@ -95,7 +95,7 @@ def test_each_record_comes_once_without_what_aborted(log: MemoryLog) -> None:
 def test_a_topic_that_is_gone_ends_reading_and_a_new_one_of_its_name_is_not_read(
     log: MemoryLog, anew: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anabranch.reading.feed._MISSING_S", 2.0)
+    monkeypatch.setattr("anabranch.reading.committed_log._MISSING_S", 2.0)
     commit(log, 0)
     feed = feed_of(log)
     feed.assign({TopicPartition(TOPIC, 0): 0})
@@ -114,7 +114,8 @@ def test_a_topic_that_is_gone_ends_reading_and_a_new_one_of_its_name_is_not_read
 def test_a_topic_that_some_broker_knows_is_waited_for(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anabranch.reading.feed._MISSING_S", 2.0)
+    monkeypatch.setattr("anabranch.reading.committed_log._MISSING_S", 2.0)
+    monkeypatch.setattr("anabranch.reading.committed_log._LOOK_S", 0.05)
     monkeypatch.setattr("anabranch.reading.feed._ASIDE_S", 0.05)
     answers: Iterator[Any] = iter([False, LogUnavailable("away"), False, True, False, False])
     asked = []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from anabranch.core.partitioner import SPACE, position_of
-from anabranch.errors import NotReady, SnapshotExpired
+from anabranch.errors import NotReady, SnapshotExpired, UnknownStream
 from anabranch.ports import TopicPartition
 from anabranch.processors.streams.histories import Histories
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
@@ -24,6 +24,7 @@ from tests.client.world import World
 from tests.memory.log import MemoryLog
 from tests.memory.partition import Partition
 from tests.reading.test_ordered_reader import Member
+from tests.tables.worlds import operator
 
 A, B = "nyc/a", "nyc/b"
 HIGH = next(k for k in map(str.encode, map(str, range(99))) if position_of(k) >= SPACE // 2)
@@ -151,6 +152,26 @@ def test_a_reader_of_all_transactions_tells_a_deleted_marker_from_a_record(unrea
                 values()
     else:
         assert values() == [b"2"]
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("group", [None, "g"])
+def test_a_reader_of_transactions_tells_that_its_stream_is_deleted(
+    group: str | None, anew: bool
+) -> None:
+    """A stream that was made again may be shorter: no offset of it tells."""
+    world, member = World(), Member()
+    world.client.create_stream(A)
+    write(world, 0, A)
+    write(world, 1, A)
+    with TransactionReader(ports_of(world, member), A, group, 9.0, "begin", 5.0) as reader:
+        member.news.append(lambda: member.gained([TopicPartition(history_topic(A), 0)]))
+        assert len([next(reader), next(reader)]) == 2
+        operator(world).delete_stream(A)
+        if anew:
+            world.client.create_stream(A)
+        with pytest.raises(UnknownStream, match="another one" if anew else "not there any more"):
+            next(reader)
 
 
 def test_a_lag_behind_a_cut_history_counts_what_is_left() -> None:

@@ -7,12 +7,14 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from threading import Thread
 from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
 
 from anabranch.batches.records import Record, encode_batch
+from anabranch.client.transaction import Transaction
 from anabranch.core.decisions import decide
 from anabranch.core.decisions.commits import frozen
 from anabranch.core.decisions.turn import Settings
@@ -33,6 +35,7 @@ from anabranch.errors import (
     OutcomeUnknown,
     SnapshotExpired,
     TransactionAborted,
+    UnknownStream,
 )
 from anabranch.ports import TopicPartition
 from anabranch.processors import index_journals
@@ -171,6 +174,16 @@ def test_a_function_that_its_call_does_not_run_is_refused(bank: Bank) -> None:
             bank.rows.transact(function)
     with bank.rows.snapshot() as now:
         assert now.get(A, b"k") == b"1"
+
+
+def test_who_loses_to_the_end_of_the_time_is_told_that(bank: Bank) -> None:
+    def loses(txn: TableTransaction) -> None:
+        txn.put(B, b"k", txn.get(A, b"k") or b"")
+        bank.put(bank.blind, k="2")
+
+    late = [bank.rows.begin(), DeadlineExceeded("SafeTime was not answered in time")]
+    with patch.object(bank.rows, "begin", Mock(side_effect=late)), pytest.raises(LocksBroken):
+        bank.rows.transact(loses, timeout=5.0)
 
 
 def test_a_look_at_registered_locks_waits_for_no_idle_table(bank: Bank) -> None:
@@ -327,6 +340,8 @@ def test_a_table_that_is_made_again_is_loaded_again_by_itself(bank: Bank, commit
     bank.rows.snapshot().close()
     admin = operator(bank)
     admin.delete_stream(A)
+    with pytest.raises(UnknownStream, match=A):
+        bank.rows.snapshot()
     admin.create_table(A, 2)
     for number in range(commits):
         bank.put(bank.blind, new=str(number))
@@ -347,6 +362,24 @@ def test_own_writes_are_read_while_they_can_not_be_handed_over(bank: Bank) -> No
     assert txn.get(A, b"k") == b"2"
     txn.token()
     assert txn.get(A, b"k") == b"2"
+
+
+def test_two_threads_hand_each_row_over_once(bank: Bank) -> None:
+    """The other thread comes in the middle of a write to the journals, and waits for its end."""
+    with bank.rows.begin() as txn:
+        other = Thread(target=txn.put, args=(A, b"other", bytes(5000)))
+        write = Transaction.write
+
+        def met(*given: Any, **named: Any) -> None:
+            if other.ident is None:
+                other.start()
+                other.join(0.1)
+            write(*given, **named)
+
+        with patch.object(Transaction, "write", met):
+            txn.put(A, b"one", bytes(5000))
+            other.join()
+        assert txn.commit().counts.committed == 2
 
 
 # -- outcomes ---------------------------------------------------------------------------------------------
@@ -520,6 +553,20 @@ def test_nobody_who_left_keeps_versions(bank: Bank) -> None:
             raise ZeroDivisionError
         assert not bank.rows._open
         bank.start_controller()
+
+
+def test_what_is_closed_is_not_used_on(bank: Bank) -> None:
+    view, txn = bank.rows.snapshot(), bank.rows.begin()
+    begun = [view.scan(A), view.scan(A, reverse=True), view.versions(A, b"k")]
+    next(begun[0])
+    next(begun[1])
+    view.close()
+    for rows in begun:
+        with pytest.raises(IllegalState, match="the snapshot is closed"):
+            next(rows)
+    bank.rows.close()
+    with pytest.raises(IllegalState, match="the replica is closed"):
+        txn.put(A, b"k", b"2")
 
 
 def test_a_forked_child_leaves_all_to_its_parent(bank: Bank) -> None:

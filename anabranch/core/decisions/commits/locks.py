@@ -112,13 +112,11 @@ def table_times(turn: Turn, tables: Iterable[str]) -> tuple[TableTime, ...]:
 
 
 def check_table(turn: Turn, table: str) -> None:
-    """`InvalidArgument` unless this control partition has such a table; `NotAuthorized`, `StreamLost`."""
+    """`InvalidArgument`: the stream is no table; `UnknownStream`, `StreamLost`, `NotAuthorized`."""
     check_right(turn.state, turn.lane, Right.SAFE_TIME, table)
+    STREAMS.judge(state_of(turn.state.streams.get(table)), "use", limits.cut(table))
     if table not in turn.state.tables:
-        raise InvalidArgument(
-            f"{limits.cut(table)} is no table of this control partition: make one with `create_table`, `near`"
-        )
-    STREAMS.judge(state_of(turn.state.streams.get(table)), "use", table)
+        raise InvalidArgument(f"{table} is no table: make one with `create_table`")
 
 
 def check_locks(turn: Turn, locks: Sequence[TableLocks]) -> None:
