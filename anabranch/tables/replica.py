@@ -164,6 +164,8 @@ class Replica:
         NotAuthorized.
         """
         self._store.check_fork()
+        if not last and self._is_complete(timestamp):
+            return
         self.told(timestamp, last)
         if not self._follower.is_told(timestamp):
             with in_turn(self._turn, _TURN_S):  # mostly another thread's answer will do
@@ -299,8 +301,7 @@ class Replica:
         Not ``fresh``: as of the newest moment that is here, without asking anybody. ``timeout``: seconds.
         Raises: SnapshotExpired (swept), NotReady (to come, or not here in time), and as `wait`.
         """
-        deadline = self.deadline(timeout)
-        wanted = check_at(at)
+        deadline, wanted = self.deadline(timeout), check_at(at)
         least = max(1, wanted or 0)
         if fresh and wanted is None:
             seen = self._controller.last_timestamp
