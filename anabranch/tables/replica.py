@@ -48,6 +48,7 @@ _LEAST_S = 0.05
 _TURN_S = 0.05  # for the answer to another thread's question
 _ASK_S = 1.0  # for the oldest snapshot, before a sweep
 _LEAST_SWEPT = from_us(1_000_000)  # hybrid time between two sweeps of a table
+_ISOLATIONS, _WRITERS = get_args(Isolation), get_args(Writers)
 
 
 class Replica:
@@ -171,9 +172,6 @@ class Replica:
             with in_turn(self._turn, _TURN_S):  # mostly another thread's answer will do
                 if not self._follower.is_told(timestamp):
                     self.told(*self._controller.safe(self.tables, timestamp, deadline))
-        self._wait(timestamp, deadline)
-
-    def _wait(self, timestamp: int, deadline: float) -> None:
         if self._thread is None:
             self._failure = None  # no thread tries again
         while not self._is_complete(timestamp):
@@ -193,7 +191,7 @@ class Replica:
         return self._closed or self._failure is not None or self._is_complete(timestamp)
 
     def _is_complete(self, timestamp: int) -> bool:
-        return not self._store.loading and self.timestamp >= timestamp
+        return not self._store.loading and self._follower.timestamp >= timestamp
 
     def _why(self, timestamp: int) -> str:
         if self._closed:
@@ -307,6 +305,9 @@ class Replica:
             seen = self._controller.last_timestamp
             least, last = self._controller.safe(self.tables, seen, deadline)
             self.told(least, last)
+        return self._taken(least, wanted, deadline)
+
+    def _taken(self, least: int, wanted: int | None, deadline: float) -> TableSnapshot:
         while True:
             self.wait(least, {}, deadline)
             with self._moved:
@@ -337,10 +338,8 @@ class Replica:
         ``timeout``: seconds, to catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.
         """
         commits = self._check_commits(isolation, writers)
-        seen = max(1, self._controller.last_timestamp, self._broken_at)
-        if self.timestamp < seen:
-            self.wait(seen, {}, self.deadline(timeout))
-        view = self.snapshot(fresh=False, timeout=timeout)
+        least = max(1, self._controller.last_timestamp, self._broken_at)
+        view = self._taken(least, None, self.deadline(timeout))
         return TableTransaction(self, commits, view, isolation, keepalive, writers)
 
     def join(
@@ -367,9 +366,9 @@ class Replica:
             raise IllegalState(
                 "this replica has no client to commit by: `Client.replica` makes one that has"
             )
-        for given, kind in ((isolation, Isolation), (writers, Writers)):
-            if given not in get_args(kind):
-                raise InvalidArgument(f"{given!r}: {' or '.join(get_args(kind))}")
+        for given, kinds in ((isolation, _ISOLATIONS), (writers, _WRITERS)):
+            if given not in kinds:
+                raise InvalidArgument(f"{given!r}: {' or '.join(kinds)}")
         return self._commits
 
     def transact(
