@@ -50,7 +50,8 @@ def merge(turn: Turn, step: StreamCommit, taken: Iterable[Taken] = ()) -> None:
         )
         turn.windows.add(step.stream, write, before.last)
         turn.put(k.table_key(step.stream), TableRow(step.timestamp))
-        hold_against(turn, step.stream, write, step.txn_id)
+        if turn.state.locks.count:
+            hold_against(turn, step.stream, write, step.txn_id)
 
 
 def written(turn: Turn, step: StreamCommit, taken: Iterable[Taken]) -> Write:
