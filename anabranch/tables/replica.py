@@ -165,9 +165,10 @@ class Replica:
         NotAuthorized.
         """
         self._store.check_fork()
-        if not last and self._is_complete(timestamp):
+        if last:
+            self.told(timestamp, last)
+        elif self._is_complete(timestamp):
             return
-        self.told(timestamp, last)
         if not self._follower.is_told(timestamp):
             with in_turn(self._turn, _TURN_S):  # mostly another thread's answer will do
                 if not self._follower.is_told(timestamp):
