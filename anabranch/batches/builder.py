@@ -18,7 +18,6 @@ Headers = Sequence[tuple[str, bytes | None]]
 Row = tuple[bytes | None, bytes | None, Headers, int]  # key, value, headers, Unix milliseconds
 
 _TABLE_SIZE = 4096
-_HEADER_CACHE_SIZE = 64
 # A copied record's three leading numbers may each get longer: by 4, 9 and 4 bytes at most.
 COPY_GROWTH = 17
 _COPY_GUESS = 512
@@ -33,6 +32,10 @@ def _varint(value: int) -> bytes:
 _VARINTS = [_varint(value) for value in range(_TABLE_SIZE)]
 _NULL = _varint(-1)
 _NO_HEADERS = _varint(0)
+
+
+def _size(size: int) -> bytes:
+    return _VARINTS[size] if size < _TABLE_SIZE else _varint(size)
 
 
 class _LastBody(threading.local):
@@ -70,7 +73,6 @@ class BatchBuilder:
         self._count = 0
         self._base_timestamp = 0
         self._max_timestamp = 0
-        self._headers: dict[Headers, bytes] = {}
 
     @property
     def count(self) -> int:
@@ -94,11 +96,14 @@ class BatchBuilder:
     def add(
         self, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int
     ) -> None:
-        """Add one record. A tuple of ``headers`` that many records share is encoded once."""
+        """Add one record."""
         self.add_all(((key, value, headers, timestamp_ms),))
 
     def add_all(self, rows: Iterable[Row], limit: int = sys.maxsize) -> int:
-        """Add records until `size_estimate` reaches ``limit``; returns how many. Takes no more from an iterator."""
+        """Add records until `size_estimate` reaches ``limit``; returns how many. Takes no more from an iterator.
+
+        A tuple of headers that records in a row share is encoded once.
+        """
         body, count, room, table = self._body, self._count, limit - HEADER_SIZE, _VARINTS
         base, newest = self._base_timestamp, self._max_timestamp
         shared: Headers | None = None
@@ -121,7 +126,7 @@ class BatchBuilder:
                     size = len(value)
                     value_size = table[size] if size < _TABLE_SIZE else _varint(size)
                 if headers is not shared:
-                    encoded = self._encode_headers(headers) if headers else _NO_HEADERS
+                    encoded = _encode_headers(headers) if headers else _NO_HEADERS
                     shared = headers if type(headers) is tuple else None
                 record = b"".join(
                     (
@@ -236,19 +241,14 @@ class BatchBuilder:
             max_timestamp=self._max_timestamp,
         )
 
-    def _encode_headers(self, headers: Headers) -> bytes:
-        if isinstance(headers, tuple):
-            found = self._headers.get(headers)
-            if found is not None:
-                return found
-        out = bytearray(_varint(len(headers)))
-        for name, value in headers:
-            encoded = name.encode("utf-8", "surrogateescape")
-            out += _varint(len(encoded)) + encoded
-            out += _NULL if value is None else _varint(len(value)) + value
-        if isinstance(headers, tuple) and len(self._headers) < _HEADER_CACHE_SIZE:
-            self._headers[headers] = bytes(out)
-        return bytes(out)
+
+def _encode_headers(headers: Headers) -> bytes:
+    out = [_size(len(headers))]
+    for name, value in headers:
+        encoded = name.encode("utf-8", "surrogateescape")
+        out += (_size(len(encoded)), encoded)
+        out += (_NULL,) if value is None else (_size(len(value)), value)
+    return b"".join(out)
 
 
 def _unpacked(batch: RawBatch, header: BatchHeader) -> Buffer:

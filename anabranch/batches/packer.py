@@ -113,11 +113,9 @@ class Packer:
     def rows(self, of: int, rows: Sequence[Row], codec: int | None = None) -> Iterator[Made]:
         """Take rows; ``codec``: packs a row that is too big by itself."""
         rest, at = iter(rows), 0
-        while True:
+        while at < len(rows):
             mark = self._builder.mark()
             added = self._builder.add_all(rest, self._full)
-            if not added:
-                return
             too_big = self._builder.size_estimate > self._limit
             cut = too_big and self._builder.count > 1
             if cut:

@@ -11,7 +11,7 @@ from typing import Any
 
 from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
 from anabranch.client.ports import MAX_CLOCK_SKEW_S, ClientPorts
-from anabranch.clock import SystemClock
+from anabranch.clock import SystemClock, SystemEntropy
 from anabranch.core.legal_names import OPEN_LANE, check_lane
 from anabranch.errors import InvalidArgument
 from anabranch.kafka.log import KafkaLog
@@ -70,17 +70,17 @@ def connect(
     addresses(bootstrap)
     given = named_options(config, librdkafka_options)
     options = Options(bootstrap, given)
-    clock = SystemClock()
+    clock, entropy = SystemClock(), SystemEntropy()
     admin = KafkaAdmin(options, clock)
     lane = check_lane(given_lane(lane))
-    bus = KafkaBus(options, admin, check_prefix(prefix), lane, clock, os.urandom)
+    bus = KafkaBus(options, admin, check_prefix(prefix), lane, clock, entropy)
     journals = KafkaJournals(options, admin, clock, timeout)
     reading = replace(reader_ports(bootstrap, given), groups=KafkaGroups(admin))
     ports = ClientPorts(
         bus,
         journals,
         clock,
-        os.urandom,
+        entropy,
         Readers(reading, timeout),
         prefix,
         lane,

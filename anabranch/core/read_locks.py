@@ -69,8 +69,8 @@ class _Table:
         for point in points:
             if newest.get(point, 0) > since:
                 return True
-        big = [write for write in self.packed if write.timestamp > since] if self.packed else ()
-        return any(write.has(point) for write in big for point in points)
+        big = [write for write in self.packed if write.timestamp > since]
+        return bool(big) and any(write.has(point) for write in big for point in points)
 
     def above(self, timestamp: int) -> Iterator[Write]:
         """Writes above a timestamp, the newest first."""
@@ -220,7 +220,7 @@ class Sets:
 
 def count_of(locks: Iterable[TableLocks]) -> int:
     """The number of points and ranges."""
-    return sum(len(each.points) + len(each.ranges) for each in locks)
+    return sum([len(each.points) + len(each.ranges) for each in locks])
 
 
 def _with_locks(row: ReadLockRow) -> Iterator[TableLocks]:

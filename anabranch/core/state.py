@@ -182,7 +182,8 @@ class State:
             return
         txn_id = key[:TXN_ID_SIZE]
         old = self.txn_row(txn_id)
-        had, has = (each is not None and each.state in FINISHED for each in (old, row))
+        had = old is not None and old.state in FINISHED
+        has = row is not None and row.state in FINISHED
         if had != has:
             self.outcomes += has - had
             kept = self.outcomes.to_bytes(8, "big") if self.outcomes else None
@@ -204,6 +205,8 @@ class State:
             self._derive_txn(txn_id, entry, identifier, row)
         elif entry in _ALONE:
             setattr(self, _ALONE[entry], row)
+        elif entry in _BY_NAME:
+            _put(getattr(self, _BY_NAME[entry]), identifier.decode(), row)
         elif entry is Entry.SCOPE:
             _put(self.scopes, identifier.decode(), row and row.control_partition)
             _put(self.scope_owners, identifier.decode(), row and row.owner)
@@ -230,8 +233,6 @@ class State:
         elif entry is Entry.PROCESSOR:
             _put(self.processors, identifier.decode(), row if row and row.tasks else None)
             _put(self.deleted, identifier.decode(), None if row and row.tasks else row)
-        elif entry in _BY_NAME:
-            _put(getattr(self, _BY_NAME[entry]), identifier.decode(), row)
         elif entry in _BY_NUMBER:
             _put(getattr(self, _BY_NUMBER[entry]), k.numbered(identifier), row)
 

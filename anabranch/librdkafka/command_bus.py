@@ -284,13 +284,12 @@ class KafkaBus:
 
     def _receive_some(self, consumer: LastingConsumer) -> None:
         message = consumer.poll(_POLL_S)
-        self._serve_producer()
-        if message is None:
-            return
-        self._take_reply(message)
-        # The replies of one round arrive together: one call takes the rest of them.
-        for message in consumer.consume(_REPLIES_AT_ONCE, 0):
+        if message is not None:
             self._take_reply(message)
+            # The replies of one round arrive together: one call takes the rest of them.
+            for message in consumer.consume(_REPLIES_AT_ONCE, 0):
+                self._take_reply(message)
+        self._serve_producer()  # it lets other threads run, so answers come first
 
     def _serve_producer(self) -> None:
         """Serve delivery reports; make a new producer if commands wait in vain for brokers that others find."""

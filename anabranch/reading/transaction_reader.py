@@ -300,6 +300,8 @@ class StreamParts:
                 yield Run(block, partition, low, stretch)
                 count += ours - low
                 low = ours
+            if high < len(offsets):
+                break  # what comes next is behind this part
         if count != part.count:
             self._check_there(partition, part.first, record)
             raise MalformedRecord(
@@ -322,8 +324,10 @@ class StreamParts:
     def _stand_at(self, partition: int, offset: int) -> deque[Portion]:
         """The fetched portions of a partition: all from this offset on is there, or still to come."""
         taken = self._next.get(partition)
-        fetched = self._feed.positions(self._topic, [partition]).get(partition, 0)
-        if taken is None or not taken <= offset <= max(fetched, taken + _SKIP_BY_READING):
+        if taken is None or not (
+            taken <= offset <= taken + _SKIP_BY_READING
+            or taken <= offset <= self._feed.positions(self._topic, [partition]).get(partition, 0)
+        ):
             self._fetched[partition] = deque()
             self._feed.add(self._topic, {partition: offset})
         self._next[partition] = offset

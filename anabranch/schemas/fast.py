@@ -36,6 +36,7 @@ DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 T = TypeVar("T")
 _SHIFTS = tuple(range(7, 64, 7))  # for a number's bytes after the first
 _NO_LOSSES = b"\x00\x00\x00"  # nothing rejected or left out, no reason
+_new = tuple.__new__  # a named tuple without its checks: in half the time
 _STATE_OF = {2 * i: state for i, state in enumerate(STATES)}
 
 
@@ -59,6 +60,9 @@ def _read_long(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _read_int(data: bytes, at: int) -> tuple[int, int]:
+    value = data[at]
+    if value < 0x80:
+        return value >> 1 ^ -(value & 1), at + 1
     value, at = _read_long(data, at)
     if not -(1 << 31) <= value < 1 << 31:
         raise Unusual
@@ -165,8 +169,7 @@ def _read_events(data: bytes, at: int, count: int, events: list[r.Event]) -> int
 
     Most events begin like the one before, have short fields, no headers and no timestamp of their own.
     """
-    new = tuple.__new__
-    add = events.append
+    new, add = _new, events.append
     begins_with = data.startswith
     stream, segment_id, head, head_size = "", 0, b"", 0
     for _ in range(count):
@@ -300,7 +303,7 @@ def _read_segment(data: bytes, at: int) -> tuple[r.SegmentCommit, int]:
 def _read_position(data: bytes, at: int) -> tuple[r.Position, int]:
     partition, at = _read_int(data, at)
     offset, at = _read_long(data, at)
-    return r.Position(partition, offset), at
+    return _new(r.Position, (partition, offset)), at
 
 
 READERS: dict[type, Callable[[bytes], Any]] = {

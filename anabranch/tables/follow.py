@@ -120,7 +120,7 @@ class Follower:
     def floor(self) -> int:
         """The least time at which all tables can be read, as far as they are here."""
         marks = self._store.marks
-        return max(marks[stream].floor if stream in marks else 0 for stream in self.streams)
+        return max([marks[stream].floor for stream in self.streams if stream in marks], default=0)
 
     @property
     def at_end(self) -> bool:

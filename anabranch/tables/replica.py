@@ -49,6 +49,7 @@ _LEAST_S = 0.05
 _TURN_S = 0.05  # for the answer to another thread's question
 _ASK_S = 1.0  # for the oldest snapshot, before a sweep
 _LEAST_SWEPT = from_us(1_000_000)  # hybrid time between two sweeps of a table
+_ISOLATIONS, _WRITERS = get_args(Isolation), get_args(Writers)
 
 
 class Replica:
@@ -164,14 +165,14 @@ class Replica:
         NotAuthorized.
         """
         self._store.check_fork()
-        self.told(timestamp, last)
+        if last:
+            self.told(timestamp, last)
+        elif self._is_complete(timestamp):
+            return
         if not self._follower.is_told(timestamp):
             with in_turn(self._turn, _TURN_S):  # mostly another thread's answer will do
                 if not self._follower.is_told(timestamp):
                     self.told(*self._controller.safe(self.tables, timestamp, deadline))
-        self._wait(timestamp, deadline)
-
-    def _wait(self, timestamp: int, deadline: float) -> None:
         if self._thread is None:
             self._failure = None  # no thread tries again
         while not self._is_complete(timestamp):
@@ -191,7 +192,7 @@ class Replica:
         return self._closed or self._failure is not None or self._is_complete(timestamp)
 
     def _is_complete(self, timestamp: int) -> bool:
-        return not self._store.loading and self.timestamp >= timestamp
+        return not self._store.loading and self._follower.timestamp >= timestamp
 
     def _why(self, timestamp: int) -> str:
         if self._closed:
@@ -295,13 +296,15 @@ class Replica:
         Not ``fresh``: as of the newest moment that is here, without asking anybody. ``timeout``: seconds.
         Raises: SnapshotExpired (swept), NotReady (to come, or not here in time), and as `wait`.
         """
-        deadline = self.deadline(timeout)
-        wanted = check_at(at)
+        deadline, wanted = self.deadline(timeout), check_at(at)
         least = max(1, wanted or 0)
         if fresh and wanted is None:
             seen = self._controller.last_timestamp
             least, last = self._controller.safe(self.tables, seen, deadline)
             self.told(least, last)
+        return self._taken(least, wanted, deadline)
+
+    def _taken(self, least: int, wanted: int | None, deadline: float) -> TableSnapshot:
         while True:
             self.wait(least, {}, deadline)
             with self._moved:
@@ -332,10 +335,8 @@ class Replica:
         ``timeout``: seconds, to catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.
         """
         commits = self._check_commits(isolation, writers)
-        seen = max(1, self._controller.last_timestamp, self._broken_at)
-        if self.timestamp < seen:
-            self.wait(seen, {}, self.deadline(timeout))
-        view = self.snapshot(fresh=False, timeout=timeout)
+        least = max(1, self._controller.last_timestamp, self._broken_at)
+        view = self._taken(least, None, self.deadline(timeout))
         return TableTransaction(self, commits, view, isolation, keepalive, writers)
 
     def join(
@@ -360,9 +361,9 @@ class Replica:
     def _check_commits(self, isolation: Isolation, writers: Writers) -> Commits:
         if self._commits is None:
             raise IllegalState("this replica has no client to commit by: use `Client.replica`")
-        for given, kind in ((isolation, Isolation), (writers, Writers)):
-            if given not in get_args(kind):
-                raise InvalidArgument(f"{given!r}: {' or '.join(get_args(kind))}")
+        for given, kinds in ((isolation, _ISOLATIONS), (writers, _WRITERS)):
+            if given not in kinds:
+                raise InvalidArgument(f"{given!r}: {' or '.join(kinds)}")
         return self._commits
 
     def transact(

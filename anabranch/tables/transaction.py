@@ -277,7 +277,7 @@ class TableTransaction(TableWork):
             marks = self._replica.marks()
             found: AnabranchError | None
             try:
-                found = self._broken or self._locks.look(self._view)
+                found = self._broken or self._locks.look(self._view, marks)
             except SnapshotExpired as error:
                 found = error
             if found is not None and self._sent:

@@ -68,14 +68,6 @@ def test_headers_given_as_a_list() -> None:
     ]
 
 
-def test_many_different_headers_are_not_all_kept() -> None:
-    built = BatchBuilder()
-    made = [Record(i, 0, b"k", b"v", (("h", b"%d" % i),)) for i in range(500)]
-    built.add_all((r.key, r.value, r.headers, r.timestamp_ms) for r in made)
-    assert decode_records(built.build()) == made
-    assert len(built._headers) <= 64
-
-
 @settings(max_examples=150)
 @given(
     st.lists(st.tuples(records(), st.sampled_from(CODECS)), min_size=1, max_size=3),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from anabranch import errors
 from anabranch.cli.session import Target
 from anabranch.client.reservation import Reservation
+from anabranch.clock import SystemEntropy
 from anabranch.core.state import OpenTxn
 from anabranch.core.tokens import Token, TokenBytes, make, narrow, peek
 from anabranch.processors.config import ControllerOptions
@@ -140,3 +143,19 @@ def test_the_file_that_hands_a_reservation_over_is_its_owners(
     assert not shows(repr(writer.Written(reservation, b"", 1, "q", "0")))
     connection = options.Connection("b:9092", "p", 1.0, tuple(PASSWORD.items()))
     assert not shows(repr(connection))
+
+
+def test_an_id_is_drawn_once_and_a_forked_child_draws_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw = SystemEntropy()
+    with ThreadPoolExecutor() as threads:
+        found = list(threads.map(lambda n: draw(16 if n % 3 else 9), range(2000)))
+    assert [len(each) for each in found] == [16 if n % 3 else 9 for n in range(2000)]
+    assert len({each[:9] for each in found}) == len(found)
+    assert len(draw(5000)) == 5000
+    draw._drawn = BytesIO(bytes(600))  # what a parent has drawn
+    assert draw(8) == bytes(8)
+    assert draw(32) != bytes(32), "a secret is none of it"
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert draw(8) != bytes(8)

@@ -291,16 +291,16 @@ def test_a_snapshot_of_a_table_that_is_just_being_dropped(
     one = one_row(world)
     with replica(world, Truth(world, TABLES), [one], None) as found:
         found.snapshot().close()
-        real = found._wait
+        real = found.wait
 
         def drop(*given: Any) -> None:
             real(*given)
-            monkeypatch.setattr(found, "_wait", real)
+            monkeypatch.setattr(found, "wait", real)
             found._follower._anew(one, found._store.marks[one].ids)
             found._follower._tables = []
 
         for at in (found.timestamp, None):
-            monkeypatch.setattr(found, "_wait", drop)
+            monkeypatch.setattr(found, "wait", drop)
             with found.snapshot(at=at) as view:
                 assert view.get(one, b"a") == b"1"
 
@@ -424,7 +424,6 @@ def test_waiting_threads_share_a_question_but_for_a_time_to_come(
             return at, found.last
 
         monkeypatch.setattr(truth, "safe", safe)
-        monkeypatch.setattr(found, "_wait", lambda *_: None)
         monkeypatch.setattr(replica_module, "_TURN_S", 9.0)
         list(threads.map(lambda _: found.wait(now, {}, 0.0), range(4)))
         assert asked == [now]

@@ -48,6 +48,7 @@ from anabranch.tables import own_writes
 from anabranch.tables.indexes import Indexed
 from anabranch.tables.joined import JoinedTransaction
 from anabranch.tables.replica import Replica
+from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.transaction import TableTransaction
 from anabranch.topics.names import history_topic, journal_topic
 from tests.client.world import World
@@ -159,6 +160,19 @@ def test_what_the_controller_is_not_sure_of_may_be_broken(
     force(bank, monkeypatch)
     with pytest.raises(LocksBroken):
         txn.commit(timeout=20.0)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_commit_looks_at_its_reads_if_a_later_one_is_here(bank: Bank, others: int) -> None:
+    txn = bank.rows.begin()
+    txn.put(A, b"k", txn.get(A, b"x") or b"")
+    for _ in range(others):
+        bank.put(bank.blind, B, y="2")
+        bank.rows.snapshot().close()
+    real = TableSnapshot.look
+    with patch.object(TableSnapshot, "look", autospec=True, side_effect=real) as looked:
+        assert txn.commit(timeout=20.0).counts.committed == 1
+    assert looked.call_count == others
 
 
 def test_a_function_that_its_call_does_not_run_is_refused(bank: Bank) -> None:

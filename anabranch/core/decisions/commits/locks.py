@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from operator import lt
 
 from anabranch.core import limits
 from anabranch.core import rows as k
@@ -49,7 +50,8 @@ def merge(turn: Turn, step: StreamCommit, taken: Iterable[Taken] = ()) -> None:
         )
         turn.windows.add(step.stream, write, before.last)
         turn.put(k.table_key(step.stream), TableRow(step.timestamp))
-        hold_against(turn, step.stream, write, step.txn_id)
+        if turn.state.locks.count:
+            hold_against(turn, step.stream, write, step.txn_id)
 
 
 def written(turn: Turn, step: StreamCommit, taken: Iterable[Taken]) -> Write:
@@ -136,12 +138,11 @@ def check_locks(turn: Turn, locks: Sequence[TableLocks]) -> None:
             )
 
 
-def _rise(values: Iterable[str | int]) -> bool:
-    return all(a < b for a, b in pairwise(values))  # type: ignore[operator]
+def _rise(values: Sequence[str | int]) -> bool:
+    return all(map(lt, values, values[1:]))
 
 
-def _apart(ranges: Iterable[LockedRange]) -> bool:
-    found = tuple(ranges)
-    if any(each.high is not None and each.low >= each.high for each in found):
+def _apart(ranges: Sequence[LockedRange]) -> bool:
+    if any(each.high is not None and each.low >= each.high for each in ranges):
         return False
-    return all(a.high is not None and a.high < b.low for a, b in pairwise(found))
+    return all(a.high is not None and a.high < b.low for a, b in pairwise(ranges))

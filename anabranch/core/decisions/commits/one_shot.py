@@ -309,10 +309,10 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
                     raise InvalidArgument(f"header {name!r}: names that begin so are reserved")
         events.append(event)
     for table in by_stream.keys() & turn.state.tables.keys():
-        for row in by_stream[table]:
-            limits.ROW_KEY.check(len(row.key or b""), f"a key of {table}")
-            if not row.key:
-                raise InvalidArgument(f"{table} is a table: each row has a key, which is not empty")
+        sizes = [len(row.key or b"") for row in by_stream[table]]
+        limits.ROW_KEY.check(max(sizes), f"a key of {table}")
+        if not min(sizes):
+            raise InvalidArgument(f"{table} is a table: each row has a key, which is not empty")
     for stream in filter(is_state, by_stream):
         rows = by_stream[stream]
         positions.check_state(command.consumed, {stream: {row.segment_id for row in rows}})
