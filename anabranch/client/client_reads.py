@@ -19,8 +19,9 @@ from anabranch.core.legal_names import check_type
 from anabranch.core.stream_settings import is_table, versions_ms
 from anabranch.errors import InvalidArgument, NotReady, UnsupportedSetting
 from anabranch.extras import need
-from anabranch.reading.committed_log import ReaderPorts, check_group
+from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history_search import Start, check_at, check_start
+from anabranch.reading.iteration import check_group
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.snapshot import (
@@ -231,8 +232,7 @@ class Reading:
 
         Raises: as `snapshot`; InvalidArgument: the group has no position in a stream.
         """
-        readers = self._readers()
-        names = streams_of(streams)
+        readers, names = self._readers(), streams_of(streams)
         if check_group(group) is None:
             raise InvalidArgument("progress is of a consumer group: give its name")
         session, deadline = self._shared.session, self._shared.deadline(timeout)

@@ -288,8 +288,17 @@ def is_known(cluster: Cluster, topic: str, deadline: float) -> bool:
     """`anabranch.ports.Log.is_known`: one broker's word is enough, if it knows the topic."""
     if topic in cluster.refresh([topic], deadline):
         return True
-    ids = _ids(cluster, topic, deadline)
-    return not ids or any(found is not None for found in ids)
+    nodes, away = cluster.nodes, None
+    for number, node in enumerate(nodes):
+        share = (deadline - time.monotonic()) / (len(nodes) - number)
+        try:
+            if _id(cluster, topic, node, cluster.deadline(share)) is not None:
+                return True
+        except ConnectionBroken as error:
+            away = error
+    if away is not None:  # not asked again: the caller may go on without it
+        raise LogUnavailable(f"who knows {topic}: {away}", (topic,)) from away
+    return not nodes
 
 
 def is_agreed(cluster: Cluster, topic: str, topic_id: str, deadline: float) -> bool:
@@ -298,22 +307,22 @@ def is_agreed(cluster: Cluster, topic: str, topic_id: str, deadline: float) -> b
 
 
 def _ids(cluster: Cluster, topic: str, deadline: float) -> list[str | None]:
-    """The topic's id from each broker; empty from one that tells none, None from one that knows no such topic.
+    return [_id(cluster, topic, node, deadline) for node in cluster.nodes]
 
-    `ConnectionBroken` if one can't be asked, or has not read the cluster's metadata since it started.
+
+def _id(cluster: Cluster, topic: str, node: int, deadline: float) -> str | None:
+    """The topic's id from a broker; empty if it tells none, None if it knows no such topic.
+
+    `ConnectionBroken` if it can't be asked, or has not read the cluster's metadata since it started.
     """
-    found: list[str | None] = []
-    for node in cluster.nodes:
-        answer = cluster.metadata([topic], node, deadline)
-        if not answer.brokers:
-            raise ConnectionBroken(f"broker {node} knows no brokers so far")
-        told = answer.topics[0]
-        if int(told.error_code) == UNKNOWN_TOPIC_OR_PARTITION:
-            found.append(None)
-            continue
-        topic_id = getattr(told, "topic_id", None) if int(told.error_code) == NONE else None
-        found.append(str(topic_id.hex) if topic_id is not None else "")
-    return found
+    answer = cluster.metadata([topic], node, deadline)
+    if not answer.brokers:
+        raise ConnectionBroken(f"broker {node} knows no brokers so far")
+    told = answer.topics[0]
+    if int(told.error_code) == UNKNOWN_TOPIC_OR_PARTITION:
+        return None
+    topic_id = getattr(told, "topic_id", None) if int(told.error_code) == NONE else None
+    return str(topic_id.hex) if topic_id is not None else ""
 
 
 def add_partitions(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _LOOK_S = 10.0  # so often new partitions are looked for
+_BEHIND_S = 5.0  # so long an end below what is consumed may be that of a leader that is behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class PlainReader:
             return
         self._look_at = now + _LOOK_S
         deadline, topics = now + self._timeout, list(self._numbers)
-        counts = self._source.partition_counts(topics, deadline)
+        # A topic is gone by every broker's word only.
+        counts = self._source.partition_counts(topics, deadline, math.inf)
         ids = self._source.topic_ids(topics, deadline)
         for topic, number in self._numbers.items():
             _check_count(topic, counts, self._tenure.task_count)
@@ -112,17 +114,20 @@ class PlainReader:
     def _first(self, place: TopicPartition, begin: ProcessorInput, deadline: float) -> int:
         known = self._tenure.tasks[place.partition].positions
         at = next((p.record for p in known if p.input == self._numbers[place.topic]), None)
-        if at is not None and begin.topic_id:
-            return at  # it is the same topic: its leader is behind if it ends below
         end = self._source.end_offsets([place], deadline)[place]
         if at is None:
             if begin.timestamp:
                 found = self._source.offset_for_time(place, begin.timestamp, deadline)
                 return end if found is None else found
             return self._source.start_offsets([place], deadline)[place]
+        until = self._clock.monotonic() + _BEHIND_S
+        while at > end and self._clock.monotonic() < until:  # its leader may be behind
+            self._clock.sleep(0.5)
+            end = self._source.end_offsets([place], deadline)[place]
         if at > end:
             raise IllegalState(
-                f"{place.topic}[{place.partition}] ends at {end}, and offset {at} is consumed: it was made again?"
+                f"{place.topic}[{place.partition}] ends at {end}, and offset {at} is consumed: it was made again, "
+                "or has lost records; make another processor"
             )
         return at
 

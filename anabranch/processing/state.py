@@ -91,6 +91,8 @@ class StateReader:
                     raise self._broken(task, f"it is at commit {found}, its row at an earlier one")
             now = clock.monotonic()
             if missing and now >= deadline:
+                # Asked again: an old leader's end lies below the last commit, too.
+                ends = self._source.end_offsets(places, now + _ASK_S)
                 for task, at in self._feed.positions(self.topic, missing).items():
                     if at >= ends[TopicPartition(self.topic, task)]:
                         raise self._broken(task, "it lacks the last commit that its row names")
@@ -147,14 +149,14 @@ class StateReader:
     def _usable(self, task: int, mark: Mark | None, end: int) -> Mark:
         """The mark, if its rows may be read on from; else a new one, and the rows are thrown away.
 
-        An older one could miss deletions that compaction has forgotten. Nor may it lie behind the end of a topic
-        without an id, which may be another one. With an id, that is the end of a leader that is behind.
+        An older one could miss deletions that compaction has forgotten. Nor may it lie behind the end: that topic
+        is another one, or has lost records, and others may write in their place.
         """
         now_ms = int(self._source.clock.wall() * 1000)
         if (
             mark is not None
             and self._suits(mark)
-            and (mark.topic_id or mark.offset <= end)
+            and mark.offset <= end
             and now_ms - mark.written_ms <= SURE_MS
         ):
             return mark

@@ -16,10 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
-from anabranch.core.legal_names import check_type
 from anabranch.errors import (
     FixCallError,
-    InvalidArgument,
     MalformedRecord,
     NotAuthorized,
     NotReady,
@@ -55,6 +53,7 @@ _SLICE_S = 0.5  # an answer without news comes after so long
 _BEHIND_S = 0.2  # before a broker that is behind, or has no leader, is asked again
 _MISSING_S = 1.0  # brokers may be behind: so long none of them need know a topic
 _LOOK_S = 0.5  # after so long they are asked again who knows it
+_UNKNOWN_S = 2.0  # so long a broker that can't be asked may know a topic that no other one knows
 _PAUSES_S = (0.02, 0.5)  # between tries of a question: the first and the longest
 
 
@@ -266,20 +265,46 @@ class CommittedLog:
 
     # -- questions ------------------------------------------------------------------------------------
 
-    def partition_counts(self, topics: Sequence[str], deadline: float) -> dict[str, int]:
-        """How many partitions each of these topics has; those that don't exist are left out."""
-        return self._ask(deadline, lambda _: self._all(topics, self.raw.partition_counts(topics)))
+    def partition_counts(
+        self, topics: Sequence[str], deadline: float, patience: float = _UNKNOWN_S
+    ) -> dict[str, int]:
+        """How many partitions each of these topics has; those that don't exist are left out.
+
+        ``patience``: seconds for which brokers are asked again that can't be asked, before a topic counts as
+        missing that no other one knows. 0: one broker's word is enough.
+        """
+        return self._all(topics, deadline, lambda: self.raw.partition_counts(topics), patience)
 
     def topic_ids(self, topics: Sequence[str], deadline: float) -> dict[str, str]:
         """The ids of these topics, empty if brokers have none; those that don't exist are left out."""
-        return self._ask(deadline, lambda _: self._all(topics, self.raw.topic_ids(topics)))
+        return self._all(topics, deadline, lambda: self.raw.topic_ids(topics), _UNKNOWN_S)
 
-    def _all(self, topics: Sequence[str], found: dict[str, T]) -> dict[str, T]:
-        """One broker's answer. `LogUnavailable` if it lacks a topic that another one knows."""
-        for topic in topics:
-            if topic not in found and self.raw.is_known(topic):
-                raise LogUnavailable(f"the broker asked does not know {topic} (yet)", (topic,))
-        return found
+    def _all(
+        self,
+        topics: Sequence[str],
+        deadline: float,
+        question: Callable[[], dict[str, T]],
+        patience: float,
+    ) -> dict[str, T]:
+        """One broker's answer; another one is asked if it lacks a topic that some broker knows."""
+        until = self.clock.monotonic() + patience
+
+        def known(topic: str) -> bool:
+            try:
+                return self.raw.is_known(topic)
+            except LogUnavailable as error:
+                if isinstance(error, LogDenied) or self.clock.monotonic() < until:
+                    raise
+                return False
+
+        def asked(_: Failed) -> dict[str, T]:
+            found = question()
+            for topic in topics if patience else ():
+                if topic not in found and known(topic):
+                    raise LogUnavailable(f"the broker asked does not know {topic} (yet)", (topic,))
+            return found
+
+        return self._ask(deadline, asked)
 
     def start_offsets(
         self, places: Iterable[TopicPartition], deadline: float
@@ -356,24 +381,6 @@ def _check_there(topics: Mapping[str, str], found: Container[str]) -> None:
     for stream, topic in topics.items():
         if topic not in found:
             raise UnknownStream(f"there is no stream {stream!r}: create it first")
-
-
-def check_group(group: str | None) -> str | None:
-    """A group's name is not empty."""
-    if group is not None:
-        check_type("a group", group, str)
-    if group == "":
-        raise InvalidArgument(f"group {group!r}: a name, or None")
-    return group
-
-
-def check_timeout(timeout: float | None) -> float | None:
-    """Seconds, or None: without end."""
-    if timeout is not None:
-        check_type("a timeout, in seconds,", timeout, int, float)
-    if timeout is not None and not 0 <= timeout < 1e9:
-        raise InvalidArgument(f"timeout {timeout!r}: seconds, or None for ever")
-    return timeout
 
 
 class Foreign:

@@ -7,7 +7,8 @@ from abc import abstractmethod
 from collections.abc import Generator, Iterator
 from typing import Generic, Self, TypeVar
 
-from anabranch.errors import AnabranchError, RetryError
+from anabranch.core.legal_names import check_type
+from anabranch.errors import AnabranchError, InvalidArgument, RetryError
 from anabranch.ports import GroupMember
 
 T = TypeVar("T")
@@ -72,3 +73,21 @@ class Iteration(Iterator[T], Generic[T]):
         self._closed = True
         if self._member is not None:
             self._member.leak()
+
+
+def check_group(group: str | None) -> str | None:
+    """A group's name is not empty."""
+    if group is not None:
+        check_type("a group", group, str)
+    if group == "":
+        raise InvalidArgument(f"group {group!r}: a name, or None")
+    return group
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Seconds, or None: without end."""
+    if timeout is not None:
+        check_type("a timeout, in seconds,", timeout, int, float)
+    if timeout is not None and not 0 <= timeout < 1e9:
+        raise InvalidArgument(f"timeout {timeout!r}: seconds, or None for ever")
+    return timeout

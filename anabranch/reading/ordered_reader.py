@@ -10,13 +10,11 @@ from anabranch.ports import GroupMember, TopicPartition
 from anabranch.reading.committed_log import (
     CommittedLog,
     ReaderPorts,
-    check_group,
-    check_timeout,
     partitions_of,
 )
 from anabranch.reading.feed import Feed
 from anabranch.reading.history_search import HistorySearch, Start, check_start
-from anabranch.reading.iteration import Iteration
+from anabranch.reading.iteration import Iteration, check_group, check_timeout
 from anabranch.reading.stream_order import OrderedStream, Step
 from anabranch.topics.names import stream_topic
 from anabranch.types import Event

@@ -22,8 +22,6 @@ from anabranch.reading.committed_log import (
     CommittedLog,
     Foreign,
     ReaderPorts,
-    check_group,
-    check_timeout,
     partitions_of,
 )
 from anabranch.reading.decoded import Run, Stretch
@@ -31,7 +29,7 @@ from anabranch.reading.feed import Feed
 from anabranch.reading.fetched import Portion
 from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.history_search import HistorySearch, Start, check_start
-from anabranch.reading.iteration import Iteration
+from anabranch.reading.iteration import Iteration, check_group, check_timeout
 from anabranch.schemas.records import CommitRecord, SegmentCommit
 from anabranch.topics.names import stream_topic
 from anabranch.types import Committed, Event

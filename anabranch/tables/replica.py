@@ -25,8 +25,9 @@ from anabranch.errors import (
     TransactionAborted,
 )
 from anabranch.ports import Clock
-from anabranch.reading.committed_log import ReaderPorts, check_timeout
+from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history_search import check_at
+from anabranch.reading.iteration import check_timeout
 from anabranch.tables.follow import Follower, SafeTimes
 from anabranch.tables.indexes import Index, indexed
 from anabranch.tables.joined import JoinedTransaction, join
@@ -77,10 +78,8 @@ class Replica:
         Raises: IllegalState (the folder is in use, or of another cluster).
         """
         self._clock: Clock = ports.clock
-        self._controller = controller
-        self._commits = commits
-        self._timeout = timeout
-        self._history = from_us(history_ms * 1000)
+        self._controller, self._commits = controller, commits
+        self._timeout, self._history = timeout, from_us(history_ms * 1000)
         self._temporary = tempfile.mkdtemp(prefix="anabranch-replica-") if folder is None else None
         place = Path(self._temporary or folder or "", "rows")
         self._store = Store(place, cluster_id, indexed(index, tuple(tables)))
@@ -94,8 +93,7 @@ class Replica:
         self._swept: dict[str, int] = {}
         self._pauses: dict[str, int] = {}  # before a sweep that failed is tried again
         self._failure: Exception | None = None
-        self._trouble = ""
-        self._broken_at = 0
+        self._trouble, self._broken_at = "", 0
         self._held = held
         self._closed = False
         self._thread: threading.Thread | None = None

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from anabranch.ports import TopicSpec
+from anabranch.batches.records import Record
+from anabranch.errors import IllegalState, NotReady
+from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Mark, Table
 from anabranch.reading.committed_log import CommittedLog
+from anabranch.schemas.records import TaskInfo
 from tests.client.doubles import ManualClock
 from tests.memory.log import MemoryCluster
 
@@ -40,19 +45,44 @@ def test_a_mark_never_outlives_its_rows(tmp_path: Path, until: str) -> None:
     assert rows.get(b"0") in (None, b"new")
 
 
-@pytest.mark.parametrize("has_id", [True, False])
-def test_an_old_leader_s_end_keeps_the_folder(tmp_path: Path, has_id: bool) -> None:
-    """The end lies below what the rows were read from. Another topic, which has no id, is thrown away."""
+@pytest.mark.parametrize(
+    ("later", "error", "why"),
+    [(12, NotReady, "to its end now"), (5, IllegalState, "lacks the last commit")],
+)
+def test_a_restore_in_silence_asks_for_the_end_again(
+    tmp_path: Path, later: int, error: type[Exception], why: str
+) -> None:
+    """An old leader's end, below the folder's mark, was taken for a state that lacks its last commit."""
     clock = ManualClock()
     log = MemoryCluster(clock).log("r")
-    table = Table(tmp_path)
-    reader = StateReader(CommittedLog(log, clock), table, "nyc/p", 0)
-    log.create_topics([TopicSpec(reader.topic, 1)])
-    topic_id = log.topic_ids([reader.topic])[reader.topic] if has_id else ""
-    reader._topic_id = topic_id
-    mark = Mark(topic_id, 0, 7, 9, int(clock.wall() * 1000))
-    table.write([(0, [(b"k", b"v")])], {0: mark})
-    reader.follow([0], clock.monotonic() + 1)
-    kept = list(table.scan(0, b"", b"\xff"))
-    table.close()
-    assert kept == [(b"k", b"v")] * has_id
+    with closing(Table(tmp_path)) as table:
+        reader = StateReader(CommittedLog(log, clock), table, "nyc/p", 0)
+        log.create_topics([TopicSpec(reader.topic, 1)])
+        topic_id, place = (
+            log.topic_ids([reader.topic])[reader.topic],
+            TopicPartition(reader.topic, 0),
+        )
+        mark = Mark(topic_id, 0, 7, 9, int(clock.wall() * 1000))
+        table.write([(0, [(b"k", b"v")])], {0: mark})
+        log.cluster.produce(place, [Record(0, 0, b"k", b"v")] * 5)
+        ends = iter([{place: 5}, {place: later}])
+        with (
+            patch.object(log, "end_offsets", lambda *_, **__: next(ends)),
+            patch.object(reader._feed, "_look", None),
+            pytest.raises(error, match=why),
+        ):
+            reader.restore({0: TaskInfo(0, 1, "h", 0, 3, b"", 0, None, (), 8)}, 60, lambda: None)
+
+
+def test_a_copy_that_lies_behind_the_end_is_thrown_away(tmp_path: Path) -> None:
+    """The topic lost records: a standby went on behind what others wrote in their place, and lacked it."""
+    clock = ManualClock()
+    log = MemoryCluster(clock).log("r")
+    with closing(Table(tmp_path)) as table:
+        reader = StateReader(CommittedLog(log, clock), table, "nyc/p", 0)
+        log.create_topics([TopicSpec(reader.topic, 1)])
+        topic_id = log.topic_ids([reader.topic])[reader.topic]
+        mark = Mark(topic_id, 0, 7, 9, int(clock.wall() * 1000))
+        table.write([(0, [(b"k", b"v")])], {0: mark})
+        reader.follow([0], clock.monotonic() + 1)
+        assert not list(table.scan(0, b"", b"\xff"))

@@ -8,8 +8,17 @@ from typing import Any
 import pytest
 
 from anabranch.core.stream_states import ACTIVE, LOST
-from anabranch.ports import Fetched, OffsetOutOfRange, TopicInfo, TopicPartition, TopicSpec
+from anabranch.ports import (
+    Fetched,
+    LogUnavailable,
+    OffsetOutOfRange,
+    TopicInfo,
+    TopicPartition,
+    TopicSpec,
+)
 from anabranch.processors.intake import Intake
+from anabranch.processors.streams.helper_thread import helper
+from anabranch.processors.streams.topics import TRIES
 from anabranch.schemas.records import (
     AlterStream,
     Commit,
@@ -173,6 +182,31 @@ def test_a_recovery_is_not_refused_for_good_by_one_brokers_word(
         assert isinstance(answer, Refusal)
         assert answer.code == "NotReady"
     assert play.ask(RecoverStream(GONE), seconds=1).streams[0].state == ACTIVE
+
+
+def test_a_recovery_that_brokers_cannot_judge_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tried on a helper thread, each try counted as the first one: it never ended."""
+    play, asked = Play(), []
+    play.world.cluster.delete_topic(history_topic(GONE))
+    play.lead_anew()
+    play.one_shot(GONE)
+    play.play(5, 2 * LOST_S)
+
+    def away(*_: object) -> bool:
+        asked.append(1)
+        raise LogUnavailable("broker 2 can't be asked")
+
+    monkeypatch.setattr(MemoryLog, "is_gone", away)
+    with helper("recovery", threads=True) as beside:
+        assert play.controller._beside is not None
+        topics = play.controller._beside.topics
+        topics._helper = beside
+        command = play.world.send(RecoverStream(GONE))
+        for _ in range(99):
+            play.play(1, 1.0)
+            [work.exception() for _, work in topics._under_way.values()]
+    assert play.world.reply(command).code == "NotReady"
+    assert (len(asked), play.stream_state(GONE)) == (TRIES, LOST)
 
 
 def test_an_alteration_behind_a_growth_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from anabranch.core.partitioner import SPACE, position_of
 from anabranch.errors import NotReady, SnapshotExpired, UnknownStream
-from anabranch.ports import TopicPartition
+from anabranch.ports import LogUnavailable, TopicPartition
 from anabranch.processors.streams.histories import Histories
-from anabranch.reading.committed_log import CommittedLog, ReaderPorts
+from anabranch.reading.committed_log import CommittedLog, ReaderPorts, partitions_of
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.tasks.lag import lags_behind
 from anabranch.reading.tasks.reader import TaskReader
+from anabranch.reading.tasks.standing import groups_of
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import CreateProcessor
 from anabranch.topics.names import history_topic, stream_topic
@@ -253,6 +256,31 @@ def test_a_processor_is_made_once_a_broker_knows_its_stream(
     due = world.clock.now + 30
     with pytest.raises(NotReady, match="does not know"):
         Readers(ports_of(world), 30.0).first_inputs([A], "begin", due - 20, lambda *_: {A: 0})
+
+
+def test_a_stream_is_missing_though_a_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question lasted to its deadline. The inputs of running workers are waited for."""
+    world, asked = World(), []
+    source = CommittedLog(world.cluster.log("r"), world.clock)
+
+    def away(*_: object) -> bool:
+        asked.append(world.clock.now)
+        raise LogUnavailable("broker 2 can't be asked")
+
+    monkeypatch.setattr(MemoryLog, "is_known", away)
+    begun = world.clock.now
+    with pytest.raises(UnknownStream):
+        partitions_of(source, [A], begun + 30)
+    assert (world.clock.now - begun < 4, len(asked) < 20) == (True, True)
+    with pytest.raises(NotReady, match="broker 2"):
+        source.partition_counts(["orders"], world.clock.now + 9, math.inf)
+
+
+def test_groups_of_others_cost_no_question_to_every_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, groups = World(), Mock(names=lambda _: ["g"], state=lambda *_: ("empty", ()))
+    groups.offsets = lambda *_: dict.fromkeys([TopicPartition("app.t", 0)], 5)
+    monkeypatch.setattr(MemoryLog, "is_known", asked := Mock())
+    assert (groups_of(ports_of(world), groups, None, 5.0), asked.called) == ([], False)
 
 
 @pytest.mark.parametrize(("group", "start"), [(None, "end"), ("g", "end"), (None, "begin")])

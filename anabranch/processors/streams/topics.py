@@ -281,7 +281,6 @@ class StreamTopics:
         """Compare the topics of a stream that was given up with its old ones."""
         names = topics_of(row.stream)
         found = self._log.describe_topics(names)
-        self._forget(row.stream)
         for name, topic_id in zip(names, row.topic_ids, strict=False):
             info = found.get(name)
             least = 1 if name == names[2] else row.partitions
@@ -291,7 +290,9 @@ class StreamTopics:
                 )
                 if not self._log.is_gone(name, least, topic_id):
                     error = NotReady(f"a broker does not show {name} as it was (yet); ask again")
+                self._forget(row.stream)
                 return partial(recovery_refused, stream=row.stream, error=error)
+        self._forget(row.stream)
         return partial(stream_recovered, stream=row.stream)
 
     def _check_no_history(self, stream: str) -> None:

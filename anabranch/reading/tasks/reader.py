@@ -12,11 +12,10 @@ import numpy as np
 from anabranch.errors import InvalidArgument, RetryError, SnapshotExpired
 from anabranch.reading.committed_log import (
     ReaderPorts,
-    check_timeout,
 )
 from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.history_search import HistorySearch
-from anabranch.reading.iteration import Iteration
+from anabranch.reading.iteration import Iteration, check_timeout
 from anabranch.reading.tasks.dealing import Dealing
 from anabranch.reading.tasks.inputs import check_same_topic
 from anabranch.reading.tasks.places import Input, Place, end_of, place_of

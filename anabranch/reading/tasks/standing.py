@@ -108,7 +108,9 @@ def _group(
                 placed.setdefault(stream, {})[partition] = offset
     for stream, offset in histories.items():
         placed.setdefault(stream, {HISTORY: offset})
-    known = source.partition_counts([history_topic(stream) for stream in placed], deadline)
+    # Most topics of other groups are no stream's: one broker's word is enough.
+    more = {"patience": 0.0} if wanted is None else {}
+    known = source.partition_counts([*map(history_topic, placed)], deadline, **more)
     places = {stream: at for stream, at in sorted(placed.items()) if history_topic(stream) in known}
     state, members = groups.state(name, deadline) if places or wanted is None else ("", ())
     standings = [_standing(source, stream, at, timeout) for stream, at in places.items()]

@@ -8,7 +8,6 @@ left out. A batch that was cut off leaves files that no log names; a vacuum remo
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from anabranch.errors import InvariantViolation, UnsupportedSetting
 from anabranch.extras import need
-from anabranch.spark.pipelines.place import check_owner
+from anabranch.spark.pipelines.place import OWNER, another_export
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -62,7 +61,8 @@ class DeltaFolder:
         if query is None:
             raise InvariantViolation("a micro-batch does not know its query")
         table = self._table(frame)
-        check_owner(os.listdir(self.folder), self.to, query)
+        if not (self.folder / f"{OWNER}{query}").exists():
+            raise another_export(self.to)
         known = table.transaction_version(query)
         if known is not None and known >= number:
             return

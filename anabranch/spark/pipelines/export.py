@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from anabranch.errors import InvalidArgument, UnsupportedSetting
 from anabranch.spark.failures import named_failures
-from anabranch.spark.pipelines.place import OWNER, another_export, check_owner, options_of
+from anabranch.spark.pipelines.place import OWNER, another_export, options_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -133,7 +133,8 @@ def export(
         if shape.form == "parquet":  # else `DeltaFolder` looks
             files, table = _file_system(spark, f"{to.rstrip('/')}/{_TABLE}")
             files.mkdirs(table)
-            check_owner(_names(files, table.getParent()), to, query_id)
+            if f"{OWNER}{query_id}" not in _names(files, table.getParent()):
+                raise another_export(to)
         with _settings(spark, _FILE_SETTINGS):
             query = writer.start()
         tidy = partial(_remove_cut_off, spark, to, shape, began)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import anabranch
 from anabranch.errors import AnabranchError, InvalidArgument, OutcomeUnknown
@@ -12,14 +12,8 @@ from anabranch.spark.options import Connection
 OWNER = "_export-"  # and the query's id: a file in an export's folder, written at each start
 
 
-def check_owner(names: Iterable[str], to: str, query: str) -> None:
-    """`InvalidArgument` if another export took folder ``to`` before this one had its table there."""
-    if f"{OWNER}{query}" not in names:
-        raise another_export(to)
-
-
 def another_export(to: str) -> InvalidArgument:
-    """The error for two first exports that begin at once."""
+    """The error for an export into folder ``to`` that another one took first: its own `OWNER` file is missing."""
     return InvalidArgument(
         f"another export into {to} begins at this moment: run this one again, by the checkpoint that the folder has"
     )
