@@ -20,7 +20,7 @@ _OWES_S = 15.0  # so long one that did not answer is not waited for, unless it i
 
 
 class _Cluster(Protocol):
-    """See `Cluster`."""
+    """`Cluster`, as it is needed here."""
 
     chance: Random
 
