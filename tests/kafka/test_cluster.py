@@ -37,7 +37,6 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster(parse_settings("broker-1:9092", {}))
     made._brokers = dict(BROKERS)
     monkeypatch.setattr(made.pool, "take", lambda address, _: address)
-    monkeypatch.setattr(made.pool, "wait_on", made.pool.take)
     monkeypatch.setattr(second_opinions, "_late", {})
     monkeypatch.setattr(made.pool, "give", lambda *_: None)
     return made

@@ -72,15 +72,12 @@ class Cluster:
     def connection(
         self, node: int | None, deadline: float, *, beside: bool = False
     ) -> Iterator[Connection]:
-        """A connection to a broker (None: any) for the length of a ``with``.
-
-        ``beside``: no caller needs the answer; `close` breaks it off, and a failure casts no doubt on the broker.
-        """
+        """A connection to a broker (None: any) for a ``with``. ``beside``: a failure casts no doubt on it."""
         if node is None:
             connection, address = self._any(deadline)
         else:
             address = self.address(node)
-            connection = (self.pool.wait_on if beside else self.pool.take)(address, deadline)
+            connection = self.pool.take(address, deadline)
         try:
             yield connection
             self.trust(address)
