@@ -126,8 +126,10 @@ class SecondOpinions:
                 _late[address] = question
 
     def _owed(self, node: int) -> _Question | None:
-        question = _late.get(self._cluster.address(node))
-        return question if question is not None and question.owed else None
+        with suppress(ConnectionBroken):  # it may be known no more
+            question = _late.get(self._cluster.address(node))
+            return question if question is not None and question.owed else None
+        return None
 
     def _ask(self, node: int, names: list[str]) -> bool:
         """Take newer leaders. Returns whether there was an answer."""
