@@ -63,7 +63,7 @@ class Sender:
             *(Piece(place, (batch,), since=now) for place, batch in batches),
         ]
         self._kept = []
-        self._cluster.look_again({piece.partition.topic for piece in waiting})
+        self._cluster.opinions.look({piece.partition.topic for piece in waiting})
         self._find_leaders({piece.partition for piece in waiting}, now)
         for piece in waiting:
             self._place(piece, now, failed)

@@ -21,6 +21,7 @@ from anabranch.errors import (
     EventTooLarge,
     NotAuthorized,
     NotReady,
+    RetryError,
     UnknownLane,
 )
 from anabranch.librdkafka.admin import KafkaAdmin
@@ -170,10 +171,19 @@ class KafkaBus:
     def control_partitions(self, deadline: float, least: int = 0) -> int:
         """The number of partitions of the commands topic, which may grow; one broker may show fewer."""
         now = self._clock.monotonic()
-        if self._partitions < least or (not least and now - self._counted >= _COUNT_S):
-            found = self._find_topics(deadline, least)[self._commands]
-            self._partitions, self._counted = max(self._partitions, found), now
+        if self._partitions < least:
+            self._count(deadline, least)
+        elif not least and now - self._counted >= _COUNT_S:
+            try:
+                self._count(min(deadline, now + _GROWTH_S))
+            except RetryError as error:
+                self._counted = now  # the controllers may well answer
+                log.warning("there may be new control partitions, and brokers don't say: %s", error)
         return self._partitions
+
+    def _count(self, deadline: float, least: int = 0) -> None:
+        found = self._find_topics(deadline, least)[self._commands]
+        self._partitions, self._counted = max(self._partitions, found), self._clock.monotonic()
 
     def max_command_bytes(self) -> int:
         """The commands topic's limit for a payload."""

@@ -157,3 +157,21 @@ def test_who_lists_all_hears_of_new_control_partitions() -> None:
     assert bus.control_partitions(clock.now + 30) == 2
     clock.now += 20
     assert bus.control_partitions(clock.now + 30) == 2
+
+
+def test_who_lists_all_goes_on_when_brokers_do_not_answer() -> None:
+    """The controllers may; a call that must know of more fails."""
+
+    def silent(topics: Iterable[str], deadline: float, *_: Any) -> dict[str, int]:
+        clock.now = deadline
+        raise NotReady("the brokers have not answered")
+
+    clock = ManualClock()
+    bus = bus_of(growing := Growing(1), clock)
+    growing.partition_counts = silent  # type: ignore[method-assign]
+    clock.now += 20
+    began = clock.now
+    assert [bus.control_partitions(began + 30) for _ in range(3)] == [1] * 3
+    assert clock.now - began <= 2
+    with pytest.raises(NotReady):
+        bus.control_partitions(clock.now + 30, least=2)

@@ -19,6 +19,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+def wait_more(commits: Callable[[], int], seconds: float = 60.0) -> None:
+    """Fail unless more commits are told soon: those of a whole run don't show that it goes on."""
+    before, until = commits(), time.monotonic() + seconds
+    while commits() == before:
+        assert time.monotonic() < until, f"no commit is told after the first {before}"
+        time.sleep(0.1)
+
+
 def until_told() -> threading.Event:
     """Set by SIGTERM."""
     ending = threading.Event()

@@ -24,6 +24,7 @@ import anabranch
 from anabranch.errors import UnknownTransaction
 from anabranch.ports import Log
 from tests.conftest import Broker
+from tests.crash.children import wait_more
 from tests.crash.leader import Lead
 from tests.crash.load import Drive, Help, payloads, read_diaries
 from tests.crash.oracle import check_stream, read_status, read_stream
@@ -231,6 +232,8 @@ def test_random_kills(
         chaos.kill_leader()
         if kill % 4 == 3:
             chaos.kill_worker()
+    told = b'"what": "told"'  # a line may be half written
+    wait_more(lambda: sum(at.read_bytes().count(told) for at in chaos.spool.glob("*.diary")))
     chaos.finish()
     known, troubles, defects = intents(chaos.spool)
     assert not defects, defects[:3]

@@ -18,6 +18,7 @@ import anabranch
 from anabranch.errors import RetryError
 from anabranch.infra.cluster import EmbeddedCluster
 from checker.recorder import SUFFIX, Recorder
+from tests.crash.children import wait_more
 from tests.crash.zygote import Child, Zygote
 from tests.faults.crew import READY_S
 from tests.faults.faults import Whom, schedule
@@ -83,6 +84,10 @@ class Movers(Team):
         assert isinstance(child.spec, Move)
         self._move(child.spec.slot)
 
+    def commits(self) -> int:
+        """Those told so far."""
+        return sum(len(child.said("told")) for child in (*self.clients, *self._gone))
+
     def finish(self) -> None:
         """All end what is under way; no transaction stays open."""
         self._over.set()
@@ -143,6 +148,7 @@ def test_money(
         team.start()
         whoms: list[tuple[Whom, ...]] = [("broker",), ("controller", "client")]
         team.endure([schedule(random.Random(f"{SEED}/{w}"), w) for w in whoms], SECONDS)
+        wait_more(team.commits)
         team.finish()
         recorder = Recorder(team.history / f"last{SUFFIX}")
         with team.connect() as client:
@@ -150,7 +156,7 @@ def test_money(
         log = Log(three_brokers.bootstrap)
         record_log(recorder, log, read_events(log, team.streams, tables=True), table=True)
         log.close()
-        team.told = sum(len(child.said("told")) for child in (*team.clients, *team._gone))
+        team.told = team.commits()
         judged(team, measured, "money in tables", SECONDS)
     finally:
         team.close()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 import time
 from collections import Counter
-from types import SimpleNamespace
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
@@ -17,6 +20,7 @@ from anabranch.kafka.link import Link, Piece, Wave
 from anabranch.kafka.sender import Sender
 from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.wire import connection as wire
+from anabranch.kafka.wire import second_opinions
 from anabranch.kafka.wire.cluster import Cluster
 from anabranch.kafka.wire.connection import Connection, ConnectionBroken
 from anabranch.kafka.wire.topics import Leader, Topic
@@ -33,6 +37,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster(parse_settings("broker-1:9092", {}))
     made._brokers = dict(BROKERS)
     monkeypatch.setattr(made.pool, "take", lambda address, _: address)
+    monkeypatch.setattr(second_opinions, "_late", {})
     monkeypatch.setattr(made.pool, "give", lambda *_: None)
     return made
 
@@ -56,6 +61,15 @@ def test_brokers_that_were_away_once_are_asked_again(cluster: Cluster) -> None:
     assert set(_asked(cluster, 99)) == {BROKERS[2], BROKERS[3]}
     cluster.trust(BROKERS[1])
     assert set(_asked(cluster, 99)) == set(BROKERS.values())
+
+
+def test_the_choice_of_brokers_leaves_a_seeded_program_as_it_is(cluster: Cluster) -> None:
+    """And a forked child chooses otherwise."""
+    seeded, chance = random.getstate(), cluster.chance
+    _asked(cluster, 9)
+    assert random.getstate() == seeded
+    cluster.after_fork()
+    assert cluster.chance.getstate() != chance.getstate()
 
 
 def _tell(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, told: dict[int, UUID | None]) -> None:
@@ -168,23 +182,30 @@ PLACE = TopicPartition("t", 0)
 
 
 def _lead(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, told: dict[int, Leader | None]
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    told: dict[int, Leader | None],
+    late: Mapping[int, float] = MappingProxyType({}),
 ) -> list[int]:
-    """What each broker says of the leader; None: it does not answer. Returns who was asked."""
+    """What each broker says of a leader, and how late; None: it does not answer. Returns who was asked."""
     asked = []
 
-    def metadata(names: list[str], node: int | None, _: float) -> Any:
+    def metadata(names: list[str], node: int | None, _: float, *, beside: bool = False) -> Any:
         node = node or next(iter(told))
         asked.append(node)
-        said = told[node]
-        with cluster.connection(node, 0.0):
+        with cluster.connection(node, 0.0, beside=beside):
+            time.sleep(late.get(node, 0.0))
+            said = told[node]
             if said is None:
                 raise ConnectionBroken("it does not answer")
         part = SimpleNamespace(replica_nodes=[*told], isr_nodes=[*told], partition_index=0)
         part.leader_id, part.leader_epoch = said
-        topic = SimpleNamespace(name="t", topic_id=OURS, error_code=0, partitions=[part])
+        topics = [
+            SimpleNamespace(name=name, topic_id=OURS, error_code=0, partitions=[part])
+            for name in names
+        ]
         brokers = [SimpleNamespace(node_id=n, host=f"broker-{n}", port=9092) for n in told]
-        return SimpleNamespace(topics=[topic], brokers=brokers)
+        return SimpleNamespace(topics=topics, brokers=brokers)
 
     monkeypatch.setattr(cluster, "metadata", metadata)
     return asked
@@ -206,20 +227,71 @@ def test_a_leader_may_be_cut_off_so_another_broker_is_asked_now_and_then(
     asked = _lead(cluster, monkeypatch, {1: Leader(1, 5), 2: said, 3: said})
     monkeypatch.setattr(Sender, "_place", lambda *_: None)
     sender = Sender(cluster)
-    for later, led, questions in ((0.0, 1, 1), (9.0, 1, 1), (2.0, leads, 2), (0.0, leads, 2)):
-        cluster._told = {topic: told - later for topic, told in cluster._told.items()}
+    most = 3 if said is None else 2
+    for later, led, questions in ((0.0, 1, 1), (5.0, 1, 1), (6.0, leads, most), (0.0, leads, most)):
+        _age(cluster, later)
         if sending:
             sender.send([(PLACE, b"")], {})
         else:
             cluster.groups([PLACE], time.monotonic() + 5, {})
-        for thread in threading.enumerate():
-            if thread.name == "leaders":
-                thread.join()
+        _join()
         leader = cluster.leader(PLACE)
         assert leader is not None
         assert leader.node == led
         assert len(asked) == questions
         assert 1 not in asked[1:]
+    assert not cluster._failed
+
+
+def test_a_leader_is_not_asked_whether_it_still_leads(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if each broker leads something; and no thread for it is no error."""
+    names = ["a", "b", "c"]
+    asked: set[tuple[str, int]] = set()
+
+    def ask(names: list[str], node: int, *_: Any, **__: Any) -> Any:
+        asked.update((name, node) for name in names)
+        return SimpleNamespace(topics=[])
+
+    monkeypatch.setattr(cluster, "metadata", ask)
+    for n, name in enumerate(names, 1):
+        cluster._topics[name] = Topic(name, OURS.bytes, {0: Leader(n, 1)}, 1, 3, 3)
+    cluster.opinions.told.update(dict.fromkeys(names, time.monotonic() - 11))
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError))
+        cluster.opinions.look(names)
+    for _ in range(5):
+        _age(cluster, 11)
+        cluster.opinions.look(names)
+        _join()
+    assert {name for name, _ in asked} == set(names)
+    assert not asked & {("a", 1), ("b", 2), ("c", 3)}
+
+
+def test_ages_of_topics_come_together(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _lead(cluster, monkeypatch, dict.fromkeys(BROKERS, Leader(1, 5)))
+    places = [TopicPartition(f"t{n}", 0) for n in range(100)]
+    cluster.groups(places, time.monotonic() + 5, {})
+    for n, place in enumerate(places):
+        cluster.opinions.told[place.topic] -= n / 10
+    asked.clear()
+    for _ in range(200):
+        _age(cluster, 0.01)
+        cluster.groups(places, time.monotonic() + 5, {})
+        _join()
+    assert 1 <= len(asked) <= 2
+
+
+def _age(cluster: Cluster, later: float) -> None:
+    told = cluster.opinions.told
+    told.update({topic: then - later for topic, then in told.items()})
+
+
+def _join() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "leaders":
+            thread.join()
 
 
 def test_a_broker_that_knows_no_brokers_is_not_believed(
@@ -236,7 +308,7 @@ def test_a_broker_that_knows_no_brokers_is_not_believed(
     ("said", "leads", "asked_then"),
     [
         ({2: Leader(1, 5), 3: Leader(2, 6)}, 2, [1, 3]),
-        ({2: None, 3: Leader(3, 6)}, 3, [1]),
+        ({2: None, 3: Leader(3, 6)}, 3, [1, 2]),
         ({}, 1, []),
     ],
     ids=["a new leader", "one is away", "one replica"],
@@ -264,3 +336,34 @@ def test_ends_that_are_sure_are_asked_with_the_newest_epoch(
         )
         assert sorted(asked) == questions
     assert epochs == [(leads, 6 if said else 5)] * 2
+
+
+def test_a_silent_replica_is_waited_for_once_and_a_slow_one_always(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a late answer counts when it comes; then that one is waited for again."""
+    monkeypatch.setattr(second_opinions, "_WAIT_S", 0.5)
+    told: dict[int, Leader | None] = dict.fromkeys(BROKERS, Leader(1, 5))
+    late = {2: 0.05, 3: 1.0}
+    asked = _lead(cluster, monkeypatch, told, late)
+    cluster.refresh(["t"], time.monotonic() + 5)
+    asked.clear()
+    waits, leaders = [], []
+    for said in (Leader(2, 6), Leader(2, 7)):
+        told[2] = said
+        began = time.monotonic()
+        cluster.opinions.ask_replicas(["t"])
+        waits.append(time.monotonic() - began > 0.4)
+        leaders.append(cluster.leader(PLACE))
+    assert (waits, leaders) == ([True, False], [Leader(2, 6), Leader(2, 6)])
+    assert asked.count(3) == 1
+    assert second_opinions.SecondOpinions(cluster)._owed(3), "a fresh log would wait again"
+    told[3] = Leader(3, 8)
+    _join()
+    assert cluster.leader(PLACE) == Leader(3, 8)
+    late[3] = 0.05
+    for node, newest in ((2, Leader(2, 9)), (3, Leader(3, 10))):
+        told[node] = newest
+        cluster.opinions.ask_replicas(["t"])
+        assert cluster.leader(PLACE) == newest
+    assert not cluster._failed

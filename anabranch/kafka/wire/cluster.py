@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
 from collections.abc import (
     Callable,
-    Collection,
     Iterable,
     Iterator,
     Mapping,
@@ -25,6 +25,7 @@ from anabranch.kafka.wire.codes import NONE, READ_CODES, Act, Meaning, error_for
 from anabranch.kafka.wire.connection import Connection, ConnectionBroken
 from anabranch.kafka.wire.errors import AuthenticationFailed
 from anabranch.kafka.wire.pool import Pool
+from anabranch.kafka.wire.second_opinions import SecondOpinions
 from anabranch.kafka.wire.topics import NO_TOPIC_ID, Leader, Topic, newer, topic_of
 from anabranch.ports import (
     LogDenied,
@@ -42,10 +43,6 @@ _Failed = MutableMapping[TopicPartition, LogError]
 UNKNOWN_TOPIC_S = 2.0
 # A repeatable question waits so long for one broker, which may be frozen: others can answer it.
 _PATIENCE_S = 5.0
-# A leader that is cut off from the others still answers: after so long they are asked for a newer one.
-_AGE_S = 10.0
-_LOOK_S = 0.5  # for the answer
-_AWAY_S = 10.0  # so long one that gave none is not asked
 
 
 class Cluster:
@@ -64,17 +61,18 @@ class Cluster:
         self.topic_names: dict[bytes, str] = {}
         # When a broker last failed to answer a question that any of them can answer.
         self._failed: dict[tuple[str, int], float] = {}
-        self._told: dict[
-            str, float
-        ] = {}  # when others than its leaders were asked for a topic last
+        self.opinions = SecondOpinions(self)
+        self.chance = random.Random()  # its own: a program's seed, and its repeats, are not ours
         # (producer id, partition) -> whether its last native transaction there was committed.
         self.ended: dict[tuple[int, TopicPartition], bool] = {}
 
     # -- connections ----------------------------------------------------------------------------
 
     @contextmanager
-    def connection(self, node: int | None, deadline: float) -> Iterator[Connection]:
-        """A connection to a broker (None: any) for the length of a ``with``."""
+    def connection(
+        self, node: int | None, deadline: float, *, beside: bool = False
+    ) -> Iterator[Connection]:
+        """A connection to a broker (None: any) for a ``with``. ``beside``: a failure casts no doubt on it."""
         if node is None:
             connection, address = self._any(deadline)
         else:
@@ -84,7 +82,8 @@ class Cluster:
             yield connection
             self.trust(address)
         except ConnectionBroken:
-            self.doubt(address)
+            if not beside:
+                self.doubt(address)
             raise
         finally:
             self.pool.give(connection, address)
@@ -100,7 +99,7 @@ class Cluster:
         problems = []
         known = list(dict.fromkeys((*self._brokers.values(), *self.settings.bootstrap)))
         # By chance: one may be cut off from the others, and have old metadata; some questions take two requests.
-        random.shuffle(known)
+        self.chance.shuffle(known)
         # Those that never failed first, then those whose failure is the longest ago.
         for address in sorted(known, key=lambda one: self._failed.get(one, 0.0)):
             try:
@@ -119,6 +118,7 @@ class Cluster:
     def after_fork(self) -> None:
         """In a forked child: close its copies of the idle connections; the parent's stay as they are."""
         self._lock = threading.Lock()
+        self.chance = random.Random()  # a copy would choose as the parent does
         self.pool.after_fork()
 
     # -- calls that may be repeated --------------------------------------------------------------
@@ -127,7 +127,7 @@ class Cluster:
         """The monotonic time at which a call gives up."""
         return time.monotonic() + (self.settings.request_timeout if seconds is None else seconds)
 
-    def soon(self, deadline: float) -> float:
+    def soon(self, deadline: float = math.inf) -> float:
         """The deadline for one broker's answer to a question that may be repeated, perhaps to another."""
         return min(deadline, time.monotonic() + _PATIENCE_S)
 
@@ -170,9 +170,11 @@ class Cluster:
         """The brokers that are known."""
         return list(self._brokers)
 
-    def metadata(self, names: list[str], node: int | None, deadline: float) -> Any:
-        """The answer of a broker, or of any, about these topics."""
-        with self.connection(node, deadline) as connection:
+    def metadata(
+        self, names: list[str], node: int | None, deadline: float, *, beside: bool = False
+    ) -> Any:
+        """The answer of a broker, or of any, about these topics. ``beside``: as in `connection`."""
+        with self.connection(node, deadline, beside=beside) as connection:
             return connection.ask(
                 METADATA,
                 self.soon(deadline),
@@ -196,7 +198,7 @@ class Cluster:
                 refused[str(topic.name)] = code
         with self._lock:
             topics_found = {name: self._newer(topic) for name, topic in topics_found.items()}
-            self._told.update(dict.fromkeys(topics_found, time.monotonic()))
+            self.opinions.told.update(dict.fromkeys(topics_found, time.monotonic()))
             self._brokers = {
                 int(broker.node_id): (str(broker.host), int(broker.port))
                 for broker in found.brokers
@@ -226,53 +228,14 @@ class Cluster:
         newest.update(found.leaders)
         return found
 
-    def look_again(self, topics: Collection[str]) -> None:
-        """Ask a broker, once in a while and beside the caller, for newer leaders of topics that are in use."""
-        now = time.monotonic()
-        old = [topic for topic in topics if now - self._told.get(topic, now) > _AGE_S]
-        nodes = [node for node in self.nodes if not self._is_away(node)]
-        if not old or len(nodes) < 2:
-            return
-        self._told.update(dict.fromkeys(old, now))
-        known = [topic for name in old if (topic := self._topics.get(name)) is not None]
-        leading = {leader.node for topic in known for leader in topic.leaders.values()}
-        self._ask_beside({random.choice([n for n in nodes if n not in leading] or nodes): old})
-
-    def ask_replicas(self, topics: Collection[str]) -> None:
-        """Ask all replicas whether known leaders are still the newest: a new one knows before it takes records."""
-        asked: dict[int, list[str]] = {}
-        for name in topics:
-            topic = self._topics.get(name)
-            for node in topic.replicas if topic else ():
-                if topic and any(leader.node != node for leader in topic.leaders.values()):
-                    asked.setdefault(node, []).append(name)
-        for thread in self._ask_beside({n: at for n, at in asked.items() if not self._is_away(n)}):
-            thread.join()
-
-    def _ask_beside(self, asked: Mapping[int, list[str]]) -> list[threading.Thread]:
-        threads = [
-            threading.Thread(target=self._ask_for_newer, args=one, name="leaders", daemon=True)
-            for one in asked.items()
-        ]
-        for thread in threads:
-            thread.start()
-        return threads
-
-    def _ask_for_newer(self, node: int, names: list[str]) -> None:
-        """Take newer leaders of known topics, and nothing else. A broker that gives no answer is passed over."""
-        try:
-            found = self.metadata(names, node, self.deadline(_LOOK_S))
-        except (ConnectionBroken, LogError):
-            return
+    def take_newer(self, found: Any) -> None:
+        """Take newer leaders of known topics from a broker's answer, and nothing else."""
+        topics = [topic_of(one) for one in found.topics if int(one.error_code) == NONE]
         with self._lock:
-            for told in (topic_of(one) for one in found.topics if int(one.error_code) == NONE):
+            for told in topics:
                 known = self._topics.get(told.name)
                 if known is not None and known.topic_id == told.topic_id:
                     self._topics[told.name] = newer(known, self._newer(told).leaders)
-
-    def _is_away(self, node: int) -> bool:
-        failed = self._failed.get(self._brokers.get(node, ("", 0)))
-        return failed is not None and time.monotonic() - failed < _AWAY_S
 
     def forget(self, names: Iterable[str]) -> None:
         """Ask again for these topics when they are needed next."""
@@ -301,6 +264,10 @@ class Cluster:
         """Ask again for every topic when it is needed next."""
         with self._lock:
             self._topics.clear()
+
+    def topic(self, name: str) -> Topic | None:
+        """A topic as far as known now."""
+        return self._topics.get(name)
 
     def leader(self, partition: TopicPartition) -> Leader | None:
         """The leader as far as known now."""
@@ -361,7 +328,7 @@ class Cluster:
         ``failed`` takes the errors of some, and no leader is waited for; without it, all are (`leaders`).
         """
         partitions = list(partitions)
-        self.look_again({p.topic for p in partitions})
+        self.opinions.look({p.topic for p in partitions})
         if failed is None:
             known = self.leaders(partitions, deadline)
         else:

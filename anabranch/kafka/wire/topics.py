@@ -29,6 +29,11 @@ class Topic:
     in_sync: int  # replicas in sync of the partition with the fewest
     replicas: frozenset[int] = frozenset()  # brokers
 
+    @property
+    def leading(self) -> set[int]:
+        """The brokers that lead it."""
+        return {leader.node for leader in self.leaders.values()}
+
 
 def newer(topic: Topic, leaders: Mapping[int, Leader]) -> Topic:
     """The topic with those of these leaders that are newer."""
