@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -114,9 +115,9 @@ class ControllerProcess:
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended it."""
+        """Whether somebody ended it by SIGKILL or SIGTERM. Other signals are crashes."""
         code = self._process.poll() if self._process is not None else None
-        return code is not None and (code < 0 or code == ExitCode.TERMINATED)
+        return code in (-signal.SIGKILL, -signal.SIGTERM, ExitCode.TERMINATED)
 
     def close(self) -> None:
         """End the process if it runs, and forget it."""

@@ -69,9 +69,9 @@ class Locks:
         """The error if a newer version of something locked is here, above the snapshot.
 
         ``marks``: of a command, as `records` takes them. With no commit above the snapshot there is nothing to see:
-        what comes after the marks the controller judges.
+        what comes after the marks the controller judges. A table without one is loaded again now.
         """
-        if marks is not None and all(last <= view.timestamp for _, last in marks.values()):
+        if marks is not None and all(0 < last <= view.timestamp for _, last in marks.values()):
             return None
         for table, keys in self._points.items():
             for key in keys:

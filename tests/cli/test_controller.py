@@ -114,3 +114,12 @@ def test_dev_starts_a_killed_controller_again_and_ends_with_one_that_failed(
     assert done.output.count("controller-1 was killed; again in 6 s") == 2
     assert "ChildFailed: controller-1 ended with exit code 1 " in done.output
     assert [call.args for call in slept.mock_calls].count((6.0,)) == 2
+
+
+def test_a_controller_that_crashed_was_not_killed() -> None:
+    killed = []
+    for code in (None, 0, 1, -11, -6, -9, -15, 143):
+        process = cluster.ControllerProcess.__new__(cluster.ControllerProcess)
+        process._process = Mock(**{"poll.return_value": code})
+        killed += [code] if process.was_killed else []
+    assert killed == [-9, -15, 143]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -362,6 +362,25 @@ def test_a_table_that_is_made_again_is_loaded_again_by_itself(bank: Bank, commit
     with bank.rows.snapshot(timeout=5.0) as view:
         assert dict(view.scan(A)) == ({b"new": b"%d" % (commits - 1)} if commits else {})
         assert view.get(B, b"k") is None
+
+
+def test_a_table_that_is_loaded_again_in_a_transaction_ends_it(bank: Bank) -> None:
+    """Its marks tell of no commit meanwhile, and neither does a controller that leads since its birth."""
+    bank.put(bank.blind, k="1")
+    txn = bank.rows.begin()
+    txn.put(A, b"k", txn.get(A, b"k") or b"")
+    admin, follower = operator(bank), bank.rows._follower
+    admin.delete_stream(A)
+    admin.create_table(A, 2)
+    with patch.object(follower, "_base_of", side_effect=NotReady("no leader")):
+        while any(follower.marks()[A]):
+            with suppress(NotReady):
+                bank.rows.step(bank.clock.monotonic() + 0.5)
+            bank.clock.sleep(1.0)
+        with pytest.raises(SnapshotExpired, match="loaded again"):
+            txn.commit()
+    with bank.rows.snapshot() as view:
+        assert list(view.scan(A)) == []
 
 
 # -- own writes -------------------------------------------------------------------------------------------
