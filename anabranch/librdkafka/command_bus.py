@@ -42,7 +42,7 @@ _GROWTH_S = 2.0  # how long a broker may not know that they have grown; a wrong 
 _COUNT_S = 10.0  # so long the number of control partitions is believed by who lists all
 _JOIN_S = 10.0
 _MEET_S = 0.5
-_LOOK_S, _OTHERS = 2.0, 10  # for other prefixes, and how many an error names
+_LOOK_S, _OTHERS = 5.0, 10  # for other prefixes, and how many an error names
 _FRAMING = 512  # more bytes than a command's record takes besides its payload
 
 # A broker's refusal of a command and of each copy of it.
@@ -144,6 +144,8 @@ class KafkaBus:
                 return counts
             self._clock.sleep(pause)
             pause = min(2 * pause, 1.0)
+            if missing and self._clock.monotonic() >= give_up:  # a pause may be long
+                raise missing_topics(self._lane, missing, self._other_prefixes())
 
     def _other_prefixes(self) -> list[str]:
         """Prefixes that do have the lane's topics, as far as brokers show them: one may be meant."""
@@ -176,7 +178,7 @@ class KafkaBus:
         elif not least and now - self._counted >= _COUNT_S:
             try:
                 self._count(min(deadline, now + _GROWTH_S))
-            except RetryError as error:
+            except (RetryError, UnknownLane) as error:
                 self._counted = now  # the controllers may well answer
                 log.warning("there may be new control partitions, and brokers don't say: %s", error)
         return self._partitions

@@ -27,9 +27,12 @@ def replies_topic(prefix: str = DEFAULT_PREFIX, lane: str = OPEN_LANE) -> str:
 
 
 def prefixes_of(topics: Iterable[str], lane: str = OPEN_LANE) -> list[str]:
-    """Prefixes under which these topics have both of a lane's."""
+    """Prefixes under which these topics have both of a lane's; the default one first."""
     names, end = set(topics), commands_topic("", lane)
-    found = sorted(name.removesuffix(end) for name in names if name.endswith(end))
+    found = sorted(
+        (name.removesuffix(end) for name in names if name.endswith(end)),
+        key=lambda prefix: (prefix != DEFAULT_PREFIX, prefix),
+    )
     return [prefix for prefix in found if replies_topic(prefix, lane) in names]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -157,6 +158,16 @@ def test_who_lists_all_hears_of_new_control_partitions() -> None:
     assert bus.control_partitions(clock.now + 30) == 2
     clock.now += 20
     assert bus.control_partitions(clock.now + 30) == 2
+
+
+def test_who_lists_all_goes_on_when_a_broker_has_just_started() -> None:
+    """It shows no topics; without them an operator has to add the lane."""
+    clock = ManualClock()
+    nothing = SimpleNamespace(partition_counts=lambda *_: {}, topics=lambda _: [])
+    bus = KafkaBus(*cast("Any", (None, nothing, "anabranch", "etl", clock, None)))
+    bus._partitions, bus._counted = 1, clock.now
+    clock.now += 20
+    assert bus.control_partitions(clock.now + 30) == 1
 
 
 def test_who_lists_all_goes_on_when_brokers_do_not_answer() -> None:

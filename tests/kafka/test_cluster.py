@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -32,14 +32,15 @@ BLIND = UUID(int=0)
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Three brokers, each of which can be connected to."""
     made = Cluster(parse_settings("broker-1:9092", {}))
     made._brokers = dict(BROKERS)
     monkeypatch.setattr(made.pool, "take", lambda address, _: address)
     monkeypatch.setattr(second_opinions, "_late", {})
     monkeypatch.setattr(made.pool, "give", lambda *_: None)
-    return made
+    yield made
+    _join()
 
 
 def _asked(cluster: Cluster, times: int) -> Counter[Any]:
@@ -185,16 +186,17 @@ def _lead(
     cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
     told: dict[int, Leader | None],
-    late: Mapping[int, float] = MappingProxyType({}),
+    late: Mapping[int, threading.Event] = MappingProxyType({}),
 ) -> list[int]:
-    """What each broker says of a leader, and how late; None: it does not answer. Returns who was asked."""
+    """What each broker says of a leader, and after what; None: it does not answer. Returns who was asked."""
     asked = []
 
     def metadata(names: list[str], node: int | None, _: float, *, beside: bool = False) -> Any:
         node = node or next(iter(told))
         asked.append(node)
         with cluster.connection(node, 0.0, beside=beside):
-            time.sleep(late.get(node, 0.0))
+            if node in late:
+                assert late[node].wait(60)
             said = told[node]
             if said is None:
                 raise ConnectionBroken("it does not answer")
@@ -243,6 +245,19 @@ def test_a_leader_may_be_cut_off_so_another_broker_is_asked_now_and_then(
     assert not cluster._failed
 
 
+def test_a_leader_that_tells_of_itself_is_looked_at_all_the_same(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain topics are asked for every ten seconds, perhaps of it alone."""
+    _lead(cluster, monkeypatch, {1: Leader(1, 5), 2: Leader(2, 6), 3: Leader(2, 6)})
+    for _ in range(3):
+        cluster.refresh(["t"], time.monotonic() + 5)
+        _age(cluster, 9)
+        cluster.groups([PLACE], time.monotonic() + 5)
+        _join()
+    assert cluster.leader(PLACE) == Leader(2, 6)
+
+
 def test_a_leader_is_not_asked_whether_it_still_leads(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,7 +267,7 @@ def test_a_leader_is_not_asked_whether_it_still_leads(
 
     def ask(names: list[str], node: int, *_: Any, **__: Any) -> Any:
         asked.update((name, node) for name in names)
-        return SimpleNamespace(topics=[])
+        return SimpleNamespace(topics=[], brokers=[node])
 
     monkeypatch.setattr(cluster, "metadata", ask)
     for n, name in enumerate(names, 1):
@@ -342,28 +357,39 @@ def test_a_silent_replica_is_waited_for_once_and_a_slow_one_always(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a late answer counts when it comes; then that one is waited for again."""
-    monkeypatch.setattr(second_opinions, "_WAIT_S", 0.5)
     told: dict[int, Leader | None] = dict.fromkeys(BROKERS, Leader(1, 5))
-    late = {2: 0.05, 3: 1.0}
+    silent = threading.Event()
+    late: dict[int, threading.Event] = {}
     asked = _lead(cluster, monkeypatch, told, late)
     cluster.refresh(["t"], time.monotonic() + 5)
     asked.clear()
-    waits, leaders = [], []
-    for said in (Leader(2, 6), Leader(2, 7)):
-        told[2] = said
-        began = time.monotonic()
-        cluster.opinions.ask_replicas(["t"])
-        waits.append(time.monotonic() - began > 0.4)
-        leaders.append(cluster.leader(PLACE))
-    assert (waits, leaders) == ([True, False], [Leader(2, 6), Leader(2, 6)])
-    assert asked.count(3) == 1
+    late[3] = silent
+    monkeypatch.setattr(second_opinions, "_WAIT_S", 0.2)
+    cluster.opinions.ask_replicas(["t"], time.monotonic() + 60)
     assert second_opinions.SecondOpinions(cluster)._owed(3), "a fresh log would wait again"
+    monkeypatch.setattr(second_opinions, "_WAIT_S", 60.0)
+    monkeypatch.setattr(second_opinions, "_OWES_S", 60.0)
+    told[2] = Leader(2, 6)
+    cluster.opinions.ask_replicas(["t"], time.monotonic() + 500)  # not for 3
+    assert (cluster.leader(PLACE), asked.count(3)) == (Leader(2, 6), 1)
     told[3] = Leader(3, 8)
+    silent.set()
     _join()
     assert cluster.leader(PLACE) == Leader(3, 8)
-    late[3] = 0.05
     for node, newest in ((2, Leader(2, 9)), (3, Leader(3, 10))):
         told[node] = newest
-        cluster.opinions.ask_replicas(["t"])
+        cluster.opinions.ask_replicas(["t"], time.monotonic() + 500)
         assert cluster.leader(PLACE) == newest
     assert not cluster._failed
+
+
+def test_the_leader_is_asked_in_time_though_a_replica_is_silent(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    _lead(cluster, monkeypatch, dict.fromkeys(BROKERS, Leader(1, 5)))
+    cluster.refresh(["t"], time.monotonic() + 5)
+    with monkeypatch.context() as silent:
+        silent.setattr(threading.Thread, "join", lambda _, timeout: waits.append(timeout))
+        cluster.opinions.ask_replicas(["t"], time.monotonic() + 1)
+    assert [wait <= 0.5 for wait in waits] == [True, True]

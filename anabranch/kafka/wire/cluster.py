@@ -198,7 +198,8 @@ class Cluster:
                 refused[str(topic.name)] = code
         with self._lock:
             topics_found = {name: self._newer(topic) for name, topic in topics_found.items()}
-            self.opinions.told.update(dict.fromkeys(topics_found, time.monotonic()))
+            for name in topics_found:  # a leader's word on itself makes it no younger
+                self.opinions.told.setdefault(name, time.monotonic())
             self._brokers = {
                 int(broker.node_id): (str(broker.host), int(broker.port))
                 for broker in found.brokers

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from anabranch.kafka.wire.connection import ConnectionBroken
 from anabranch.kafka.wire.topics import Topic
-from anabranch.ports import LogError
+from anabranch.ports import LogError, LogUnavailable
 
 _AGE_S = 10.0  # after so long others are asked again about topics in use
 _WAIT_S = 2.0  # so long the caller waits for all of them
@@ -101,10 +101,11 @@ class SecondOpinions:
         self._cluster.chance.shuffle(nodes)
         return sorted(nodes, key=lambda node: self._owed(node) is not None)
 
-    def ask_replicas(self, topics: Collection[str]) -> None:
+    def ask_replicas(self, topics: Collection[str], deadline: float) -> None:
         """Ask all replicas whether known leaders are still the newest: a new one knows before it takes records.
 
         They are waited for, except those whose last answer is owed: these are asked, too, one question at a time.
+        Half of the time that is left stays for the question to the leaders.
         """
         asked: dict[int, list[str]] = {}
         for topic in filter(None, map(self._cluster.topic, topics)):
@@ -117,9 +118,13 @@ class SecondOpinions:
             if owed is not None and owed.under_way:
                 continue
             question = _Question(partial(self._ask, node, asked[node]))
+            try:
+                question.thread.start()
+            except RuntimeError as error:  # there are too many threads
+                raise LogUnavailable(f"replicas can't be asked: {error}", asked[node]) from error
             (waited if owed is None else _late)[self._cluster.address(node)] = question
-            question.thread.start()
-        until = time.monotonic() + _WAIT_S
+        now = time.monotonic()
+        until = now + min(_WAIT_S, max(0.0, deadline - now) / 2)
         for address, question in waited.items():
             question.thread.join(max(0.0, until - time.monotonic()))
             if question.owed:
@@ -138,4 +143,4 @@ class SecondOpinions:
         except (ConnectionBroken, LogError):
             return False
         self._cluster.take_newer(found)
-        return True
+        return bool(found.brokers)  # one that knows none has just started
