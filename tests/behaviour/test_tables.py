@@ -786,7 +786,7 @@ def test_indexes(client: anabranch.Client, tables: tuple[str, str], tmp_path: Pa
             client.replica(*tables, index=wrong)
     broken: list[tuple[Any, str]] = [
         (lambda *_: 7, "gave 7 for row"),
-        (lambda *_: {}[0], "failed for row"),
+        (lambda *_: int("no number"), "failed for row"),
         (lambda *_: "text", "give bytes"),
     ]
     for function, why in broken:
