@@ -6,6 +6,7 @@ Tables here hold the exceptions that the tree still needs. Their numbers may onl
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import re
 import runpy
@@ -58,11 +59,16 @@ def listed(*suffixes: str) -> tuple[Path, ...]:
 def product() -> dict[str, tuple[str, ast.Module]]:
     """Path of each module of the product -> its text, and what it parses to."""
     found = {}
-    for path in listed(".py"):
-        name = path.relative_to(ROOT).as_posix()
-        if name.startswith(f"{PRODUCT}/"):
-            text = path.read_text()
-            found[name] = text, ast.parse(text)
+    # A finalizer in the middle that formats a traceback parses, too: a SystemError (python/cpython#106905).
+    gc.disable()
+    try:
+        for path in listed(".py"):
+            name = path.relative_to(ROOT).as_posix()
+            if name.startswith(f"{PRODUCT}/"):
+                text = path.read_text()
+                found[name] = text, ast.parse(text)
+    finally:
+        gc.enable()
     return found
 
 
