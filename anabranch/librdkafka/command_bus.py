@@ -138,14 +138,15 @@ class KafkaBus:
             if not missing and counts[self._commands] >= least:
                 return counts
             give_up = min(deadline, began + (_TOPICS_S if missing else _GROWTH_S))
-            if self._clock.monotonic() + pause > give_up:
-                if missing:
-                    raise missing_topics(self._lane, missing, self._other_prefixes())
-                return counts
-            self._clock.sleep(pause)
-            pause = min(2 * pause, 1.0)
-            if missing and self._clock.monotonic() >= give_up:  # a pause may be long
+            late = self._clock.monotonic() + pause > give_up
+            if not late:
+                self._clock.sleep(pause)
+                pause = min(2 * pause, 1.0)
+                late = bool(missing) and self._clock.monotonic() >= give_up  # a pause may be long
+            if late and missing:
                 raise missing_topics(self._lane, missing, self._other_prefixes())
+            if late:
+                return counts
 
     def _other_prefixes(self) -> list[str]:
         """Prefixes that do have the lane's topics, as far as brokers show them: one may be meant."""

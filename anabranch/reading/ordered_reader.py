@@ -7,11 +7,7 @@ from collections.abc import Collection, Generator, Sequence
 
 from anabranch.errors import NotReady, RetryError
 from anabranch.ports import GroupMember, TopicPartition
-from anabranch.reading.committed_log import (
-    CommittedLog,
-    ReaderPorts,
-    partitions_of,
-)
+from anabranch.reading.committed_log import CommittedLog, ReaderPorts, partitions_of
 from anabranch.reading.feed import Feed
 from anabranch.reading.history_search import HistorySearch, Start, check_start
 from anabranch.reading.iteration import Iteration, check_group, check_timeout

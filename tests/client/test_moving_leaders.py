@@ -133,8 +133,8 @@ class Growing:
         return dict.fromkeys(topics, self.counts.pop(0) if len(self.counts) > 1 else self.counts[0])
 
 
-def bus_of(admin: Growing, clock: ManualClock) -> KafkaBus:
-    bus = KafkaBus(*cast("Any", (None, admin, "anabranch", "open", clock, None)))
+def bus_of(admin: object, clock: ManualClock, lane: str = "open") -> KafkaBus:
+    bus = KafkaBus(*cast("Any", (None, admin, "anabranch", lane, clock, None)))
     bus._partitions, bus._counted = 1, clock.now
     return bus
 
@@ -164,8 +164,7 @@ def test_who_lists_all_goes_on_when_a_broker_has_just_started() -> None:
     """It shows no topics; without them an operator has to add the lane."""
     clock = ManualClock()
     nothing = SimpleNamespace(partition_counts=lambda *_: {}, topics=lambda _: [])
-    bus = KafkaBus(*cast("Any", (None, nothing, "anabranch", "etl", clock, None)))
-    bus._partitions, bus._counted = 1, clock.now
+    bus = bus_of(nothing, clock, "etl")
     clock.now += 20
     assert bus.control_partitions(clock.now + 30) == 1
 

@@ -10,9 +10,7 @@ from itertools import chain
 import numpy as np
 
 from anabranch.errors import InvalidArgument, RetryError, SnapshotExpired
-from anabranch.reading.committed_log import (
-    ReaderPorts,
-)
+from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.iteration import Iteration, check_timeout
