@@ -31,7 +31,7 @@ from anabranch.infra.storage import DATA, ensure_formatted, hold
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
-_POLL_S = 0.03
+POLL_S = 0.03
 _PORT_TRIES = 3
 _ADDRESS_IN_USE = "Address already in use"
 
@@ -373,7 +373,7 @@ class EmbeddedBroker:
                     log=self.log,
                     log_tail=self.log_tail(),
                 )
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
         make_coordinators(HOST, port)
         return True
 

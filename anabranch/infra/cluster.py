@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from anabranch.infra.broker import START_TIMEOUT_S, EmbeddedBroker
-from anabranch.infra.errors import BrokerNotRunning
-from anabranch.infra.free_ports import free_port
+from anabranch.infra.broker import POLL_S, START_TIMEOUT_S, EmbeddedBroker
+from anabranch.infra.errors import BrokerNotRunning, StartDeadlinePassed
+from anabranch.infra.free_ports import HOST, free_port
+from anabranch.infra.ready import is_ready
 from anabranch.infra.settings import Membership
 from anabranch.infra.storage import new_cluster_id
 
@@ -62,7 +64,8 @@ class EmbeddedCluster:
         self._given_folder = Path(folder).absolute() if folder is not None else None
         self._folder = self._given_folder or Path(tempfile.mkdtemp(prefix="anabranch-cluster-"))
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        cluster_id = self._cluster_id(brokers)
+        self._id = self._cluster_id(brokers)
+        self._start_timeout_s = start_timeout_s
         chosen = _free_ports(2 * brokers)
         voters = {n: chosen.pop() for n in range(1, brokers + 1)}
         self.nodes: dict[int, EmbeddedBroker] = {
@@ -75,7 +78,7 @@ class EmbeddedCluster:
                 java_options=java_options,
                 start_timeout_s=start_timeout_s,
                 membership=Membership(
-                    n, cluster_id, voters, self._folder if self._given_folder is None else None
+                    n, self._id, voters, self._folder if self._given_folder is None else None
                 ),
             )
             for n in voters
@@ -118,10 +121,15 @@ class EmbeddedCluster:
     def start(self) -> None:
         """Start all nodes that don't run, at once: most of them must run before any serves.
 
+        Waits until each one shows all the others: librdkafka lets go of a broker that an answer leaves out.
+
         Raises: as `EmbeddedBroker.start`; then no node is left running.
         """
+        if len(self.running) == len(self.nodes):
+            return
         try:
             self._each(EmbeddedBroker.start, list(self.nodes.values()))
+            self._each(self._await_others, list(self.nodes.values()))
         except BaseException:
             self.stop()
             raise
@@ -141,6 +149,18 @@ class EmbeddedCluster:
         if nodes:
             with ThreadPoolExecutor(len(nodes)) as pool:
                 list(pool.map(action, nodes))
+
+    def _await_others(self, node: EmbeddedBroker) -> None:
+        ports = [other.port for other in self.nodes.values()]
+        until = time.monotonic() + self._start_timeout_s
+        while not is_ready(HOST, node.port, self._id, others=ports):
+            if time.monotonic() > until:
+                raise StartDeadlinePassed(
+                    f"{node} did not show the others within {self._start_timeout_s:g} s",
+                    log=node.log,
+                    log_tail=node.log_tail(),
+                )
+            time.sleep(POLL_S)
 
     def _cluster_id(self, brokers: int) -> str:
         """The cluster's id, kept in its folder. `ValueError`: it is of another number of brokers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Collection
 from contextlib import suppress
 
 _METADATA_KEY = 3
@@ -14,8 +15,10 @@ _GROUP, _TRANSACTION = 0, 1
 _CLIENT_ID = b"anabranch-ready"
 
 
-def is_ready(host: str, port: int, cluster_id: str, timeout_s: float = 1.0) -> bool:
-    """Whether the broker at ``host:port`` is of that cluster and lists itself in its metadata.
+def is_ready(
+    host: str, port: int, cluster_id: str, timeout_s: float = 1.0, others: Collection[int] = ()
+) -> bool:
+    """Whether the broker at ``host:port`` is of that cluster, and lists itself and the ports ``others``.
 
     A KRaft broker is listed once the controller has unfenced it; then topics can be made. The cluster id tells it
     from another broker, which may have taken the port first.
@@ -29,7 +32,7 @@ def is_ready(host: str, port: int, cluster_id: str, timeout_s: float = 1.0) -> b
             connection.sendall(_metadata_request())
             (size,) = struct.unpack(">i", _receive(connection, 4))
             ports, cluster = _parse(_receive(connection, size))
-            return port in ports and cluster == cluster_id
+            return {port, *others} <= set(ports) and cluster == cluster_id
     except (OSError, ValueError, struct.error):
         return False
 

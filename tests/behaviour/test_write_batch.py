@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -122,29 +123,28 @@ def test_journals_have_packed_batches_of_one_idempotent_producer(
     cluster: Cluster, client: anabranch.Client, streams: list[str]
 ) -> None:
     options = RAW | {"compression_type": "zstd"}
+    producers = set()
     with (
         anabranch.connect(cluster.bootstrap, **options) as own,
+        closing(KafkaLog(cluster.bootstrap)) as log,
         client.begin(streams[0].partition("/")[0]) as txn,
     ):
         for _ in range(2):  # the second one uses the first one's producer
             writer = own.join(txn.token())
             writer.write_batch(streams[0], TABLE)
             writer.finish()
+        for partition in range(3):  # while it is open: the journals of ended ones are cleaned
+            place = TopicPartition(journal_topic(streams[0]), partition)
+            headers = [read_header(b.data) for b in read_all(log, place, committed=False)[0]]
+            written = [
+                header for header in headers if header.producer_id >= 0 and header.record_count > 9
+            ]
+            assert {NAMES[header.compression] for header in written} == {"zstd"}
+            assert written[0].base_sequence == 0
+            assert sum(header.record_count for header in written) > ROWS // 3
+            producers |= {header.producer_id for header in written}
         txn.abort()
-    log = KafkaLog(cluster.bootstrap)
-    producers = set()
-    for partition in range(3):
-        place = TopicPartition(journal_topic(streams[0]), partition)
-        headers = [read_header(b.data) for b in read_all(log, place, committed=False)[0]]
-        written = [
-            header for header in headers if header.producer_id >= 0 and header.record_count > 9
-        ]
-        assert {NAMES[header.compression] for header in written} == {"zstd"}
-        assert written[0].base_sequence == 0
-        assert sum(header.record_count for header in written) > ROWS // 3
-        producers |= {header.producer_id for header in written}
     assert len(producers) == 1
-    log.close()
 
 
 def test_a_key_keeps_its_order_between_write_and_write_batch(
