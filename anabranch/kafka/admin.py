@@ -315,10 +315,7 @@ def _id(cluster: Cluster, topic: str, node: int, deadline: float) -> str | None:
 
     `ConnectionBroken` if it can't be asked, or has not read the cluster's metadata since it started.
     """
-    answer = cluster.metadata([topic], node, deadline)
-    if not answer.brokers:
-        raise ConnectionBroken(f"broker {node} knows no brokers so far")
-    told = answer.topics[0]
+    told = cluster.metadata([topic], node, deadline).topics[0]
     if int(told.error_code) == UNKNOWN_TOPIC_OR_PARTITION:
         return None
     topic_id = getattr(told, "topic_id", None) if int(told.error_code) == NONE else None

@@ -7,7 +7,8 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -76,13 +77,24 @@ def test_the_choice_of_brokers_leaves_a_seeded_program_as_it_is(cluster: Cluster
 def _tell(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, told: dict[int, UUID | None]) -> None:
     """What each broker says of a topic: its id; None: there is none; `BLIND`: it knows no brokers so far."""
 
-    def metadata(names: list[str], node: int, _: float) -> Any:
-        code = 3 if told[node] is None else 0
-        topics = [SimpleNamespace(topic_id=told[node], error_code=code)]
-        return SimpleNamespace(topics=topics, brokers=[] if told[node] == BLIND else [*told])
+    def answer(address: tuple[str, int]) -> Any:
+        said = told[next(node for node in told if BROKERS[node] == address)]
+        topics = [SimpleNamespace(topic_id=said, error_code=3 if said is None else 0)]
+        return SimpleNamespace(topics=topics, brokers=[] if said == BLIND else [*told])
 
     cluster._brokers = {node: BROKERS[node] for node in told}
-    monkeypatch.setattr(cluster, "metadata", metadata)
+    _answers(cluster, monkeypatch, answer)
+
+
+def _answers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, answer: Callable[[tuple[str, int]], Any]
+) -> None:
+    """Each address answers so, whatever the question."""
+
+    def take(address: tuple[str, int], _: float) -> Any:
+        return SimpleNamespace(address=address, ask=lambda *_, **__: answer(address))
+
+    monkeypatch.setattr(cluster.pool, "take", take)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +326,8 @@ def test_a_broker_that_knows_no_brokers_is_not_believed(
 ) -> None:
     _lead(cluster, monkeypatch, {1: Leader(1, 5)})
     answers = [SimpleNamespace(topics=[], brokers=[]), cluster.metadata(["t"], 1, 0.0)]
-    monkeypatch.setattr(cluster, "metadata", lambda *_: answers.pop(0))
+    monkeypatch.setattr(cluster, "metadata", partial(Cluster.metadata, cluster))
+    _answers(cluster, monkeypatch, lambda _: answers.pop(0))
     assert cluster.refresh(["t"], time.monotonic() + 5).keys() == {"t"}
     assert cluster.nodes == [1]
 

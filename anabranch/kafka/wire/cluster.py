@@ -166,9 +166,12 @@ class Cluster:
     def metadata(
         self, names: list[str], node: int | None, deadline: float, *, beside: bool = False
     ) -> Any:
-        """The answer of a broker, or of any, about these topics. ``beside``: as in `connection`."""
+        """The answer of a broker, or of any, about these topics. ``beside``: as in `connection`.
+
+        `ConnectionBroken` also if it has just started, and not read the cluster's metadata.
+        """
         with self.connection(node, deadline, beside=beside) as connection:
-            return connection.ask(
+            found = connection.ask(
                 METADATA,
                 self.soon(deadline),
                 topics=[{"topic_id": None, "name": name} for name in names],
@@ -176,11 +179,14 @@ class Cluster:
                 include_cluster_authorized_operations=False,
                 include_topic_authorized_operations=False,
             )
+        if not found.brokers:
+            raise ConnectionBroken(
+                f"{'a broker' if node is None else f'broker {node}'} knows no brokers so far"
+            )
+        return found
 
     def _refresh(self, names: list[str], deadline: float) -> dict[str, Topic]:
         found = self.metadata(names, None, deadline)
-        if not found.brokers:
-            raise ConnectionBroken("a broker knows no brokers so far")  # it has just started
         topics_found = {}
         refused: dict[str, int] = {}
         for topic in found.topics:
