@@ -150,7 +150,7 @@ def test_a_stream_that_was_not_there_yet_is_empty(client: anabranch.Client, scop
         ("none{scope}/one", {}, UnknownScope, "none"),
         (
             "{scope}/one",
-            {"at": datetime.now(UTC) + timedelta(days=1), "timeout": 0.5},
+            {"at": datetime.now(UTC) + timedelta(days=1), "timeout": 2.0},
             NotReady,
             "is not reached yet",
         ),

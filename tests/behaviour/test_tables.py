@@ -872,7 +872,7 @@ def test_a_table_is_compacted_while_it_is_written(
             writer.join()
         base = operator.describe(table).base
         assert base in made
-        with client.replica(table, folder=tmp_path) as new:
+        with client._replica([table], tmp_path, None, held=0) as new:
             at = new.snapshot().timestamp
             for time_ in (base.timestamp, at):
                 rows = [

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from anabranch.kafka import waves
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, Producer, Table, TopicPartition, TopicSpec
 from anabranch.processors.rocksdb_table import RocksTable
@@ -92,6 +93,12 @@ def _kafka(bootstrap: str, name: str) -> Maker:
     )
     made.allow(rights.controller_rights("contract", "contract"))
     return made
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stops for seconds costs no append: nobody repeats the round here."""
+    monkeypatch.setattr(waves, "LEADER_S", 15.0)
 
 
 def deleter(bootstrap: str) -> Callable[[str], None]:

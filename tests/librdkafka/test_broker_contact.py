@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from anabranch.librdkafka import broker_contact as contact
 from anabranch.librdkafka.broker_contact import Contact
+from anabranch.librdkafka.groups import KafkaGroups
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 
 ALL_DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)
@@ -153,3 +154,16 @@ def test_a_member_has_left_its_group_when_its_handle_closes(member: bool) -> Non
     consumer.close()
     left = ["unsubscribe", "poll", "poll", "poll", "close"]
     assert (made[0].did, lost) == ((left, [1]) if member else (["close"], []))
+
+
+def test_a_broker_that_does_not_list_its_groups_is_asked_again() -> None:
+    """Its error comes beside the others' groups, and is no exception by itself."""
+    client = Mock(spec=["list_consumer_groups"])
+    answer = SimpleNamespace(valid=[SimpleNamespace(group_id="a")], errors=[OTHER])
+    client.list_consumer_groups.return_value.result.return_value = answer
+    admin = SimpleNamespace(ask=lambda deadline, ask: ask(client, 1.0))
+    groups = KafkaGroups(admin)  # type: ignore[arg-type]
+    with pytest.raises(KafkaException):
+        groups.names(1.0)
+    answer.errors.clear()
+    assert groups.names(1.0) == ["a"]
