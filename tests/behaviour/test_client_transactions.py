@@ -376,7 +376,7 @@ def test_commits_outlive_a_controller(own_cluster: Cluster, scope: str) -> None:
 @pytest.mark.unsecured
 def test_no_controller_at_all_is_not_ready(cluster: Cluster, unique: str) -> None:
     with (
-        anabranch.connect(cluster.bootstrap, prefix=f"none-{unique}", timeout=1) as client,
+        anabranch.connect(cluster.bootstrap, prefix=f"none-{unique}", timeout=3) as client,
         pytest.raises(
             errors.NotReady, match=r"`anabranch controller`, or .* of prefix (\S+, )*anabranch\b"
         ),

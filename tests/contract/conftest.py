@@ -97,7 +97,7 @@ def _kafka(bootstrap: str, name: str) -> Maker:
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that stops for seconds costs no append: nobody repeats the round here."""
+    """A machine that stops for a second costs no append: nobody repeats a round here."""
     monkeypatch.setattr(waves, "LEADER_S", 15.0)
 
 

@@ -48,7 +48,7 @@ def maker(request: pytest.FixtureRequest) -> Iterator[Maker]:
     """Brokers only, with little patience."""
     fixture = "broker" if request.param == "kafka-v2" else "broker_tv0"
     bootstrap = request.getfixturevalue(fixture).bootstrap
-    options = {"request.timeout.ms": 3000, "socket.connection.setup.timeout.ms": 1000}
+    options = {"request.timeout.ms": 3000, "socket.connection.setup.timeout.ms": 3000}
     now_ms = int(time.time() * 1000)
     made = Maker(request.param, lambda: KafkaLog(bootstrap, options), now_ms, deleter(bootstrap))
     yield made

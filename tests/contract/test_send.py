@@ -75,7 +75,7 @@ def test_what_is_sent_comes_whatever_transactions_are_open(maker: Maker, log: Lo
 def test_what_is_refused_is_told_and_costs_no_others(
     maker: Maker, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender, "KEPT_S", 0.5)
+    monkeypatch.setattr(sender, "KEPT_S", 2.0)
     (well,) = maker.topic()
     (small,) = maker.topic(max_message_bytes="500")
     refused = told(log, [(small, batch("x" * 600)), (well, batch("a"))], small)

@@ -411,7 +411,7 @@ def lived(audited: Cluster, log: KafkaLog, tmp_path_factory: pytest.TempPathFact
         with closing(sqlite3.connect(path)) as database:
             for outcome, txn_id in (
                 ("commit", first), ("commit", unknown), ("abort", done),
-                ("commit", waits.txn_id), ("begun", done[:-1] + b"x"),
+                ("commit", waits.txn_id), ("begun", done[:-1] + bytes([done[-1] ^ 1])),
             ):  # fmt: skip
                 row = (txn_id.hex(), outcome)
                 database.execute("insert into anabranch_ledger values (?, ?, '', 1, null)", row)
