@@ -216,6 +216,7 @@ class Agent(faust.Agent):
             _, left = await asyncio.wait(tasks, timeout=_END_S)
             if left:
                 self.log.error("%s: %d actors don't end", self.name, len(left))
+        self.beacon.children.clear()  # mode adds each stream and actor, and takes none out
 
     def cancel(self) -> None:
         """Nothing: `on_stop` ends the actors."""

@@ -328,13 +328,18 @@ class KafkaProducer:
             log.warning("%s: it is ended, %s", what, "committed" if commit else "aborted")
 
     def _end(self, *, commit: bool) -> None:
-        places = [(self.producer_id, partition) for partition in self._appended]
+        producer_id = self.producer_id
+        places = [(producer_id, partition) for partition in self._appended]
         try:
             self._coordinator.end(commit=commit)
         except (LogFenced, LogUncertain) as error:
             self._ended = error
             raise
-        self._cluster.ended.update(dict.fromkeys(places, commit))
+        ended = self._cluster.ended
+        ended.update(dict.fromkeys(places, commit))
+        if self.producer_id != producer_id:  # its epochs are used up: nothing asks for the old id again
+            for place in [place for place in list(ended) if place[0] == producer_id]:
+                ended.pop(place, None)
         if self.is_v2:
             self._waves.restart()
         self._waves.begun = False

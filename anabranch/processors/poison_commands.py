@@ -76,8 +76,8 @@ class Culprit:
         self._met: set[str] | None = None
         self._alone = "", 0  # commands of this lane below go one by one, as their piece failed
         self._tries = 0  # … so many times
-        # Messages of controllers go one by one, as a round with some failed.
-        self._said_alone = False
+        # Messages of controllers in a round: one behind a round that failed, then twice as many each time.
+        self._said = MAX_COMMANDS
         self._doubt = False  # a round with commands failed, and it is not known why
         self._forgiven = 0  # failures since then that this process survived
         # A command alone in rounds of unknown outcome; how many.
@@ -112,7 +112,7 @@ class Culprit:
         """The commands of the next round."""
         self.careful = bool(lanes.control)
         if self.careful:
-            return self._up_to_raised(lanes.control[: 1 if self._said_alone else None])
+            return self._up_to_raised(lanes.control[: self._said])
         active = lanes.active
         for lane in active if self._met is not None else ():
             self._meet(lane)
@@ -199,6 +199,7 @@ class Culprit:
         """A pass with these ended well: they leave their queues, and more may go at once."""
         lanes.passed(batch)
         if batch and batch[0].control:
+            self._said = min(2 * self._said, MAX_COMMANDS)
             for command in batch:
                 self._raised.pop(command.key, None)
             return
@@ -239,7 +240,7 @@ class Culprit:
             self._unsure = key, max(0, times - 1)
             return
         self._doubt = True
-        self._said_alone = self._said_alone or batch[0].control
+        self._said = 1 if batch[0].control else self._said
         if len(batch) == 1 and self.careful:
             self._unsure = batch[0].key, times + 1 if key == batch[0].key else 1
 
@@ -249,7 +250,7 @@ class Culprit:
         ``due``: how many merges, or runs of plain writes, may have been in it.
         """
         if len(batch) > 1 and batch[0].control:
-            self._said_alone = True
+            self._said = 1
             return True
         if batch and (len(batch) > 1 or not self.careful):
             counts = Counter(command.lane for command in batch)

@@ -91,7 +91,11 @@ class StreamOrder:
         if end <= segment.start_offset:
             self._closed.pop(segment.segment_id, None)
             return
-        old.end = _End(segment, end, old.awaits)
+        # What is before it on its own partition is read, or deleted, with it.
+        before: list[_End] = []
+        for one in self._unread(old.awaits, segment):
+            before += one.before if one.partition == segment.partition else [one]
+        old.end = _End(segment, end, before)
         if segment.partition in self._own:
             if end <= self._positions.get(segment.partition, 0):
                 self._finished = True

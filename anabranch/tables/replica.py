@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Self, get_args
+from weakref import WeakSet
 
 from anabranch.core.hybrid_time import from_us, to_text
 from anabranch.core.legal_names import check_name
@@ -41,10 +42,8 @@ from anabranch.types import Result
 
 log = logging.getLogger("anabranch.client")
 
-_WAIT_S = 0.5  # a step without news takes so long
-_PAUSE_S = 0.5  # after an error
-# Before a transaction is begun again: the first and the longest. After a longer one it meets the winners of a row
-# that many write in the middle, and loses again: with a quarter of a second one of 16 clients got nothing.
+_WAIT_S, _PAUSE_S = 0.5, 0.5  # so long takes a step without news, and the pause after an error
+# Before a transaction is begun again: the first and the longest. With 0.25 s one of 16 clients got nothing.
 _PAUSES_S = (0.004, 0.032)
 _LEAST_S = 0.05
 _TURN_S = 0.05  # for the answer to another thread's question
@@ -88,7 +87,7 @@ class Replica:
         self._moved = threading.Condition()
         self._turn = threading.RLock()  # of waiting threads: who asks, who steps
         self._waiters = Waiters(self._moved)
-        self._open: set[TableSnapshot] = set()
+        self._open: WeakSet[TableSnapshot] = WeakSet()  # those that a program lost hold nothing
         self._sweeping: Iterator[int] | None = None
         self._swept: dict[str, int] = {}
         self._pauses: dict[str, int] = {}  # before a sweep that failed is tried again
@@ -277,7 +276,8 @@ class Replica:
     def _floor(self) -> int:
         """The time that versions are kept from, as far as this replica knows: all tables are read at one time."""
         held = self.timestamp if self._held is None else self._held
-        return min(self.timestamp - self._history, held, *(s.timestamp for s in list(self._open)))
+        with self._moved:
+            return min(self.timestamp - self._history, held, *(s.timestamp for s in self._open))
 
     def hold(self, timestamp: int) -> None:
         """Keep the versions of this time and later ones from being swept; earlier ones may go."""

@@ -20,6 +20,8 @@ from anabranch.kafka import admin as kafka_admin
 from anabranch.kafka.link import Link, Piece, Wave
 from anabranch.kafka.sender import Sender
 from anabranch.kafka.settings import parse_settings
+from anabranch.kafka.transactional_producer import KafkaProducer
+from anabranch.kafka.wire import cluster as wire_cluster
 from anabranch.kafka.wire import connection as wire
 from anabranch.kafka.wire import second_opinions
 from anabranch.kafka.wire.cluster import Cluster
@@ -406,3 +408,51 @@ def test_the_leader_is_asked_in_time_though_a_replica_is_silent(
         silent.setattr(threading.Thread, "join", lambda _, timeout: waits.append(timeout))
         cluster.opinions.ask_replicas(["t"], time.monotonic() + 1)
     assert [wait <= 0.5 for wait in waits] == [True, True]
+
+
+def test_topics_that_were_are_forgotten_an_hour_later(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then a request of theirs may be under way."""
+    ids = map(UUID, (n.to_bytes(16, "big").hex() for n in range(1, 99)))
+    there: dict[str, UUID] = {}
+
+    def answer(_: tuple[str, int]) -> Any:
+        part = SimpleNamespace(
+            replica_nodes=[1], isr_nodes=[1], partition_index=0, leader_id=1, leader_epoch=1
+        )
+        topics = [
+            SimpleNamespace(name=name, topic_id=one, error_code=0, partitions=[part])
+            for name, one in there.items()
+        ]
+        brokers = [SimpleNamespace(node_id=n, host=f"broker-{n}", port=9092) for n in BROKERS]
+        return SimpleNamespace(topics=topics, brokers=brokers)
+
+    _answers(cluster, monkeypatch, answer)
+    now = [0.0]
+    monkeypatch.setattr(wire_cluster, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for n in range(20):  # made and deleted, and one made again and again
+        there = {f"t{n}": next(ids), "again": next(ids)}
+        cluster.refresh(there, 5.0)
+        there = {"again": there["again"]}
+        cluster.refresh([f"t{n}"], 5.0)
+    assert len(cluster.topic_names) == len(cluster._newest) == 40
+    now[0] = wire_cluster._GONE_S
+    cluster.refresh(["again"], 1e9)
+    assert cluster.topic_ids == {"again": there["again"].bytes}
+    assert [*cluster.topic_names.values()] == ["again"]
+    assert (len(cluster._newest), [*cluster.opinions.told]) == (1, ["again"])
+
+
+def test_an_id_whose_epochs_are_used_up_leaves_nothing(cluster: Cluster) -> None:
+    """Brokers give another one then (KIP-890)."""
+    producer: Any = KafkaProducer.__new__(KafkaProducer)
+    coordinator = SimpleNamespace(producer_id=7, is_v2=True, end=lambda commit: None)
+    producer._cluster, producer._coordinator = cluster, coordinator
+    producer._waves, producer._added, producer._appended = Mock(), set(), {PLACE}
+    producer._end(commit=True)
+    assert cluster.ended == {(7, PLACE): True}
+    producer._appended = {PLACE._replace(partition=1)}
+    coordinator.end = lambda commit: setattr(coordinator, "producer_id", 8)
+    producer._end(commit=False)
+    assert cluster.ended == {}

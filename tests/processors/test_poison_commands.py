@@ -17,6 +17,7 @@ from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartiti
 from anabranch.processors import durability, rounds
 from anabranch.processors import poison_commands as culprit
 from anabranch.processors.controller import Controller
+from anabranch.processors.lanes.command import Command
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.topics.names import commands_topic, control_topic, stream_topic, topics_of
@@ -327,3 +328,14 @@ def test_a_command_is_as_big_as_its_kind_may_be() -> None:
         assert getattr(found, "code", None) == answer or getattr(found, "state", "") == answer
     asked = world.ask(leader, r.FindScope("x" * 900_000, True))
     assert (asked.code, len(asked.message)) == ("InvalidArgument", limits.TEXT.value)
+
+
+def test_messages_of_controllers_go_together_again_after_a_doubtful_round() -> None:
+    """Commands wait behind them: one message a round would hold up all lanes for as long as the process lives."""
+    play = Play()
+    said = [Record(0, 0, b"", encode(r.AdoptScope(f"s{n}", "open"))) for n in range(300)]
+    play.world.cluster.produce(TopicPartition(control_topic(), 0), said)
+    play.leader._culprit.failed(LogUncertain("?"), [Command(0, None, b"", True, control=True)])
+    asked, before = play.world.send(play.shot()), play.leader.rounds
+    play.until(lambda: play.served([asked]))
+    assert play.leader.rounds - before < 20

@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 
 from anabranch.clock import SystemClock
+from anabranch.core.partitioner import SPACE
 from anabranch.errors import NotReady
 from anabranch.ports import TopicPartition
 from anabranch.reading import fetched as portions
 from anabranch.reading import history_index as history
 from anabranch.reading import stream_order as ordered
 from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.epoch_order import StreamOrder
 from anabranch.reading.feed import Feed
 from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.stream_order import OrderedStream, Step
-from anabranch.schemas.records import CommitRecord
+from anabranch.schemas.records import CommitRecord, EpochRecord, EpochSegment, SegmentEnd
 from anabranch.types import Event
 from tests.client.members import by_key
 from tests.client.written import ONE, Keys, WrittenStream, scaled
@@ -281,3 +283,27 @@ def test_a_position_is_never_told_below_where_reading_began(
     assert member.stream.settle(False) == {}
     written.log.delete_records({TopicPartition(written.topic, 0): 5})
     assert member.stream.settle(False) == {0: 5}
+
+
+def test_a_member_keeps_no_ends_of_what_others_have_read() -> None:
+    """Each rolling commit seals all segments. A member hears of others' positions only while it waits for them."""
+    order, ends = StreamOrder({0}), [0] * 16
+
+    def segments(epoch: int) -> tuple[EpochSegment, ...]:
+        step = SPACE // 16
+        return tuple(
+            EpochSegment(epoch << 32 | n, n * step, (n + 1) * step, n, ends[n]) for n in range(16)
+        )
+
+    order.add(EpochRecord(0, 0, 0, segments(0), (), (), -1))
+    for epoch in range(1, 200):
+        ends = [end + 10 for end in ends]
+        sealed = tuple(SegmentEnd((epoch - 1) << 32 | n, ends[n]) for n in range(16))
+        order.add(EpochRecord(epoch, 0, epoch, segments(epoch), sealed, (), 0))
+        order.moved({0: ends[0]})
+        assert order.readable(epoch << 32)
+    left, kept = [one for segment in order._layout for one in segment.awaits], 0
+    while left:
+        kept += 1
+        left += left.pop().before
+    assert kept < 32

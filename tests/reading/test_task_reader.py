@@ -16,9 +16,17 @@ from anabranch.processing.plain import PlainReader
 from anabranch.reading import history
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.reader_factory import Readers
+from anabranch.reading.tasks import dealing as dealing_module
+from anabranch.reading.tasks.dealing import Dealing
 from anabranch.reading.tasks.places import Input, Place
 from anabranch.reading.tasks.reader import TaskReader
-from anabranch.schemas.records import CreateProcessor, ProcessorInput, TaskInfo, TaskPosition
+from anabranch.schemas.records import (
+    CreateProcessor,
+    EpochRecord,
+    ProcessorInput,
+    TaskInfo,
+    TaskPosition,
+)
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.types import Tenure
 from tests.client.world import World
@@ -167,3 +175,14 @@ def test_a_plain_topic_s_old_leader_is_waited_for(monkeypatch: pytest.MonkeyPatc
     clock.sleep(60)
     with pytest.raises(UnknownStream, match="there is no topic orders"):
         reader.cut(clock.monotonic() + 1, 1 << 20)
+
+
+def test_only_so_many_layouts_are_kept() -> None:
+    """A stream that rolls each second has 100,000 epochs a day; an older one is looked up again."""
+    search = Mock()
+    search.epoch_record = lambda epoch: EpochRecord(epoch, 0, 0, (), (), (), -1)
+    dealing = Dealing(search, 2)
+    for epoch in range(1000):
+        dealing.note(search.epoch_record(epoch))
+    assert dealing.ranges(3) == {}
+    assert len(dealing._ranges) == dealing_module._KEPT

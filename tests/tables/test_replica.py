@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import threading
 import time
@@ -468,3 +469,18 @@ def test_rows_whose_keys_none_can_have_are_rejected_and_the_others_are_not(
                 txn.commit()
     assert world.client.describe(table).rejected == {"bad_key": 6}
     assert {event.key for event in world.events(table)} == good
+
+
+def test_a_snapshot_that_a_program_lost_holds_no_versions(world: World) -> None:
+    one = one_row(world)
+    with replica(world, Truth(world, TABLES), [one], None, history_ms=10_000) as found:
+        found.snapshot(timeout=60)
+        held = found.snapshot(timeout=60)
+        rows = held.scan(one)
+        del held
+        gc.collect()
+        assert len(found._open) == 1, "rows that are read go on"
+        list(rows)
+        del rows
+        gc.collect()
+        assert not found._open

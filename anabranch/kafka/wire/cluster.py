@@ -36,6 +36,7 @@ _Failed = MutableMapping[TopicPartition, LogError]
 UNKNOWN_TOPIC_S = 2.0
 # A repeatable question waits so long for one broker, which may be frozen: others can answer it.
 _PATIENCE_S = 5.0
+_GONE_S = 3600.0  # so long what was known of a topic is kept
 
 
 class Cluster:
@@ -52,6 +53,8 @@ class Cluster:
         # Two views that the hot calls read, replaced as a whole.
         self.topic_ids: dict[str, bytes] = {}
         self.topic_names: dict[bytes, str] = {}
+        # Topic id -> since when its name has none, or another one; and the name.
+        self._gone: dict[bytes, tuple[float, str]] = {}
         # When a broker last failed to answer a question that any of them can answer.
         self._failed: dict[tuple[str, int], float] = {}
         self.opinions = SecondOpinions(self)
@@ -206,18 +209,33 @@ class Cluster:
             for name in names:
                 self._topics.pop(name, None)
             self._topics.update(topics_found)
-            # Entries are never removed: another thread's request may be about a topic forgotten just now.
-            self.topic_ids = {
-                **self.topic_ids,
-                **{t.name: t.topic_id for t in topics_found.values()},
-            }
-            self.topic_names = {
-                **self.topic_names,
-                **{t.topic_id: t.name for t in topics_found.values()},
-            }
+            self._note_ids(names, topics_found)
         for name, code in refused.items():
             raise error_for(meaning(READ_CODES, code), code, f"topic {name}", topics=refused.keys())
         return topics_found
+
+    def _note_ids(self, names: list[str], found: Mapping[str, Topic]) -> None:
+        """Ids and names of topics. Those that are gone stay for a while: a request of theirs may be under way."""
+        now = time.monotonic()
+        for name in names:
+            before = self.topic_ids.get(name, NO_TOPIC_ID)
+            if before != NO_TOPIC_ID and (name not in found or found[name].topic_id != before):
+                self._gone.setdefault(before, (now, name))
+        ids = self.topic_ids | {topic.name: topic.topic_id for topic in found.values()}
+        known = self.topic_names | {topic.topic_id: topic.name for topic in found.values()}
+        for topic in found.values():
+            self._gone.pop(topic.topic_id, None)
+        while self._gone:
+            topic_id, (since, name) = next(iter(self._gone.items()))
+            if now - since < _GONE_S:
+                break
+            del self._gone[topic_id]
+            self._newest.pop(topic_id, None)
+            known.pop(topic_id, None)
+            if ids.get(name) == topic_id:
+                del ids[name]
+                self.opinions.told.pop(name, None)
+        self.topic_ids, self.topic_names = ids, known
 
     def _newer(self, found: Topic) -> Topic:
         """The topic as found, but with known leaders that are newer: the broker asked may be behind."""

@@ -79,9 +79,13 @@ class StreamTrouble:
         return bool(self.waiting or self._hints)
 
     def hint(self, error: LogError) -> None:
-        """Keep a failure for a topic that ends leading: the next lead looks at it."""
+        """Keep a failure for topics that ends leading, the last one of each: the next lead looks at it.
+
+        Without its traceback, which holds all that was led.
+        """
         if error.topics:
-            self._hints.append(error)
+            self._hints = [hint for hint in self._hints if hint.topics != error.topics]
+            self._hints.append(error.with_traceback(None))
 
     def begin(self, state: State) -> None:
         """A leader begins: streams that waited wait on, until a look."""

@@ -14,6 +14,9 @@ from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.records import EpochRecord
 
 
+_KEPT = 64  # layouts; readers of a stream's tasks are rarely more epochs apart
+
+
 class Dealing:
     """Deals the events of one stream out to so many tasks, each an equal range of the key positions.
 
@@ -32,6 +35,8 @@ class Dealing:
         """Take in the layout of an epoch."""
         ranges = {segment.segment_id: (segment.low, segment.high) for segment in epoch.segments}
         self._ranges[epoch.stream_epoch] = ranges
+        if len(self._ranges) > _KEPT:
+            del self._ranges[next(iter(self._ranges))]
 
     def ranges(self, epoch: int) -> dict[int, tuple[int, int]]:
         """Segment -> its keys, of a stream epoch. `SnapshotExpired` if its record is cut off."""
