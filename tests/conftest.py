@@ -29,6 +29,7 @@ import hypothesis
 import pytest
 
 import anabranch
+from anabranch.infra import free_ports
 from anabranch.infra.broker import EmbeddedBroker
 from tests import secured
 from tests.cluster import Cluster, start_cluster
@@ -41,13 +42,19 @@ if TYPE_CHECKING:
 
     from anabranch.kafka.log import KafkaLog
 
-# How long an example takes says how busy the machine is, and no more.
-hypothesis.settings.register_profile("anabranch", deadline=None)
+# How long an example takes says how busy the machine is, and no more. scripts/soak draws fresh ones.
+hypothesis.settings.register_profile("anabranch", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("fresh", deadline=None)
 hypothesis.settings.load_profile("anabranch")
 
 MEASURED = "measured"
 TOGETHER = ("tests/spark/",)
 TEST, SOAK = TIERS = ("test", "soak")
+# Each worker draws from its own ports: one that a killed broker is to have again is no other's meanwhile.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = 12_000 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+free_ports._LOWEST += _WORKER * _PORTS
+free_ports._HIGHEST = free_ports._LOWEST + _PORTS - 1
 # By tier: seconds that each file took, with what it had to start.
 DURATIONS = Path(__file__).with_name("durations.json")
 # Of a broker that is never killed: each of the workers has one all the time.

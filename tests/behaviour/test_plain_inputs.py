@@ -37,7 +37,9 @@ class Topic:
     def __init__(self, bootstrap: str) -> None:
         self.name, self.bootstrap = f"plain-{uuid.uuid4().hex[:8]}", bootstrap
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
-        self.admin.create_topics([NewTopic(self.name, 2)])[self.name].result()
+        # Records of 1970 would be deleted at the broker's next look.
+        topic = NewTopic(self.name, 2, config={"retention.ms": "-1"})
+        self.admin.create_topics([topic])[self.name].result()
         self.written: Counter[tuple[bytes, bytes]] = Counter()
 
     def write(self, count: int, partitions: int = 2, *, aborted: bool = False) -> None:

@@ -225,9 +225,9 @@ def test_events_without_a_key_are_dealt_once(
     place = Place(client, segments=3, tasks=8)
     values = [b"%d" % i for i in range(40)]
     place.written = [(None, value) for value in values]
-    for first in range(0, 40, 4):  # each goes to one segment
+    for first in range(0, 40, 2):  # each goes to one segment
         with client.begin(place.scope) as txn:
-            txn.write_many(place.input, [(value, None) for value in values[first : first + 4]])
+            txn.write_many(place.input, [(value, None) for value in values[first : first + 2]])
             txn.commit()
     with ThreadPoolExecutor(8) as pool:
         tenures = [client.take(place.processor, [number]) for number in range(8)]

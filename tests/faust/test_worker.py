@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 import anabranch
+from anabranch.infra.free_ports import free_port
 from tests.cluster import Cluster
 from tests.faust.conftest import KEYS, WAIT_S, Place
 from tests.owned import start_module
@@ -39,9 +39,7 @@ def said(port: int, path: str) -> object:
 
 def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path) -> None:
     """SIGKILL, then SIGTERM; web, metrics and timers meanwhile."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = os.environ | {"SCOPE": place.scope, "BOOTSTRAP": cluster.bootstrap}
     program = [sys.executable, "-m", "faust", "-A", "tests.faust.counting", "--datadir"]
     program.append(str(tmp_path / "data"))

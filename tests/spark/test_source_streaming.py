@@ -327,6 +327,7 @@ def test_the_end_at_which_a_query_began_is_kept(
     queries.run({"availableNow": True}, **options)
     assert queries.events == []
     after = small.commit(7).commit_timestamp  # while no query reads
+    small.read()
     queries.run({"availableNow": True}, **options)
     assert sorted(queries.events) == sorted(e for e in small.read() if e.commit_timestamp == after)
 
@@ -342,6 +343,7 @@ def test_available_now_and_again(
         small.commit(20, others=5)
     options = {"bootstrap": bootstrap, "streams": f"{small.events},{small.other}"}
     queries = Queries(spark, tmp_path)
+    small.read()
     query = queries.run({"availableNow": True}, **options, maxEventsPerTrigger=40)
     assert sorted(queries.events) == sorted(small.read())
     assert [len(batch) for _, batch in sorted(queries.batches.items())] == [40, 40, 40]
@@ -353,12 +355,14 @@ def test_available_now_and_again(
     client.scale(small.events, segments=5)  # new partitions
     for _ in range(3):
         small.commit(20)
+    small.read()
     queries.run({"availableNow": True}, **options, maxEventsPerTrigger=40)
     assert sorted(queries.events) == sorted(small.read())
     assert sorted(queries.batches) == [0, 1, 2, 3, 4]
 
     for _ in range(3):
         small.commit(20)
+    small.read()
     queries.run({"once": True}, **options, maxEventsPerTrigger=1)
     assert sorted(queries.events) == sorted(small.read())
     assert len(queries.batches[5]) == 60
