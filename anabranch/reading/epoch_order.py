@@ -91,7 +91,7 @@ class StreamOrder:
         if end <= segment.start_offset:
             self._closed.pop(segment.segment_id, None)
             return
-        # What is before it on its own partition is read, or deleted, with it.
+        # Ends on the same partition are read, or deleted, with it; so those before them take their place.
         before: list[_End] = []
         for one in self._unread(old.awaits, segment):
             before += one.before if one.partition == segment.partition else [one]
