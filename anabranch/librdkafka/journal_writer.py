@@ -267,7 +267,7 @@ class KafkaJournal:
                     raise self._fail(f"{n} writes were not acknowledged before the deadline")
                 if now >= stuck_at:
                     self._check_topics(deadline)
-                channel.producer.flush(min(deadline - now, _SLICE_S))
+                channel.poll(min(deadline - now, _SLICE_S), flush=True)
                 channel.watch()
                 self._check()
                 if len(channel.producer) < left_over or now >= stuck_at:
