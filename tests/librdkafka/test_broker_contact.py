@@ -229,6 +229,10 @@ def test_a_call_waits_for_a_token_until_its_deadline(
     bus._producer = old = Mock()
     assert not bus._renew_producer(old), "the thread that hears answers goes on"
     assert bus._producer is old
+    journals = KafkaJournals(options, asked, clock, 3.0)
+    journals.writer()  # of a transaction that has begun
+    with pytest.raises(NotReady, match="No such file"):
+        journals.take(1000)
 
     def come() -> None:
         file.write_text("t")
