@@ -143,10 +143,15 @@ def parse_settings(bootstrap: str | Settings, options: Mapping[str, object]) -> 
             "itself; leave it out (operations.md tells what TLS and SASL take)"
         )
     secured, named = _protocol(security)
+    sasl = _sasl(security, callback) if named else None
+    if (callback or TOKEN_FILE in security) and not isinstance(sasl, OAuthBearer):
+        raise UnsupportedSetting(
+            f"{CALLBACK} and {TOKEN_FILE} are for sasl.mechanism=OAUTHBEARER: leave them out"
+        )
     return Settings(
         addresses(bootstrap),
         tls=_tls(security) if secured else None,
-        sasl=_sasl(security, callback) if named else None,
+        sasl=sasl,
         **values,  # type: ignore[arg-type]
     )
 
@@ -287,6 +292,10 @@ def addresses(bootstrap: str) -> tuple[tuple[str, int], ...]:
         number = int(port) if port.isdecimal() and len(port) < 10 else 0
         if not host or not 0 < number <= _MOST_PORT:
             raise UnsupportedSetting(f"bootstrap.servers: {part!r} is not host:port")
+        try:
+            host.encode("idna")
+        except UnicodeError as error:
+            raise UnsupportedSetting(f"bootstrap.servers: {part!r} is no host: {error}") from None
         found.append((host.strip("[]"), number))
     if not found:
         raise UnsupportedSetting("bootstrap.servers names no broker")

@@ -22,11 +22,10 @@ from anabranch.errors import (
     IllegalState,
     NotAuthorized,
     NotReady,
-    UnsupportedSetting,
 )
 from anabranch.kafka.settings import addresses
 from anabranch.librdkafka.acls import acl_of, binding_of, everything
-from anabranch.librdkafka.broker_contact import with_error_callback
+from anabranch.librdkafka.broker_contact import made, with_error_callback
 from anabranch.librdkafka.options import Options
 from anabranch.ports import Clock
 from anabranch.topics.rights import THE_CLUSTER, Acl
@@ -199,7 +198,14 @@ class KafkaAdmin:
         while True:
             if self._closed:
                 raise IllegalState("the client is closed")
-            client = self._connected()
+            try:
+                client = self._connected()
+            except NotReady:  # a token may yet come
+                if self._clock.monotonic() + pause >= deadline:
+                    raise
+                self._clock.sleep(pause)
+                pause = min(2 * pause, _LAST_PAUSE_S)
+                continue
             if self._heard:  # a refusal of before the last answer is over; it may wait to be told
                 client.poll(0)
                 self._denied = ""
@@ -255,17 +261,12 @@ class KafkaAdmin:
     def _connected(self) -> AdminClient:
         with self._lock:
             if self._client is None:
-                try:
-                    # No circle: the last reference to this frees the threads.
-                    heard = weakref.WeakMethod(self._on_error)
-                    config = with_error_callback(
-                        self._options.admin(), lambda error: (heard() or _unheard)(error)
-                    )
-                    self._client = AdminClient(config)
-                except (KafkaException, TypeError, ValueError) as error:
-                    raise UnsupportedSetting(
-                        f"librdkafka refuses the options: {told(error)}"
-                    ) from error
+                # No circle: the last reference to this frees the threads.
+                heard = weakref.WeakMethod(self._on_error)
+                config = with_error_callback(
+                    self._options.admin(), lambda error: (heard() or _unheard)(error)
+                )
+                self._client = made(AdminClient, config)
             return self._client
 
     def _on_error(self, error: KafkaError) -> None:
@@ -302,12 +303,6 @@ def _needs(right: str) -> Iterator[None]:
 
 def _unheard(_: KafkaError) -> None:
     """The asker is gone."""
-
-
-def told(error: Exception) -> str:
-    """An error's text, in librdkafka's words if it is one of its own."""
-    first = error.args[0] if error.args else None
-    return first.str() if isinstance(first, KafkaError) else str(error)
 
 
 def no_broker(bootstrap: str) -> str:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ClusterMetadata
+
+from anabranch.errors import AnabranchError, NotReady, UnsupportedSetting
 
 log = logging.getLogger("anabranch.kafka")
 
@@ -21,6 +23,8 @@ SILENCE_S = 30.0  # the handle is asked after so long a silence
 SUSPECT_S = 5.0  # … or after so long, if it has complained, or did not answer last time
 _ANSWER_S = 2.0
 _ALL_DOWN = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
+
+T = TypeVar("T")
 
 
 class Handle(Protocol):
@@ -73,7 +77,11 @@ class Contact:
 
     def _others_are(self) -> bool:
         quiet = self._common | {"log_level": 0}  # the handle itself has logged enough
-        found = _is_answered(AdminClient(quiet), self.topic)
+        try:
+            found = _is_answered(made(AdminClient, quiet), self.topic)
+        except AnabranchError as error:
+            log.warning("brokers that a handle has lost can't be looked for: %s", error)
+            return False
         if found:
             log.warning(
                 "a handle has lost all brokers, and another one finds them: it is made anew"
@@ -85,8 +93,36 @@ def _is_answered(handle: Handle, topic: str) -> bool:
     """Whether a broker that knows the others answers."""
     try:
         return bool(handle.list_topics(topic, timeout=_ANSWER_S).brokers)
-    except KafkaException:
+    except (KafkaException, RuntimeError):  # `RuntimeError`: it was closed meanwhile
         return False
+
+
+def made(kind: Callable[[dict[str, Any]], T], config: dict[str, Any]) -> T:
+    """A handle of librdkafka.
+
+    Raises: NotReady (no valid token for OAUTHBEARER), UnsupportedSetting (an option that librdkafka does not take).
+    """
+    try:
+        if "oauth_cb" in config:
+            _look_at_token(config)
+        return kind(config)
+    except (KafkaException, TypeError, ValueError) as error:
+        first = error.args[0] if error.args else None
+        if not isinstance(first, KafkaError):
+            raise UnsupportedSetting(f"librdkafka refuses the options: {error}") from error
+        if first.code() == KafkaError.SASL_AUTHENTICATION_FAILED:  # the token went meanwhile
+            raise NotReady(f"no token for OAUTHBEARER: {first.str()}; call again") from error
+        raise UnsupportedSetting(f"librdkafka refuses the options: {first.str()}") from error
+
+
+def _look_at_token(config: Mapping[str, Any]) -> None:
+    """confluent-kafka would wait for a token for 10 seconds, and not tell what is wrong with it."""
+    try:
+        end = float(config["oauth_cb"](config.get("sasl.oauthbearer.config"))[1])
+    except Exception as error:
+        raise NotReady(f"no token for OAUTHBEARER: {error}; mend that, then call again") from error
+    if end <= time.time():
+        raise NotReady("the token for OAUTHBEARER has ended: renew it, then call again")
 
 
 def with_error_callback(config: dict[str, Any], ours: Callable[[Any], None]) -> dict[str, Any]:

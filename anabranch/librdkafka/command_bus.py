@@ -168,7 +168,11 @@ class KafkaBus:
         with self._lock:
             if self._producer is not producer or self._closed:
                 return False
-            self._producer, self._contact = self._new_producer()
+            try:
+                self._producer, self._contact = self._new_producer()
+            except NotReady as error:  # no token, for now; the old one may be replaced next time
+                self._trouble = str(error)
+                return False
             return True
 
     def control_partitions(self, deadline: float, least: int = 0) -> int:

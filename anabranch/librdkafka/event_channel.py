@@ -75,9 +75,14 @@ class Channel:
             if self._known.get(topic, 0) < partitions:
                 clock.sleep(min(_PAUSE_S, max(0.0, deadline - clock.monotonic())))
 
-    def poll(self, seconds: float) -> None:
-        """Serve delivery reports."""
-        self.producer.poll(seconds)
+    def poll(self, seconds: float, *, flush: bool = False) -> None:
+        """Serve delivery reports; ``flush``: send at once what waits, and wait until all is told."""
+        try:
+            (self.producer.flush if flush else self.producer.poll)(seconds)
+        except RuntimeError:
+            if not self._closed:  # else by another thread, as the client was
+                raise
+            self.fail("the client was closed")
 
     def watch(self) -> None:
         """Called while records wait: fail early if brokers are there, and this producer finds none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,7 +76,9 @@ class KafkaJournals:
         """
         with self._lock:
             if not self._spare and not self._closed:
-                self._spare.append(Channel(self._options, self._likely_bytes))
+                # No token, for now: a begun transaction goes on.
+                with contextlib.suppress(NotReady):
+                    self._spare.append(Channel(self._options, self._likely_bytes))
         return KafkaJournal(self, self._admin, self._clock, self._timeout)
 
     def columns(self) -> ColumnJournal:
@@ -267,7 +270,7 @@ class KafkaJournal:
                     raise self._fail(f"{n} writes were not acknowledged before the deadline")
                 if now >= stuck_at:
                     self._check_topics(deadline)
-                channel.producer.flush(min(deadline - now, _SLICE_S))
+                channel.poll(min(deadline - now, _SLICE_S), flush=True)
                 channel.watch()
                 self._check()
                 if len(channel.producer) < left_over or now >= stuck_at:

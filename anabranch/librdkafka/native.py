@@ -6,13 +6,12 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import Consumer, Producer
 
-from anabranch.errors import UnsupportedSetting
-from anabranch.librdkafka.admin import told
-from anabranch.librdkafka.broker_contact import with_error_callback
+from anabranch.librdkafka.broker_contact import made, with_error_callback
 from anabranch.librdkafka.options import Options
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 
@@ -24,25 +23,22 @@ _last_made = [-_YOUNG_S]  # when a handle of librdkafka was made last, monotonic
 def make(
     kind: Callable[[dict[str, Any]], Any], config: dict[str, Any], on_error: Callable[[Any], None]
 ) -> Any:
-    """A producer or consumer; `UnsupportedSetting` for an option that librdkafka does not take."""
-    return _make(kind, with_error_callback(config, on_error))
+    """A producer or consumer. Raises as `made` does."""
+    return made(partial(_make, kind), with_error_callback(config, on_error))
 
 
 def make_consumer(
     options: Options, config: dict[str, Any], on_error: Callable[[Any], None]
 ) -> LastingConsumer:
-    """A consumer that outlives brokers; `UnsupportedSetting` for an option that librdkafka does not take."""
+    """A consumer that outlives brokers. Raises as `made` does."""
     return LastingConsumer(
-        config, options.admin(), make=lambda config: _make(Consumer, config), on_error=on_error
+        config, options.admin(), make=partial(_make, Consumer), on_error=on_error
     )
 
 
 def _make(kind: Callable[[dict[str, Any]], Any], config: dict[str, Any]) -> Any:
     _last_made[0] = time.monotonic()
-    try:
-        return kind(config)
-    except (KafkaException, TypeError, ValueError) as error:
-        raise UnsupportedSetting(f"librdkafka refuses the options: {told(error)}") from error
+    return kind(config)
 
 
 def _rest_before_fork() -> None:

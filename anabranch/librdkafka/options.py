@@ -124,7 +124,6 @@ _READER = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": False,
-    "allow.auto.create.topics": False,
 }
 _SYNONYMS = {
     "compression.type": "compression.codec",
@@ -202,8 +201,11 @@ class Options:
 
 
 def for_librdkafka(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, with a token's file replaced by the callback that librdkafka needs."""
-    found = dict(given)
+    """The options, with a token's file replaced by the callback that librdkafka needs.
+
+    Producers and admin clients would ask brokers to make topics again that were deleted.
+    """
+    found = {"allow.auto.create.topics": False, **given}
     file = found.pop(TOKEN_FILE, None)
     return found if file is None else {"oauth_cb": partial(token_and_end, Path(str(file))), **found}
 

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import ClusterMetadata
 
-from anabranch.librdkafka.broker_contact import Contact, with_error_callback
+from anabranch.errors import AnabranchError
+from anabranch.librdkafka.broker_contact import Contact, made, with_error_callback
 
 log = logging.getLogger("anabranch.client")
 
@@ -49,7 +50,7 @@ class LastingConsumer:
 
     def _made(self, topic: str) -> tuple[Consumer, Contact]:
         """A new handle, watched."""
-        native = self._make_consumer(with_error_callback(self._config, self._complaint))
+        native = made(self._make_consumer, with_error_callback(self._config, self._complaint))
         return native, Contact(native, self._common, topic)
 
     def _complaint(self, error: KafkaError) -> None:
@@ -184,7 +185,11 @@ class LastingConsumer:
     def _renew(self) -> None:
         """Go on with a new handle. The old one closes aside: it may wait for brokers that it does not find."""
         old, places = self.native, self._where_it_stands()
-        self.native, self._contact = self._made(self._contact.topic)
+        try:
+            self.native, self._contact = self._made(self._contact.topic)
+        except AnabranchError as error:  # a token or a file is missing, for now
+            log.warning("a handle that has lost all brokers can't be replaced yet: %s", error)
+            return
         end = partial(_end, old, self._subscription is not None, lambda: False)
         threading.Thread(target=end, name="anabranch-lost-handle", daemon=True).start()
         if self._subscription is None:

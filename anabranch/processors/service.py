@@ -106,17 +106,8 @@ class ControllerService(mode.Service):
     async def on_start(self) -> None:
         if not await self._prepared():
             return
-        options = self.options
-        self._membership = Membership(
-            options.bootstrap,
-            group=controllers_group(options.prefix),
-            topic=commands_topic(options.prefix),
-            session_timeout_s=options.session_timeout_s,
-            options=options.kafka,
-            on_gained=self._gained,
-            on_lost=self._lost,
-        )
-        self._membership.start()
+        if self._membership is not None:
+            self._membership.start()
         self._write_status()
 
     @mode.Service.task
@@ -170,8 +161,20 @@ class ControllerService(mode.Service):
         threading.Thread(target=run, name="prepare", daemon=True).start()
         return await ended
 
+    def _member(self) -> Membership:
+        options = self.options
+        return Membership(
+            options.bootstrap,
+            group=controllers_group(options.prefix),
+            topic=commands_topic(options.prefix),
+            session_timeout_s=options.session_timeout_s,
+            options=options.kafka,
+            on_gained=self._gained,
+            on_lost=self._lost,
+        )
+
     def _prepare(self) -> bool:
-        """Prepare to lead; waits for brokers that are away. False if stopped before."""
+        """Prepare to lead; waits for brokers or a token that are away. False if stopped before."""
         self._compile()
         source = KafkaLog(self.options.bootstrap, self.options.kafka)
         late = 0
@@ -185,6 +188,7 @@ class ControllerService(mode.Service):
                         replication_factor=self.options.replication_factor,
                     )
                     self._stand_by(source)
+                    self._membership = self._member()
                     return True
                 except LogDenied as error:
                     raise NotAuthorized(str(error)) from error

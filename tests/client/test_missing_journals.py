@@ -139,8 +139,9 @@ class Waiting:
     def __init__(self, clock: ManualClock, taken: float) -> None:
         self.producer = Queue(clock, taken)
 
-    def poll(self, seconds: float) -> None:
-        pass
+    def poll(self, seconds: float, *, flush: bool = False) -> None:
+        if flush:
+            self.producer.flush(seconds)
 
     def watch(self) -> None:
         pass

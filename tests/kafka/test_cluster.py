@@ -193,6 +193,12 @@ def test_a_silent_broker_is_waited_for_until_another_one_has_its_place(
     assert asked == questions or (questions is None and asked > 1)
 
 
+def test_a_host_that_is_none_is_no_connection() -> None:
+    """Brokers tell hosts, too."""
+    with pytest.raises(ConnectionBroken, match=r"no connection to broker\.\.internal:1"):
+        Connection("broker..internal", 1, client_id="c", deadline=time.monotonic() + 9)
+
+
 PLACE = TopicPartition("t", 0)
 
 

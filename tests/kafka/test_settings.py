@@ -35,7 +35,9 @@ def test_bootstrap_addresses(text: str, wanted: tuple[tuple[str, int], ...]) -> 
     assert parse_settings(text, {}).bootstrap == wanted
 
 
-@pytest.mark.parametrize("text", ["", ",", "a", "a:1,b", "a:b", ":1", "a:"])
+@pytest.mark.parametrize(
+    "text", ["", ",", "a", "a:1,b", "a:b", ":1", "a:", "a..b:1", f"{'a' * 64}.b:1"]
+)
 def test_wrong_addresses_are_refused(text: str) -> None:
     with pytest.raises(UnsupportedSetting, match=r"bootstrap\.servers"):
         parse_settings(text, {})
@@ -145,6 +147,10 @@ def test_mechanisms(option: str, mechanism: str, given: dict[str, str], principa
         ({}, "GSSAPI: give one of PLAIN, SCRAM-SHA-256"),
         ({"sasl.mechanism": "AWS_MSK_IAM"}, "AWS_MSK_IAM: give one of"),
         ({"sasl.mechanism": "PLAIN", "sasl.username": "me"}, r"needs sasl\.password"),
+        (
+            {"sasl.mechanism": "PLAIN", "sasl.password": "hush", TOKEN_FILE: "/x"} | USER_NAME,
+            "leave them out",
+        ),
         ({"sasl.mechanism": "SCRAM-SHA-256", "sasl.password": "hush"}, r"needs sasl\.username"),
         ({"sasl.mechanism": "PLAIN", "sasl.password": "a\udcffhush"} | USER_NAME, "not plain text"),
         ({"sasl.mechanism": "OAUTHBEARER"}, r"anabranch\.oauthbearer\.token\.file, oauth_cb"),

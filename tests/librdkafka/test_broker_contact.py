@@ -1,21 +1,34 @@
-"""When a handle counts as lost: a transcript of messages, questions and answers."""
+"""When a handle counts as lost: a transcript of messages, questions and answers; how one is made and ends."""
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from anabranch.clock import SystemClock
+from anabranch.errors import NotReady, WriteFailed
+from anabranch.kafka.oauth_tokens import token_and_end
+from anabranch.kafka.settings import TOKEN_FILE
+from anabranch.librdkafka import admin
 from anabranch.librdkafka import broker_contact as contact
-from anabranch.librdkafka.broker_contact import Contact
+from anabranch.librdkafka.admin import KafkaAdmin
+from anabranch.librdkafka.broker_contact import Contact, made
+from anabranch.librdkafka.command_bus import KafkaBus
 from anabranch.librdkafka.groups import KafkaGroups
+from anabranch.librdkafka.journal_writer import KafkaJournals
+from anabranch.librdkafka.options import Options
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
+from tests.client.doubles import ManualClock
 
 ALL_DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)
 OTHER = KafkaError(KafkaError._TRANSPORT)
+NO_TOKEN = KafkaException(KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED))
 
 
 class Brokers:
@@ -167,3 +180,76 @@ def test_a_broker_that_does_not_list_its_groups_is_asked_again() -> None:
         groups.names(1.0)
     answer.errors.clear()
     assert groups.names(1.0) == ["a"]
+
+
+# -- tokens of OAUTHBEARER ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("give", "said"),
+    [(partial(token_and_end, Path("/nowhere")), "No such file"), (lambda _: ("t", 1), "ended")],
+)
+def test_no_handle_is_made_without_a_token(give: Any, said: str) -> None:
+    """confluent-kafka would wait for it, keep the reason, and blame the options."""
+    kind = Mock(side_effect=NO_TOKEN)
+    with pytest.raises(NotReady, match=said):
+        made(kind, {"oauth_cb": give})
+    assert not kind.called
+    with pytest.raises(NotReady):
+        made(kind, {"oauth_cb": lambda _: ("it goes in this moment", 1e12)})
+
+
+def test_without_a_token_a_lost_handle_is_kept(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.handle.answer = "nothing"
+    monkeypatch.setattr(contact, "AdminClient", Mock(side_effect=NO_TOKEN))
+    assert [world.after(31)[0], world.after(6)[0]] == [False, False]
+    old, new = Mock(), Mock()
+    old.poll.return_value, old.position.return_value = None, []
+    consumer = LastingConsumer({}, {}, make=Mock(side_effect=[old, NO_TOKEN, new]))
+    monkeypatch.setattr(Contact, "lost", lambda _: True)
+    for handle in (old, new):
+        assert consumer.poll(0) is None
+        assert consumer.native is handle
+
+
+def test_a_call_waits_for_a_token_until_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, file = ManualClock(), tmp_path / "token"
+    options = Options("127.0.0.1:1", {TOKEN_FILE: str(file)})
+    client = Mock(**{"list_topics.return_value.topics": {"t": 1}})
+    monkeypatch.setattr(admin, "AdminClient", lambda _: client)
+    asked = KafkaAdmin(options, clock)
+    with pytest.raises(NotReady, match="No such file"):
+        asked.topics(clock.now + 2)
+    assert clock.now <= 1002
+    bus = KafkaBus(*cast("Any", (options, asked, "p", "open", clock, None)))
+    bus._producer = old = Mock()
+    assert not bus._renew_producer(old), "the thread that hears answers goes on"
+    assert bus._producer is old
+    journals = KafkaJournals(options, asked, clock, 3.0)
+    journals.writer()  # of a transaction that has begun
+    with pytest.raises(NotReady, match="No such file"):
+        journals.take(1000)
+
+    def come() -> None:
+        file.write_text("t")
+
+    clock.on_sleep = come
+    assert asked.topics(clock.now + 2) == ["t"]
+
+
+def test_what_a_writer_does_once_its_client_is_closed_has_a_name() -> None:
+    journals = KafkaJournals(Options("127.0.0.1:1", {"log_level": 0}), Mock(), SystemClock(), 3.0)
+    writer, channel = journals.writer(), journals.take(1000)
+    writer._channels[1000] = writer._by_topic["t"] = channel
+    writer._produce["t"] = channel.producer.produce
+    journals.close()
+    with pytest.raises(WriteFailed, match="the client was closed"):
+        writer.flush({}, 0.0)
+    with pytest.raises(WriteFailed, match="the client was closed"):
+        writer.write_many("t", [])
+    channel.poll(0, flush=True)  # a flush that began before
+    writer.discard()

@@ -63,6 +63,7 @@ def test_options_go_to_whom_they_are_for() -> None:
     for config in everyone:
         assert (config["security.protocol"], config["client.id"]) == ("SSL", "me")
         assert config["error_cb"] is print
+        assert config["allow.auto.create.topics"] is False
     assert options.journal(1000)["compression.type"] == "zstd"
     assert "compression.type" not in options.commands(1000)
     reader = options.reader("g", "latest")

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_it_waits_for_brokers_that_are_away(
         LogUnavailable("no leader"),
         NotReady("not found (yet, or any more)"),
         TopicMisconfigured("add some until it has 3"),
-        ControlTopics(3, 2, 1 << 20),
+        *[ControlTopics(3, 2, 1 << 20)] * 2,
     ]
 
     def create_control_topics(*_: object, **__: object) -> ControlTopics:
@@ -81,6 +82,8 @@ def test_it_waits_for_brokers_that_are_away(
 
     monkeypatch.setattr(service, "create_control_topics", create_control_topics)
     monkeypatch.setattr(service, "last_term", lambda *_: None)
+    members = Mock(side_effect=[NotReady("no token"), Mock()])
+    monkeypatch.setattr(service, "Membership", members)
     assert asyncio.run(controller._prepared())
     assert (controller.failure, answers) == (None, [])
     assert [record.getMessage() for record in caplog.records] == [
@@ -88,6 +91,7 @@ def test_it_waits_for_brokers_that_are_away(
         "waiting for the brokers: no leader",
         "waiting for the brokers: not found (yet, or any more)",
         "waiting for the brokers: add some until it has 3",
+        "waiting for the brokers: no token",
     ]
 
 

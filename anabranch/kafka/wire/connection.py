@@ -79,7 +79,7 @@ class Connection:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if tls is not None:
                 self._socket = tls.wrap_socket(self._socket, server_hostname=host)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # `ValueError`: the host that brokers told is none
             raise ConnectionBroken(
                 f"no connection to {self.address}: {error}", sent=False
             ) from error
