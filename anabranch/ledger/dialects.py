@@ -109,9 +109,8 @@ class PostgreSQL(Dialect):
     def hurry(self, cursor: Any, seconds: float) -> None:
         """As `Dialect.hurry`."""
         cursor.execute(f"set local lock_timeout = {int(seconds * 1000)}")
-        cursor.execute(
-            "set local statement_timeout = 0"
-        )  # a shorter one would say nothing of a lock
+        # A shorter one of the user's would end the wait first, with an error that tells of no lock.
+        cursor.execute("set local statement_timeout = 0")
 
     def is_held(self, error: Exception) -> bool:
         """As `Dialect.is_held`."""
