@@ -221,16 +221,17 @@ def test_actors_that_ended_are_held_by_nothing() -> None:
     """Each failed cut begins all of them again."""
     app = anabranch.faust.App("s/x", bootstrap="none:1")
 
-    @app.agent(app.topic("s/a"), concurrency=2)
     async def read(stream: Any) -> None:
         async for _ in stream:
             pass
 
+    agent: Any = app.agent(app.topic("s/a"), concurrency=2)(read)
+
     async def fail() -> int:
         for _ in range(5):
-            await read.on_start()
+            await agent.on_start()
             await asyncio.sleep(0)
-            await read.on_stop()
+            await agent.on_stop()
         gc.collect()
         return sum(isinstance(one, Stream) and one.app is app for one in gc.get_objects())
 
