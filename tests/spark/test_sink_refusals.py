@@ -76,6 +76,7 @@ UNFIT = [
      "column a.element is string"),
     ("a timestamp", RECORD % '{"name": "a", "type": ["null", "long"]}', "column a is timestamp"),
     ("a struct<b: int>", RECORD % f'{{"name": "a", "type": {INNER}}}', "no column in a for a"),
+    ("a int", RECORD % '{"name": "a", "type": {"type": "string", "logicalType": 5}}', "column a is int"),
     ("a long", RECORD % '{"name": "a", "type": ["null", "double", "long"]}', "let the finer one come first"),
     ("a int", RECORD % '{"name": "a", "type": ["null", "float", "long"]}', "column a would lose digits"),
     *(

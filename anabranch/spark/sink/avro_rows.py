@@ -202,7 +202,7 @@ def _keeps(value: Any, avro: Any) -> bool:
 
 def _full(avro: Any) -> str:
     """A type with its logical type, where that changes the values it holds."""
-    logical = avro.get("logicalType", "")
+    logical = str(avro.get("logicalType", ""))
     changes = logical in ("date", "decimal") or "timestamp" in logical
     return f"{avro['type']}.{logical}" if changes else str(avro["type"])
 
