@@ -53,7 +53,7 @@ Heart: TypeAlias = "Callable[[Handle], None]"
 QUIET_S = 5.0  # most seconds for an abort while an exception is on its way
 _LAYOUT_S = 30.0  # so long a layout is believed: others may scale the stream
 _AT_ONCE = 1000  # events that write_many takes from its iterable before it writes them
-_MOST_LEGAL = 10_000  # names of streams that are remembered of a scope
+_MOST_NAMES = 10_000  # of streams that are remembered: of a scope, and with a layout
 
 
 @dataclass
@@ -92,6 +92,8 @@ class Shared:
 
     def learn(self, stream: str, layout: Sequence[SegmentRange]) -> None:
         """Remember the stream's segments for a while."""
+        if len(self.layouts) >= _MOST_NAMES:
+            self.layouts.clear()
         self.layouts[stream] = self.session.now() + _LAYOUT_S, layout
 
     def deadline(self, timeout: float | None) -> float:
@@ -192,11 +194,10 @@ class Handle:
         """
         source = iter(events)
         written = 0
-        for event in source:
+        for event in islice(source, 1):
             check_fields(event)
             self.write(stream, *event)
             written = 1
-            break
         try:
             while chunk := list(islice(source, _AT_ONCE)):
                 with self._lock:
@@ -224,8 +225,7 @@ class Handle:
         need("pyarrow", "numpy")
         from anabranch.client.arrow import columns_of
 
-        pieces = columns_of(batch)
-        begun = False
+        pieces, begun = columns_of(batch), False
         try:
             for columns in pieces:
                 with self._lock:
@@ -288,7 +288,7 @@ class Handle:
             self._session.check_together((stream,), self._shared.deadline(None), beside=self._scope)
             if is_state(stream):
                 raise InvalidArgument(f"{stream} is a processor's state: use `write_state`")
-            if len(self._legal) >= _MOST_LEGAL:
+            if len(self._legal) >= _MOST_NAMES:
                 self._legal.clear()
             self._legal.add(stream)
 

@@ -246,7 +246,7 @@ class State:
                 if gone is not None:
                     self.open_of[gone.row.owner].discard(txn_id)
                 for stream, epoch in gone.participants.items() if gone is not None else ():
-                    self.pins[stream][epoch] -= 1
+                    self.pins[stream] -= Counter((epoch,))  # without those that are 0
             elif txn_id in self.open:
                 self.open[txn_id].row = row
             else:
@@ -286,7 +286,7 @@ class State:
     def _pin(self, txn: OpenTxn, stream: str, row: ParticipantRow | None) -> None:
         pins = self.pins.setdefault(stream, Counter())
         if stream in txn.participants:
-            pins[txn.participants[stream]] -= 1
+            pins -= Counter((txn.participants[stream],))
         if row is not None:
             pins[row.reference_epoch] += 1
         _put(txn.participants, stream, None if row is None else row.reference_epoch)

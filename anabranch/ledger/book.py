@@ -180,10 +180,15 @@ class Book:
                 self._run(sql, ABORT, txn_id.hex(), BEGUN)
             row = self._row(txn_id)
             self.connection.commit()
-        except self.driver.OperationalError:
-            self.connection.rollback()
+        except self.driver.Error as error:
+            self._check_held(error)
             return None
         return row
+
+    def _check_held(self, error: Exception) -> None:
+        """Roll back; raise the error unless it says that a process holds the row."""
+        if not (self.rollback() and self._dialect.is_held(error)):
+            raise error
 
     def rows(
         self, before_ms: int, limit: int, after: Row = FIRST, *, former: bool = True
@@ -209,8 +214,8 @@ class Book:
             for row in rows:
                 gone += self._run(sql, row.txn_id.hex(), row.outcome, row.attempt.hex()).rowcount
             self.connection.commit()
-        except self.driver.OperationalError:
-            self.connection.rollback()
+        except self.driver.Error as error:
+            self._check_held(error)
             return 0
         return gone
 

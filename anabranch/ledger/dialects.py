@@ -32,6 +32,10 @@ class Dialect:
         """Let no statement of this transaction wait for a lock for longer."""
         raise NotImplementedError
 
+    def is_held(self, error: Exception) -> bool:
+        """Whether a driver's error says that another transaction holds the row; any other one is raised."""
+        return any(kind.__name__ == "OperationalError" for kind in type(error).__mro__)
+
 
 class SQLite(Dialect):
     """SQLite: a file, known by its device, inode and path."""
@@ -65,6 +69,10 @@ class SQLite(Dialect):
     def hurry(self, cursor: Any, seconds: float) -> None:
         """As `Dialect.hurry`."""
         cursor.execute(f"pragma busy_timeout = {int(seconds * 1000)}")
+
+    def is_held(self, error: Exception) -> bool:
+        """As `Dialect.is_held`."""
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF in (5, 6)  # BUSY, LOCKED
 
 
 class PostgreSQL(Dialect):
@@ -101,9 +109,16 @@ class PostgreSQL(Dialect):
     def hurry(self, cursor: Any, seconds: float) -> None:
         """As `Dialect.hurry`."""
         cursor.execute(f"set local lock_timeout = {int(seconds * 1000)}")
+        # A shorter one of the user's would end the wait first, with an error that tells of no lock.
+        cursor.execute("set local statement_timeout = 0")
+
+    def is_held(self, error: Exception) -> bool:
+        """As `Dialect.is_held`."""
+        code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+        return code in ("55P03", "40P01", "40001")  # no lock in time, a deadlock, not in a row
 
 
-# Those that tell a lock that is held by an `OperationalError`, and a missing table by a `ProgrammingError`.
+# Those that tell a missing table by a `ProgrammingError`.
 _DRIVERS = {"sqlite3": SQLite, "psycopg": PostgreSQL, "psycopg2": PostgreSQL}
 _MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 

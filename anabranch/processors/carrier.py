@@ -317,6 +317,8 @@ class Carriers:
         """Drop transactions that ended."""
         for txn_id in ended:
             self.trouble.pop(txn_id, None)
+            for key in [key for key in self._not_before_ms if key[0] == txn_id]:
+                del self._not_before_ms[key]
 
     def _forget(self, key: Key) -> None:
         self._jobs.pop(key, None)

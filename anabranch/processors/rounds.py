@@ -153,6 +153,7 @@ class Rounds:
         self._tails.pop(stream, None)
         self._intake.forget_stream(stream)
         self._autoscaling.forget_stream(stream)
+        self._stream_trouble.forget_stream(stream)
         if self._beside is not None:
             self._beside.forget_stream(stream)
 

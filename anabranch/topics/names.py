@@ -69,7 +69,7 @@ def of_scope(scope: str) -> str:
     return f"{scope}."
 
 
-@lru_cache(1 << 12)
+@lru_cache(1 << 16)  # more than a controller's streams: walks over all of them would miss each time
 def stream_topic(stream: str) -> str:
     """'nyc/flights' -> 'nyc.flights': decided events only."""
     scope, name = split_stream(stream)

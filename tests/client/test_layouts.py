@@ -48,3 +48,12 @@ def test_events_without_a_key_follow_a_scaling_of_others() -> None:
         shots = bench.bus.of(r.OneShot)[-40:]
         seen.append({event.segment_id for shot in shots for event in shot.events})
     assert [len(ids) > 1 for ids in seen] == [False, False, True]
+
+
+def test_a_client_remembers_so_many_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabranch.client.handle._MOST_NAMES", 10)
+    shared = Bench().client._shared
+    for n in range(25):
+        shared.learn(f"nyc/s{n}", ())
+        assert f"nyc/s{n}" in shared.layouts
+    assert len(shared.layouts) <= 10

@@ -213,8 +213,8 @@ class Account:
             assert rows_of(table_of(state)) == expected
             assert views_of(state) == views_of(world.state)
             assert state.epochs == world.state.epochs
-            assert {s: +c for s, c in state.pins.items()} == {
-                s: +c for s, c in world.state.pins.items() if s in state.pins
+            assert {s: dict(c) for s, c in state.pins.items()} == {
+                s: dict(c) for s, c in world.state.pins.items() if s in state.pins
             }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 from collections import Counter
@@ -15,6 +16,7 @@ import pytest
 
 import anabranch.faust
 from anabranch.errors import IllegalState, InvalidArgument, UnknownScope
+from anabranch.faust.agents import Stream
 from anabranch.processing.handlers import HandlerFailed
 from tests.cluster import Cluster
 from tests.faust.conftest import Place
@@ -213,6 +215,27 @@ def test_outside_of_a_cut(place: Place, make: Callable[..., anabranch.faust.App]
     assert [(e.key, e.value, e.headers) for e in place.read("ticks")] == [
         (b"k", b"7", [("a", b"b")])
     ]
+
+
+def test_actors_that_ended_are_held_by_nothing() -> None:
+    """Each failed cut begins all of them again."""
+    app = anabranch.faust.App("s/x", bootstrap="none:1")
+
+    async def read(stream: Any) -> None:
+        async for _ in stream:
+            pass
+
+    agent: Any = app.agent(app.topic("s/a"), concurrency=2)(read)
+
+    async def fail() -> int:
+        for _ in range(5):
+            await agent.on_start()
+            await asyncio.sleep(0)
+            await agent.on_stop()
+        gc.collect()
+        return sum(isinstance(one, Stream) and one.app is app for one in gc.get_objects())
+
+    assert asyncio.run(fail()) <= 2
 
 
 async def _agent(stream: Any) -> None: ...

@@ -409,6 +409,42 @@ def test_a_row_that_a_process_holds_is_left_alone(
     assert (place.orders(), differences(world, place)) == (["a"], set())
 
 
+FULL = """
+create function full_disk() returns trigger language plpgsql as
+$$ begin raise exception 'no space left' using errcode = '53100'; end $$;
+create trigger t before insert on anabranch_ledger for each row execute function full_disk()
+"""
+
+
+def test_a_database_that_takes_no_row_is_no_row_that_is_held(
+    world: World, place: Place, ledger: Ledger
+) -> None:
+    """A full disk on PostgreSQL, a file to be read only on SQLite: recovery says so, and goes on later."""
+    txn_id = left(world, place, "a", committed=False)
+    if isinstance(place, SQLitePlace):
+        connection = sqlite3.connect(f"file:{place.path}?mode=ro", uri=True)
+    else:
+        place.run(FULL)
+        connection = place.connect()
+    with closing(connection):
+        for _ in range(2):
+            with pytest.raises(driver_of(connection).OperationalError, match=r"readonly|no space"):
+                Ledger(connection).recover(world.client, older_than=LONG_AGO)
+    assert world.client.state(txn_id).state == "PREPARED"
+
+
+def test_a_held_row_is_known_where_statements_have_little_time(
+    world: World, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.ledger.book.LOCK_S", 0.6)
+    with closing(place.connect()) as holder, closing(place.connect()) as other:
+        if not isinstance(place, SQLitePlace):
+            other.cursor().execute("set statement_timeout = 300")
+            other.commit()
+        Book(holder, "anabranch_ledger", None).begin(b"t" * 16, b"")
+        assert Book(other, "anabranch_ledger", None).decide(b"t" * 16) is None
+
+
 def test_a_sleeper_whose_session_ended_finds_its_row_gone(
     world: World, place: Place, ledger: Ledger
 ) -> None:

@@ -169,6 +169,7 @@ def test_nothing_names_it_any_more_but_that_it_is_forgotten() -> None:
     controller._memory.merging.may_roll_ms.put(GONE, 1 << 60)
     controller._memory.cleaning.may_move_ms.put((GONE, 0), 1 << 60)
     controller._tails[GONE] = controller._tails[OTHER]
+    controller._stream_trouble.may_be_refused(controller.state, [GONE])
     assert GONE in in_memory(controller)
     assert forget(play) == DONE
     assert play.one_shot(OTHER) == "COMMITTED"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from anabranch.batches.records import Record
+from anabranch.core.state import State
 from anabranch.core.stream_states import ACTIVE
 from anabranch.ports import LogUnavailable, TopicPartition
 from anabranch.processors.history_tail import load_tail
 from anabranch.processors.streams.histories import Histories
 from anabranch.schemas.records import Commit, Scale, StreamList
-from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
 from tests.memory.producer import MemoryProducer
 from tests.memory.trouble import Kind, Trouble
 from tests.processors.losing import GONE, KEYS, OTHER, TOPICS, Play
@@ -87,6 +89,21 @@ def test_what_is_looked_at_to_cut_histories() -> None:
     play.lose(TopicPartition(stream_topic(GONE), 1), "start_offsets")
     assert Histories(play.world.cluster.log("c")).spare({GONE: 2, OTHER: 2}) == {}
     play.check_nobody_waited()
+
+
+def test_tries_to_lead_without_the_status_topic_leave_nothing() -> None:
+    play = Leaderless()
+    place = TopicPartition(status_topic("anabranch"), 0)
+    play.world.cluster.troubles[place] = Trouble(Kind.LEADERLESS)
+    alive = []
+    for tries in range(3):
+        for _ in range(tries):
+            with pytest.raises(LogUnavailable):
+                play.controller.lead()
+        gc.collect()
+        alive.append(sum(isinstance(one, State) for one in gc.get_objects()))
+    assert play.controller._stream_trouble.suspects
+    assert len({*alive}) == 1
 
 
 @pytest.mark.parametrize("spare", range(5))

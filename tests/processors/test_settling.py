@@ -210,7 +210,11 @@ def test_a_merge_whose_journal_records_are_deleted_can_be_settled(keeps_table: b
     state, reason = play.state(play.txn_id)
     assert state == "FINALIZE_IN_PROGRESS"
     assert "`anabranch txn settle` ends it" in reason
+    assert play.controller._beside is not None
+    refused = play.controller._beside.carriers._not_before_ms
+    assert bool(refused) == keeps_table
     assert play.settle().state == "ABORTED"
+    assert not refused
     assert play.big() == "COMMITTED"
 
 

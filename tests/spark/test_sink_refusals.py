@@ -63,6 +63,7 @@ def test_refused(
 RECORD = '{"type": "record", "name": "R", "fields": [%s]}'
 INT_A = '{"name": "a", "type": "int"}'
 INNER = f'{{"type": "record", "name": "S", "fields": [{INT_A}]}}'
+LONG = '{"type": "long", "logicalType": "%s"}'
 # columns, Avro schema, what the error says
 UNFIT = [
     ("a int", "{", "option avroschema is no Avro schema"),
@@ -75,6 +76,13 @@ UNFIT = [
      "column a.element is string"),
     ("a timestamp", RECORD % '{"name": "a", "type": ["null", "long"]}', "column a is timestamp"),
     ("a struct<b: int>", RECORD % f'{{"name": "a", "type": {INNER}}}', "no column in a for a"),
+    ("a int", RECORD % '{"name": "a", "type": {"type": "string", "logicalType": 5}}', "column a is int"),
+    ("a long", RECORD % '{"name": "a", "type": ["null", "double", "long"]}', "let the finer one come first"),
+    ("a int", RECORD % '{"name": "a", "type": ["null", "float", "long"]}', "column a would lose digits"),
+    *(
+        ("a timestamp", RECORD % f'{{"name": "a", "type": [{coarse}, {LONG % "timestamp-micros"}]}}', "lose digits")
+        for coarse in (LONG % "timestamp-millis", '{"type": "int", "logicalType": "date"}')
+    ),
 ]  # fmt: skip
 
 

@@ -15,10 +15,12 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, StructField, StructType, TimestampType
+from pyspark.sql.types import ArrayType, DateType, StructField, StructType, TimestampType
 
+from anabranch.errors import InvalidArgument
 from anabranch.spark import avro_schema
 from anabranch.spark.options import Options
+from anabranch.spark.sink.avro_rows import AvroRows
 from anabranch.spark.sink.encoding import encoding_of
 from tests.spark.plain_reader import Seen
 from tests.spark.sink_place import Place
@@ -145,6 +147,12 @@ def test_avro_by_a_given_schema(spark: SparkSession, place: Place) -> None:
     ):
         place.save(df.withColumn("kind", F.lit("KEEP")), encoding="avro", avroschema=ORDER)
     assert len(place.values()) == 2
+
+
+def test_avro_has_no_year_10000() -> None:
+    schema = StructType([StructField("day", DateType())])
+    with pytest.raises(InvalidArgument, match="does not fit the Avro schema: date value"):
+        AvroRows(avro_schema(schema), schema.fields)([pa.array([2932897], pa.date32())], 1)
 
 
 # columns of one row; key, keepkey; the event's key, its value

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import fastavro
@@ -49,6 +50,13 @@ _TAKEN: Mapping[type[t.DataType], Sequence[str]] = {
     t.ArrayType: ("array",),
     t.MapType: ("map",),
     t.StructType: ("record",),
+}
+# Values of which branches of a union keep more or less: fastavro takes the first that takes the value.
+_FINE: Mapping[type[t.DataType], Any] = {
+    t.IntegerType: 2**24 + 1,
+    t.LongType: 2**53 + 1,
+    t.TimestampType: datetime.fromtimestamp(1e-6, UTC),
+    t.TimestampNTZType: datetime(1970, 1, 1, microsecond=1),  # noqa: DTZ001
 }
 
 
@@ -156,6 +164,13 @@ class _Fit:
                 f"option avroschema: column {path} is {kind.simpleString()}, which "
                 f"{json.dumps(avro)} does not take: cast it, or change the schema"
             )
+        fine = next((value for k, value in _FINE.items() if isinstance(kind, k)), None)
+        simple = [branch for branch in branches if branch["type"] in ("null", *_INTEGERS)]
+        if any(_keeps(fine, branch) for branch in taken) and not _keeps(fine, simple):
+            raise InvalidArgument(
+                f"option avroschema: column {path} would lose digits in a branch of {json.dumps(avro)} "
+                "that comes before a finer one: let the finer one come first"
+            )
         (branch, *_) = taken
         if isinstance(kind, t.StructType):
             self.record(f"{path}.", kind, branch)
@@ -172,9 +187,22 @@ class _Fit:
         return avro
 
 
+def _keeps(value: Any, avro: Any) -> bool:
+    """Whether a value is the same once it is written and read; True of none."""
+    if value is None:
+        return True
+    out = io.BytesIO()
+    try:
+        fastavro.schemaless_writer(out, avro, value)
+        out.seek(0)
+        return bool(fastavro.schemaless_reader(out, avro, None) == value)
+    except (ValueError, TypeError, OverflowError):  # another logical type: a time of a day
+        return False
+
+
 def _full(avro: Any) -> str:
     """A type with its logical type, where that changes the values it holds."""
-    logical = avro.get("logicalType", "")
+    logical = str(avro.get("logicalType", ""))
     changes = logical in ("date", "decimal") or "timestamp" in logical
     return f"{avro['type']}.{logical}" if changes else str(avro["type"])
 
@@ -189,22 +217,23 @@ class AvroRows:
 
     def __call__(self, columns: Sequence[pa.Array], rows: int) -> pa.Array:
         """A datum for each row. `InvalidArgument` for a row that the schema does not hold."""
+        try:
+            data = list(self._data(columns, rows))
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            raise InvalidArgument(f"a row does not fit the Avro schema: {error}") from error
+        return pa.array(data, pa.large_binary())
+
+    def _data(self, columns: Sequence[pa.Array], rows: int) -> Iterator[bytes]:
         lists = []
         for column, convert in zip(columns, self._converters, strict=True):
             values = _in_utc(column).to_pylist()
             lists.append([convert(v) for v in values] if convert else values)
-        data, out = [], io.BytesIO()
+        out = io.BytesIO()
         for row in zip(*lists, strict=True) if lists else [()] * rows:
             out.seek(0)
             out.truncate()
-            try:
-                fastavro.schemaless_writer(
-                    out, self._schema, dict(zip(self._names, row, strict=True))
-                )
-            except (ValueError, TypeError, KeyError, OverflowError) as error:
-                raise InvalidArgument(f"a row does not fit the Avro schema: {error}") from error
-            data.append(out.getvalue())
-        return pa.array(data, pa.large_binary())
+            fastavro.schemaless_writer(out, self._schema, dict(zip(self._names, row, strict=True)))
+            yield out.getvalue()
 
 
 def _in_utc(column: pa.Array) -> pa.Array:
