@@ -158,11 +158,9 @@ class Store(Held):
             return
         self.end_half_read()
         try:
-            self._db.flush()
-        except Exception as error:  # noqa: BLE001 - RocksDB has no other kind
+            self._db.close()  # flushes, and closes even if that fails
+        except Exception as error:  # noqa: BLE001 - rocksdict has no other kind
             log.warning("%s", table_error(error, self.folder, "written"))
-        with named(self.folder, "closed"):
-            self._db.close()
 
     # -- writing --------------------------------------------------------------------------------------
 
