@@ -28,6 +28,7 @@ IMPORTERS = {
     "rocksdict": (
         "anabranch/processing/table.py",
         "anabranch/processors/rocksdb_table.py",
+        "anabranch/tables/rocks.py",
         "anabranch/tables/rows.py",
         "anabranch/tables/store.py",
     ),

@@ -21,6 +21,7 @@ from anabranch.errors import (
     RetryError,
 )
 from anabranch.extras import named
+from anabranch.ports import TableError
 
 
 class ExitCode(IntEnum):
@@ -145,7 +146,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 
 def _is_environment(error: BaseException) -> bool:
-    if isinstance(error, OSError | ChildFailed | NotInstalled | NotSupported):
+    if isinstance(error, OSError | TableError | ChildFailed | NotInstalled | NotSupported):
         return True
     # Looked up, not imported: an unloaded module can't have raised its errors.
     loaded = (sys.modules.get(name) for name in DRIVERS)

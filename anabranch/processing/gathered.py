@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from anabranch.ports import TableError
 from anabranch.processing.cut import Cut
 from anabranch.processing.handlers import HandlerFailed, Handlers, Passed, Place
 from anabranch.processing.program import Program
@@ -75,6 +76,8 @@ class Gathered:
 
     def _judge(self, failed: HandlerFailed) -> None:
         """Whether the cut is tried again, without the event perhaps. Raises the failure if not."""
+        if isinstance(failed.error, TableError):
+            raise failed.error  # the worker's disk is no fault of the event
         event, tried = failed.event, self._tried
         place = ("", 0, 0) if event is None else (event.stream, event.partition, event.offset)
         self._metrics.add("processor_failures")

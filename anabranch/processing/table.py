@@ -7,14 +7,14 @@ here, and the offset to read on from. While a stretch is applied again the seque
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rocksdict import WriteBatch, WriteOptions
 
 from anabranch.errors import IllegalState
 from anabranch.processors.rocksdb_table import open_rows
+from anabranch.tables.rocks import Walk, is_full, named, table_error
 
 _TASK = 2  # bytes of a task's number
 _MARKS = b"\xff\xff"  # no task has this number
@@ -36,13 +36,16 @@ Rows = Iterable[tuple[bytes, bytes | None]]
 
 
 class Table:
-    """Rows by task. One process at a time has the folder open; one thread."""
+    """Rows by task. One process at a time has the folder open; one thread. Errors are `TableError`."""
 
     def __init__(self, folder: Path) -> None:
-        """Open it, or make it. Raises: IllegalState."""
+        """Open it, or make it. Raises: IllegalState, TableError (the disk is full)."""
+        self.folder = folder
         try:
             self._rows = open_rows(folder)
         except Exception as error:
+            if is_full(error):
+                raise table_error(error, folder, "opened") from error
             raise IllegalState(
                 f"the folder {folder} can't be opened: {error}. Give each worker a folder of its own; what is in "
                 "it is in the log, too, and may be deleted"
@@ -57,15 +60,16 @@ class Table:
 
     def get(self, task: int, row: bytes) -> bytes | None:
         """The value of a row."""
-        value: bytes | None = self._get(self._tasks[task] + row)
+        try:
+            value: bytes | None = self._get(self._tasks[task] + row)
+        except Exception as error:
+            raise table_error(error, self.folder, "read") from error
         return value
 
     def scan(self, task: int, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Rows from ``low`` up to ``high`` (not included), in their order, as they are now."""
         prefix = self._tasks[task]
-        end = prefix + high
-        rows: Iterator[tuple[Any, Any]] = self._rows.items(from_key=prefix + low)
-        return ((row[_TASK:], value) for row, value in takewhile(lambda pair: pair[0] < end, rows))
+        return _below(prefix + high, Walk(self._rows, self.folder, prefix + low))
 
     def write(
         self, changes: Iterable[tuple[int, Rows]], marks: dict[int, Mark], *, logged: bool = True
@@ -87,18 +91,21 @@ class Table:
                     put(prefix + row, value)
         for task, mark in marks.items():
             put(_MARKS + self._tasks[task], "/".join(map(str, (_VERSION, *mark))).encode())
-        self._rows.write(batch, self._logged if logged else self._unlogged)
+        with named(self.folder, "written"):
+            self._rows.write(batch, self._logged if logged else self._unlogged)
         self._to_flush = not logged
 
     def flush(self) -> None:
         """Store what was not logged."""
         if self._to_flush:
-            self._rows.flush()
+            with named(self.folder, "written"):
+                self._rows.flush()
             self._to_flush = False
 
     def mark(self, task: int) -> Mark | None:
         """The mark of a task; None: there is nothing of it."""
-        data = self._rows.get(_MARKS + self._tasks[task])
+        with named(self.folder, "read"):
+            data = self._rows.get(_MARKS + self._tasks[task])
         if data is None:
             return None
         version, topic_id, *numbers = data.decode().split("/")
@@ -109,9 +116,21 @@ class Table:
     def clear(self, task: int) -> None:
         """Throw a task's rows away."""
         prefix = self._tasks[task]
-        self._rows.delete(_MARKS + prefix)
-        self._rows.delete_range(prefix, (task + 1).to_bytes(_TASK, "big"))
+        with named(self.folder, "written"):
+            self._rows.delete(_MARKS + prefix)
+            self._rows.delete_range(prefix, (task + 1).to_bytes(_TASK, "big"))
 
     def close(self) -> None:
         """Close the folder."""
-        self._rows.close()
+        with named(self.folder, "closed"):
+            self._rows.close()
+
+
+def _below(end: bytes, walk: Walk) -> Iterator[tuple[bytes, bytes]]:
+    """The rows of a walk up to ``end``, without their task."""
+    raw = None
+    for raw, value in walk.rows:
+        if raw >= end:
+            return
+        yield raw[_TASK:], value
+    walk.check(raw)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import dropwhile, takewhile
 from pathlib import Path
-from typing import Any
 
 from rocksdict import DBCompressionType, Options, Rdict, WriteBatch
 
@@ -22,6 +21,7 @@ from anabranch.core import rows as k
 from anabranch.core.journal.runs import FORM
 from anabranch.ports import Clock, Log, LogUnavailable, Table, TableError, TopicPartition
 from anabranch.processors.leadership import STATUS_POSITION
+from anabranch.tables.rocks import Walk, named, table_error
 from anabranch.topics.names import status_topic
 
 log = logging.getLogger("anabranch.controller")
@@ -98,9 +98,6 @@ def _distrust(
 
 _KEPT_LOG_FILES = 2
 _OPEN_FILES = 256
-# Words of RocksDB's error when another process, or this one, has the folder open.
-_LOCK_SIGNS = ("LOCK", "lock hold")
-_FULL_SIGNS = ("No space left", "Disk quota exceeded")
 
 
 def size_on_disk(folder: Path) -> int:
@@ -139,17 +136,15 @@ class RocksTable:
         """
         self.folder = folder
         self._lock = threading.Lock()
-        try:
+        with named(folder, "opened"):
             self._rows: Rdict | None = open_rows(folder)
-        except Exception as error:
-            raise self._error(error, "opened") from error
 
     def get(self, key: bytes) -> bytes | None:
         rows = self._opened()
         try:
             value: bytes | None = rows.get(key)
         except Exception as error:
-            raise self._error(error, "read") from error
+            raise table_error(error, self.folder, "read") from error
         return value
 
     def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
@@ -161,23 +156,8 @@ class RocksTable:
         return dropwhile(lambda row: row[0] == before, self._rows_from(before, backwards=True))
 
     def _rows_from(self, key: bytes, *, backwards: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        # RocksDB's iterator pins a snapshot when it is made, so it is made here, not at the first next().
-        rows = self._opened()
-        try:
-            items = rows.items(backwards=backwards, from_key=key)
-        except Exception as error:
-            raise self._error(error, "read") from error
-        return self._walk(items)
-
-    def _walk(self, items: Iterator[tuple[Any, Any]]) -> Iterator[tuple[bytes, bytes]]:
-        while True:
-            try:
-                row = next(items)
-            except StopIteration:
-                return
-            except Exception as error:
-                raise self._error(error, "read") from error
-            yield row
+        # The snapshot is taken here, not at the first next().
+        return iter(Walk(self._opened(), self.folder, key, backwards=backwards))
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         batch = WriteBatch(raw_mode=True)
@@ -187,36 +167,18 @@ class RocksTable:
             else:
                 batch.put(key, value)
         rows = self._opened()
-        try:
+        with named(self.folder, "written"):
             rows.write(batch)
-        except Exception as error:
-            raise self._error(error, "written") from error
 
     def close(self) -> None:
         with self._lock:
             rows, self._rows = self._rows, None
         if rows is not None:
-            try:
+            with named(self.folder, "closed"):
                 rows.close()
-            except Exception as error:
-                raise self._error(error, "closed") from error
 
     def _opened(self) -> Rdict:
         rows = self._rows
         if rows is None:
             raise TableError(f"the table in {self.folder} is closed")
         return rows
-
-    def _error(self, error: Exception, what: str) -> TableError:
-        text = str(error)
-        if any(sign in text for sign in _LOCK_SIGNS):
-            return TableError(
-                f"the table in {self.folder} is open in another process: "
-                "stop that one, or give this one a folder of its own"
-            )
-        if any(sign in text for sign in _FULL_SIGNS):
-            return TableError(f"the disk of {self.folder} is full: {text}")
-        return TableError(
-            f"the table in {self.folder} can't be {what}: {text}. It holds nothing that the log "
-            "lacks: delete the folder, and it is built again"
-        )

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from anabranch.errors import (
     RetryError,
     TransactionAborted,
 )
-from anabranch.ports import Clock
+from anabranch.ports import Clock, TableError
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history_search import check_at
 from anabranch.reading.iteration import check_timeout
@@ -45,8 +46,7 @@ log = logging.getLogger("anabranch.client")
 _WAIT_S, _PAUSE_S = 0.5, 0.5  # so long takes a step without news, and the pause after an error
 # Before a transaction is begun again: the first and the longest. With 0.25 s one of 16 clients got nothing.
 _PAUSES_S = (0.004, 0.032)
-_LEAST_S = 0.05
-_TURN_S = 0.05  # for the answer to another thread's question
+_LEAST_S = _TURN_S = 0.05  # to begin in; for the answer to another thread's question
 _ASK_S = 1.0  # for the oldest snapshot, before a sweep
 _LEAST_SWEPT = from_us(1_000_000)  # hybrid time between two sweeps of a table
 _ISOLATIONS, _WRITERS = get_args(Isolation), get_args(Writers)
@@ -93,8 +93,7 @@ class Replica:
         self._pauses: dict[str, int] = {}  # before a sweep that failed is tried again
         self._failure: Exception | None = None
         self._trouble, self._broken_at = "", 0
-        self._held = held
-        self._closed = False
+        self._held, self._closed = held, False
         self._thread: threading.Thread | None = None
         if threaded:
             self._thread = threading.Thread(target=self._run, name="replica", daemon=True)
@@ -121,7 +120,8 @@ class Replica:
         self._follower.close()
         if self._thread is not None:
             self._thread.join()
-        self._follower.save()
+        with suppress(TableError):  # rows are in the log, too
+            self._follower.save()
         self._store.close()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
@@ -159,7 +159,7 @@ class Replica:
         """Take the controller's word, or ask for it; wait until all tables are complete up to ``timestamp``.
 
         Raises: NotReady (at the deadline, monotonic seconds), UnknownStream, SnapshotExpired, MalformedRecord,
-        NotAuthorized.
+        NotAuthorized, TableError (the disk).
         """
         self._store.check_fork()
         if last:
@@ -236,7 +236,7 @@ class Replica:
             self._failure = error
         if self._closed:
             return
-        foreseen = isinstance(self._failure or NotReady(), AnabranchError)
+        foreseen = isinstance(self._failure or NotReady(), AnabranchError | TableError)
         kind = logging.INFO if foreseen else logging.ERROR
         log.log(kind, "replica of %s: %s", ", ".join(self.tables), self._failure or self._trouble)
         with self._moved:

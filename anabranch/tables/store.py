@@ -6,9 +6,10 @@ the folder is as of some batch, marks and all, and what is lost is fetched again
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rocksdict import (
     DBCompressionType,
@@ -44,7 +45,10 @@ from anabranch.tables.layout import (
     unescaped,
     versions,
 )
+from anabranch.tables.rocks import Walk, is_full, named, raw_key, table_error
 from anabranch.tables.rows import Rows
+
+log = logging.getLogger("anabranch.client")
 
 _VERSION = "1"
 _OPEN_FILES = 256
@@ -72,14 +76,17 @@ class Seen(NamedTuple):
 
 
 class Store(Held):
-    """The tables of one folder. One process has it open; reads by any thread, writes by one at a time."""
+    """The tables of one folder. One process has it open; reads by any thread, writes by one at a time.
+
+    Errors of the disk are `TableError`.
+    """
 
     def __init__(
         self, folder: Path, cluster_id: str, indexes: Mapping[str, Sequence[Indexed]] | None = None
     ) -> None:
         """Open it, or make it. ``indexes``: by table.
 
-        Raises: IllegalState: in use, of another cluster, or no replica's.
+        Raises: IllegalState: in use, of another cluster, or no replica's; TableError: the disk is full.
         """
         super().__init__()
         self.folder = folder
@@ -94,6 +101,8 @@ class Store(Held):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are people's data
             self._db = self._opened(loading=self.loading)
         except Exception as error:
+            if is_full(error):
+                raise table_error(error, folder, "opened") from error
             own = ". One that no replica has open may be deleted: its rows are in the log, too"
             raise IllegalState(
                 f"the folder {folder} can't be opened: {error}. Give each replica a folder of its own, new or "
@@ -101,13 +110,12 @@ class Store(Held):
             ) from error
         try:
             self._check_identity(cluster_id)
-        except IllegalState:
+            for key, value in Walk(self._db, folder, mark_key("")):
+                if key.startswith(mark_key("")):
+                    self.marks[key[len(mark_key("")) :].decode()] = Mark.parse(value)
+        except BaseException:
             self._db.close()
             raise
-        stored: Iterator[tuple[Any, Any]] = self._db.items(from_key=mark_key(""))
-        for key, value in stored:
-            if key.startswith(mark_key("")):
-                self.marks[key[len(mark_key("")) :].decode()] = Mark.parse(value)
 
     def _opened(self, *, loading: bool) -> Rdict:
         options = Options(raw_mode=True)
@@ -138,18 +146,21 @@ class Store(Held):
     def settle(self) -> None:
         """The first load is over: from now on rows can be read quickly."""
         if self.loading:
-            self._db.flush()
-            self._db.close()
-            self._db = self._opened(loading=False)
+            with named(self.folder, "written"):
+                self._db.flush()
+                self._db.close()
+                self._db = self._opened(loading=False)
             self.loading = False  # readers begin as soon as they see this
 
     def close(self) -> None:
-        """Close the folder."""
+        """Close the folder. Rows that can't be stored any more are fetched again."""
         if self.forked:
             return
         self.end_half_read()
-        self._db.flush()
-        self._db.close()
+        try:
+            self._db.close()  # flushes, and closes even if that fails
+        except Exception as error:  # noqa: BLE001 - rocksdict has no other kind
+            log.warning("%s", table_error(error, self.folder, "written"))
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -157,7 +168,8 @@ class Store(Held):
         """Write rows and marks in one step."""
         for stream, mark in rows.marks.items():
             rows.batch.put(mark_key(stream), mark.to_bytes())
-        self._db.write(rows.batch, self._unlogged)
+        with named(self.folder, "written"):
+            self._db.write(rows.batch, self._unlogged)
         self.marks |= rows.marks
 
     def begin(self, stream: str, ids: str) -> Mark:
@@ -194,14 +206,14 @@ class Store(Held):
         own = versions(table_prefix(number), key)
         found = self._db.iter()
         found.seek(own)
-        raw = _raw(found)
+        raw = raw_key(found)
         if raw[:-STAMP] != own:
             return Seen(key, None, 0, NO_TXN)
         data: bytes = found.value()
         newest, txn_id = timestamp_of(raw), data[:TXN_ID_SIZE]
         if newest > at:
             found.seek(own + stamp(at))
-            data = found.value() if _raw(found)[:-STAMP] == own else b""
+            data = found.value() if raw_key(found)[:-STAMP] == own else b""
         return Seen(key, _row(data), newest, txn_id)
 
     def row(self, number: int, key: bytes, at: int) -> bytes | None:
@@ -221,15 +233,14 @@ class Store(Held):
         """Keys and rows of `scan` alone, in less time where keys have few versions."""
         prefix = table_prefix(number)
         end = table_prefix(number + 1) if high is None else place(prefix, high)
-        found: Iterator[tuple[Any, Any]] = self._db.items(from_key=place(prefix, low))
-        return _visible(found, end, stamp(at))
+        return _visible(Walk(self._db, self.folder, place(prefix, low)), end, stamp(at))
 
     @given
     def stamped(self, number: int, at: int) -> Iterator[tuple[bytes, bytes, int, bytes]]:
         """All rows as of ``at``, in the order of their keys: key, row, commit timestamp and transaction id."""
         end, bound, done = table_prefix(number + 1), stamp(at), b""
-        found: Iterator[tuple[Any, Any]] = self._db.items(from_key=table_prefix(number))
-        for raw, data in found:
+        walk, raw = Walk(self._db, self.folder, table_prefix(number)), None
+        for raw, data in walk.rows:
             if raw >= end:
                 return
             own = raw[:-STAMP]
@@ -238,6 +249,7 @@ class Store(Held):
                 row = _row(data)
                 if row is not None:
                     yield key_of(own), row, timestamp_of(raw), data[:TXN_ID_SIZE]
+        walk.check(raw)
 
     @given
     def scan(
@@ -257,7 +269,7 @@ class Store(Held):
 
     def _backwards(self, found: RdictIter, begin: bytes, end: bytes, at: int) -> Iterator[Seen]:
         found.seek_for_prev(end)
-        while begin <= (raw := _raw(found)) < end:
+        while begin <= (raw := raw_key(found)) < end:
             own = raw[:-STAMP]
             found.seek(own)  # versions lie the newest first
             yield from _forwards(found, own, own + _LAST, at)
@@ -269,7 +281,7 @@ class Store(Held):
         own = versions(table_prefix(number), key)
         found = self._db.iter()
         found.seek(own + stamp(at))
-        while (raw := _raw(found))[:-STAMP] == own:
+        while (raw := raw_key(found))[:-STAMP] == own:
             data: bytes = found.value()
             yield Seen(key, _row(data), timestamp_of(raw), data[:TXN_ID_SIZE])
             found.next()
@@ -280,7 +292,7 @@ class Store(Held):
         own = versions(prefix, value)
         found = self._db.iter()
         found.seek(own)
-        while (raw := _raw(found)).startswith(own):
+        while (raw := raw_key(found)).startswith(own):
             yield unescaped(raw[len(own) :])
             found.next()
 
@@ -310,7 +322,7 @@ class Store(Held):
             batch, found = WriteBatch(raw_mode=True), self._db.iter()
             found.seek(at)
             for _ in range(PIECE):
-                raw = _raw(found)
+                raw = raw_key(found)
                 if raw[:-STAMP] != own:
                     if last is not None:
                         batch.delete(last)
@@ -330,11 +342,12 @@ class Store(Held):
                     if found.value()[ROW - 1 :] == DELETED:
                         last = raw
                 found.next()
-            at = _raw(found)
+            at = raw_key(found)
             del found  # it would keep the folder open between the pieces
             deleted = batch.len()
             if deleted:
-                self._db.write(batch, self._unlogged)
+                with named(self.folder, "written"):
+                    self._db.write(batch, self._unlogged)
             yield deleted
 
     def _sweep_entries(
@@ -345,22 +358,13 @@ class Store(Held):
             return
         key, found = key_of(own), self._db.iter()
         found.seek(own)
-        while (raw := _raw(found))[:-STAMP] == own:
+        while (raw := raw_key(found))[:-STAMP] == own:
             gone -= entries_of(indexes, key, _row(found.value()))
             if raw[-STAMP:] >= bound:
                 break  # the newest at the floor: what it covers goes
             found.next()
         for prefix, value in gone:
             batch.delete(entry(prefix, value, key))
-
-
-def _raw(found: RdictIter) -> bytes:
-    """The key that an iterator stands at; empty: at none. An error of the disk is raised."""
-    if found.valid():
-        key: bytes = found.key()
-        return key
-    found.status()
-    return b""
 
 
 def _row(data: bytes) -> bytes | None:
@@ -370,14 +374,12 @@ def _row(data: bytes) -> bytes | None:
 def _row_at(found: RdictIter, wanted: bytes) -> bytes | None:
     """The row of the first version from ``wanted`` on, None if that is another key's."""
     found.seek(wanted)
-    return _row(found.value()) if _raw(found)[:-STAMP] == wanted[:-STAMP] else None
+    return _row(found.value()) if raw_key(found)[:-STAMP] == wanted[:-STAMP] else None
 
 
-def _visible(
-    found: Iterator[tuple[bytes, bytes]], end: bytes, bound: bytes
-) -> Iterator[tuple[bytes, bytes]]:
-    done = b""
-    for raw, data in found:
+def _visible(walk: Walk, end: bytes, bound: bytes) -> Iterator[tuple[bytes, bytes]]:
+    done, raw = b"", None
+    for raw, data in walk.rows:
         if raw >= end:
             return
         own = raw[_KEY]
@@ -385,19 +387,20 @@ def _visible(
             done = own
             if data[_IS_THERE]:
                 yield own.replace(b"\0\xff", b"\0") if 0 in own else own, data[_ROW]
+    walk.check(raw)
 
 
 def _forwards(found: RdictIter, begin: bytes, end: bytes, at: int) -> Iterator[Seen]:
     bound = stamp(at)
     found.seek(begin)
-    raw = _raw(found)
+    raw = raw_key(found)
     while raw and raw < end:
         own, data = raw[:-STAMP], found.value()
         newest, txn_id = timestamp_of(raw), data[:TXN_ID_SIZE]
         is_newer = raw[-STAMP:] < bound
         if is_newer:
             found.seek(own + bound)
-            raw = _raw(found)
+            raw = raw_key(found)
             data = found.value() if raw[:-STAMP] == own else b""
         value = _row(data)
         if is_newer or value is not None:
@@ -409,4 +412,4 @@ def _forwards(found: RdictIter, begin: bytes, end: bytes, at: int) -> Iterator[S
                 found.seek(own + _LAST + b"\0")
             else:
                 found.next()
-            raw = _raw(found)
+            raw = raw_key(found)

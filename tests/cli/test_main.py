@@ -23,6 +23,7 @@ from anabranch.cli.errors import (
     failure_of,
 )
 from anabranch.infra.errors import DownloadFailed, NoJava, PortTaken
+from anabranch.ports import TableError
 from tests.cli.conftest import Run
 from tests.cli.fakes import TXN_ID, FakeClient
 
@@ -35,6 +36,7 @@ ONE_OF_EACH = [
     (NoJava("no Java"), ExitCode.ENVIRONMENT),
     (PortTaken(9092), ExitCode.ENVIRONMENT),
     (OSError("disk full"), ExitCode.ENVIRONMENT),
+    (TableError("disk full"), ExitCode.ENVIRONMENT),
     (ChildFailed("a process ended"), ExitCode.ENVIRONMENT),
     (errors.InvariantViolation("impossible"), ExitCode.DEFECT),
     (ZeroDivisionError("oops"), ExitCode.DEFECT),

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -15,7 +15,7 @@ from anabranch.batches.records import Record
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
 from anabranch.errors import BeginAgainError, IllegalState, InvalidArgument, NotReady, TenureLost
-from anabranch.ports import TopicPartition, TopicSpec
+from anabranch.ports import TableError, TopicPartition, TopicSpec
 from anabranch.processing.app import Processor
 from anabranch.processing.membership import AllTasks
 from anabranch.processing.plain import import_group, outputs_of
@@ -283,6 +283,19 @@ def test_an_event_that_no_commit_could_have_is_a_dead_letter(place: Place, bad: 
     with closing(place.worker(app)) as worker:
         steps(worker)
     assert (place.written(), place.written("nyc/dead")) == ([b"good", b"good"], [b"bad"])
+
+
+def test_an_event_is_no_dead_letter_when_the_worker_s_disk_fails(place: Place) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    seen = app.store("seen", value=json)
+    app.on(app.input("nyc/in"))(lambda event: seen.get(event.key))
+    place.write(b"good")
+    with closing(place.worker(app)) as worker:
+        worker._table._get = Mock(side_effect=Exception("IO error: No space left on device"))
+        with pytest.raises(TableError, match="make room"):
+            steps(worker)
+    assert place.written("nyc/dead") == []
 
 
 def steps(worker: Worker) -> None:

@@ -28,7 +28,7 @@ from anabranch.errors import (
     SnapshotExpired,
     UnknownStream,
 )
-from anabranch.ports import LogUnavailable, TopicPartition
+from anabranch.ports import LogUnavailable, TableError, TopicPartition
 from anabranch.tables import follow
 from anabranch.tables import replica as replica_module
 from anabranch.tables.replica import Replica
@@ -382,6 +382,37 @@ def test_an_error_reaches_who_waits(world: World) -> None:
         pytest.raises(UnknownStream, match="create it first"),
     ):
         found.wait(5, {"bank/none": 0}, world.clock.now + 10)
+
+
+class FullDisk:
+    """A database that takes no writes any more."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+        self.write = Mock(side_effect=Exception("IO error: No space left on device"))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def close(self) -> None:
+        self._db.close()
+        self.write()  # rocksdict tells of it then
+
+
+def test_a_replica_whose_disk_fails_says_so_and_frees_its_folder(
+    world: World, tmp_path: Path
+) -> None:
+    one, truth = one_row(world), Truth(world, TABLES)
+    with replica(world, truth, [one], tmp_path) as found:
+        found.snapshot().close()
+        found._store._db = FullDisk(found._store._db)
+        with world.client.begin("bank") as txn:
+            txn.write(one, b"2", b"b")
+            txn.commit()
+        with pytest.raises(TableError, match="make room"):
+            found.snapshot()
+    with replica(world, truth, [one], tmp_path) as found, found.snapshot() as view:
+        assert list(view.scan(one)) == [(b"a", b"1"), (b"b", b"2")]
 
 
 def test_those_who_wait_step_one_at_a_time_and_again_after_an_error(
