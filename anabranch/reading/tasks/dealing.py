@@ -13,7 +13,6 @@ from anabranch.errors import SnapshotExpired
 from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.records import EpochRecord
 
-
 _KEPT = 64  # layouts; readers of a stream's tasks are rarely more epochs apart
 
 
