@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from checker.lines import Group, Item, Line
+from checker.lines import Giving, Group, Item, Line
 from checker.model import History, Record
 from checker.reading import Operation
 from checker.report import Report
@@ -44,15 +44,41 @@ def judge_gaps(history: History, report: Report, group: Group) -> None:
     """``poll-skip``, if a later item was given; ``unseen-commit``, if a reader has caught up without it."""
     has_caught_up = _has_caught_up(group)
     for line in _lines(history, group):
-        unused = list(group.unfinished)
+        used: dict[Operation, int] = {}  # with the rank of the last gap
         for gap in _gaps(history, group, line, to_the_end=has_caught_up):
-            # Each such poll may excuse one stretch of a line.
-            excuse = next((poll for poll in unused if gap.may_be_of(poll, group)), None)
-            if excuse is None:
-                _add(report, group, gap, line)
+            for poll in group.unfinished:
+                if gap.may_be_of(poll, group) and _is_free(group, line, gap, poll, used):
+                    used[poll] = gap.first.rank
+                    report.counts["gaps excused by unfinished polls"] += 1
+                    break
             else:
-                unused.remove(excuse)
-                report.counts["gaps excused by unfinished polls"] += 1
+                _add(report, group, gap, line)
+
+
+def gap_before(group: Group, item: Item, giving: Giving) -> Gap:
+    """An item, and those just before it on its line, that were not given before that giving."""
+    items: Sequence[Item] = item.line.items if item.line is not None else ()
+    rank = item.rank
+    while rank > 0 and not group.gave_before(items[rank - 1], giving):
+        rank -= 1
+    return Gap(items[rank], items[rank - 1] if rank > 0 else None, giving.item)
+
+
+def _is_free(
+    group: Group, line: Line, gap: Gap, poll: Operation, used: dict[Operation, int]
+) -> bool:
+    """Whether a poll excuses no earlier gap of the line.
+
+    Or it may have given all from that gap to this one, and its member went on behind both: then another member gave
+    again what lies between them.
+    """
+    if poll not in used:
+        return True
+    between: Sequence[Item] = line.items[used[poll] : gap.first.rank]
+    behind = group.by_item[gap.after] if group.is_group and gap.after is not None else ()
+    return any(giving.reader.name == poll.asked["reader"] for giving in behind) and not any(
+        giving.poll.ended_before(poll) for item in between for giving in group.by_item.get(item, ())
+    )
 
 
 def _gaps(history: History, group: Group, line: Line, *, to_the_end: bool) -> list[Gap]:
