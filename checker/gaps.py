@@ -44,15 +44,15 @@ def judge_gaps(history: History, report: Report, group: Group) -> None:
     """``poll-skip``, if a later item was given; ``unseen-commit``, if a reader has caught up without it."""
     has_caught_up = _has_caught_up(group)
     for line in _lines(history, group):
-        used: dict[Operation, int] = {}  # with the rank of the last gap
+        used: set[Operation] = set()  # each may excuse one stretch of a line
         for gap in _gaps(history, group, line, to_the_end=has_caught_up):
-            for poll in group.unfinished:
-                if gap.may_be_of(poll, group) and _is_free(group, line, gap, poll, used):
-                    used[poll] = gap.first.rank
-                    report.counts["gaps excused by unfinished polls"] += 1
-                    break
-            else:
+            polls = (poll for poll in group.unfinished if gap.may_be_of(poll, group))
+            excuse = next((p for p in polls if p not in used or _went_on(group, gap, p)), None)
+            if excuse is None:
                 _add(report, group, gap, line)
+            else:
+                used.add(excuse)
+                report.counts["gaps excused by unfinished polls"] += 1
 
 
 def gap_before(group: Group, item: Item, giving: Giving) -> Gap:
@@ -64,21 +64,16 @@ def gap_before(group: Group, item: Item, giving: Giving) -> Gap:
     return Gap(items[rank], items[rank - 1] if rank > 0 else None, giving.item)
 
 
-def _is_free(
-    group: Group, line: Line, gap: Gap, poll: Operation, used: dict[Operation, int]
-) -> bool:
-    """Whether a poll excuses no earlier gap of the line.
+def _went_on(group: Group, gap: Gap, poll: Operation) -> bool:
+    """Whether a poll's member went on behind a gap, and only others gave the item before it.
 
-    Or it may have given all from that gap to this one, and its member went on behind both: then another member gave
-    again what lies between them.
+    Then the poll may have given it with an earlier gap, and others repeated what lies between.
     """
-    if poll not in used:
-        return True
-    between: Sequence[Item] = line.items[used[poll] : gap.first.rank]
-    behind = group.by_item[gap.after] if group.is_group and gap.after is not None else ()
-    return any(giving.reader.name == poll.asked["reader"] for giving in behind) and not any(
-        giving.poll.ended_before(poll) for item in between for giving in group.by_item.get(item, ())
+    before, after = (
+        {giving.reader.name for giving in group.by_item[item]} if item is not None else set()
+        for item in (gap.before, gap.after)
     )
+    return poll.asked["reader"] in after - before
 
 
 def _gaps(history: History, group: Group, line: Line, *, to_the_end: bool) -> list[Gap]:

@@ -264,7 +264,7 @@ def _judge_before(report: Report, group: Group) -> None:
 
 
 def _may_be_given(group: Group, item: Item, giving: Giving) -> bool:
-    """Whether a member's poll without an end may have given an item before that giving. Then a group gave it again."""
+    """Whether a member's poll without an end may have given an item before that giving. A group may repeat it."""
     if not group.is_group or not group.unfinished:
         return False
     gap = gap_before(group, item, giving)

@@ -243,6 +243,14 @@ def the_unfinished_poll_of_another_member(tape: Tape) -> None:
     tape.poll("r", A, B)
 
 
+@right
+def two_events_of_an_unfinished_poll_are_given_again(tape: Tape) -> None:
+    _two_members(tape)
+    _breaks(tape, "r")  # a and b
+    tape.poll("r", C)
+    tape.poll("r", A, B, C)
+
+
 @wrong("ext-poll-order")
 def the_unfinished_poll_ended_before_the_event_before(tape: Tape) -> None:
     _two_members(tape)
@@ -289,6 +297,18 @@ def what_lies_between_two_gaps_is_given_again(tape: Tape) -> None:
 @wrong("poll-skip")
 def the_member_of_the_unfinished_poll_has_not_gone_on(tape: Tape) -> None:
     _two_gaps(tape, "q")
+
+
+@wrong("poll-skip")
+def the_member_of_the_unfinished_poll_repeats_it_too(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, *"abcde")
+    tape.log(0, *([n, "k", name, ONE] for n, name in enumerate("abcde")))
+    for name in "rq":
+        tape.open(name, "raw", "g", file=name)
+    poll = tape.ask("r", "poll", reader="r")
+    tape.poll("q", row("a", 0, ONE), row("c", 2, ONE), file="q")
+    tape.told("r", poll, "unknown")
+    tape.poll("r", row("c", 2, ONE), row("e", 4, ONE))
 
 
 @wrong("ext-poll-order", "int-poll-order")
