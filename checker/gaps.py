@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from checker.lines import Group, Item, Line
+from checker.lines import Giving, Group, Item, Line
 from checker.model import History, Record
 from checker.reading import Operation
 from checker.report import Report
@@ -44,15 +44,36 @@ def judge_gaps(history: History, report: Report, group: Group) -> None:
     """``poll-skip``, if a later item was given; ``unseen-commit``, if a reader has caught up without it."""
     has_caught_up = _has_caught_up(group)
     for line in _lines(history, group):
-        unused = list(group.unfinished)
+        used: set[Operation] = set()  # each may excuse one stretch of a line
         for gap in _gaps(history, group, line, to_the_end=has_caught_up):
-            # Each such poll may excuse one stretch of a line.
-            excuse = next((poll for poll in unused if gap.may_be_of(poll, group)), None)
+            polls = (poll for poll in group.unfinished if gap.may_be_of(poll, group))
+            excuse = next((p for p in polls if p not in used or _went_on(group, gap, p)), None)
             if excuse is None:
                 _add(report, group, gap, line)
             else:
-                unused.remove(excuse)
+                used.add(excuse)
                 report.counts["gaps excused by unfinished polls"] += 1
+
+
+def gap_before(group: Group, item: Item, giving: Giving) -> Gap:
+    """An item, and those just before it on its line, that were not given before that giving."""
+    items: Sequence[Item] = item.line.items if item.line is not None else ()
+    rank = item.rank
+    while rank > 0 and not group.gave_before(items[rank - 1], giving):
+        rank -= 1
+    return Gap(items[rank], items[rank - 1] if rank > 0 else None, giving.item)
+
+
+def _went_on(group: Group, gap: Gap, poll: Operation) -> bool:
+    """Whether a poll's member went on behind a gap, and only others gave the item before it.
+
+    Then the poll may have given it with an earlier gap, and others repeated what lies between.
+    """
+    before, after = (
+        {giving.reader.name for giving in group.by_item[item]} if item is not None else set()
+        for item in (gap.before, gap.after)
+    )
+    return poll.asked["reader"] in after - before
 
 
 def _gaps(history: History, group: Group, line: Line, *, to_the_end: bool) -> list[Gap]:

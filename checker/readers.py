@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
-from checker.gaps import judge_gaps
+from checker.gaps import gap_before, judge_gaps
 from checker.lines import Giving, Group, Item, Line
 from checker.model import Event, History, Part, Reader, Record
 from checker.reading import Operation
@@ -236,12 +236,14 @@ def _cover(report: Report, group: Group, reader: Reader, covers: dict[Item, Oper
 
 
 def _company(group: Group, reader: Reader) -> list[Reader]:
-    """Other members that may at some time have taken a partition from it without a position."""
+    """Other members that may at some time have taken a partition from it without a position.
+
+    One that was never closed may have died: its group deals places to it, until it misses it.
+    """
     found = []
     for other in group.members:
-        last = max([other.op.at, *(poll.at for poll in other.polls[-1:])])
         was_closed = other.closed is not None and other.closed.ended_before(reader.op)
-        if other is not reader and not was_closed and last >= reader.op.at:
+        if other is not reader and not was_closed:
             found.append(other)
     return found
 
@@ -250,7 +252,6 @@ def _judge_before(report: Report, group: Group) -> None:
     """In a group, earlier items of a line are given earlier."""
     if not group.is_group:
         return
-    broken = _first_unfinished(group)
     for giving in group.givings:
         line, rank = giving.item.line, giving.item.rank
         if line is None or rank == 0:
@@ -258,22 +259,16 @@ def _judge_before(report: Report, group: Group) -> None:
         before = line.items[rank - 1]
         if before not in group.by_item or group.gave_before(before, giving):
             continue  # an item that is never given is a gap
-        if not _may_be_given(broken, giving):
+        if not _may_be_given(group, before, giving):
             _out_of_order(report, giving, group.by_item[before][0])
 
 
-def _first_unfinished(group: Group) -> dict[str, Operation]:
-    """Each reader's first poll without an end."""
-    found: dict[str, Operation] = {}
-    for poll in group.unfinished:
-        found.setdefault(poll.asked["reader"], poll)
-    return found
-
-
-def _may_be_given(broken: dict[str, Operation], giving: Giving) -> bool:
-    """Whether a poll of the reader without an end, after which it went on, may have given the earlier items."""
-    poll = broken.get(giving.reader.name, giving.poll)
-    return poll.line < giving.poll.line
+def _may_be_given(group: Group, item: Item, giving: Giving) -> bool:
+    """Whether a member's poll without an end may have given an item before that giving. A group may repeat it."""
+    if not group.is_group or not group.unfinished:
+        return False
+    gap = gap_before(group, item, giving)
+    return any(gap.may_be_of(poll, group) for poll in group.unfinished)
 
 
 def _chain(history: History, stream: str) -> dict[Event, Event]:
@@ -295,7 +290,6 @@ def _chain(history: History, stream: str) -> dict[Event, Event]:
 
 def _judge_keys(report: Report, group: Group, chains: dict[str, dict[Event, Event]]) -> None:
     """In mode ``ordered``, events of a key come in the order of their commits, also across partitions."""
-    broken = _first_unfinished(group)
     for giving in group.givings:
         if not isinstance(giving.item, Event):
             continue
@@ -306,7 +300,7 @@ def _judge_keys(report: Report, group: Group, chains: dict[str, dict[Event, Even
         if group.gave_before(before, giving):
             continue
         if before in group.by_item:
-            if not _may_be_given(broken, giving):
+            if not _may_be_given(group, before, giving):
                 _out_of_order(report, giving, group.by_item[before][0])
             continue
         lowest = group.lowest.get(before.part) if before.part is not None else None

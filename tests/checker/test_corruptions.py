@@ -27,6 +27,14 @@ SEEDS = st.integers(0, 1 << 32)
 @example(
     420, False
 )  # a poll without an answer gave what a member that had lost the partition gave again
+@example(1054408120, True)  # a dead member is dealt a place that another one's position speaks of
+@example(25085, True)  # so is one whose last poll is answered late
+@example(
+    467689054, False
+)  # a poll without an answer gave what another member, that does not know, gives again
+@example(
+    19925, True
+)  # a poll without an answer gave two gaps, and what lies between them is given again
 @settings(max_examples=100, deadline=None, print_blob=True)
 def test_correct_histories_are_found_correct(seed: int, is_ragged: bool) -> None:
     """Whatever crashes, races or is never answered, and whatever could not be read at the end."""

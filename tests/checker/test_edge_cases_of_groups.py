@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from tests.checker.table import ONE, TWO, A, B, C, Table, commit_moved, commit_two, log_two
+from tests.checker.table import (
+    ONE,
+    TWO,
+    A,
+    B,
+    C,
+    Table,
+    commit_moved,
+    commit_one,
+    commit_two,
+    log_two,
+)
 from tests.checker.tape import Tape, row
 
 TABLE = Table()
@@ -169,6 +180,28 @@ def the_other_member_is_closed_at_the_same_time(tape: Tape) -> None:
     tape.poll("q", A, B)
 
 
+def _dies_and_another_one_reads(tape: Tape, *, closed: bool) -> None:
+    commit_two(tape)
+    log_two(tape)
+    tape.open("q", "raw", "g", file="q")
+    if closed:
+        tape.do("q", "close", reader="q")
+    tape.open("r", "raw", "g")
+    tape.poll("r", A)
+    _notes(tape)  # of nothing, if the place is q's by now: it missed no heartbeat yet
+    tape.poll("r", A, B)
+
+
+@right
+def a_dead_member_may_have_taken_it(tape: Tape) -> None:
+    _dies_and_another_one_reads(tape, closed=False)
+
+
+@wrong("duplicate")
+def a_closed_member_takes_nothing(tape: Tape) -> None:
+    _dies_and_another_one_reads(tape, closed=True)
+
+
 # The event before it.
 
 
@@ -199,6 +232,83 @@ def the_first_of_two_unfinished_polls(tape: Tape) -> None:
     tape.poll("r", B)
     _breaks(tape, "r")
     tape.poll("q", A, B, file="q")
+
+
+@right
+def the_unfinished_poll_of_another_member(tape: Tape) -> None:
+    _two_members(tape)
+    tape.open("s", "raw", "g", file="s")
+    _breaks(tape, "s")  # a
+    tape.poll("q", B, file="q")
+    tape.poll("r", A, B)
+
+
+@right
+def two_events_of_an_unfinished_poll_are_given_again(tape: Tape) -> None:
+    _two_members(tape)
+    _breaks(tape, "r")  # a and b
+    tape.poll("r", C)
+    tape.poll("r", A, B, C)
+
+
+@wrong("ext-poll-order")
+def the_unfinished_poll_ended_before_the_event_before(tape: Tape) -> None:
+    _two_members(tape)
+    _breaks(tape, "q")
+    tape.poll("q", A, file="q")
+    tape.poll("q", C, file="q")
+    tape.poll("r", B, C)
+
+
+@wrong("ext-poll-order")
+def the_unfinished_poll_of_another_member_came_later(tape: Tape) -> None:
+    _two_members(tape)
+    tape.poll("q", B, file="q")
+    _breaks(tape, "r")
+    tape.poll("r", A, B)
+
+
+@wrong("ext-poll-order")
+def a_reader_without_a_group_gives_nothing_again(tape: Tape) -> None:
+    commit_moved(tape)
+    tape.open("r", "ordered")
+    _breaks(tape, "r")
+    tape.poll("r", MOVED)
+    tape.poll("r", A, B)
+
+
+def _two_gaps(tape: Tape, *behind: str) -> None:
+    commit_one(tape, "t", ONE, 10, *"abcde")
+    tape.log(0, *([n, "k", name, ONE] for n, name in enumerate("abcde")))
+    for name in "rq":
+        tape.open(name, "raw", "g", file=name)
+    tape.poll("r", row("a", 0, ONE))
+    _breaks(tape, "r")  # b, c and d
+    for name in behind:
+        tape.poll(name, row("e", 4, ONE), file=name)
+    tape.poll("q", row("c", 2, ONE), file="q")
+
+
+@right
+def what_lies_between_two_gaps_is_given_again(tape: Tape) -> None:
+    _two_gaps(tape, "r")
+
+
+@wrong("poll-skip")
+def the_member_of_the_unfinished_poll_has_not_gone_on(tape: Tape) -> None:
+    _two_gaps(tape, "q")
+
+
+@wrong("poll-skip")
+def the_member_of_the_unfinished_poll_repeats_it_too(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, *"abcde")
+    tape.log(0, *([n, "k", name, ONE] for n, name in enumerate("abcde")))
+    for name in "rq":
+        tape.open(name, "raw", "g", file=name)
+    poll = tape.ask("r", "poll", reader="r")
+    tape.poll("q", row("a", 0, ONE), row("c", 2, ONE), file="q")
+    tape.told("r", poll, "unknown")
+    tape.poll("r", row("c", 2, ONE), row("e", 4, ONE))
 
 
 @wrong("ext-poll-order", "int-poll-order")
