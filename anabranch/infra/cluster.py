@@ -123,15 +123,16 @@ class EmbeddedCluster:
 
         Waits until each one shows all the others: librdkafka lets go of a broker that an answer leaves out.
 
-        Raises: as `EmbeddedBroker.start`; then no node is left running.
+        Raises: as `EmbeddedBroker.start`; then none of them is left running. A paused node shows nothing.
         """
-        if len(self.running) == len(self.nodes):
-            return
+        new = [node for node in self.nodes.values() if not node.running]
         try:
-            self._each(EmbeddedBroker.start, list(self.nodes.values()))
-            self._each(self._await_others, list(self.nodes.values()))
+            self._each(EmbeddedBroker.start, new)
+            self._each(self._await_others, list(self.nodes.values()) if new else [])
         except BaseException:
-            self.stop()
+            if len(new) == len(self.nodes):
+                self.stop()
+            self._each(_stop_soon, [node for node in new if node.running])
             raise
 
     def stop(self) -> None:

@@ -35,22 +35,24 @@ class TokenFile:
     path: Path
 
     def __call__(self, deadline: float) -> str:
-        """The token. Raises `OSError`."""
-        with self.path.open("rb") as file:
-            return _checked(file.read(_MOST_BYTES).strip(), str(self.path))
+        """The token. Raises `OSError`: there is none, or it has ended."""
+        return token_and_end(self.path)[0]
 
 
-def token_and_end(file: Path, _: str = "") -> tuple[str, float]:
+def token_and_end(path: Path, _: str = "") -> tuple[str, float]:
     """The token in a file, and when to read it again (Unix seconds): the answer of librdkafka's ``oauth_cb``.
 
-    Raises `OSError`.
+    Raises `OSError`: there is none, or it has ended.
     """
-    token = TokenFile(file)(0.0)
+    with path.open("rb") as file:
+        token = _checked(file.read(_MOST_BYTES).strip(), str(path))
     try:
         body = token.split(".")[1]
         end = float(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["exp"])
     except (ValueError, KeyError, TypeError, IndexError):
-        end = time.time() + _OPAQUE_S  # only the brokers can tell
+        return token, time.time() + _OPAQUE_S  # only the brokers can tell
+    if end <= time.time():
+        raise OSError(f"the token in {path} has ended")
     return token, end
 
 
@@ -97,6 +99,8 @@ def of_callback(callback: Callable[[str], Sequence[Any]], config: str) -> KeptTo
             life = float(end) - time.time()
         except Exception as error:
             raise OSError(f"oauth_cb gives no token: {error!r}") from error
+        if life <= 0:
+            raise OSError("oauth_cb gives a token that has ended")
         now = time.monotonic()
         return Token(_checked(str(text).encode(), "oauth_cb"), now + life * _FRESH, now + life)
 

@@ -48,6 +48,7 @@ GRACE_S = 1.0
 _LOOK_S = 1.0
 _FIRST_PAUSE_S = 0.02
 _LAST_PAUSE_S = 0.5
+_TOKEN_PAUSE_S = 1.0  # a provider may count what it refuses
 
 T = TypeVar("T")
 P = TypeVar("P", bound=tuple[str, int])
@@ -201,10 +202,9 @@ class KafkaAdmin:
             try:
                 client = self._connected()
             except NotReady:  # a token may yet come
-                if self._clock.monotonic() + pause >= deadline:
+                if self._clock.monotonic() + _TOKEN_PAUSE_S >= deadline:
                     raise
-                self._clock.sleep(pause)
-                pause = min(2 * pause, _LAST_PAUSE_S)
+                self._clock.sleep(_TOKEN_PAUSE_S)
                 continue
             if self._heard:  # a refusal of before the last answer is over; it may wait to be told
                 client.poll(0)

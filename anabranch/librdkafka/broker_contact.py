@@ -103,9 +103,7 @@ def made(kind: Callable[[dict[str, Any]], T], config: dict[str, Any]) -> T:
     Raises: NotReady (no valid token for OAUTHBEARER), UnsupportedSetting (an option that librdkafka does not take).
     """
     try:
-        if "oauth_cb" in config:
-            _look_at_token(config)
-        return kind(config)
+        return kind(_with_first_token(config) if "oauth_cb" in config else config)
     except (KafkaException, TypeError, ValueError) as error:
         first = error.args[0] if error.args else None
         if not isinstance(first, KafkaError):
@@ -115,14 +113,20 @@ def made(kind: Callable[[dict[str, Any]], T], config: dict[str, Any]) -> T:
         raise UnsupportedSetting(f"librdkafka refuses the options: {first.str()}") from error
 
 
-def _look_at_token(config: Mapping[str, Any]) -> None:
-    """confluent-kafka would wait for a token for 10 seconds, and not tell what is wrong with it."""
+def _with_first_token(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with a token at hand, which is the first that ``oauth_cb`` gives.
+
+    confluent-kafka would wait for one for 10 seconds, and not tell what is wrong with it.
+    """
+    theirs = config["oauth_cb"]
     try:
-        end = float(config["oauth_cb"](config.get("sasl.oauthbearer.config"))[1])
+        first = [tuple(theirs(config.get("sasl.oauthbearer.config")))]
+        end = float(first[0][1])
     except Exception as error:
         raise NotReady(f"no token for OAUTHBEARER: {error}; mend that, then call again") from error
     if end <= time.time():
         raise NotReady("the token for OAUTHBEARER has ended: renew it, then call again")
+    return config | {"oauth_cb": lambda given: first.pop() if first else theirs(given)}
 
 
 def with_error_callback(config: dict[str, Any], ours: Callable[[Any], None]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import threading
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from anabranch.errors import NotReady
+from anabranch.errors import NotReady, WriteFailed
 from anabranch.librdkafka.broker_contact import Contact
 from anabranch.librdkafka.native import drop, make
 from anabranch.librdkafka.options import Options
@@ -70,6 +70,10 @@ class Channel:
                 found = self.producer.list_topics(topic, timeout=min(left, _METADATA_S))
             except KafkaException as error:
                 trouble = error.args[0].str()
+            except RuntimeError as error:
+                if not self._closed:  # else by another thread, as the client was
+                    raise
+                raise WriteFailed("the client was closed") from error
             else:
                 self._known[topic] = len(found.topics[topic].partitions)
             if self._known.get(topic, 0) < partitions:

@@ -180,7 +180,7 @@ def test_the_timeout_ends_the_iteration(client: anabranch.Client, stream: str) -
     commit(client, stream, b"v")
     started = time.monotonic()
     assert len(list(client.read(stream, timeout=2.0))) == 1
-    assert 0.4 < time.monotonic() - started < 15
+    assert 1.9 < time.monotonic() - started < 15
     assert [event.value for event in client.read(stream, timeout=0)] in ([], [b"v"])
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.infra import cluster
+from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.cluster import EmbeddedCluster
-from anabranch.infra.errors import BrokerNotRunning
+from anabranch.infra.errors import BrokerNotRunning, StartDeadlinePassed
 from anabranch.infra.settings import Membership, server_properties
 
 
@@ -52,3 +54,25 @@ def test_a_folder_is_of_so_many_brokers(tmp_path: Path) -> None:
     assert EmbeddedCluster(3, tmp_path).folder == tmp_path
     with pytest.raises(ValueError, match="of 3 brokers, not 2"):
         EmbeddedCluster(2, tmp_path)
+
+
+def test_it_has_started_when_each_node_shows_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = EmbeddedCluster(3, tmp_path, ports=[30_001, 30_002, 30_003], start_timeout_s=0.2)
+    asked: list[int] = []
+    shows = [False, False, True, False, True, True]
+
+    def is_ready(host: str, port: int, cluster_id: str, *, others: list[int]) -> bool:
+        assert others == [30_001, 30_002, 30_003]
+        asked.append(port)
+        return shows.pop(0)
+
+    monkeypatch.setattr(cluster, "is_ready", is_ready)
+    monkeypatch.setattr(EmbeddedBroker, "start", lambda _: None)
+    started.start()
+    assert shows == []
+    assert set(asked) == {30_001, 30_002, 30_003}
+    monkeypatch.setattr(cluster, "is_ready", lambda *_, **__: False)
+    with pytest.raises(StartDeadlinePassed, match="did not show the others within"):
+        started.start()

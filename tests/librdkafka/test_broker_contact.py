@@ -197,6 +197,10 @@ def test_no_handle_is_made_without_a_token(give: Any, said: str) -> None:
     assert not kind.called
     with pytest.raises(NotReady):
         made(kind, {"oauth_cb": lambda _: ("it goes in this moment", 1e12)})
+    give = Mock(side_effect=[["t", 1e12], ["then", 1e12]])  # it may ask far away, or count
+    first = made(lambda config: config["oauth_cb"], {"oauth_cb": give})
+    assert give.call_count == 1
+    assert [first(""), first("")] == [("t", 1e12), ["then", 1e12]]
 
 
 def test_without_a_token_a_lost_handle_is_kept(
@@ -252,4 +256,6 @@ def test_what_a_writer_does_once_its_client_is_closed_has_a_name() -> None:
     with pytest.raises(WriteFailed, match="the client was closed"):
         writer.write_many("t", [])
     channel.poll(0, flush=True)  # a flush that began before
+    with pytest.raises(WriteFailed, match="the client was closed"):
+        channel.learn("t", 1, SystemClock(), SystemClock().monotonic() + 3)  # … or an opening
     writer.discard()
