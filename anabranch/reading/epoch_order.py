@@ -95,7 +95,12 @@ class StreamOrder:
         before: list[_End] = []
         for one in self._unread(old.awaits, segment):
             before += one.before if one.partition == segment.partition else [one]
-        old.end = _End(segment, end, before)
+        overlapping = [
+            one
+            for one in dict.fromkeys(before)
+            if one.low < segment.high and segment.low < one.high
+        ]
+        old.end = _End(segment, end, overlapping)
         if segment.partition in self._own:
             if end <= self._positions.get(segment.partition, 0):
                 self._finished = True

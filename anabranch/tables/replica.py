@@ -122,7 +122,7 @@ class Replica:
             self._thread.join()
         with suppress(TableError):  # rows are in the log, too
             self._follower.save()
-        self._store.close()
+        self._store.close(self._failure)
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 

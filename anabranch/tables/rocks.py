@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from rocksdict import Rdict, RdictIter, Snapshot
@@ -76,6 +77,16 @@ def raw_key(found: RdictIter) -> bytes:
     with named(None, "read"):
         found.status()
     return b""
+
+
+def let_go(error: BaseException | None) -> None:
+    """Free what the frames of a caught error hold: an iterator there would keep the folder locked."""
+    while error is not None:
+        for frame, _ in walk_tb(error.__traceback__):
+            if frame.f_globals["__name__"].startswith(__package__):
+                with suppress(RuntimeError):  # it is under way
+                    frame.clear()
+        error = error.__cause__ or error.__context__
 
 
 @contextmanager

@@ -7,6 +7,7 @@ the folder is as of some batch, marks and all, and what is lost is fetched again
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -45,7 +46,7 @@ from anabranch.tables.layout import (
     unescaped,
     versions,
 )
-from anabranch.tables.rocks import Walk, is_full, named, raw_key, table_error
+from anabranch.tables.rocks import Walk, is_full, let_go, named, raw_key, table_error
 from anabranch.tables.rows import Rows
 
 log = logging.getLogger("anabranch.client")
@@ -152,11 +153,13 @@ class Store(Held):
                 self._db = self._opened(loading=False)
             self.loading = False  # readers begin as soon as they see this
 
-    def close(self) -> None:
-        """Close the folder. Rows that can't be stored any more are fetched again."""
+    def close(self, failure: BaseException | None = None) -> None:
+        """Close the folder. Rows that can't be stored any more are fetched again. ``failure``: of a read."""
         if self.forked:
             return
         self.end_half_read()
+        for error in (failure, sys.exc_info()[1]):
+            let_go(error)
         try:
             self._db.close()  # flushes, and closes even if that fails
         except Exception as error:  # noqa: BLE001 - rocksdict has no other kind

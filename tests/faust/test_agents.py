@@ -233,7 +233,7 @@ def test_actors_that_ended_are_held_by_nothing() -> None:
             await asyncio.sleep(0)
             await agent.on_stop()
         gc.collect()
-        return sum(isinstance(one, Stream) and one.app is app for one in gc.get_objects())
+        return sum(type(one) is Stream and one.app is app for one in gc.get_objects())
 
     assert asyncio.run(fail()) <= 2
 

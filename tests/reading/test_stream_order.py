@@ -307,3 +307,34 @@ def test_a_member_keeps_no_ends_of_what_others_have_read() -> None:
         kept += 1
         left += left.pop().before
     assert kept < 32
+
+
+def test_ends_that_share_what_was_before_them_share_it() -> None:
+    """A member stands still on partition 0 while two halves of the keys move, and come together again."""
+    order, ends = StreamOrder(range(9)), [0] * 9
+    layout: list[EpochSegment] = []
+
+    def scale(gone: list[EpochSegment], *new: tuple[int, int, int]) -> list[EpochSegment]:
+        epoch = order.epoch + 1
+        sealed = tuple(SegmentEnd(one.segment_id, ends[one.partition]) for one in gone)
+        made = [
+            EpochSegment(epoch << 32 | n, low, high, p, ends[p])
+            for n, (low, high, p) in enumerate(new)
+        ]
+        layout[:] = [one for one in layout if one not in gone] + made
+        segments = tuple(sorted(layout, key=lambda one: one.low))
+        order.add(EpochRecord(epoch, 0, epoch, segments, sealed, (), 0))
+        return made
+
+    (whole,) = scale([], (0, 8, 0))
+    ends[0] += 5
+    (whole,) = scale([whole], (0, 8, 1))
+    for _ in range(20):
+        ends[1] += 1
+        low, high = scale([whole], (0, 4, 1), (4, 8, 2))
+        ends[1] += 1
+        (low,) = scale([low], (0, 4, 3))
+        (high,) = scale([high], (4, 8, 1))
+        ends[1] += 1
+        (whole,) = scale([low, high], (0, 8, 1))
+    assert max(len(end.before) for one in order._layout for end in one.awaits) < 10

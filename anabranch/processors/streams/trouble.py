@@ -81,11 +81,15 @@ class StreamTrouble:
     def hint(self, error: LogError) -> None:
         """Keep a failure for topics that ends leading, the last one of each: the next lead looks at it.
 
-        Without its traceback, which holds all that was led.
+        Without tracebacks, which hold all that was led.
         """
+        cause: BaseException | None = error
+        while cause is not None:
+            cause.__traceback__ = None
+            cause = cause.__cause__ or cause.__context__
         if error.topics:
             self._hints = [hint for hint in self._hints if hint.topics != error.topics]
-            self._hints.append(error.with_traceback(None))
+            self._hints.append(error)
 
     def begin(self, state: State) -> None:
         """A leader begins: streams that waited wait on, until a look."""
