@@ -9,6 +9,7 @@ any language sorts them the same way: see ``docs/protocol.md``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -309,3 +310,12 @@ def error_of(code: str, message: str) -> AnabranchError:
     """The error for a wire code; an unknown code (a newer controller) becomes `FixCallError`."""
     kind = _CODES.get(code, FixCallError)
     return kind(message) if kind is not FixCallError else FixCallError(f"{code}: {message}")
+
+
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it was raised from, each once: such a chain may be a circle."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

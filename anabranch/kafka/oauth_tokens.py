@@ -90,18 +90,28 @@ class KeptToken:
             return self._token.text
 
 
+def answer_of(callback: Callable[[Any], Sequence[Any]], config: str | None) -> Sequence[Any]:
+    """An answer of confluent-kafka's ``oauth_cb``: (token, end in Unix seconds, …).
+
+    Raises `OSError`: it gives none, or one that has ended.
+    """
+    try:
+        answer = tuple(callback(config))
+        end = float(answer[1])
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise OSError(f"oauth_cb gives no token: {why}") from error
+    if end <= time.time():
+        raise OSError("oauth_cb gives a token that has ended")
+    return answer
+
+
 def of_callback(callback: Callable[[str], Sequence[Any]], config: str) -> KeptToken:
     """Tokens of confluent-kafka's ``oauth_cb``, which returns (token, end in Unix seconds, …)."""
 
     def fetch(_: float) -> Token:
-        try:
-            text, end = callback(config)[:2]
-            life = float(end) - time.time()
-        except Exception as error:
-            raise OSError(f"oauth_cb gives no token: {error!r}") from error
-        if life <= 0:
-            raise OSError("oauth_cb gives a token that has ended")
-        now = time.monotonic()
+        text, end = answer_of(callback, config)[:2]
+        now, life = time.monotonic(), float(end) - time.time()
         return Token(_checked(str(text).encode(), "oauth_cb"), now + life * _FRESH, now + life)
 
     return KeptToken(fetch)

@@ -337,9 +337,7 @@ class KafkaProducer:
             raise
         ended = self._cluster.ended
         ended.update(dict.fromkeys(places, commit))
-        if (
-            self.producer_id != producer_id
-        ):  # its epochs are used up: nothing asks for the old id again
+        if self.producer_id != producer_id:  # its epochs are used up: nothing asks for it again
             for place in [place for place in list(ended) if place[0] == producer_id]:
                 ended.pop(place, None)
         if self.is_v2:

@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 from anabranch.errors import AnabranchError, NotReady, UnsupportedSetting
+from anabranch.kafka.oauth_tokens import answer_of
 
 log = logging.getLogger("anabranch.kafka")
 
@@ -120,12 +121,9 @@ def _with_first_token(config: dict[str, Any]) -> dict[str, Any]:
     """
     theirs = config["oauth_cb"]
     try:
-        first = [tuple(theirs(config.get("sasl.oauthbearer.config")))]
-        end = float(first[0][1])
-    except Exception as error:
+        first = [answer_of(theirs, config.get("sasl.oauthbearer.config"))]
+    except OSError as error:
         raise NotReady(f"no token for OAUTHBEARER: {error}; mend that, then call again") from error
-    if end <= time.time():
-        raise NotReady("the token for OAUTHBEARER has ended: renew it, then call again")
     return config | {"oauth_cb": lambda given: first.pop() if first else theirs(given)}
 
 

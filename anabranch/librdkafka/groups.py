@@ -36,9 +36,7 @@ class KafkaGroups:
     def names(self, deadline: float) -> list[str]:
         def ask(client: AdminClient, seconds: float) -> list[str]:
             found = client.list_consumer_groups(request_timeout=seconds).result(seconds + GRACE_S)
-            for (
-                error
-            ) in found.errors:  # one of a broker each: no exceptions, against their declared type
+            for error in found.errors:  # of a broker each; no exception, against its declared type
                 raise KafkaException(error)
             return sorted(one.group_id for one in found.valid)
 

@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -313,12 +313,12 @@ class Carriers:
         failed, self.failed = self.failed, []
         return failed
 
-    def forget(self, ended: Iterable[bytes]) -> None:
+    def forget(self, ended: Collection[bytes]) -> None:
         """Drop transactions that ended."""
         for txn_id in ended:
             self.trouble.pop(txn_id, None)
-            for key in [key for key in self._not_before_ms if key[0] == txn_id]:
-                del self._not_before_ms[key]
+        for key in [key for key in self._not_before_ms if key[0] in ended]:
+            del self._not_before_ms[key]
 
     def _forget(self, key: Key) -> None:
         self._jobs.pop(key, None)

@@ -240,7 +240,8 @@ class Culprit:
             self._unsure = key, max(0, times - 1)
             return
         self._doubt = True
-        self._said = 1 if batch[0].control else self._said
+        if batch[0].control:
+            self._said = 1
         if len(batch) == 1 and self.careful:
             self._unsure = batch[0].key, times + 1 if key == batch[0].key else 1
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from rocksdict import Rdict, RdictIter, Snapshot
 
+from anabranch.errors import chain_of
 from anabranch.ports import TableError
 
 # Words of RocksDB's error when another process, or this one, has the folder open.
@@ -81,12 +82,11 @@ def raw_key(found: RdictIter) -> bytes:
 
 def let_go(error: BaseException | None) -> None:
     """Free what the frames of a caught error hold: an iterator there would keep the folder locked."""
-    while error is not None:
-        for frame, _ in walk_tb(error.__traceback__):
+    for each in chain_of(error):
+        for frame, _ in walk_tb(each.__traceback__):
             if frame.f_globals["__name__"].startswith(__package__):
                 with suppress(RuntimeError):  # it is under way
                     frame.clear()
-        error = error.__cause__ or error.__context__
 
 
 @contextmanager

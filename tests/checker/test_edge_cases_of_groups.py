@@ -277,11 +277,15 @@ def a_reader_without_a_group_gives_nothing_again(tape: Tape) -> None:
     tape.poll("r", A, B)
 
 
-def _two_gaps(tape: Tape, *behind: str) -> None:
+def _five_events(tape: Tape) -> None:
     commit_one(tape, "t", ONE, 10, *"abcde")
     tape.log(0, *([n, "k", name, ONE] for n, name in enumerate("abcde")))
     for name in "rq":
         tape.open(name, "raw", "g", file=name)
+
+
+def _two_gaps(tape: Tape, *behind: str) -> None:
+    _five_events(tape)
     tape.poll("r", row("a", 0, ONE))
     _breaks(tape, "r")  # b, c and d
     for name in behind:
@@ -301,10 +305,7 @@ def the_member_of_the_unfinished_poll_has_not_gone_on(tape: Tape) -> None:
 
 @wrong("poll-skip")
 def the_member_of_the_unfinished_poll_repeats_it_too(tape: Tape) -> None:
-    commit_one(tape, "t", ONE, 10, *"abcde")
-    tape.log(0, *([n, "k", name, ONE] for n, name in enumerate("abcde")))
-    for name in "rq":
-        tape.open(name, "raw", "g", file=name)
+    _five_events(tape)
     poll = tape.ask("r", "poll", reader="r")
     tape.poll("q", row("a", 0, ONE), row("c", 2, ONE), file="q")
     tape.told("r", poll, "unknown")

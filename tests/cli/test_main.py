@@ -258,3 +258,9 @@ def test_signals_clean_up_and_end_quietly(sent: signal.Signals, code: ExitCode) 
     assert process.returncode == code
     assert out == b"cleaned\n"
     assert err == b""
+
+
+def test_a_circle_of_causes_ends() -> None:
+    one, two = OSError("one"), OSError("two")
+    one.__cause__, two.__context__ = two, one
+    assert list(errors.chain_of(one)) == [one, two]

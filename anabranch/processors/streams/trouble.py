@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from anabranch.core.state import State
 from anabranch.core.stream_states import ACTIVE
+from anabranch.errors import chain_of
 from anabranch.ports import (
     Clock,
     Log,
@@ -83,10 +84,8 @@ class StreamTrouble:
 
         Without tracebacks, which hold all that was led.
         """
-        cause: BaseException | None = error
-        while cause is not None:
-            cause.__traceback__ = None
-            cause = cause.__cause__ or cause.__context__
+        for each in chain_of(error):
+            each.__traceback__ = None
         if error.topics:
             self._hints = [hint for hint in self._hints if hint.topics != error.topics]
             self._hints.append(error)
