@@ -1,4 +1,4 @@
-"""``python -m bench [splice|oneshot|bulk|epochs|spark …] [--quick] [--json FILE]``: without names, all but growth.
+"""``python -m bench [splice|oneshot|bulk …] [--quick] [--json FILE]``: without names, all but growth and builds.
 
 ``epochs`` runs rolling, scaling, ordered and beside in turn; each has its own name, too.
 
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import (
+    builds,
     bulk,
     growth,
     lanes,
@@ -71,6 +72,16 @@ def _growth(commits: int) -> Callable[[bool], tuple[dict[str, Any], Rows]]:
     def run(quick: bool) -> tuple[dict[str, Any], Rows]:
         result = growth.run(commits=commits // 10 if quick else commits)
         return result, growth.table(result)
+
+    return run
+
+
+def _builds(other: Path | None, pairs: int) -> Callable[[bool], tuple[dict[str, Any], Rows]]:
+    def run(quick: bool) -> tuple[dict[str, Any], Rows]:
+        if other is None:
+            raise SystemExit("builds needs --other FOLDER: an unpacked wheel, or another checkout")
+        result = builds.run(other, pairs=pairs, quick=quick)
+        return result, builds.table(result)
 
     return run
 
@@ -159,9 +170,10 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         _on_cluster(versioned),
     ),
     "growth": ("what is kept of one-shots, with short retentions", _growth(growth.COMMITS)),
+    "builds": ("CPU of a commit by this build and another one (--other)", _builds(None, 7)),
     "pipelines": ("audit, export, compact and load of millions of events", _on_cluster(pipelines)),
 }
-BY_DEFAULT = [name for name in BENCHES if name != "growth"]
+BY_DEFAULT = [name for name in BENCHES if name not in ("growth", "builds")]
 GROUPS = {"epochs": ("rolling", "scaling", "ordered", "beside")}
 
 
@@ -182,10 +194,20 @@ def main() -> int:
         metavar="M",
         help="of prepared: hold them for so long, through takeovers",
     )
+    parser.add_argument(
+        "--other",
+        type=Path,
+        metavar="FOLDER",
+        help="of builds: a folder that holds another anabranch",
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=7, metavar="N", help="of builds: turns of each"
+    )
     options = parser.parse_args()
     if options.minutes is not None:
         BENCHES["prepared"] = "prepared ones, held, against none", _held(options.minutes)
     BENCHES["growth"] = BENCHES["growth"][0], _growth(options.commits)
+    BENCHES["builds"] = BENCHES["builds"][0], _builds(options.other, options.pairs)
     names = [one for name in options.names or BY_DEFAULT for one in GROUPS.get(name, (name,))]
     unknown = [name for name in names if name not in BENCHES]
     if unknown:

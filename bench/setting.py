@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -64,7 +64,9 @@ def place(*arguments: str) -> Iterator[Place]:
 
 
 @contextmanager
-def controller(bootstrap: str, folder: Path, arguments: Sequence[str]) -> Iterator[int]:
+def controller(
+    bootstrap: str, folder: Path, arguments: Sequence[str], variables: Mapping[str, str] = {}
+) -> Iterator[int]:
     """A leading controller process; its process id. Its output goes to ``controller.log``."""
     folder.mkdir(exist_ok=True)
     status = folder / "status.json"
@@ -74,7 +76,13 @@ def controller(bootstrap: str, folder: Path, arguments: Sequence[str]) -> Iterat
     command += ["--status-file", str(status), *arguments]
     said = folder / "controller.log"
     with said.open("wb") as out:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env={**os.environ, **variables},
+        )
     try:
         until = time.monotonic() + 60
         while not (status.exists() and '"leading": [0]' in status.read_text()):
