@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from anabranch.ledger import Ledger, Recovered
 
 DATABASE_VARIABLE = "ANABRANCH_LEDGER"
+FORMS = (
+    "give postgresql://USER@HOST/NAME, libpq's words such as 'host=HOST dbname=NAME', or the path of an "
+    "SQLite file"
+)
 Table = Annotated[str, option("--table NAME", "The ledger's table.")]
 TABLE = "anabranch_ledger"
 app = App(no_args_is_help=True, help="A row and its events, or neither: a database's ledger.")
@@ -54,7 +58,10 @@ def _connector(database: str | None) -> Callable[[], Any]:
         raise InvalidArgument(
             f"no database given: use --database URL or set {DATABASE_VARIABLE}, such as postgresql://HOST/NAME"
         )
-    if "://" in database or "=" in database:
+    scheme, is_url, _ = database.partition("://")
+    if is_url and scheme not in ("postgresql", "postgres"):
+        raise InvalidArgument(f"--database {scheme}://…: {FORMS}")
+    if is_url or "=" in database:
         import psycopg
 
         return lambda: psycopg.connect(database)

@@ -12,7 +12,13 @@ from typing import Self
 
 from anabranch.infra import logs
 from anabranch.infra.archive import find_archive
-from anabranch.infra.errors import BrokerDied, BrokerNotRunning, PortTaken, StartDeadlinePassed
+from anabranch.infra.errors import (
+    BrokerDied,
+    BrokerNotRunning,
+    FolderUnusable,
+    PortTaken,
+    StartDeadlinePassed,
+)
 from anabranch.infra.fetch import ensure_broker
 from anabranch.infra.free_ports import HOST, free_port, is_free
 from anabranch.infra.java import JavaRuntime, find_java
@@ -83,6 +89,7 @@ class EmbeddedBroker:
 
         Raises:
             ValueError: an argument out of its range, or a property that the caller may not set.
+            FolderUnusable: the folder's path has a comma.
         """
         if transaction_version is None:
             transaction_version = broker_lock().transaction_version
@@ -95,7 +102,9 @@ class EmbeddedBroker:
         self._extra = {name: str(value) for name, value in (properties or {}).items()}
         check_extra(self._extra)
         if folder is not None and "," in str(Path(folder).absolute()):
-            raise ValueError(f"{folder}: Kafka would take a path with a comma for two")
+            raise FolderUnusable(
+                f"{folder}: Kafka would take a path with a comma for two; give another one"
+            )
         self._given_folder = Path(folder).absolute() if folder is not None else None
         self._given_log = Path(log).absolute() if log is not None else None
         self._folder: Path | None = self._given_folder

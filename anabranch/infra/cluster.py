@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from anabranch.infra.broker import POLL_S, START_TIMEOUT_S, EmbeddedBroker
-from anabranch.infra.errors import BrokerNotRunning, StartDeadlinePassed
+from anabranch.infra.errors import BrokerNotRunning, FolderMismatch, StartDeadlinePassed
 from anabranch.infra.free_ports import HOST, free_port
 from anabranch.infra.ready import is_ready
 from anabranch.infra.settings import Membership
@@ -164,12 +164,14 @@ class EmbeddedCluster:
             time.sleep(POLL_S)
 
     def _cluster_id(self, brokers: int) -> str:
-        """The cluster's id, kept in its folder. `ValueError`: it is of another number of brokers."""
+        """The cluster's id, kept in its folder. `FolderMismatch`: it is of another number of brokers."""
         path = self._folder / _FACTS
         if path.exists():
             facts = json.loads(path.read_text(encoding="utf-8"))
             if facts["brokers"] != brokers:
-                raise ValueError(f"{self._folder} is of {facts['brokers']} brokers, not {brokers}")
+                raise FolderMismatch(
+                    f"{self._folder} is of {facts['brokers']} brokers, not {brokers}: give another folder"
+                )
             return str(facts["cluster_id"])
         cluster_id = new_cluster_id()
         path.write_text(

@@ -78,8 +78,8 @@ class FolderInUse(InfraError, RetryError):
 
 
 class FolderUnusable(InfraError, FixCallError):
-    """The folder can't be made or written to."""
+    """The folder can't be made or written to, or Kafka would misread its path."""
 
 
 class FolderMismatch(InfraError, FixCallError):
-    """The data folder was formatted with other settings than those asked for."""
+    """The data folder was made with other settings than those asked for."""

@@ -134,7 +134,7 @@ class PlainReader:
     def _gone(self, place: TopicPartition, offset: int) -> None:
         error = SnapshotExpired(
             f"{place.topic}[{place.partition}] has lost offset {offset}, which is not consumed yet: keep it for "
-            "longer; now let it go on with on_lost='skip'"
+            "longer; now let it go on with on_lost='skip' (`anabranch bridge --lossy`)"
         )
         if self.on_lost is None:
             raise error

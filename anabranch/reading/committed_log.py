@@ -14,7 +14,7 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Never, Protocol, TypeAlias, TypeVar
 
 from anabranch.errors import (
     FixCallError,
@@ -111,6 +111,19 @@ def client_errors(right: str = "Read") -> Iterator[None]:
         raise NotReady(f"the brokers can't be read: {error}") from error
 
 
+class StreamIds(NamedTuple):
+    """Which stream of a name a position is of: the ids of two of its topics. Empty: not known.
+
+    A stream that is deleted and made again has others. So has its copy in another cluster.
+    """
+
+    stream: str = ""
+    history: str = ""
+
+
+UNKNOWN_IDS = StreamIds()
+
+
 class CommittedLog:
     """A `Log` and a clock, for one thread. Deadlines are monotonic seconds of that clock."""
 
@@ -163,21 +176,52 @@ class CommittedLog:
                     failed=failed,
                 )
             )
-            self.check_same(topic for topic, _ in found)
+            self.check_read(found, (place,))
             return found.get(place)
         except LogError as error:
             self._unread(place.topic, error, left)
             return None
 
-    def check_same(self, topics: Iterable[str]) -> None:
-        """`UnknownStream` if a topic that was just read is not the one that was read before, but a new one."""
-        for topic in topics:
-            self._missing.pop(topic, None)
+    def expect(self, stream: str, ids: StreamIds) -> None:
+        """Read these very topics of a stream, as a position is of them; others of their names: `UnknownStream`."""
+        topics = zip(_read_topics(stream), ids, strict=True)
+        self._ids |= {topic: topic_id for topic, topic_id in topics if topic_id}
+
+    def check_read(
+        self, found: Iterable[TopicPartition], asked: Iterable[TopicPartition] = ()
+    ) -> None:
+        """`UnknownStream` if a topic that was just read is not the one that was read before, but a new one.
+
+        ``found``: what was read. If that is nothing: what was ``asked`` for. `LogUnavailable` if brokers don't
+        agree: one may be behind.
+        """
+        topics = {topic for topic, _ in found}
+        for topic in topics or {topic for topic, _ in asked if topic in self._ids}:
             known = self.raw.id_read(topic)
             if known and self._ids.setdefault(topic, known) != known:
-                raise self.gone(
-                    f"{topic} was deleted, and is another one now: open a new reader, and begin it anew"
-                )
+                self._replaced(topic, known)
+        for topic in topics:
+            self._missing.pop(topic, None)
+
+    def _replaced(self, topic: str, topic_id: str) -> Never:
+        """A broker has another topic of the name: raises what `check_read` says."""
+        since = self._missing.setdefault(topic, self.clock.monotonic())
+        if self._is_agreed(topic, topic_id, since + _UNKNOWN_S):
+            raise self.gone(
+                f"{topic} was deleted, and is another one now: positions in the former one mean nothing in it; "
+                "open a new reader, or take a new snapshot, and begin it anew"
+            )
+        self.raw.topic_ids([topic])  # of another broker, perhaps
+        raise _unsure(topic)
+
+    def _is_agreed(self, topic: str, topic_id: str, until: float) -> bool:
+        """Whether all brokers know the topic by this id; from ``until`` on, all brokers that can be asked."""
+        try:
+            return self.raw.is_agreed(topic, topic_id)
+        except LogUnavailable as error:
+            if isinstance(error, LogDenied) or self.clock.monotonic() < until:
+                raise
+            return True
 
     def may_pass(self, topic: str, error: LogError) -> bool:
         """Whether what a fetch met passes by waiting. `UnknownStream` if no broker knows the topic for a while."""
@@ -227,7 +271,7 @@ class CommittedLog:
                 committed=True,
                 failed=failed,
             )
-            self.check_same({topic for topic, _ in found})
+            self.check_read(found, asked)
             if failed and not found:
                 (topic, _), error = next(iter(failed.items()))
                 raise error
@@ -250,8 +294,8 @@ class CommittedLog:
         """Wait a little after what may pass, for at most ``left`` seconds. Raises what does not."""
         with client_errors():
             if isinstance(error, OffsetOutOfRange):
-                self.check_same((topic,))
                 start = self.raw.start_offsets([error.partition])[error.partition]
+                self.check_read((error.partition,))
                 if error.position < start:
                     raise expired(str(error)) from error
                 # Its broker is behind, or the range ends too high.
@@ -275,9 +319,23 @@ class CommittedLog:
         """
         return self._all(topics, deadline, lambda: self.raw.partition_counts(topics), patience)
 
-    def topic_ids(self, topics: Sequence[str], deadline: float) -> dict[str, str]:
-        """The ids of these topics, empty if brokers have none; those that don't exist are left out."""
-        return self._all(topics, deadline, lambda: self.raw.topic_ids(topics), _UNKNOWN_S)
+    def topic_ids(
+        self, topics: Sequence[str], deadline: float, *, agreed: bool = False
+    ) -> dict[str, str]:
+        """The ids of these topics, empty if brokers have none; those that don't exist are left out.
+
+        ``agreed``: by the word of all brokers that can be asked; one of them may be behind, and tell former ids.
+        """
+        until = self.clock.monotonic() + _UNKNOWN_S
+
+        def question() -> dict[str, str]:
+            found = self.raw.topic_ids(topics)
+            for topic, topic_id in found.items():
+                if agreed and topic_id and not self._is_agreed(topic, topic_id, until):
+                    raise _unsure(topic)
+            return found
+
+        return self._all(topics, deadline, question, _UNKNOWN_S)
 
     def _all(
         self,
@@ -311,7 +369,9 @@ class CommittedLog:
     ) -> dict[TopicPartition, int]:
         """The first offsets that are still there."""
         asked = list(places)
-        return self._ask(deadline, lambda failed: self.raw.start_offsets(asked, failed=failed))
+        return self._ask(
+            deadline, lambda failed: self._same(self.raw.start_offsets(asked, failed=failed))
+        )
 
     def end_offsets(
         self, places: Iterable[TopicPartition], deadline: float, *, committed: bool = False
@@ -323,14 +383,22 @@ class CommittedLog:
         asked = list(places)
         return self._ask(
             deadline,
-            lambda failed: self.raw.end_offsets(
-                asked, committed=committed, failed=failed, sure=not committed
+            lambda failed: self._same(
+                self.raw.end_offsets(asked, committed=committed, failed=failed, sure=not committed)
             ),
         )
 
     def offset_for_time(self, place: TopicPartition, unix_ms: int, deadline: float) -> int | None:
         """The first offset at or after a millisecond, None if there is none."""
-        return self._ask(deadline, lambda _: self.raw.offsets_for_time([place], unix_ms))[place]
+        found = self._ask(
+            deadline, lambda _: self._same(self.raw.offsets_for_time([place], unix_ms))
+        )
+        return found[place]
+
+    def _same(self, answer: dict[TopicPartition, T]) -> dict[TopicPartition, T]:
+        """The answer, if it is about the topics that were read before, or are expected: `check_read`."""
+        self.check_read((), answer)
+        return answer
 
     def _ask(self, deadline: float, question: Callable[[Failed], T]) -> T:
         """Ask until there is an answer: leaders may be moving. `NotReady` at the deadline; `NotAuthorized`."""
@@ -357,6 +425,10 @@ def answered(question: Callable[[Failed], T]) -> T:
     return answer
 
 
+def _unsure(topic: str) -> LogUnavailable:
+    return LogUnavailable(f"brokers don't agree which topic {topic} is", (topic,))
+
+
 def expired(what: str) -> SnapshotExpired:
     """The error for an offset that is not there any more."""
     return SnapshotExpired(f"{what}: retention has removed it; read what is newer, or keep more")
@@ -369,12 +441,21 @@ def partitions_of(source: CommittedLog, streams: Sequence[str], deadline: float)
     return counts
 
 
-def history_ids(source: CommittedLog, streams: Sequence[str], deadline: float) -> dict[str, str]:
-    """Stream -> the id of its history's topic, empty if brokers have none. `UnknownStream`."""
-    topics = {stream: history_topic(stream) for stream in streams}
-    ids = source.topic_ids(list(topics.values()), deadline)
-    _check_there(topics, ids)
-    return {stream: ids[topic] for stream, topic in topics.items()}
+def ids_of(
+    source: CommittedLog, streams: Sequence[str], deadline: float, *, agreed: bool = False
+) -> dict[str, StreamIds]:
+    """Stream -> the ids of its topics; ``agreed``: as of `CommittedLog.topic_ids`. `UnknownStream`."""
+    topics = {stream: _read_topics(stream) for stream in streams}
+    names = [topic for both in topics.values() for topic in both]
+    ids = source.topic_ids(names, deadline, agreed=agreed)
+    for both in zip(*topics.values(), strict=True):
+        _check_there(dict(zip(topics, both, strict=True)), ids)
+    return {stream: StreamIds(*(ids[topic] for topic in both)) for stream, both in topics.items()}
+
+
+def _read_topics(stream: str) -> tuple[str, str]:
+    """The topics that readers read, in the order of `StreamIds`."""
+    return stream_topic(stream), history_topic(stream)
 
 
 def _check_there(topics: Mapping[str, str], found: Container[str]) -> None:

@@ -93,6 +93,7 @@ class Feed:
                 found = self._source.take_ahead(wanted) or self._log.fetch(
                     wanted, max_wait=wait, max_bytes=FETCH_BYTES, committed=True, failed=failed
                 )
+                self._source.check_read(found, wanted)
             except LogDenied:
                 raise
             except LogUnavailable as error:
@@ -103,7 +104,6 @@ class Feed:
                 return []
             for place, problem in failed.items():
                 self._wait_for(place, problem)
-        self._source.check_same({place.topic for place in found})
         portions = []
         for place, fetched in found.items():
             first = self._positions[place]
@@ -130,11 +130,11 @@ class Feed:
         place = error.partition
         try:
             start = self._log.start_offsets([place])[place]
+            self._source.check_read((place,))
         except LogUnavailable as unavailable:
             log.info("reading: %s", unavailable)
             return False
         if start <= error.position:
-            self._source.check_same((place.topic,))
             log.warning("%s, and begins at %d: its broker is behind, or has lost it", error, start)
             return False
         if self._gone is not None:

@@ -17,7 +17,13 @@ from anabranch.errors import DeadlineExceeded, InvalidArgument, MalformedRecord
 from anabranch.ports import CorruptBatch, Fetched, RawBatch, TopicPartition
 from anabranch.reading import commit_index as commits_module
 from anabranch.reading.commit_index import CommitHistory
-from anabranch.reading.committed_log import Foreign, ReaderPorts, partitions_of
+from anabranch.reading.committed_log import (
+    UNKNOWN_IDS,
+    Foreign,
+    ReaderPorts,
+    StreamIds,
+    partitions_of,
+)
 from anabranch.reading.event_columns import EventBatches
 from anabranch.reading.spans import CommitFilter
 from anabranch.topics.names import stream_topic
@@ -79,6 +85,7 @@ class RangeReader:
         high: int | None = None,
         segments: Collection[int] | None = None,
         places: Collection[str] | None = None,
+        ids: StreamIds = UNKNOWN_IDS,
     ) -> Iterator[pa.RecordBatch]:
         """Committed events at the offsets from ``first`` up to ``end`` (not included), in order.
 
@@ -90,13 +97,15 @@ class RangeReader:
         does not tell any more is in none of them. Records that no controller put there are left out.
 
         ``places``: some of `anabranch.reading.event_columns.PLACES`: nothing else is wanted. Events of which the
-        history tells as much are not fetched then, and their batches have these columns alone.
+        history tells as much are not fetched then, and their batches have these columns alone. ``ids``: of the
+        stream that the offsets are of; another one of its name is `UnknownStream`.
 
         Raises: InvalidArgument, UnknownStream, SnapshotExpired (retention has removed some of it), NotReady and
         DeadlineExceeded (nothing new came for the reader's timeout; again is safe), FixCallError.
         """
         if not 0 <= first <= end:
             raise InvalidArgument(f"offsets {first} to {end}: a range, from 0 on")
+        self._source.expect(stream, ids)
         choice = CommitFilter(low, high, None if segments is None else frozenset(segments))
         asked = _Asked(stream, partition, history, choice)
         if places is None:

@@ -4,7 +4,8 @@ A snapshot is plain data, its *plan*: the timestamp, and for each stream the off
 from the vector of the last history record at or below the timestamp. The controller's answer to `SafeTime`
 makes that record final. Offsets never move, so each reading of the plan gives the same; retention may delete events
 that it names, and that is an error by name. A difference begins at the vector of an earlier timestamp; a position
-is a plan that begins behind what was given out.
+is a plan that begins behind what was given out. Plans name the topics that they have offsets of: a stream that was
+deleted and made again is another one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from anabranch.core.hybrid_time import to_text
 from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument, SnapshotExpired
 from anabranch.ports import TopicPartition
-from anabranch.reading.committed_log import CommittedLog, partitions_of
+from anabranch.reading.committed_log import CommittedLog, StreamIds, ids_of, partitions_of
 from anabranch.reading.history import Found
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.snapshot_reader import Given, SnapshotReader, StreamCut
@@ -44,38 +45,44 @@ class SnapshotPlan(NamedTuple):
     since: int | None = None
 
     def to_text(self) -> str:
-        """The plan as text: some 30 characters a partition, with a checksum."""
+        """The plan as text: some 30 characters a partition and 80 a stream, with a checksum."""
         cuts = {
-            stream: [cut.history, *([p, cut.start_offsets[p], e] for p, e in cut.offsets.items())]
+            stream: [
+                [*cut.ids, cut.history],
+                *([p, cut.start_offsets[p], e] for p, e in cut.offsets.items()),
+            ]
             for stream, cut in self.cuts.items()
         }
         body = [self.timestamp, self.since, cuts]
-        return json.dumps([_VERSION, _sum_of(body), *body], separators=(",", ":"))
+        return json.dumps([_VERSION, _sum_of([_VERSION, *body]), *body], separators=(",", ":"))
 
     @classmethod
     def of_text(cls, text: str) -> SnapshotPlan:
         """The plan of such a text. `InvalidArgument`: it is none, or not whole."""
         try:
             version, checksum, *body = json.loads(text)
-            if [version, checksum] != [_VERSION, _sum_of(body)]:
+            sums = {_NO_IDS: body, _VERSION: [_VERSION, *body]}
+            if checksum != _sum_of(sums[version]):
                 raise ValueError
             timestamp, since, parts = body
             cuts = {}
-            for stream, (history, *places) in parts.items():
+            for stream, (head, *places) in parts.items():
+                *ids, history = head if version == _VERSION else ["", "", head]
                 ends, starts = {p: e for p, _, e in places}, {p: s for p, s, _ in places}
-                cuts[stream] = StreamCut(ends, starts, history)
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                cuts[stream] = StreamCut(ends, starts, history, StreamIds(*ids))
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidArgument(
                 f"{text[:60]!r} is no position: give the whole text of snapshot.position()"
             ) from error
         return cls(timestamp, cuts, since)
 
 
-_VERSION = 1
+_NO_IDS = 1  # a text of a version before topics were named
+_VERSION = 2
 
 
-def _sum_of(body: list[Any]) -> int:
-    return crc32(json.dumps(body, separators=(",", ":")).encode())
+def _sum_of(summed: list[Any]) -> int:
+    return crc32(json.dumps(summed, separators=(",", ":")).encode())
 
 
 class Snapshot:
@@ -146,7 +153,8 @@ class Snapshot:
     def read(self, stream: str) -> SnapshotReader:
         """The stream's events, each key in commit order; iterate over what is returned: it ends by itself.
 
-        Raises: SnapshotExpired, NotReady; while iterating those and DeadlineExceeded (read again).
+        Raises: SnapshotExpired, UnknownStream (it was deleted, and perhaps made again), NotReady; while iterating
+        those and DeadlineExceeded (read again).
         """
         reader = self._reader(stream, self._cut(stream))
         self._given[stream] = reader.given
@@ -210,8 +218,12 @@ def take(
 
     Raises: UnknownStream, SnapshotExpired, NotReady.
     """
-    partitions_of(source, streams, deadline)
-    cuts = {s: _cut(source, s, timestamp, deadline, since) for s in streams}
+    ids = ids_of(source, streams, deadline)
+    cuts = {}
+    for stream in streams:
+        source.expect(stream, ids[stream])
+        cut = _cut(source, stream, timestamp, deadline, since)
+        cuts[stream] = cut._replace(ids=ids[stream])
     return SnapshotPlan(timestamp, cuts, since)
 
 

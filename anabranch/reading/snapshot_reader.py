@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from anabranch.errors import AnabranchError, DeadlineExceeded, RetryError, SnapshotExpired
 from anabranch.ports import TopicPartition
-from anabranch.reading.committed_log import CommittedLog, ReaderPorts
+from anabranch.reading.committed_log import UNKNOWN_IDS, CommittedLog, ReaderPorts, StreamIds
 from anabranch.reading.feed import Feed
 from anabranch.reading.iteration import Iteration
 from anabranch.reading.stream_order import OrderedStream, Step
@@ -25,12 +25,14 @@ class StreamCut(NamedTuple):
 
     ``offsets``: partition -> end offset; a partition that is not named has nothing. ``start_offsets``: what
     retention had left when the snapshot was taken, at most the end offset. ``history``: the offset after the last
-    record of the stream's history that belongs to it.
+    record of the stream's history that belongs to it. ``ids``: which topics these are offsets of; a cut of an
+    older version has none.
     """
 
     offsets: Mapping[int, int]
     start_offsets: Mapping[int, int]
     history: int
+    ids: StreamIds = UNKNOWN_IDS
 
 
 class Given:
@@ -62,7 +64,10 @@ class SnapshotReader(Iteration[Event]):
     _resumes_after = AnabranchError  # an error is no end
 
     def __init__(self, ports: ReaderPorts, stream: str, cut: StreamCut, timeout: float) -> None:
-        """``timeout``: seconds until it gives up where the brokers show nothing more. `SnapshotExpired`."""
+        """``timeout``: seconds until it gives up where the brokers show nothing more.
+
+        Raises: SnapshotExpired, UnknownStream (the stream was deleted), NotReady.
+        """
         super().__init__()
         self._clock = ports.clock
         self._stream = stream
@@ -74,6 +79,7 @@ class SnapshotReader(Iteration[Event]):
         self._rest: Iterator[Event] = iter(())
         self.given = Given(cut.start_offsets)
         self._source = source = ports.committed_log(timeout)
+        source.expect(stream, cut.ids)
         self._feed = Feed(source, gone=self._gone)
         self._ordered = OrderedStream(source, self._feed, None, stream, timeout)
         self._closed = False

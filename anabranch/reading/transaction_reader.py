@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from itertools import chain
 
 from anabranch.core.ids import NO_TXN
+from anabranch.core.legal_names import split_stream
 from anabranch.errors import (
     DeadlineExceeded,
     IllegalState,
@@ -63,6 +64,7 @@ class TransactionReader(Iteration[Committed]):
     ) -> None:
         """``whole``: `SnapshotExpired` where events are deleted; else such transactions are passed over."""
         super().__init__()
+        split_stream(stream)
         self._clock = ports.clock
         self._ask_timeout = ask_timeout
         self._stream = stream

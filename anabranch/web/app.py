@@ -23,7 +23,13 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from anabranch.client.client import Client
-from anabranch.errors import AnabranchError, FixCallError, InvalidArgument, RetryError
+from anabranch.errors import (
+    AnabranchError,
+    Expired,
+    FixCallError,
+    InvalidArgument,
+    RetryError,
+)
 from anabranch.web.actions import Plan, plan
 from anabranch.web.guard import Confirmations, Guard
 from anabranch.web.hub import Hub, Page, View
@@ -147,9 +153,7 @@ class _Web:
         if isinstance(error, HTTPException):
             status, told = error.status_code, f"{error.status_code}: {error.detail}"
         else:
-            unknown = type(error).__name__.startswith("Unknown")
-            status = 404 if unknown else 400 if isinstance(error, FixCallError) else 500
-            status = 503 if isinstance(error, RetryError) else status
+            status = _status_of(error)
             told = f"{type(error).__name__}: {error}"
         return self._html(request, "failed.html", status, told=told)
 
@@ -256,6 +260,17 @@ async def _form(request: Request) -> dict[str, str]:
         return dict(parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=16))
     except ValueError as error:
         raise InvalidArgument(f"this is no form: {error}") from error
+
+
+def _status_of(error: Exception) -> int:
+    """The HTTP status of an error."""
+    if isinstance(error, RetryError):
+        return 503
+    if isinstance(error, Expired):
+        return 410
+    if type(error).__name__.startswith("Unknown"):
+        return 404
+    return 400 if isinstance(error, FixCallError) else 500
 
 
 def _bound(action: str, about: str, given: dict[str, str], made: Plan) -> str:

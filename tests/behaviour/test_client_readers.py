@@ -219,6 +219,8 @@ def test_arguments(
         client.read([])
     with pytest.raises(errors.InvalidArgument):
         client.read("nostream")
+    with pytest.raises(errors.InvalidArgument, match="str, not list"):
+        client.read_transactions([stream])  # type: ignore[arg-type]
 
 
 def test_a_closed_client_ends_its_readers(

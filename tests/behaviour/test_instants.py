@@ -203,6 +203,7 @@ def test_a_position_goes_on_in_another_process(
             text[:-5],
             "[" * 100_000,
             text.replace("1", "2", 1),
+            text.replace("[2,", "[1,", 1),
             "[]",
             "7",
             "",

@@ -123,6 +123,7 @@ def test_a_stream_s_life_under_load(
         waiting.commit()
         assert values(client, one).count(b"waiting") == len(KEYS)
         before = len(commits)
+        kept = client.snapshot([one, two]).position()
         client.delete_stream(one)
         client.delete_stream(one)
         for ask in (client.describe, client.effective_settings):
@@ -138,5 +139,9 @@ def test_a_stream_s_life_under_load(
         write_all(client, [one], b"anew")
         assert values(client, one) == [b"anew"] * len(KEYS)
         assert values(client, two) == [b"2"] * len(KEYS)
+        rest = client.open_snapshot(kept)
+        with pytest.raises(UnknownStream, match="is another one now"):
+            list(rest.read(one))
+        assert [event.value for event in rest.read(two)] == [b"2"] * len(KEYS)
     assert len(commits) > before
     assert commits == sorted(commits)

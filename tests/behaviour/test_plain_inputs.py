@@ -203,3 +203,30 @@ def test_a_bridge_ends_once_all_is_copied(client: anabranch.Client, topic: Topic
     done = subprocess.run([sys.executable, "-m", "anabranch.cli", *command], timeout=90)
     assert done.returncode == 0
     assert copied(client, stream).total() == 24_000
+
+
+def test_a_bridge_of_a_topic_that_lost_what_its_group_had_not_read(
+    client: anabranch.Client, topic: Topic
+) -> None:
+    stream, group = f"p{uuid.uuid4().hex[:8]}/orders", uuid.uuid4().hex
+    client.create_stream(stream)
+    topic.write(20)
+    consumer = Consumer({"bootstrap.servers": topic.bootstrap, "group.id": group})
+    consumer.commit(offsets=[TopicPartition(topic.name, p, 2) for p in (0, 1)], asynchronous=False)
+    consumer.close()
+    (deleted,) = topic.admin.delete_records([TopicPartition(topic.name, 0, 7)]).values()
+    deleted.result()
+    command = ["bridge", topic.name, "--stream", stream, "--tasks", "4", "--once"]
+    command += ["--group", group, "--bootstrap", topic.bootstrap]
+
+    def bridge(*more: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "anabranch.cli", *command, *more]
+        return subprocess.run(words, timeout=90, capture_output=True, text=True)
+
+    done = bridge()
+    assert done.returncode == 2
+    assert "has lost offset 2, which is not consumed yet" in done.stderr
+    assert "anabranch bridge --lossy" in done.stderr
+    done = bridge("--lossy")
+    assert done.returncode == 0, done.stderr
+    assert copied(client, stream).total() == 3 + 8

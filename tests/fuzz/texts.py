@@ -21,6 +21,7 @@ from anabranch.cli.stream.commands import parse_range, parse_segment
 from anabranch.core.legal_names import check_scope, split_stream
 from anabranch.errors import InvalidArgument, MalformedRecord, UnsupportedSetting
 from anabranch.kafka.settings import parse_settings
+from anabranch.reading.committed_log import StreamIds
 from anabranch.reading.history_search import check_at
 from anabranch.reading.snapshot import SnapshotPlan
 from anabranch.reading.snapshot_reader import StreamCut
@@ -182,7 +183,11 @@ def _packed(name: str) -> list[bytes]:
 
 
 def _snapshot_positions() -> list[bytes]:
-    cuts = {"a/b": StreamCut({0: 7, 1: 1 << 62}, {0: 5, 1: 0}, 9), "a/c": StreamCut({}, {}, 0)}
+    ids = StreamIds("f" * 32, "07" * 16)
+    cuts = {
+        "a/b": StreamCut({0: 7, 1: 1 << 62}, {0: 5, 1: 0}, 9, ids),
+        "a/c": StreamCut({}, {}, 0),
+    }
     return _texts(SnapshotPlan(1 << 60, cuts).to_text(), SnapshotPlan(9, cuts, 3).to_text())
 
 

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from typer.testing import CliRunner
 
+from anabranch.cli.main import app
 from anabranch.infra import broker as broker_module
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.errors import (
@@ -326,7 +328,6 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
         {"port": 65536},
         {"port": -1},
         {"heap_mb": 1},
-        {"folder": "one,two"},
         {"properties": {"listeners": "PLAINTEXT://0.0.0.0:9092"}},
         {"properties": {"log.dirs": "/var/lib"}},
     ],
@@ -334,6 +335,14 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 def test_bad_arguments_are_refused_before_anything_starts(arguments: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         EmbeddedBroker(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("command", ["broker", "dev"])
+def test_a_folder_that_kafka_would_misread_is_named(command: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, [command, "--folder", str(tmp_path / "one,two")])
+    assert done.exit_code == 6
+    assert done.stderr.startswith("FolderUnusable: ")
+    assert "comma" in done.stderr
 
 
 OWNS = """

@@ -9,7 +9,7 @@ import pytest
 from anabranch.infra import cluster
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.cluster import EmbeddedCluster
-from anabranch.infra.errors import BrokerNotRunning, StartDeadlinePassed
+from anabranch.infra.errors import BrokerNotRunning, FolderMismatch, StartDeadlinePassed
 from anabranch.infra.settings import Membership, server_properties
 
 
@@ -52,7 +52,7 @@ def test_a_folder_is_of_so_many_brokers(tmp_path: Path) -> None:
     with pytest.raises(BrokerNotRunning, match="no node 4"):
         first.node(4)
     assert EmbeddedCluster(3, tmp_path).folder == tmp_path
-    with pytest.raises(ValueError, match="of 3 brokers, not 2"):
+    with pytest.raises(FolderMismatch, match="of 3 brokers, not 2"):
         EmbeddedCluster(2, tmp_path)
 
 

@@ -144,7 +144,17 @@ def test_the_service_waits_for_a_database_that_is_away(
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [(("create", "--database", ""), 2), (("list", "--database", "/nowhere/x.db"), 6)],
+    [
+        (("create", "--database", ""), 2),
+        (("list", "--database", "/nowhere/x.db"), 6),
+        (("list", "--database", "postgresql+psycopg://u:secret@h/d"), 2),
+        (("list", "--database", "sqlite:///x.db"), 2),
+    ],
 )
 def test_a_database_that_is_not_there(words: tuple[str, ...], code: int) -> None:
-    assert CliRunner().invoke(app, ["ledger", *words, "--bootstrap", "x:1"]).exit_code == code
+    done = CliRunner().invoke(app, ["ledger", *words, "--bootstrap", "x:1"])
+    assert done.exit_code == code
+    if "://" in words[-1]:
+        assert "postgresql://" in done.stderr
+        assert "SQLite file" in done.stderr
+        assert "secret" not in done.stderr

@@ -296,6 +296,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a stream is truncated to its end", lives.deleted_to_the_end, quick=True,
            weather=LIVING),
     Mutant("topics of deleted streams stay", lives.topics_stay, quick=True, weather=LIVING),
+    Mutant("positions are of any stream of the name", lives.positions_of_any_stream, quick=True,
+           weather=LIVING),
     # -- topics in trouble for long
     Mutant("all wait for a stream in trouble", topics.all_wait_for_one, weather=LEADERLESS),
     Mutant("trouble is taken for loss", topics.trouble_taken_for_loss, weather=LEADERLESS),

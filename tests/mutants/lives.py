@@ -14,6 +14,7 @@ from anabranch.ports import Clock, Log, TopicPartition
 from anabranch.processors import history_tail
 from anabranch.processors.streams import topics
 from anabranch.processors.streams.topics import Done, StreamTopics
+from anabranch.reading.committed_log import CommittedLog
 from anabranch.schemas.records import StreamRow
 
 
@@ -37,6 +38,13 @@ def deleted_to_the_end() -> Iterator[None]:
         return real(log, clock, stream, MAX)
 
     with patch.object(topics, "events_until", until):
+        yield
+
+
+@contextmanager
+def positions_of_any_stream() -> Iterator[None]:
+    """A position is taken for one of whatever stream has the name."""
+    with patch.object(CommittedLog, "expect", lambda *_: None):
         yield
 
 

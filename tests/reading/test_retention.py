@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
+import pickle
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 from unittest.mock import Mock
+from zlib import crc32
 
 import pytest
 
+from anabranch.client.client import Client
 from anabranch.core.partitioner import SPACE, position_of
 from anabranch.errors import NotReady, SnapshotExpired, UnknownStream
 from anabranch.ports import LogUnavailable, TopicPartition
 from anabranch.processors.streams.histories import Histories
-from anabranch.reading.committed_log import CommittedLog, ReaderPorts, partitions_of
+from anabranch.reading.committed_log import CommittedLog, ReaderPorts, StreamIds, partitions_of
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.ordered_reader import Reader
+from anabranch.reading.ranges import RangeReader
 from anabranch.reading.reader_factory import Readers
+from anabranch.reading.snapshot import Snapshot
+from anabranch.reading.snapshot_reader import SnapshotReader
 from anabranch.reading.tasks.lag import lags_behind
 from anabranch.reading.tasks.reader import TaskReader
 from anabranch.reading.tasks.standing import groups_of
@@ -27,10 +35,19 @@ from tests.client.world import World
 from tests.memory.log import MemoryLog
 from tests.memory.partition import Partition
 from tests.reading.test_ordered_reader import Member
-from tests.tables.worlds import operator
+from tests.tables.worlds import operator, reader_ports
 
 A, B = "nyc/a", "nyc/b"
 HIGH = next(k for k in map(str.encode, map(str, range(99))) if position_of(k) >= SPACE // 2)
+
+
+class Taken(NamedTuple):
+    """A stream of three commits, of which positions are taken."""
+
+    world: World
+    client: Client
+    first: int  # commit timestamp
+    snapshot: Snapshot
 
 
 def ports_of(world: World, member: Member | None = None) -> Any:
@@ -175,6 +192,135 @@ def test_a_reader_of_transactions_tells_that_its_stream_is_deleted(
             world.client.create_stream(A)
         with pytest.raises(UnknownStream, match="another one" if anew else "not there any more"):
             next(reader)
+
+
+def rest_of_a_position(taken: Taken) -> Callable[[], list[Any]]:
+    with taken.snapshot.read(A) as reader:
+        next(reader)
+        text = taken.snapshot.position()
+    return lambda: list(taken.client.open_snapshot(text).read(A))
+
+
+def difference(taken: Taken) -> Callable[[], list[Any]]:
+    text = taken.client.snapshot(A, since=taken.first).position()
+    return lambda: list(taken.client.open_snapshot(text).read(A))
+
+
+def plan(taken: Taken) -> Callable[[], list[Any]]:
+    data = pickle.dumps(taken.snapshot.plan())
+    return lambda: list(taken.client.open_snapshot(pickle.loads(data)).read(A))
+
+
+def changes(taken: Taken) -> Callable[[], list[Any]]:
+    return lambda: list(taken.snapshot.changes(A))
+
+
+def open_reader(taken: Taken) -> Callable[[], list[Any]]:
+    return partial(list, taken.snapshot.read(A))
+
+
+def offsets(taken: Taken) -> Callable[[], list[Any]]:
+    cut, ports = taken.snapshot.plan().cuts[A], reader_ports(taken.world)
+
+    def use() -> list[Any]:
+        with RangeReader(ports, 30.0) as ranges:
+            return list(ranges.read(A, 0, 1, cut.offsets[0], ids=cut.ids))
+
+    return use
+
+
+@pytest.mark.parametrize(
+    "events", [None, 0, 2, 3, 9], ids=["deleted", "empty", "shorter", "equal", "longer"]
+)
+@pytest.mark.parametrize(
+    "kind", [rest_of_a_position, difference, plan, changes, open_reader, offsets]
+)
+def test_a_position_is_of_its_own_stream_alone(
+    kind: Callable[[Taken], Callable[[], list[Any]]], events: int | None
+) -> None:
+    """Not of one that is made again under the name, however long that is; it is told at once."""
+    world = World()
+    client = operator(world)
+    client.create_stream(A)
+    first, *_ = [write(world, number, A) for number in range(3)]
+    use = kind(Taken(world, client, first, client.snapshot(A)))
+    client.delete_stream(A)
+    if events is not None:
+        client.create_stream(A)
+        for number in range(events):
+            write(world, number, A)
+    began = world.clock.monotonic()
+    with pytest.raises(UnknownStream, match=r"nyc[./]a" if events is None else "another one"):
+        use()
+    assert world.clock.monotonic() - began < 2 or events is None
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "of an older version"])
+def test_a_position_outlives_all_but_a_deletion(named: bool) -> None:
+    """A scaling, an alteration, and a truncation of what it has given out."""
+    world = World()
+    client = operator(world)
+    client.create_stream(A)
+    at = [write(world, number, A) for number in range(3)]
+    plan = client.snapshot(A).plan()
+    snapshot = client.open_snapshot(
+        plan if named else plan._replace(cuts={A: plan.cuts[A]._replace(ids=StreamIds())})
+    )
+    with snapshot.read(A) as reader:
+        next(reader)
+        text = snapshot.position()
+    if not named:  # as the version before wrote it
+        version, _, *body = json.loads(text)
+        ((*ids, history), *places) = body[2][A]
+        assert (version, ids) == (2, ["", ""])
+        body[2][A] = [history, *places]
+        text = json.dumps([1, crc32(json.dumps(body, separators=(",", ":")).encode()), *body])
+    client.scale(A, segments=2)
+    client.alter_stream(A, {"retention.ms": 10**10})
+    client.truncate_stream(A, at[0])
+    assert [event.value for event in client.open_snapshot(text).read(A)] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_one_broker_s_word_makes_no_other_stream(away: bool) -> None:
+    """It may be behind, and know the former topics alone. If one can't be asked, the others' word counts."""
+    world = World()
+    client = operator(world)
+    client.create_stream(A)
+    log = world.cluster.log("reader")
+    former = log.topic_ids([stream_topic(A), history_topic(A)])
+    client.delete_stream(A)
+    client.create_stream(A)
+    write(world, 0, A)
+    plan = client.snapshot(A).plan()
+    told: list[str] = []
+
+    class Behind:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(log, name)
+
+        def id_read(self, topic: str) -> str:
+            return former[topic] if away or told.count(topic) < 3 else log.id_read(topic)
+
+        def topic_ids(self, topics: list[str]) -> dict[str, str]:
+            told.extend(topics)
+            return log.topic_ids(topics)
+
+        def is_agreed(self, topic: str, topic_id: str) -> bool:
+            if away:
+                raise LogUnavailable("a broker is away")
+            return log.is_agreed(topic, topic_id)
+
+    ports = ReaderPorts(lambda _: Behind(), lambda _: None, world.clock)  # type: ignore[arg-type, return-value]
+    began = world.clock.monotonic()
+    if away:
+        with pytest.raises(UnknownStream, match="another one"):
+            SnapshotReader(ports, A, plan.cuts[A], 30.0)
+        assert 2 <= world.clock.monotonic() - began < 4
+    else:
+        found = list(SnapshotReader(ports, A, plan.cuts[A], 30.0))
+        assert [event.value for event in found] == [b"0"]
+        assert told.count(history_topic(A)) == told.count(stream_topic(A)) == 3
 
 
 def test_a_lag_behind_a_cut_history_counts_what_is_left() -> None:

@@ -1,8 +1,8 @@
 """The lives of a stream: made, written to, altered, truncated and deleted, over and over, under one name.
 
 An answer holds from then on: topics have their settings, deleted events are gone and no others,
-and a stream of the same name shows nothing of the one before. The checker of histories knows each life as a stream
-of its own.
+and a stream of the same name shows nothing of the one before. Positions of former lives are kept, and refused. The
+checker of histories knows each life as a stream of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from random import Random
 
 from anabranch.client.client import Client
 from anabranch.core.legal_names import ADMIN_LANE
-from anabranch.errors import AnabranchError
+from anabranch.errors import AnabranchError, UnknownStream
 from anabranch.ports import LogError, TopicPartition
 from anabranch.topics.names import history_topic, stream_topic, topics_of
 from tests.sim.check_log import hold
@@ -40,6 +40,7 @@ class Lives:
         self._told: dict[bytes, int] = {}  # event -> its commit timestamp, as answered
         self._until = 0
         self._written = 0
+        self._kept: dict[int, str] = {}  # life -> a position in it
         self._is_judged = False  # this life: its log is in the history
 
     @property
@@ -129,7 +130,21 @@ class Lives:
         hold(not former, f"life {self._life} shows {former}")
         lost = {v for v, at in self._told.items() if at > self._until} - found
         hold(not lost, f"{lost} were committed after what was deleted")
+        for life, position in self._kept.items():
+            if life != self._life:
+                self._refused(client, life, position)
+        if found:
+            self._kept[self._life] = snapshot.plan().to_text()
         self._record_log()
+
+    def _refused(self, client: Client, life: int, position: str) -> None:
+        """A position in a former life is no position in this one."""
+        try:
+            with client.open_snapshot(position).read(LIFE) as reader:
+                given = [event.value for event in reader]
+        except UnknownStream:
+            return
+        hold(False, f"a position of life {life} gives {given} of life {self._life}")
 
     def _record_log(self) -> None:
         """Nothing of this life is written after it."""

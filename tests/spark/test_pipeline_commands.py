@@ -10,7 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
+import anabranch
 from anabranch.cli.main import app
+from anabranch.core.legal_names import ADMIN_LANE
 from tests.spark.pipeline_input import files
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(60)]
@@ -51,6 +53,25 @@ def test_the_commands_from_file_to_file(command: Any, unique: str, tmp_path: Pat
         2,
         out + "-latest",
     )
+
+
+def test_an_export_of_a_stream_that_is_made_again(
+    command: Any, bootstrap: str, unique: str, tmp_path: Path
+) -> None:
+    stream, out = f"c{unique}/rows", str(tmp_path / "out")
+    load = ("load", files(tmp_path, "csv"), "--stream", stream, "--segments", "1")
+    export = ("export", "-s", stream, "--to", out)
+    assert [command(*load)[0], command(*export)[0]] == [0, 0]
+    with anabranch.connect(bootstrap, lane=ADMIN_LANE) as operator:
+        operator.delete_stream(stream)
+    assert [command(*load)[0] for _ in range(2)] == [0, 0]
+    code, said, error = command(*export)
+    assert (code, said) == (2, "")
+    assert error.startswith(f"UnknownStream: the checkpoint is of a former stream {stream}, ")
+    assert error.count("\n") == 1
+    code, said, _ = command(*export, "--lossy")
+    assert (code, said) == (0, f"4 events to {out} in 1 micro-batch\n")
+    assert command(*export)[:2] == (0, f"nothing new for {out}\n")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 
 import anabranch
-from anabranch.errors import SnapshotExpired
+from anabranch.core.legal_names import ADMIN_LANE
+from anabranch.errors import SnapshotExpired, UnknownStream
 from anabranch.spark.columns import EVENT_SCHEMA
 from anabranch.spark.options import Options
 from anabranch.spark.source.plan import EventRange
@@ -259,6 +260,83 @@ def test_what_retention_removed(
     assert [[e.value for e in batch] for batch in micro_batches(source(**options))] == [[b"3"]]
 
 
+def write(client: anabranch.Client, stream: str, *values: bytes) -> None:
+    """A commit each."""
+    for value in values:
+        with client.begin(stream.partition("/")[0]) as txn:
+            txn.write(stream, value)
+            txn.commit()
+    with client.read(stream, timeout=SOON_S) as reader:  # a commit is told, then seen
+        assert all(next(reader).value for _ in values)
+
+
+@pytest.mark.parametrize("count", [0, 2, 3, 7], ids=["empty", "shorter", "equal", "longer"])
+def test_a_checkpoint_is_of_its_own_stream_alone(
+    cluster: Cluster,
+    client: anabranch.Client,
+    source: Callable[..., StreamReader],
+    monkeypatch: pytest.MonkeyPatch,
+    unique: str,
+    count: int,
+) -> None:
+    """Not of one that is made again under its name, by whatever it is met."""
+    monkeypatch.setattr("anabranch.spark.source.histories._LOOK_S", 0.0)
+    stream, other = f"s{unique}/again", f"s{unique}/other"
+    for made in (stream, other):
+        client.create_stream(made)
+        write(client, made, b"1", b"2", b"3")
+    options = {"streams": f"{stream},{other}"}
+    strict, lenient, target = (
+        source(**options),
+        source(**options, failondataloss="false"),
+        source(**options),
+    )
+    begin = strict.initialOffset()
+    place = moved(strict, begin)
+    end = strict.latestOffset(place, ReadAllAvailable())
+    assert len(micro_batches(lenient)) == 1
+    planned = strict.partitions(begin, end)
+    target.prepareForTriggerAvailableNow()
+    with anabranch.connect(cluster.bootstrap, lane=ADMIN_LANE) as operator:
+        operator.delete_stream(stream)
+    client.create_stream(stream)
+    new = [b"new %d" % n for n in range(count)]
+    write(client, stream, *new)
+    anew = source(**options)
+
+    def whole(reader: StreamReader) -> None:
+        read(reader, end, reader.latestOffset())
+
+    def all_now(reader: StreamReader) -> None:
+        reader.prepareForTriggerAvailableNow()
+        reader.latestOffset(end, ReadAllAvailable())
+
+    for use in (
+        lambda: anew.latestOffset(end, ReadAllAvailable()),
+        lambda: anew.latestOffset(begin, ReadMaxRows(1)),
+        lambda: all_now(anew),
+        lambda: strict.latestOffset(end, ReadAllAvailable()),
+        lambda: target.latestOffset(end, ReadAllAvailable()),
+        lambda: source(**options).partitions(place, end),
+        lambda: whole(source(**options)),
+    ):
+        began = time.monotonic()
+        with pytest.raises(UnknownStream, match=f"former stream {stream}.*failOnDataLoss=false"):
+            use()
+        assert time.monotonic() - began < SOON_S / 6
+    for task in planned:
+        if isinstance(task, EventRange) and task.stream == stream:
+            with pytest.raises(UnknownStream, match="another one"):
+                list(strict.read(task))
+    for reader in (lenient, source(**options, failondataloss="false")):
+        batches = micro_batches(reader, end)
+        assert [event.value for batch in batches for event in batch] == new
+        assert all(event.stream == stream for batch in batches for event in batch)
+        left = reader.partitions(begin, place)  # as of a batch that was cut off
+        assert all(isinstance(task, EventRange) and task.stream == other for task in left)
+        assert [e.value for task in read(reader, end, reader.latestOffset()) for e in task] == new
+
+
 def test_stop_frees_all_connections(world: World, source: Callable[..., StreamReader]) -> None:
     def connections() -> int:
         gc.collect()  # what others have left is not closed in between
@@ -395,6 +473,30 @@ def test_each_key_in_order_while_the_stream_is_scaled(
     assert sorted(queries.events) == sorted(small.read())
     assert in_key_order(queries.events)
     assert len({(event.segment or 0) >> 32 for event in queries.events}) >= 7
+
+
+def test_a_query_of_a_stream_that_is_made_again(
+    spark: SparkSession, tmp_path: Path, cluster: Cluster, client: anabranch.Client, unique: str
+) -> None:
+    stream = f"s{unique}/again"
+    client.create_stream(stream)
+    write(client, stream, b"1", b"2")
+    options = {"bootstrap": cluster.bootstrap, "stream": stream}
+    queries, trigger = Queries(spark, tmp_path), {"availableNow": True}
+    queries.run(trigger, **options)
+    with anabranch.connect(cluster.bootstrap, lane=ADMIN_LANE) as operator:
+        operator.delete_stream(stream)
+    client.create_stream(stream)
+    write(client, stream, b"3", b"4", b"5")
+    with pytest.raises(StreamingQueryException, match=f"UnknownStream.*former stream {stream}"):
+        queries.run(trigger, **options)
+    assert [event.value for event in queries.events] == [b"1", b"2"]
+    for _ in range(2):
+        queries.run(trigger, **options, failOnDataLoss="false")
+        assert [event.value for event in queries.events] == [b"1", b"2", b"3", b"4", b"5"]
+    write(client, stream, b"6")
+    queries.run(trigger, **options)
+    assert [event.value for event in queries.events][-1] == b"6"
 
 
 def test_an_error_of_the_planner_ends_the_query_and_says_what_to_do(

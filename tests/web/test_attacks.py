@@ -138,6 +138,7 @@ REQUESTS = {
     "a stream that is not there": ("/streams/no/such", {}, 404),
     "no name": ("/streams/a/%3Cscript%3E", {}, 400),
     "no id": ("/transactions/xyz", {}, 400),
+    "an id that is forgotten": (f"/transactions/{'0' * 32}", {}, 410),
     "a limit": ("/transactions?limit=10000000", {}, 400),
     "no number": ("/streams/a/b/scale?segments=-1", {}, 400),
     "a great number": ("/streams/a/b/scale?segments=99999999999999999999", {}, 400),

@@ -32,6 +32,13 @@ def command(
     once: Annotated[
         bool, option("--once", "End when all is copied that the topic has, by then.")
     ] = False,
+    strict: Annotated[
+        bool,
+        option(
+            "--strict/--lossy",
+            "If retention removed records before they were copied: end, or go on without.",
+        ),
+    ] = True,
 ) -> None:
     """Copy a plain topic into a stream, each record once, until Ctrl-C or SIGTERM.
 
@@ -49,7 +56,7 @@ def command(
     from anabranch.reading.tasks.lag import input_lags
     from anabranch.schemas.records import ProcessorInfo
 
-    app = Processor(f"{stream}-bridge", tasks=tasks)
+    app = Processor(f"{stream}-bridge", tasks=tasks, on_lost="stop" if strict else "skip")
     config = parse_kafka(None, file=from_file)
     records, output = app.topic(topic, bootstrap=source, config=config), app.output(stream)
 

@@ -174,7 +174,8 @@ def export(
         bool,
         option(
             "--strict/--lossy",
-            "If retention removed events before they were exported: end, or go on without.",
+            "If events are gone that were not exported (by retention, or with a stream that was deleted and made "
+            "again): end, or go on without.",
         ),
     ] = True,
 ) -> None:

@@ -13,7 +13,7 @@ from anabranch.core.hybrid_time import from_us
 from anabranch.core.vectors import has_vector
 from anabranch.errors import AnabranchError, InvalidArgument, SnapshotExpired
 from anabranch.ports import TopicPartition
-from anabranch.reading.committed_log import CommittedLog, ReaderPorts, history_ids, partitions_of
+from anabranch.reading.committed_log import CommittedLog, ReaderPorts, ids_of, partitions_of
 from anabranch.reading.history_search import HistorySearch, Start, check_start, heads
 from anabranch.reading.tasks.lag import positions_of
 from anabranch.schemas.records import CommitRecord, ProcessorInfo, ProcessorInput
@@ -95,11 +95,11 @@ def group_inputs(
     """
     with _group(ports, group, streams, timeout) as (source, positions):
         deadline = source.clock.monotonic() + timeout
-        ids = history_ids(source, streams, deadline)
+        ids = ids_of(source, streams, deadline)
         inputs = []
         for stream, offsets in positions.items():
             start, timestamp, _ = passed(HistorySearch(source, stream, timeout), offsets)
-            inputs.append(ProcessorInput(stream, ids[stream], start, timestamp))
+            inputs.append(ProcessorInput(stream, ids[stream].history, start, timestamp))
         return tuple(inputs)
 
 
@@ -177,8 +177,7 @@ def first_inputs(
     different ones never share a transaction. Raises: UnknownStream, NotReady, InvalidArgument (a time to come).
     """
     checked, newest = check_start(start), 0
-    partitions_of(source, streams, deadline)
-    ids = history_ids(source, streams, deadline)
+    ids = ids_of(source, streams, deadline)
     searches = {stream: HistorySearch(source, stream, timeout) for stream in streams}
     begins, lost = {}, False
     for stream, found in heads(searches, together, checked).items():
@@ -196,7 +195,7 @@ def first_inputs(
         if timestamp < half and (behind := searches[stream].as_of(half)) is not None:
             begin, timestamp = behind.offset + 1, behind.record.timestamp
         newest = max(newest, timestamp)
-        inputs.append(ProcessorInput(stream, ids[stream], begin, timestamp))
+        inputs.append(ProcessorInput(stream, ids[stream].history, begin, timestamp))
     # A commit's own timestamp is no time to come, whatever this machine's clock says.
     if isinstance(checked, int) and checked > max(newest, from_us(int(source.clock.wall() * 1e6))):
         raise InvalidArgument(

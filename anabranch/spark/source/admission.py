@@ -14,7 +14,7 @@ from anabranch.core.ids import NO_TXN
 from anabranch.core.vectors import told
 from anabranch.reading.history import Found
 from anabranch.schemas.records import CommitRecord, EpochRecord, SegmentCommit
-from anabranch.spark.source.positions import Position, raised
+from anabranch.spark.source.positions import Position
 
 
 class NotYet(Exception):
@@ -133,7 +133,7 @@ class _Batch:
         at, last = self._start[stream], self._last.get(stream)
         if last is not None:
             at = at.moved(last.offset, self._ends[stream])
-        return Position(at.after, raised(at.vector, self._parts.get(stream, {})))
+        return at.moved(at.after, self._parts.get(stream, {}))
 
     def take(self, group: Mapping[str, Found]) -> list[str]:
         """Take one record, or a transaction's commits. Returns the streams where it is taken to its end."""

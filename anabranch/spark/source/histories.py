@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 
 from anabranch.ports import TopicPartition
-from anabranch.reading.committed_log import partitions_of
+from anabranch.reading.committed_log import StreamIds, ids_of, partitions_of
 from anabranch.reading.history import Found
 from anabranch.reading.history_search import HistorySearch, heads
 from anabranch.spark.clients import client_of
@@ -18,19 +18,41 @@ from anabranch.spark.source.positions import BEGIN, Position, raised
 from anabranch.spark.source.tail import HistoryTail
 from anabranch.topics.names import history_topic, stream_topic
 
+_LOOK_S = 2.0  # so often brokers are asked whether these are still the same streams
+
 
 class Histories:
     """Close it. One thread. ``timeout``: seconds that a question may take."""
 
-    def __init__(self, connection: Connection, streams: Collection[str]) -> None:
-        """Raises: UnknownStream, NotReady, DeadlineExceeded, UnsupportedSetting."""
+    def __init__(
+        self, connection: Connection, streams: Collection[str], *, agreed: bool = False
+    ) -> None:
+        """``agreed``: all brokers are asked which topics these are.
+
+        Raises: UnknownStream, NotReady, DeadlineExceeded, UnsupportedSetting.
+        """
         self.streams = tuple(streams)
         self._connection = connection
         self.timeout = connection.timeout
         self._source = connection.reader_ports().committed_log(connection.timeout)
         self._searches: dict[str, HistorySearch] = {}
         self._tails: dict[str, HistoryTail] = {}
-        partitions_of(self._source, self.streams, self._deadline())
+        self._asked_at = self._source.clock.monotonic()
+        self.ids = ids_of(self._source, self.streams, self._deadline(), agreed=agreed)
+        self.expect(self.ids)
+
+    def expect(self, ids: Mapping[str, StreamIds]) -> None:
+        """Ask for these very streams; others of their names are `UnknownStream`."""
+        for stream, own in ids.items():
+            self._source.expect(stream, own)
+
+    def are_current(self) -> bool:
+        """Whether the streams are those that they were when this was made. Brokers are asked now and then."""
+        now = self._source.clock.monotonic()
+        if now < self._asked_at + _LOOK_S:
+            return True
+        self._asked_at = now
+        return ids_of(self._source, self.streams, self._deadline()) == self.ids
 
     @cached_property
     def together(self) -> Mapping[str, int]:
@@ -61,22 +83,24 @@ class Histories:
         Events that retention has removed count as read.
         """
         if start == "begin":
-            return {stream: self._begin(stream) for stream in self.streams}
+            return {stream: self.first(stream) for stream in self.streams}
         positions = {}
         for stream, at in self._heads(start).items():
             if at is None:
-                positions[stream] = self._begin(stream)
+                positions[stream] = self.first(stream)
             else:
                 removed = self.removed(stream)
-                positions[stream] = Position(at.offset, raised(at.vector(), removed))
+                vector = raised(at.vector(), removed)
+                positions[stream] = Position(at.offset, vector, self.ids[stream])
         return positions
 
-    def _begin(self, stream: str) -> Position:
-        removed = self.removed(stream)
+    def first(self, stream: str) -> Position:
+        """The stream's beginning: what retention removed counts as read."""
+        removed, ids = self.removed(stream), self.ids[stream]
         if not removed:
-            return BEGIN
+            return BEGIN._replace(ids=ids)
         found = self.search(stream).not_beyond(removed)
-        return Position(found.offset - 1 if found is not None else -1, removed)
+        return Position(found.offset - 1 if found is not None else -1, removed, ids)
 
     def removed(self, stream: str) -> dict[int, int]:
         """Partition -> the first offset that is still there, of those of which retention removed some."""

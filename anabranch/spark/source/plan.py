@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 
 from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument, SnapshotExpired
+from anabranch.reading.committed_log import UNKNOWN_IDS, StreamIds
 from anabranch.spark.api import arrow_schema
 from anabranch.spark.options import Connection, Options
 
@@ -25,7 +26,8 @@ class EventRange(InputPartition):
     """Offsets [first, end) of a partition of a stream: one task.
 
     ``history``: the part of the history that has its commits, (offset, end or None); None: to be searched.
-    ``low``, ``high``: commit timestamps, both included; ``segments``: ids; None: all.
+    ``low``, ``high``: commit timestamps, both included; ``segments``: ids; None: all. ``ids``: which stream of that
+    name it is.
     """
 
     stream: str
@@ -36,6 +38,7 @@ class EventRange(InputPartition):
     low: int | None = None
     high: int | None = None
     segments: frozenset[int] | None = None
+    ids: StreamIds = UNKNOWN_IDS
 
 
 def streams_of(options: Options) -> tuple[str, ...]:
@@ -108,6 +111,7 @@ def read_range(
             low=found.low,
             high=found.high,
             segments=found.segments,
+            ids=found.ids,
             places=schema.names if set(schema.names) <= set(PLACES) else None,
         ):
             if strict and batch.schema.equals(SCHEMA):

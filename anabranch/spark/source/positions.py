@@ -1,7 +1,7 @@
 """The position of a streaming query: the JSON that Spark keeps in its checkpoint.
 
-Each stream has a place in its history and a vector of offsets. Spark compares positions as texts, so equal
-positions must give equal text.
+Each stream has a place in its history, a vector of offsets, and the ids of the topics that both are of. Spark
+compares positions as texts, so equal positions must give equal text.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from anabranch.errors import MalformedRecord
+from anabranch.reading.committed_log import UNKNOWN_IDS, StreamIds
 
 _NEW = "new"
 
@@ -20,15 +21,24 @@ class Position(NamedTuple):
     """Behind the record ``after`` of the history (-1: before all), and at these offsets (a missing one is 0).
 
     The vector is the record's, or beyond it: inside the next transaction, if that is read in parts; or behind the
-    events that retention had removed when the query began.
+    events that retention had removed when the query began. ``ids``: which topics it is a position in; those in a
+    checkpoint of an older version are not known.
     """
 
     after: int
     vector: dict[int, int]
+    ids: StreamIds = UNKNOWN_IDS
 
     def moved(self, after: int, ends: Mapping[int, int]) -> Position:
         """The position behind a later record, with the ends that moved since."""
-        return Position(after, raised(self.vector, ends))
+        return self._replace(after=after, vector=raised(self.vector, ends))
+
+    def is_of(self, ids: StreamIds) -> bool:
+        """Whether it is a position in these topics, as far as both are known."""
+        return all(
+            not ours or not theirs or ours == theirs
+            for ours, theirs in zip(self.ids, ids, strict=True)
+        )
 
 
 BEGIN = Position(-1, {})
@@ -50,6 +60,7 @@ def to_json(positions: Mapping[str, Position], *, new: bool = False) -> dict[str
             "after": position.after,
             "vector": {str(p): offset for p, offset in sorted(position.vector.items())},
         }
+        | ({"ids": list(position.ids)} if any(position.ids) else {})
         for stream, position in sorted(positions.items())
     }
     return {_NEW: True, **streams} if new else streams
@@ -113,6 +124,7 @@ def from_json(offset: Mapping[str, Any]) -> dict[str, Position]:
             stream: Position(
                 _number(found["after"], -1),
                 {_number(int(p), 0, 31): _number(o, 0) for p, o in found["vector"].items()},
+                StreamIds(*map(str, found.get("ids", ()))),
             )
             for stream, found in offset.items()
             if stream != _NEW

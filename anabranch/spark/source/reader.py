@@ -80,7 +80,7 @@ class SnapshotReader(DataSourceReader):
     def _ranges(self, snapshot: Snapshot, stream: str) -> Iterator[EventRange]:
         """The snapshot's part of each partition, cut to the wanted offsets."""
         selection = self._selection
-        starts = snapshot.start_offsets(stream)
+        starts, ids = snapshot.start_offsets(stream), snapshot.plan().cuts[stream].ids
         for partition, end in sorted(snapshot.offsets(stream).items()):
             first = max(starts.get(partition, 0), selection.offsets.low or 0)
             high = selection.offsets.high
@@ -94,12 +94,14 @@ class SnapshotReader(DataSourceReader):
                     low=selection.commits.low,
                     high=selection.commits.high,
                     segments=selection.segments,
+                    ids=ids,
                 )
 
     def _pruned(self, ranges: list[EventRange], timestamp: int) -> list[EventRange]:
         """The parts of the ranges that can hold chosen commits."""
         streams = {found.stream for found in ranges}
         with closing(Histories(self._connection, streams)) as histories:
+            histories.expect({found.stream: found.ids for found in ranges})
             places = {
                 stream: _Places(histories.search(stream), self._selection, timestamp, self._strict)
                 for stream in sorted(streams)

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from anabranch.core.hybrid_time import from_datetime
-from anabranch.errors import InvalidArgument, RetryError, UnsupportedSetting
+from anabranch.errors import InvalidArgument, RetryError, UnknownStream, UnsupportedSetting
 from anabranch.reading.history import Found
 from anabranch.spark.api import (
     HAS_ADMISSION,
@@ -78,6 +78,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._found = Histories(self._connection, self._streams)
         return self._found
 
+    def _histories_of(self, positions: Mapping[str, Position]) -> Histories:
+        """The histories of the streams as they are now: if not those of the positions, by all brokers' word."""
+        known = self._found
+        if known is not None and not known.are_current():
+            self.stop()
+        found = self._histories
+        if not all(at.is_of(found.ids[s]) for s, at in positions.items() if s in found.ids):
+            self.stop()
+            found = self._found = Histories(self._connection, self._streams, agreed=True)
+        if found is not known and self._target is not None:
+            self._target = found.heads()
+        return found
+
     # -- what Spark asks ------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
@@ -102,12 +115,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Without them (PySpark before 4.2): the present end.
         """
         if start is None or limit is None:
-            return to_json(dict.fromkeys(self._streams, BEGIN) | self._ends())
+            now = self._histories_of({}).ids
+            begins = {stream: BEGIN._replace(ids=now[stream]) for stream in self._streams}
+            return to_json(begins | self._ends())
         before = from_json(start)
         self._check_streams(before)
-        positions = {stream: before.get(stream, BEGIN) for stream in self._streams}
+        histories = self._histories_of(before)
+        positions, is_changed = {}, is_new(start)
+        for stream in self._streams:
+            at, ids = before.get(stream, BEGIN), histories.ids[stream]
+            if not at.is_of(ids):
+                self._lost(stream)
+                at, is_changed = histories.first(stream), True
+            positions[stream] = at._replace(ids=ids)
         end = self._admitted(positions, limit)
-        if end == positions and not is_new(start):
+        if end == positions and not is_changed:
             return start
         return to_json(before | end)  # streams that are left out keep their place
 
@@ -132,12 +154,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"the checkpoint is of {', '.join(left_out)}, too: PySpark before 4.2 can't keep the place of "
                 "streams that are left out: name them, or give another checkpoint"
             )
-        ranges = [
-            found
-            for stream, after in afters.items()
-            for found in _between(stream, befores.get(stream, BEGIN), after)
-        ]
-        ranges = still_there(self._histories, ranges, befores, strict=self._strict)
+        histories = self._histories_of(afters)
+        ranges: list[EventRange] = []
+        for stream, after in afters.items():
+            if stream in befores and not befores[stream].is_of(after.ids):
+                self._lost(stream)
+                del befores[stream]  # all of the new one is read
+            if after.is_of(histories.ids.get(stream, after.ids)):
+                ranges += _between(stream, befores.get(stream, BEGIN), after)
+            else:
+                self._lost(stream)
+        ranges = still_there(histories, ranges, befores, strict=self._strict)
         if self._by_epoch:
             return list(ranges)
         return self._cutting.cut(ranges)
@@ -161,9 +188,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"the checkpoint is of {', '.join(before)}, not of {', '.join(self._streams)}: give another one"
             )
 
+    def _lost(self, stream: str) -> None:
+        """The checkpoint's position is of a former stream: `UnknownStream`, or a warning."""
+        what = f"the checkpoint is of a former stream {stream}, which was deleted and made again"
+        if self._strict:
+            raise UnknownStream(
+                f"{what}: give another checkpoint, or set option failOnDataLoss=false (export: --lossy) to go on "
+                "from the new one's beginning"
+            )
+        log.warning("%s: the query goes on from the new one's beginning", what)
+
     def _ends(self) -> dict[str, Position]:
-        heads = self._histories.heads()
-        return {s: Position(at.offset, raised(at.vector(), {})) for s, at in heads.items() if at}
+        heads, ids = self._histories.heads(), self._histories.ids
+        return {
+            s: Position(at.offset, raised(at.vector(), {}), ids[s]) for s, at in heads.items() if at
+        }
 
     # -- inside ---------------------------------------------------------------------------------------
 
@@ -216,4 +255,4 @@ def _between(stream: str, before: Position, after: Position) -> Iterator[EventRa
     for partition, end in sorted(after.vector.items()):
         first = before.vector.get(partition, 0)
         if first < end:
-            yield EventRange(stream, partition, first, end, history)
+            yield EventRange(stream, partition, first, end, history, ids=after.ids)
