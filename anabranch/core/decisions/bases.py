@@ -11,6 +11,7 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import table_of
 from anabranch.core.decisions.alter import begin_change, idle_row, stream_changed
 from anabranch.core.decisions.scopes import active_stream, oldest_snapshot
+from anabranch.core.decisions.times import change as date_change
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import from_s, to_s, to_text
 from anabranch.core.ids import txn_text
@@ -74,6 +75,8 @@ def publish_base(turn: Turn, command: PublishBase, to: ReplyTo | None) -> None:
     known = turn.state.bases.get(command.table)
     if known is None or (known.timestamp, known.txn_id) != (command.timestamp, command.txn_id):
         _check(turn, command, row, known)
+    date_change(turn, k.stream_key(row.stream), to)
+    if known is None or (known.timestamp, known.txn_id) != (command.timestamp, command.txn_id):
         turn.audit(command, f"{command.table} as of {to_text(command.timestamp)}")
     begin_change(turn, row, StreamChange(row.settings, command.timestamp, command.txn_id), to)
 
