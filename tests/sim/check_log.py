@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import groupby
 
 from anabranch.core import hybrid_time
@@ -207,7 +207,8 @@ def check_changes(picture: Picture) -> None:
     """Each command changes a thing once: no copy of it sets back what came after it."""
     for (_, thing), askers in picture.changes.items():
         made = [asker for asker, _ in groupby(askers) if asker]
-        hold(len(made) == len(set(made)), f"{thing!r}: changed again by a copy: {made}")
+        again = [asker.hex() for asker, count in Counter(made).items() if count > 1]
+        hold(not again, f"{thing[17:]!r}: changed again by copies of {again}")
 
 
 def check_answers(picture: Picture) -> None:
