@@ -214,8 +214,7 @@ class Exchange:
             reply = decode_as(r.Reply, data)
             if reply.command in digests and _belongs(reply.result, command):
                 self._answered = True
-                with self._raising:
-                    self._told[partition] = max(self._told.get(partition, 0), reply.hybrid_time)
+                self._told[partition] = max(self._told.get(partition, 0), reply.hybrid_time)
                 if not isinstance(reply.result, r.ScopeInfo):  # the directory tells of no commit
                     self._raise(reply.hybrid_time)
                 return reply.result

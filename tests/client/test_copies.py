@@ -9,7 +9,9 @@ import pytest
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
-from anabranch.client.exchange import FIRST_REPEAT_S
+from anabranch.client.exchange import FIRST_REPEAT_S, Exchange
+from anabranch.core.hybrid_time import from_us, parse
+from anabranch.core.ids import TIME_HEADER, command_digest
 from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import NotReady
 from anabranch.ports import TopicPartition
@@ -17,6 +19,7 @@ from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
 from anabranch.topics.names import commands_topic, stream_topic
 from tests.client.answers import STREAM
+from tests.client.doubles import scripted_ports
 from tests.client.memory import memory_client
 from tests.client.world import CLIENT, World
 
@@ -169,3 +172,29 @@ def test_a_late_copy_changes_nothing(world: World, last: str) -> None:
     assert not any(name.startswith("nyc.other") for name in world.cluster.topics)
     assert retention(world) == "20000000"
     assert [grant.rights for grant in other.grants() if grant.pattern == "nyc/*"] == [()]
+
+
+def test_what_one_control_partition_told_is_not_known_of_another() -> None:
+    """The clock of partition 1 is an hour ahead: no command to partition 0 may seem to know of that."""
+    times = 5, 5 + from_us(3_600_000_000)
+    number = 0
+
+    def answer(command: Any) -> Any:
+        digest = command_digest(encode(command))
+        return r.Reply(bus.sent[-1].correlation_id, digest, times[number], r.LaneList(()))
+
+    bus, _, ports = scripted_ports(answer)
+    told, send = [], bus.send
+
+    def sending(partition: int, correlation_id: bytes, payload: bytes, more: Any = ()) -> None:
+        nonlocal number
+        number = partition
+        told.append((partition, parse(dict(more)[TIME_HEADER])))
+        send(partition, correlation_id, payload, more)
+
+    bus.send = sending  # type: ignore[method-assign,assignment]
+    exchange = Exchange(ports)
+    for command in (r.ListLanes(), r.SetLane("etl", False, (), {}), r.ListLanes()):
+        for partition in (0, 1):
+            exchange.ask(partition, command, r.LaneList, 2000.0)
+    assert told == [(0, 0), (1, 5), (0, 5), (1, times[1]), (0, times[1]), (1, times[1])]

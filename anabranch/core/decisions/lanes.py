@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import quotas
-from anabranch.core.decisions.times import change
+from anabranch.core.decisions.times import admit_change
 from anabranch.core.decisions.transactions import end_pending
 from anabranch.core.decisions.turn import AT_END, Turn
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, check_lane
@@ -61,7 +61,7 @@ def set_lane(turn: Turn, command: SetLane, to: ReplyTo | None) -> None:
     own = quotas.own_quotas(lane, command.quotas)
     row = LaneRow(lane, command.blocked, command.topic_ids, own)
     if row != former:
-        change(turn, k.lane_key(lane), to)
+        admit_change(turn, k.lane_key(lane), to)
     if command.blocked:
         _refuse_pending(turn, lane)
     elif former is not None and former.blocked:

@@ -15,7 +15,7 @@ from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core.decisions.quotas import partitions_of
 from anabranch.core.decisions.scopes import active_stream, check_room, stream_info
-from anabranch.core.decisions.times import check_told, is_repeated, note
+from anabranch.core.decisions.times import check_told, is_repeated, note_change
 from anabranch.core.decisions.transactions import drop_epoch
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import segment_number
@@ -53,15 +53,14 @@ def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
     if repeated and not {s.segment_id for s in row.segments}.issuperset(command.seal):
         turn.reply(to, StreamList((stream_info(turn, row),)))  # done already
         return
-    seal: Sequence[int] = ()
-    ranges: Sequence[KeyRange] = ()
     if command.segments:
         if command.seal or command.ranges:
             raise InvalidArgument("give a number of segments, or what to seal and open: not both")
         seal, ranges = seg.even_plan(row.segments, command.segments)
-    if ranges or not command.segments:
+        if ranges:
+            check_told(turn, thing, to)
+    else:
         check_told(turn, thing, to)
-    if not command.segments:
         seal, ranges = seg.hand_plan(row.segments, command.seal, command.ranges)
     start(turn, row, seal, ranges, to)
 
@@ -82,7 +81,7 @@ def start(
         lacking = len(ranges) - len(seal) - len(idle_partitions(turn, row))
         wanted = check_partitions(row.partitions + lacking)
         check_room(turn, row.owner, 0, max(0, wanted - partitions_of(row)))
-        note(turn, k.segments_key(row.stream), to)
+        note_change(turn, k.segments_key(row.stream), to)
         turn.put(
             k.stream_key(row.stream),
             replace(row, scaling=scaling, wanted_partitions=max(wanted, row.wanted_partitions)),
@@ -177,7 +176,7 @@ def _perform(turn: Turn, row: StreamRow, scaling: Scaling) -> bool:
     turn.put(k.stream_key(row.stream), scaled)
     turn.put(k.epoch_key(row.stream, epoch), EpochRow(row.stream, epoch, layout))
     drop_epoch(turn, row.stream, former)
-    at = note(turn, k.segments_key(row.stream), asked_by)
+    at = note_change(turn, k.segments_key(row.stream), asked_by)
     turn.round.history.append(NewEpoch(row.stream, epoch, epoch, at, layout, sealed))
     turn.reply(asked_by, StreamList((stream_info(turn, scaled),)))
     return True

@@ -21,7 +21,7 @@ from anabranch.core.decisions.bases import check_companion
 from anabranch.core.decisions.commits.positions import processor_of
 from anabranch.core.decisions.scale import asked, asker
 from anabranch.core.decisions.scopes import check_room, check_served, stream_info
-from anabranch.core.decisions.times import change, check_told, is_repeated, note
+from anabranch.core.decisions.times import admit_change, check_told, is_repeated, note_change
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import txn_text
@@ -119,7 +119,7 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
             return  # the answer comes when it is done
         raise NotReady(f"{command.stream} is being made: ask again")
     if moves:
-        change(turn, k.stream_key(command.stream), to)
+        admit_change(turn, k.stream_key(command.stream), to)
         _move(turn, row, "begin_create", to, adopt=command.adopt)
     else:
         turn.reply(to, StreamList((stream_info(turn, row),)))
@@ -204,7 +204,7 @@ def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
     row = turn.state.streams.get(stream)
     if row is None or not STREAMS.moves(row.state, "give_up"):
         return []
-    note(turn, k.stream_key(stream))
+    note_change(turn, k.stream_key(stream))
     _move(turn, row, "give_up", scaling=None, change=None, wanted_partitions=row.partitions)
     for waits in (row.scaling, row if row.change is not None else None):
         if waits is not None:
@@ -231,7 +231,7 @@ def recover_stream(turn: Turn, command: RecoverStream, to: ReplyTo | None) -> No
         return
     if not row.topic_ids:
         raise IllegalState(f"{stream} can't be taken back: its topics had no ids to know them by")
-    change(turn, k.stream_key(stream), to)
+    admit_change(turn, k.stream_key(stream), to)
     turn.audit(command, stream)
     _move(turn, row, "begin_recover", to)
 
@@ -309,8 +309,8 @@ def _check_unread(turn: Turn, stream: str) -> None:
 def _begin_forget(turn: Turn, stream: str, to: ReplyTo | None = None) -> None:
     before = turn.state.forgotten.get(stream)
     times = before.times + 1 if before is not None else 1
-    note(turn, k.stream_key(stream), to)
-    note(turn, k.segments_key(stream))  # a copy of a scaling must not scale its successor
+    note_change(turn, k.stream_key(stream), to)
+    note_change(turn, k.segments_key(stream))  # a copy of a scaling must not scale its successor
     turn.put(k.forgotten_key(stream), ForgottenRow(stream, times, b""))
     _move(turn, turn.state.streams[stream], "begin_forget", to)
 

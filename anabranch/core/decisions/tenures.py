@@ -10,7 +10,7 @@ from anabranch.core import rows as k
 from anabranch.core.decisions.commits.positions import check_tasks, processor_of, task_of
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.streams import end_stream
-from anabranch.core.decisions.times import change, check_told, is_repeated, note
+from anabranch.core.decisions.times import admit_change, check_told, is_repeated, note_change
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
 from anabranch.core.legal_names import check_input, is_plain, is_state, split_stream, state_stream
@@ -64,7 +64,7 @@ def create_processor(turn: Turn, command: CreateProcessor, to: ReplyTo | None) -
                 stores=stores,
                 kinds=kinds,
             )
-        change(turn, k.processor_key(name), to)
+        admit_change(turn, k.processor_key(name), to)
         turn.put(k.processor_key(name), row)
     elif row.tasks != command.tasks or (known := _same(row.inputs, inputs)) is None:
         raise IllegalState(
@@ -241,7 +241,7 @@ def reset_processor(turn: Turn, command: ResetProcessor, to: ReplyTo | None) -> 
                     f"a reset of {row.processor} names all of its inputs, in order"
                 )
         ended = _ended(row, keep_state=command.keep_state)
-        note(turn, thing, to)
+        note_change(turn, thing, to)
         for task, known in tasks.items():
             left = TaskRow(known.term + 1, b"", "", turn.wall_ms, 0, NO_TXN, 0, 0, None, ())
             if command.keep_state:
@@ -271,7 +271,7 @@ def delete_processor(turn: Turn, command: DeleteProcessor, to: ReplyTo | None) -
         end_stream(turn, state_stream(row.processor), "its processor is deleted")
         for task in tasks:
             turn.put(k.task_key(row.processor, task), None)
-        note(turn, thing, to)
+        note_change(turn, thing, to)
         # A delayed copy of a Take must not fit the tasks of a later one.
         term = max(known.term for known in tasks.values()) + 1
         gone = replace(gone, tasks=0, inputs=(), stores=(), first_term=term)

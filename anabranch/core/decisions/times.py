@@ -5,7 +5,7 @@ successor goes below that. A refused command raises nothing.
 
 By these times a late or repeated copy of a command that sets something changes nothing, either. Such a thing is a
 stream, its segments, a lane, a grant, a processor or a series; the key of its row names it. Each copy of a command
-says what its sender was told when the first one was sent, and each change gets a time above all that was told before.
+says what its sender was told when the first one was sent. Each change gets a time above all that was told before it.
 So a command that was sent without knowledge of the last change is refused, unless it made that change itself. The
 refusal tells the sender of the change, so that a new command will do (docs/decisions/0032).
 """
@@ -113,14 +113,14 @@ def check_told(turn: Turn, thing: bytes, to: ReplyTo | None) -> None:
         )
 
 
-def note(turn: Turn, thing: bytes, to: ReplyTo | None = None) -> int:
+def note_change(turn: Turn, thing: bytes, to: ReplyTo | None = None) -> int:
     """Log that a command, or (None) the controller by itself, changes a thing. Returns the time of the change."""
     timestamp = turn.next_timestamp()
     turn.put(k.changed_key(thing), r.ChangedRow(timestamp, b"" if to is None else to.asker))
     return timestamp
 
 
-def change(turn: Turn, thing: bytes, to: ReplyTo | None) -> None:
-    """`check_told`, then `note`: before any other row is put."""
+def admit_change(turn: Turn, thing: bytes, to: ReplyTo | None) -> None:
+    """`check_told`, then `note_change`: before any other row is put."""
     check_told(turn, thing, to)
-    note(turn, thing, to)
+    note_change(turn, thing, to)

@@ -14,7 +14,7 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import Right, of_scope, refusal, rights_of
 from anabranch.core.decisions.commits.prepared import held
 from anabranch.core.decisions.scopes import check_served
-from anabranch.core.decisions.times import change, is_repeated
+from anabranch.core.decisions.times import admit_change, is_repeated
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
 from anabranch.core.legal_names import check_name
@@ -104,7 +104,7 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
             f"the series {command.series!r} does not stand where you saw it: list it again "
             "(`anabranch series list`)"
         )
-    change(turn, thing, to)
+    admit_change(turn, thing, to)
     if stands != wanted:
         runs = _up_to(row.runs, command.number) if row is not None else ()
         if wanted is None:
