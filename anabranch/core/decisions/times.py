@@ -5,7 +5,7 @@ successor goes below that. A refused command raises nothing.
 
 By these times a late or repeated copy of a command that sets something changes nothing, either. Such a thing is a
 stream, its segments, a lane, a grant, a processor or a series; the key of its row names it. Each copy of a command
-says what its sender was told when the first one was sent. Each change gets a time above all that was told before it.
+says what its sender was told when the first one was sent. Each change gets a time above all that was told before.
 So a command that was sent without knowledge of the last change is refused, unless it made that change itself. The
 refusal tells the sender of the change, so that a new command will do (docs/decisions/0032).
 """
