@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from anabranch.client.ports import ClientPorts
 from anabranch.core import hybrid_time
+from anabranch.core.decisions.times import SETS
 from anabranch.core.ids import (
     CORRELATION_ID_SIZE,
     TIME_HEADER,
@@ -44,6 +45,19 @@ _NOTHING = "nothing was changed"  # as refusals say
 T = TypeVar("T")
 
 
+class _Copy(NamedTuple):
+    """A command as it is sent, each time the same.
+
+    So no copy seems to know more than the first one did: one that arrives late is refused, where it would undo what
+    came after another copy.
+    """
+
+    partition: int
+    correlation_id: bytes
+    payload: bytes
+    headers: RecordHeaders
+
+
 class Exchange:
     """Sends commands and hears their answers."""
 
@@ -57,6 +71,7 @@ class Exchange:
         self._max_clock_skew = ports.max_clock_skew
         self._raising = threading.Lock()
         self.highest_timestamp = 0
+        self._told: dict[int, int] = {}  # … and by each control partition alone
         self._closed = False
 
     def close(self) -> None:
@@ -88,6 +103,12 @@ class Exchange:
         """The headers of a command that say what this client has seen."""
         seen = hybrid_time.to_bytes(self.highest_timestamp)
         return [(TIME_HEADER, seen), *self._held]
+
+    def _new_copy(self, partition: int, command: Any, payload: bytes) -> _Copy:
+        headers = self.seen
+        if isinstance(command, SETS):  # judged by what that control partition told: clocks differ
+            headers = [(TIME_HEADER, hybrid_time.to_bytes(self._told.get(partition, 0)))]
+        return _Copy(partition, self.new_correlation_id(), payload, headers)
 
     def new_correlation_id(self) -> bytes:
         """16 random bytes for one command: no other client can guess them to answer under."""
@@ -131,36 +152,41 @@ class Exchange:
             )
         pause = FIRST_RETRY_S
         refused: r.Refusal | None = None
-        while True:
-            result = self._send_until_answered(partition, command, payload, deadline, unheard)
-            result = result or refused
-            if not isinstance(result, r.Refusal):
-                return result
-            # Not kept in a name: the traceback would hold this frame, and so the error itself.
-            late = self._closed or self.now() + pause >= deadline
-            if result.code != NotReady.__name__ or late:
-                raise error_of(result.code, _truly(result.message, unheard))
-            refused = result  # the reason, if no answer comes in time
-            self._clock.sleep(pause)
-            pause = min(pause * 2, LONGEST_RETRY_S)
-
-    def _send_until_answered(
-        self,
-        partition: int,
-        command: Any,
-        payload: bytes,
-        deadline: float,
-        unheard: list[bytes],
-    ) -> Any | None:
-        correlation_id = self.new_correlation_id()
-        digests = (command_digest(payload),)
-        pause = FIRST_REPEAT_S
+        copy = self._new_copy(partition, command, payload)
         try:
             while True:
-                unheard.append(correlation_id)
-                self._bus.send(partition, correlation_id, payload, self.seen)
+                result = self._send_until_answered(copy, command, deadline, unheard)
+                result = result or refused
+                if not isinstance(result, r.Refusal):
+                    return result
+                # Not kept in a name: the traceback would hold this frame, and so the error itself.
+                late = self._closed or self.now() + pause >= deadline
+                if result.code != NotReady.__name__ or late:
+                    raise error_of(result.code, _truly(result.message, unheard))
+                refused = result  # the reason, if no answer comes in time
+                self._clock.sleep(pause)
+                pause = min(pause * 2, LONGEST_RETRY_S)
+                # A copy without an answer may have set something: another one may not undo what came after it.
+                if not (isinstance(command, SETS) and copy.correlation_id in unheard):
+                    self._bus.forget(copy.correlation_id)
+                    copy = self._new_copy(partition, command, payload)
+        finally:
+            self._bus.forget(copy.correlation_id)
+
+    def _send_until_answered(
+        self, copy: _Copy, command: Any, deadline: float, unheard: list[bytes]
+    ) -> Any | None:
+        digests = (command_digest(copy.payload),)
+        pause = FIRST_REPEAT_S
+        waits = copy.correlation_id in unheard  # each copy is answered: first hear those of before
+        try:
+            while True:
+                if not waits:
+                    unheard.append(copy.correlation_id)
+                    self._bus.send(copy.partition, copy.correlation_id, copy.payload, copy.headers)
+                waits = False
                 until = min(deadline, self.now() + pause)
-                result = self._hear(correlation_id, digests, until, command)
+                result = self._hear(copy.correlation_id, digests, until, command, copy.partition)
                 if result is not None:
                     unheard.pop()
                     return result
@@ -171,8 +197,6 @@ class Exchange:
             if pause == FIRST_REPEAT_S:
                 raise
             raise NotAuthorized(f"{error}; what was sent before may be carried out") from error
-        finally:
-            self._bus.forget(correlation_id)
 
     def _hear(
         self,
@@ -180,6 +204,7 @@ class Exchange:
         digests: Collection[bytes],
         deadline: float,
         command: Any | None = None,
+        partition: int = -1,
     ) -> Any | None:
         """The next answer to a command of these digests (and to this one, if given); None at the deadline.
 
@@ -189,6 +214,7 @@ class Exchange:
             reply = decode_as(r.Reply, data)
             if reply.command in digests and _belongs(reply.result, command):
                 self._answered = True
+                self._told[partition] = max(self._told.get(partition, 0), reply.hybrid_time)
                 if not isinstance(reply.result, r.ScopeInfo):  # the directory tells of no commit
                     self._raise(reply.hybrid_time)
                 return reply.result

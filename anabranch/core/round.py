@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Any, NamedTuple
 
 from anabranch.core.journal.runs import StoredRun
@@ -108,22 +107,6 @@ class ReplyTo(NamedTuple):
 
 
 Answer = tuple[ReplyTo, Any]
-
-# So many askers are known again, each by so many bytes of its digest.
-_MARKS, _MARK_BYTES = 16, 8
-
-
-def with_mark(marks: bytes, to: ReplyTo | None) -> bytes:
-    """The marks of the last askers that had something done, and of this one."""
-    mark = b"" if to is None else sha256(to.asker).digest()[:_MARK_BYTES]
-    return (marks + mark)[-_MARKS * _MARK_BYTES :]
-
-
-def is_known(marks: bytes, to: ReplyTo | None) -> bool:
-    """Whether these marks have this asker: its command is a copy of one that was carried out."""
-    # From the end: a row of earlier builds begins with something longer.
-    starts = range(len(marks) % _MARK_BYTES, len(marks), _MARK_BYTES)
-    return to is not None and with_mark(b"", to) in [marks[i : i + _MARK_BYTES] for i in starts]
 
 
 @dataclass(slots=True)

@@ -52,6 +52,7 @@ class Entry(IntEnum):
     TASK = 35
     TABLE = 36
     BASE = 38
+    CHANGED = 39
 
 
 _ROWS: dict[Entry, type | tuple[type, ...]] = {
@@ -86,6 +87,7 @@ _ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.TASK: r.TaskRow,
     Entry.TABLE: r.TableRow,
     Entry.BASE: r.BaseRow,
+    Entry.CHANGED: r.ChangedRow,
 }
 _LOCK = struct.Struct(">qq")  # writer, sequence
 _MANY = 1000  # rows are read over before a scan begins behind them
@@ -124,6 +126,16 @@ def table_key(stream: str) -> bytes:
 
 def base_key(table: str) -> bytes:
     return NO_TXN + bytes((Entry.BASE,)) + table.encode()
+
+
+def changed_key(of: bytes) -> bytes:
+    """The key of the last change of a thing. ``of``: the key of the thing's own row, of no transaction."""
+    return NO_TXN + bytes((Entry.CHANGED,)) + of[TXN_ID_SIZE:]
+
+
+def segments_key(stream: str) -> bytes:
+    """The key of a stream's first epoch, which names its segments as a thing that commands set."""
+    return epoch_key(stream, 0)
 
 
 def epoch_key(stream: str, epoch: int) -> bytes:
@@ -269,12 +281,12 @@ def finished_key(finished_ms: int, txn_id: bytes) -> bytes:
 def rows_of_views(
     scan: Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]],
 ) -> Iterator[tuple[bytes, bytes]]:
-    """A table's rows of no transaction, but names and series: no view has these, and many are jumped over."""
+    """A table's rows of no transaction, but those that no view has: there may be many, which are jumped over."""
     prefix = STATUS + NO_TXN
     rows, passed = scan(prefix, b""), 0
     while (found := next(rows, None)) is not None:
         entry = found[0][len(prefix)]
-        if entry not in (Entry.NAME, Entry.SERIES):
+        if entry not in (Entry.NAME, Entry.SERIES, Entry.CHANGED):
             yield found
             passed = 0
         elif (passed := passed + 1) == _MANY:

@@ -26,6 +26,7 @@ from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
     BaseRow,
     CarryRow,
+    ChangedRow,
     Extent,
     ForgottenRow,
     LaneRow,
@@ -349,6 +350,10 @@ class State:
     def series(self, scope: str, series: str) -> SeriesRow | None:
         """The row of a series; None if nothing was ever committed in it."""
         return self._row(k.series_key(scope, series), SeriesRow)
+
+    def last_change(self, thing: bytes) -> ChangedRow | None:
+        """The last change of the thing whose row has this key; None if it was never changed."""
+        return self._row(k.changed_key(thing), ChangedRow)
 
     def rows_below(self, start: bytes, below: bytes) -> Iterator[tuple[bytes, Any]]:
         """The rows whose status keys begin so and go on below ``below``, the last first, each after that rest."""

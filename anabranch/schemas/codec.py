@@ -108,6 +108,7 @@ TYPES: dict[int, type] = {
     100: r.ReadLockRow,
     101: r.LookedRow,
     105: r.BaseRow,
+    106: r.ChangedRow,
 }
 _CODES = {cls: code for code, cls in TYPES.items()}
 _PREFIX = {cls: bytes((FORMAT_VERSION, code)) for cls, code in _CODES.items()}

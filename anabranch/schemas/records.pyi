@@ -134,6 +134,13 @@ class CarryRow:
     done: bool
 
 @dataclass(frozen=True, slots=True)
+class ChangedRow:
+    """Status row: the last change of a thing that commands set."""
+
+    timestamp: int
+    asker: bytes
+
+@dataclass(frozen=True, slots=True)
 class CommandList:
     """Reply to ListCommands."""
 

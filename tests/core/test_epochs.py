@@ -8,10 +8,7 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.decisions.commits import merge
-from anabranch.core.decisions.scale import start
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.round import ReplyTo, is_known, with_mark
-from anabranch.core.segments import even_plan
 from anabranch.core.state import OpenTxn
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc
@@ -30,24 +27,6 @@ def scaled(*streams: str, old: tuple[str, ...], **changes: int) -> World:
         answer = world.ask("scale", r.Scale(stream, 1, (), ()))
         assert answer == f"{stream} ACTIVE 1"
     return world
-
-
-def test_a_copy_of_a_scaling_scales_nothing_after_others_and_the_controllers_own() -> None:
-    world = nyc()
-    before = len(world.state.streams["nyc/a"].segments)
-    world.ask("had nothing to do", r.Scale("nyc/a", before, (), ()))
-    for asker, segments in (("a", 1), ("b", 2)):
-        world.ask(asker, r.Scale("nyc/a", segments, (), ()))
-    turn = world.new_turn()
-    row = world.state.streams["nyc/a"]
-    start(turn, row, *even_plan(row.segments, 1), to=None)
-    world.close(turn)
-    world.ask("c", r.Scale("nyc/a", 2, (), ()))
-    for asker in ("had nothing to do", "a", "b"):
-        assert world.ask(asker, r.Scale("nyc/a", 1, (), ())) == "nyc/a ACTIVE 2"
-    old = b"open/" + bytes(16)  # as rows of earlier builds had it
-    to = ReplyTo(bytes(16), 0, b"")
-    assert (is_known(with_mark(old, to), to), is_known(old, to)) == (True, False)
 
 
 def test_partitions_that_are_wanted_already_are_counted_once() -> None:

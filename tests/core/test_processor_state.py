@@ -357,7 +357,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     "it ends while it is merged": lambda: patch.object(tenures, "_may_end", _while_merged),
     "any copy resets it": lambda: patch.object(tenures, "_may_end", _unseen),
     "the incarnation stays": lambda: patch.object(
-        tenures, "_ended", lambda row, to, keep_state: _ENDED(row, to, keep_state=True)
+        tenures, "_ended", lambda row, keep_state: _ENDED(row, keep_state=True)
     ),
     "its state is left": lambda: patch.object(tenures, "end_stream", lambda *_: None),
     "terms begin at 0 again": lambda: patch.object(

@@ -60,6 +60,7 @@ HOPPING = CALM | {
     "jobs": 4, "retention_s": 7 * 86_400.0,
 }  # fmt: skip
 LIVING = CALM | {"lives_s": 0.1, "clients": 1, "jobs": 1}
+COPIED = LIVING | {"double_command": 0.1, "late_command": 0.05, "lanes": 2, "rights_s": 1.0}
 WAITING = HOPPING | {"error_s": 0.5, "skew_s": 0.5, "jump_s": 0}
 PLAINLY = CALM | {"plain_s": 0.5}
 MARKERS = {"marker_delay_s": 0.05, "chunk_bytes": 16 << 20, "cleaning": False, "readers": 0}
@@ -298,6 +299,11 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("topics of deleted streams stay", lives.topics_stay, quick=True, weather=LIVING),
     Mutant("positions are of any stream of the name", lives.positions_of_any_stream, quick=True,
            weather=LIVING),
+    # -- late copies of what sets something
+    Mutant("late copies set something", lives.late_copies, quick=True, seed=7, weather=COPIED,
+           suite="tests/core/test_copies.py"),
+    Mutant("a copy is sent as a new command", lives.copies_know_more, simulated=False,
+           by_clients=True, suite="tests/client/test_copies.py"),
     # -- topics in trouble for long
     Mutant("all wait for a stream in trouble", topics.all_wait_for_one, weather=LEADERLESS),
     Mutant("trouble is taken for loss", topics.trouble_taken_for_loss, weather=LEADERLESS),

@@ -4,18 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
+from anabranch.client import exchange
 from anabranch.core.decisions.alter import stream_changed
 from anabranch.core.decisions.streams import stream_forgotten
 from anabranch.core.hybrid_time import MAX
+from anabranch.core.state import State
 from anabranch.ports import Clock, Log, TopicPartition
 from anabranch.processors import history_tail
 from anabranch.processors.streams import topics
 from anabranch.processors.streams.topics import Done, StreamTopics
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.schemas.records import StreamRow
+from anabranch.schemas.records import ChangedRow, StreamRow
+
+
+@contextmanager
+def late_copies() -> Iterator[None]:
+    """A command that sets something is carried out whatever its sender was told: a late copy, too."""
+    real = State.last_change
+
+    def known(state: State, thing: bytes) -> ChangedRow | None:
+        last = real(state, thing)
+        return None if last is None else replace(last, timestamp=0)
+
+    with patch.object(State, "last_change", known):
+        yield
+
+
+@contextmanager
+def copies_know_more() -> Iterator[None]:
+    """A copy of a command that sets something is sent as a new command while one before it has no answer."""
+    with patch.object(exchange, "SETS", ()):
+        yield
 
 
 @contextmanager

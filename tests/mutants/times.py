@@ -27,7 +27,7 @@ def seen_ignored() -> Planted:
 
 def seen_without_bound() -> Planted:
     """What a client has seen raises the clock, however far ahead it is."""
-    return _observing(lambda turn, _: max(turn.hybrid_time, turn.seen))
+    return _observing(lambda turn, _: max(turn.hybrid_time, turn.seen or 0))
 
 
 def writers_seen_nothing() -> Planted:

@@ -10,7 +10,8 @@ import pytest
 
 from anabranch.batches.records import Record
 from anabranch.core import rows as k
-from anabranch.core.ids import NO_TXN, TXN_HEADER, pack_txn_header
+from anabranch.core.hybrid_time import to_bytes
+from anabranch.core.ids import NO_TXN, TIME_HEADER, TXN_HEADER, pack_txn_header
 from anabranch.core.stream_states import ACTIVE, FORGETTING, LOST
 from anabranch.errors import UnsupportedVersion
 from anabranch.ports import (
@@ -177,7 +178,9 @@ def test_nothing_names_it_any_more_but_that_it_is_forgotten() -> None:
     assert OTHER in in_memory(controller)
     keys = [key for key, _ in controller.table.scan(b"") if GONE.encode() in key]
     of_no_txn = [key for key in keys if key.startswith(k.STATUS + NO_TXN)]
-    assert of_no_txn == [k.STATUS + k.forgotten_key(GONE)]
+    things = k.stream_key(GONE), k.segments_key(GONE)
+    left = [k.forgotten_key(GONE), *sorted(map(k.changed_key, things))]
+    assert of_no_txn == [k.STATUS + key for key in left]
     derived = [key for key in keys if key[:1] != k.STATUS]
     assert derived == [k.POSITION + b"f" + GONE.encode()]
 
@@ -273,28 +276,37 @@ def test_it_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert play.stream_state(GONE) == ACTIVE
 
 
-def test_commands_that_forgot_it_are_answered_again_once_it_was_made_anew() -> None:
+def test_copies_of_commands_that_forgot_it_are_refused_once_it_was_made_anew() -> None:
     """The one that did it, and one that found it done; also the first ones of two that did it."""
     play = lost()
-    commands = []
+    commands: dict[bytes, tuple[str, bytes | None]] = {}
+
+    def send(command: bytes | None = None) -> bytes:
+        now = (TIME_HEADER, to_bytes(play.controller.state.round.hybrid_time))
+        more = now if command is None else commands[command]
+        sent = play.world.send(DeleteStream(GONE), again=command, lane="admin", more=(more,))
+        commands.setdefault(sent, more)
+        return sent
+
     for _ in range(2):
         for _ in range(2):
-            commands.append(play.world.send(DeleteStream(GONE), lane="admin"))
+            first = send()
             play.play(20, 4.0)
-            assert play.world.reply(commands[-1]) == DONE
-        play.ask(CreateStream(GONE, 2, {}))
-        for command in commands:
-            before = len(play.world.replies(command))
-            play.world.send(DeleteStream(GONE), again=command, lane="admin")
+            assert play.world.reply(first) == DONE
+            send(first)
             play.play(5, 1.0)
-            assert play.world.replies(command)[before:] == [DONE]
+            assert play.world.replies(first) == [DONE, DONE]
+        play.ask(CreateStream(GONE, 2, {}))
+        for command in list(commands):
+            send(command)
+            play.play(5, 1.0)
+            assert play.world.replies(command)[-1].code == "NotReady"
             assert play.stream_state(GONE) == ACTIVE
     play.world.cluster.delete_topic(stream_topic(GONE))
     play.one_shot(GONE)
     play.play(20, 2 * LOST_S)
-    play.world.send(DeleteStream(GONE), again=commands[0], lane="admin")
+    send(next(iter(commands)))
     play.play(5, 1.0)
-    assert play.world.replies(commands[0])[-1] == DONE
     assert play.stream_state(GONE) == LOST, "it may be taken back"
 
 

@@ -322,7 +322,3 @@ def _check_row(picture: Picture, walk: Walk) -> None:
         if walk.stream in (pinned := picture.participants.get(txn.txn_id, {}))
     }
     hold(kept == needed, f"{where}: layouts of {kept} are kept, {needed} are needed")
-    for epoch in walk.references:
-        marks = picture.scaled_by.get((walk.stream, epoch), b"")
-        each = [marks[i : i + 8] for i in range(0, len(marks), 8)]
-        hold(len(each) == len(set(each)), f"{where}: scaled twice by one command")

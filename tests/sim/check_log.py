@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from itertools import groupby
 
 from anabranch.core import hybrid_time
 from anabranch.core.history_records import DIRECTLY_BEFORE, NO_PREVIOUS
@@ -35,6 +36,7 @@ def check_log(picture: Picture) -> None:
             check_cut(picture, stream, found)
     check_ranges(picture)
     check_rows(picture)
+    check_changes(picture)
     check_answers(picture)
 
 
@@ -199,6 +201,14 @@ def check_rows(picture: Picture) -> None:
             txn_id in picture.rows or picture.is_forgotten(txn_id),
             f"{txn_id.hex()} has a COMMIT record and no row",
         )
+
+
+def check_changes(picture: Picture) -> None:
+    """Each command changes a thing once: no copy of it sets back what came after it."""
+    for (_, thing), askers in picture.changes.items():
+        made = [asker for asker, _ in groupby(askers) if asker]
+        again = [asker.hex() for asker, count in Counter(made).items() if count > 1]
+        hold(not again, f"{thing[17:]!r}: changed again by copies of {again}")
 
 
 def check_answers(picture: Picture) -> None:

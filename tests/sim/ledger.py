@@ -236,7 +236,6 @@ class Ledger:
         self.poisoned = False  # somebody sent commands that nobody can mean
         self.lanes: set[str] = set()  # those that were made
         self.blocked: set[str] = set()  # … and blocked once
-        self.reopened: set[str] = set()  # … that a late copy of a command may unblock
         self.workplaces: dict[str, Workplace] = {}  # by name
         self.tenures = 0  # that were asked for
         self.numbers: dict[bytes, int] = {}  # what values of states say
@@ -335,12 +334,6 @@ class Ledger:
                 self.doubled.add(command.txn_id)
             elif isinstance(command, r.Commit):
                 self.doubled_commits.add(peek(command.token).txn_id)
-        self.may_reopen(records)
-
-    def may_reopen(self, records: Iterable[Record]) -> None:
-        """Commands arrive behind later ones of who sent them."""
-        found = (decode(record.value or b"") for record in records)
-        self.reopened |= {c.lane for c in found if isinstance(c, r.SetLane) and not c.blocked}
 
     def is_final(self, deal: Deal) -> bool:
         """Whether a refusal of its commit says that it is never committed: one command, of one client."""

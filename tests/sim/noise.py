@@ -8,9 +8,11 @@ from random import Random
 from zlib import crc32
 
 from anabranch.batches.records import Record, encode_batch
+from anabranch.core import hybrid_time
 from anabranch.core.ids import (
     CORRELATION_HEADER,
     REPLY_HEADER,
+    TIME_HEADER,
     TXN_HEADER,
     make_txn_id,
     pack_txn_header,
@@ -179,7 +181,12 @@ class Noise:
         count = self._random.randint(1, 4)
         command = encode(r.Scale(stream, count, (), ()))
         correlation_id = self._random.randbytes(16)
-        headers = ((CORRELATION_HEADER, correlation_id), (REPLY_HEADER, bytes(4)))
+        told = hybrid_time.to_bytes(hybrid_time.from_us(int((START_S + self._world.now) * 1e6)))
+        headers = (
+            (CORRELATION_HEADER, correlation_id),
+            (REPLY_HEADER, bytes(4)),
+            (TIME_HEADER, told),
+        )
         for _ in range(self._random.choice((2, 2, 3))):
             number = crc32(b"s") % self._cluster.faults.weather.control_partitions
             place = TopicPartition(commands_topic(self._ledger.prefix), number)

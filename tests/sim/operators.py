@@ -105,8 +105,7 @@ class Operator:
         client.block_lane(name)
         for _ in range(self._random.randint(1, 3)):
             self._world.sleep(self._random.expovariate(2.0))
-            if name not in self._ledger.reopened:
-                self._send_in_vain(name)
+            self._send_in_vain(name)
         self._world.sleep(self._random.expovariate(0.5))
 
     def _send_in_vain(self, lane: str) -> None:

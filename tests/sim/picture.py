@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -152,7 +153,8 @@ class Picture:
     participants: dict[bytes, dict[str, int]] = field(default_factory=dict)  # stream -> epoch
     epoch_rows: dict[str, set[int]] = field(default_factory=dict)
     left_over: list[str] = field(default_factory=list)  # rows that only an unfinished one needs
-    scaled_by: dict[tuple[str, int], bytes] = field(default_factory=dict)  # by stream epoch
+    # Control partition and thing -> the commands that changed it, in order.
+    changes: dict[tuple[int, bytes], list[bytes]] = field(default_factory=lambda: defaultdict(list))
     carriers: set[int] = field(default_factory=set)  # producer ids that carried merges aside
     carried: set[bytes] = field(default_factory=set)  # their transactions
     cut: int = 0  # low waters that were logged
@@ -205,9 +207,8 @@ class Picture:
                     picture.cut += 1
                 elif k.split_key(key)[1] is k.Entry.MOVED:
                     picture.moved += seen.record.value is not None
-                elif seen.record.value and k.split_key(key)[1] is k.Entry.STREAM:
-                    of = decode(seen.record.value)
-                    picture.scaled_by[of.stream, of.stream_epoch] = of.scaled_by
+                elif seen.record.value and k.split_key(key)[1] is k.Entry.CHANGED:
+                    picture.changes[number, key].append(decode(seen.record.value).asker)
         for stream in picture.streams:
             for topic in (stream_topic(stream), journal_topic(stream)):
                 known = [*cluster.partitions, *getattr(cluster, "graves", {})]

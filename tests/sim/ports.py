@@ -305,8 +305,6 @@ class SimLog(MemoryLog):
         faults, weather = self.sim.faults, self.sim.faults.weather
         journal = self.detail == "journal"
         if faults.strikes(weather.late_write if journal else weather.late_command, "late send"):
-            if not journal:
-                self.sim.ledger.may_reopen(records)
             self.sim.produce_late(partition, records)
             raise LogUncertain("no answer in time; it is on its way")
         lost = faults.strikes(

@@ -12,8 +12,9 @@ from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import table_of
 from anabranch.core.decisions.questions import make_safe
-from anabranch.core.decisions.scale import asked, asker, is_asker
+from anabranch.core.decisions.scale import asked, asker
 from anabranch.core.decisions.scopes import active_stream, check_served, stream_info
+from anabranch.core.decisions.times import admit_change, is_repeated
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.legal_names import is_state, split_stream
@@ -46,6 +47,7 @@ def alter_stream(turn: Turn, command: AlterStream, to: ReplyTo | None) -> None:
     settings |= command.settings
     check_settings(settings)
     wanted = ", ".join(f"{name}={settings.get(name, '')}" for name in sorted(named))
+    admit_change(turn, k.stream_key(row.stream), to)
     turn.audit(command, f"{command.stream}: {wanted}")
     changed = replace(row, settings=settings)
     if named & TOPIC.keys():  # also as they are: somebody may have altered the topic by hand
@@ -71,6 +73,7 @@ def truncate_stream(turn: Turn, command: TruncateStream, to: ReplyTo | None) -> 
             f"{command.stream} has the base of table {table}: compact that again instead"
         )
     until = make_safe(turn, command.until)
+    admit_change(turn, k.stream_key(row.stream), to)
     turn.audit(command, f"{command.stream} up to {until}, {to_text(until)}")
     begin_change(turn, row, StreamChange(row.settings, until), to)
 
@@ -81,7 +84,7 @@ def idle_row(turn: Turn, stream: str, to: ReplyTo | None) -> StreamRow | None:
     row = active_stream(turn, stream)
     if row.change is None:
         return row
-    if is_asker(row, to):
+    if is_repeated(turn, k.stream_key(stream), to):
         return None
     raise NotReady(f"{stream} is being altered or truncated: ask again")
 

@@ -11,6 +11,7 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import table_of
 from anabranch.core.decisions.alter import begin_change, idle_row, stream_changed
 from anabranch.core.decisions.scopes import active_stream, oldest_snapshot
+from anabranch.core.decisions.times import admit_change
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import from_s, to_s, to_text
 from anabranch.core.ids import txn_text
@@ -72,8 +73,14 @@ def publish_base(turn: Turn, command: PublishBase, to: ReplyTo | None) -> None:
     if companion.settings.get(BASE) != command.table:
         raise IllegalState(f"{companion.stream} is a stream of its own, and no table's companion")
     known = turn.state.bases.get(command.table)
-    if known is None or (known.timestamp, known.txn_id) != (command.timestamp, command.txn_id):
+    repeated = known is not None and (known.timestamp, known.txn_id) == (
+        command.timestamp,
+        command.txn_id,
+    )
+    if not repeated:
         _check(turn, command, row, known)
+    admit_change(turn, k.stream_key(row.stream), to)
+    if not repeated:
         turn.audit(command, f"{command.table} as of {to_text(command.timestamp)}")
     begin_change(turn, row, StreamChange(row.settings, command.timestamp, command.txn_id), to)
 

@@ -16,6 +16,7 @@ from anabranch.core.authorize import (
     changed,
     names_of,
 )
+from anabranch.core.decisions.times import admit_change
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.legal_names import ADMIN_LANE, check_lane, check_scope, split_stream
 from anabranch.core.round import ReplyTo
@@ -51,6 +52,7 @@ def set_grant(turn: Turn, command: SetGrant, to: ReplyTo | None) -> None:
     if granted.get(pattern) != rights:
         if pattern not in granted:
             limits.GRANTS.check(_count(turn) + 1, "the cluster")
+        admit_change(turn, k.grant_key(lane, pattern), to)
         turn.put(k.grant_key(lane, pattern), GrantRow(lane, pattern, rights))
         turn.audit(command, f"{lane} on {pattern}: {names_of(rights) or 'nothing'}")
     turn.reply(to, GrantList((GrantRow(lane, pattern, rights),)))

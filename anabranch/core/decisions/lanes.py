@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import quotas
+from anabranch.core.decisions.times import admit_change
 from anabranch.core.decisions.transactions import end_pending
 from anabranch.core.decisions.turn import AT_END, Turn
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, check_lane
@@ -57,12 +58,14 @@ def set_lane(turn: Turn, command: SetLane, to: ReplyTo | None) -> None:
             f"lane {lane!r} has other topics: block it, and make one of another name"
         )
     quotas.check_quotas(turn, lane, command.quotas, blocked=command.blocked)
+    own = quotas.own_quotas(lane, command.quotas)
+    row = LaneRow(lane, command.blocked, command.topic_ids, own)
+    if row != former:
+        admit_change(turn, k.lane_key(lane), to)
     if command.blocked:
         _refuse_pending(turn, lane)
     elif former is not None and former.blocked:
         turn.put(k.lane_position_key(lane), LanePositionRow(AT_END))
-    own = quotas.own_quotas(lane, command.quotas)
-    row = LaneRow(lane, command.blocked, command.topic_ids, own)
     if row != former:
         turn.put(k.lane_key(lane), row)
         how = "blocked" if command.blocked else "on"

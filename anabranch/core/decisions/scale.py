@@ -15,11 +15,12 @@ from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core.decisions.quotas import partitions_of
 from anabranch.core.decisions.scopes import active_stream, check_room, stream_info
+from anabranch.core.decisions.times import check_told, is_repeated, note_change
 from anabranch.core.decisions.transactions import drop_epoch
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import segment_number
 from anabranch.core.legal_names import is_state
-from anabranch.core.round import NewEpoch, ReplyTo, is_known, with_mark
+from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, TopicMisconfigured
 from anabranch.schemas.records import (
     EpochRow,
@@ -43,18 +44,23 @@ def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
         raise InvalidArgument(
             f"{command.stream} is the state of a processor: it has one segment for each task"
         )
-    if is_known(row.scaled_by, to):
-        turn.reply(to, StreamList((stream_info(turn, row),)))
-        return
+    thing = k.segments_key(command.stream)
+    repeated = is_repeated(turn, thing, to)
     if row.scaling is not None:
-        if is_asker(row.scaling, to):
-            return
+        if repeated:
+            return  # the answer comes when it is done
         raise NotReady(f"{command.stream} is being scaled: ask again")
+    if repeated and not {s.segment_id for s in row.segments}.issuperset(command.seal):
+        turn.reply(to, StreamList((stream_info(turn, row),)))  # done already
+        return
     if command.segments:
         if command.seal or command.ranges:
             raise InvalidArgument("give a number of segments, or what to seal and open: not both")
         seal, ranges = seg.even_plan(row.segments, command.segments)
+        if ranges:
+            check_told(turn, thing, to)
     else:
+        check_told(turn, thing, to)
         seal, ranges = seg.hand_plan(row.segments, command.seal, command.ranges)
     start(turn, row, seal, ranges, to)
 
@@ -68,9 +74,6 @@ def start(
 ) -> None:
     """Scale at once, or log the intent and the partitions that it needs."""
     if not ranges:
-        marked = replace(row, scaled_by=with_mark(row.scaled_by, to))
-        if marked != row:  # a late copy must not undo another scaling
-            turn.put(k.stream_key(row.stream), marked)
         turn.reply(to, StreamList((stream_info(turn, row),)))
         return
     scaling = Scaling(seal=tuple(seal), ranges=tuple(ranges), **asked(to))
@@ -78,6 +81,7 @@ def start(
         lacking = len(ranges) - len(seal) - len(idle_partitions(turn, row))
         wanted = check_partitions(row.partitions + lacking)
         check_room(turn, row.owner, 0, max(0, wanted - partitions_of(row)))
+        note_change(turn, k.segments_key(row.stream), to)
         turn.put(
             k.stream_key(row.stream),
             replace(row, scaling=scaling, wanted_partitions=max(wanted, row.wanted_partitions)),
@@ -168,14 +172,12 @@ def _perform(turn: Turn, row: StreamRow, scaling: Scaling) -> bool:
         segments=layout,
         next_number=row.next_number + len(scaling.ranges),
         scaling=None,
-        scaled_by=with_mark(row.scaled_by, asked_by),
     )
     turn.put(k.stream_key(row.stream), scaled)
     turn.put(k.epoch_key(row.stream, epoch), EpochRow(row.stream, epoch, layout))
     drop_epoch(turn, row.stream, former)
-    turn.round.history.append(
-        NewEpoch(row.stream, epoch, epoch, turn.next_timestamp(), layout, sealed)
-    )
+    at = note_change(turn, k.segments_key(row.stream), asked_by)
+    turn.round.history.append(NewEpoch(row.stream, epoch, epoch, at, layout, sealed))
     turn.reply(asked_by, StreamList((stream_info(turn, scaled),)))
     return True
 
@@ -185,12 +187,6 @@ def asker(of: Scaling | StreamRow) -> ReplyTo | None:
     if not of.correlation_id:
         return None
     return ReplyTo(of.correlation_id, of.reply_partition, of.command, of.reply_lane)
-
-
-def is_asker(of: Scaling | StreamRow, to: ReplyTo | None) -> bool:
-    """Whether this command, perhaps repeated, is the one that waits: the answer comes when the work is done."""
-    waiting = asker(of)
-    return to is not None and waiting is not None and waiting.asker == to.asker
 
 
 def asked(to: ReplyTo | None) -> dict[str, Any]:

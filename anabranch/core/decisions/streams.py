@@ -19,14 +19,15 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import Right, rights_of, table_of
 from anabranch.core.decisions.bases import check_companion
 from anabranch.core.decisions.commits.positions import processor_of
-from anabranch.core.decisions.scale import asked, asker, is_asker
+from anabranch.core.decisions.scale import asked, asker
 from anabranch.core.decisions.scopes import check_room, check_served, stream_info
+from anabranch.core.decisions.times import admit_change, check_told, is_repeated, note_change
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import txn_text
 from anabranch.core.legal_names import base_stream, is_state, split_stream, state_stream
 from anabranch.core.partitioner import even_ranges
-from anabranch.core.round import NewEpoch, ReplyTo, is_known, with_mark
+from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create
 from anabranch.core.state import State
 from anabranch.core.stream_settings import PROCESSOR, check_settings, is_table
@@ -113,11 +114,12 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
             f"{command.stream} exists: a {kind} of {row.segment_count} segments with settings "
             f"{dict(row.settings)}"
         )
-    if row.state == CREATING and is_asker(row, to):
-        return
     if row.state == CREATING and row.correlation_id:
+        if is_repeated(turn, k.stream_key(command.stream), to):
+            return  # the answer comes when it is done
         raise NotReady(f"{command.stream} is being made: ask again")
     if moves:
+        admit_change(turn, k.stream_key(command.stream), to)
         _move(turn, row, "begin_create", to, adopt=command.adopt)
     else:
         turn.reply(to, StreamList((stream_info(turn, row),)))
@@ -202,6 +204,7 @@ def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
     row = turn.state.streams.get(stream)
     if row is None or not STREAMS.moves(row.state, "give_up"):
         return []
+    note_change(turn, k.stream_key(stream))
     _move(turn, row, "give_up", scaling=None, change=None, wanted_partitions=row.partitions)
     for waits in (row.scaling, row if row.change is not None else None):
         if waits is not None:
@@ -228,6 +231,7 @@ def recover_stream(turn: Turn, command: RecoverStream, to: ReplyTo | None) -> No
         return
     if not row.topic_ids:
         raise IllegalState(f"{stream} can't be taken back: its topics had no ids to know them by")
+    admit_change(turn, k.stream_key(stream), to)
     turn.audit(command, stream)
     _move(turn, row, "begin_recover", to)
 
@@ -256,15 +260,12 @@ def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo 
     before = turn.state.forgotten.get(stream)
     if row is None and before is None:
         raise UnknownStream(f"there is no stream {stream!r}: nothing is to be taken away")
-    known = before is not None and is_known(before.forgotten_by, to)
-    if row is None and before is not None and not known:
-        # Another stream may come under that name before a copy of this command.
-        _mark_forgotten(turn, before, to)
-    if row is None or known:
+    if row is None:
         turn.reply(to, StreamList(()))  # done already
         return
+    check_told(turn, k.stream_key(stream), to)  # else the name may be another stream's by now
     if row.state == FORGETTING:
-        if row.correlation_id and not is_asker(row, to):
+        if row.correlation_id and not is_repeated(turn, k.stream_key(stream), to):
             raise NotReady(f"{stream} is being forgotten: ask again")
         return  # the answer comes when it is done
     if stream in turn.memory.waiting:
@@ -308,15 +309,10 @@ def _check_unread(turn: Turn, stream: str) -> None:
 def _begin_forget(turn: Turn, stream: str, to: ReplyTo | None = None) -> None:
     before = turn.state.forgotten.get(stream)
     times = before.times + 1 if before is not None else 1
-    marks = before.forgotten_by if before is not None else b""
-    turn.put(k.forgotten_key(stream), ForgottenRow(stream, times, marks))
+    note_change(turn, k.stream_key(stream), to)
+    note_change(turn, k.segments_key(stream))  # a copy of a scaling must not scale its successor
+    turn.put(k.forgotten_key(stream), ForgottenRow(stream, times, b""))
     _move(turn, turn.state.streams[stream], "begin_forget", to)
-
-
-def _mark_forgotten(turn: Turn, row: ForgottenRow, to: ReplyTo | None) -> None:
-    marked = replace(row, forgotten_by=with_mark(row.forgotten_by, to))
-    if marked != row:
-        turn.put(k.forgotten_key(row.stream), marked)
 
 
 def end_stream(turn: Turn, stream: str, why: str) -> None:
@@ -355,9 +351,8 @@ def stream_forgotten(turn: Turn, stream: str) -> None:
     _move(turn, row, "finalize_forget")
     for key in _rows_of(turn.state, stream):
         turn.put(key, None)
-    forgotten = turn.state.forgotten[stream]
-    _mark_forgotten(turn, forgotten, asker(row))
-    for key, value in turn.index.drop_former(stream, forgotten.times).items():
+    times = turn.state.forgotten[stream].times
+    for key, value in turn.index.drop_former(stream, times).items():
         if value is None:
             turn.state.keep(key, None)
         else:

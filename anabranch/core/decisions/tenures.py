@@ -10,6 +10,7 @@ from anabranch.core import rows as k
 from anabranch.core.decisions.commits.positions import check_tasks, processor_of, task_of
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.streams import end_stream
+from anabranch.core.decisions.times import admit_change, check_told, is_repeated, note_change
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
 from anabranch.core.legal_names import check_input, is_plain, is_state, split_stream, state_stream
@@ -63,6 +64,7 @@ def create_processor(turn: Turn, command: CreateProcessor, to: ReplyTo | None) -
                 stores=stores,
                 kinds=kinds,
             )
+        admit_change(turn, k.processor_key(name), to)
         turn.put(k.processor_key(name), row)
     elif row.tasks != command.tasks or (known := _same(row.inputs, inputs)) is None:
         raise IllegalState(
@@ -70,6 +72,7 @@ def create_processor(turn: Turn, command: CreateProcessor, to: ReplyTo | None) -
             "with streams that were created again since: choose another name"
         )
     elif (stores, kinds, known) != (row.stores, row.kinds, row.inputs):
+        check_told(turn, k.processor_key(name), to)  # stores are only added
         row = replace(row, stores=stores, kinds=kinds, inputs=known)
         turn.put(k.processor_key(name), row)
     turn.reply(to, ProcessorList((_info(turn, row, 0, 0),)))
@@ -223,7 +226,9 @@ def reset_processor(turn: Turn, command: ResetProcessor, to: ReplyTo | None) -> 
     No tenure is left. With its state it keeps its sequences, too: the state's head names one.
     """
     row = processor_of(turn, command.processor)
-    if to is None or row.reset_by != to.asker:  # else repeated
+    thing = k.processor_key(row.processor)
+    if not is_repeated(turn, thing, to):
+        check_told(turn, thing, to)
         tasks = _may_end(turn, row, command.resets)
         if not command.inputs and not command.keep_state:
             raise InvalidArgument(
@@ -235,6 +240,8 @@ def reset_processor(turn: Turn, command: ResetProcessor, to: ReplyTo | None) -> 
                 raise InvalidArgument(
                     f"a reset of {row.processor} names all of its inputs, in order"
                 )
+        ended = _ended(row, keep_state=command.keep_state)
+        note_change(turn, thing, to)
         for task, known in tasks.items():
             left = TaskRow(known.term + 1, b"", "", turn.wall_ms, 0, NO_TXN, 0, 0, None, ())
             if command.keep_state:
@@ -244,8 +251,7 @@ def reset_processor(turn: Turn, command: ResetProcessor, to: ReplyTo | None) -> 
                     positions=() if command.inputs else known.positions,
                 )
             turn.put(k.task_key(row.processor, task), left)
-        row = _ended(row, to, keep_state=command.keep_state)
-        row = replace(row, inputs=command.inputs or row.inputs)
+        row = replace(ended, inputs=command.inputs or row.inputs)
         turn.put(k.processor_key(row.processor), row)
         turn.audit(command, row.processor)
     turn.reply(to, ProcessorList((_info(turn, row, 0, 0),)))
@@ -256,14 +262,16 @@ def delete_processor(turn: Turn, command: DeleteProcessor, to: ReplyTo | None) -
 
     One row stays: a processor of that name that is made later has a higher incarnation.
     """
-    gone = turn.state.deleted.get(command.processor)
-    if gone is None or to is None or gone.reset_by != to.asker:  # else repeated
+    thing = k.processor_key(command.processor)
+    if not is_repeated(turn, thing, to):
         row = processor_of(turn, command.processor)
+        check_told(turn, thing, to)
         tasks = _may_end(turn, row, command.resets)
+        gone = _ended(row, keep_state=False)
         end_stream(turn, state_stream(row.processor), "its processor is deleted")
         for task in tasks:
             turn.put(k.task_key(row.processor, task), None)
-        gone = _ended(row, to, keep_state=False)
+        note_change(turn, thing, to)
         # A delayed copy of a Take must not fit the tasks of a later one.
         term = max(known.term for known in tasks.values()) + 1
         gone = replace(gone, tasks=0, inputs=(), stores=(), first_term=term)
@@ -272,13 +280,12 @@ def delete_processor(turn: Turn, command: DeleteProcessor, to: ReplyTo | None) -
     turn.reply(to, ProcessorList(()))
 
 
-def _ended(row: ProcessorRow, to: ReplyTo | None, *, keep_state: bool) -> ProcessorRow:
+def _ended(row: ProcessorRow, *, keep_state: bool) -> ProcessorRow:
     incarnation = row.incarnation + (not keep_state)
     if incarnation >= 1 << 16:
         raise IllegalState(f"{row.processor} was reset 65,535 times: choose another name")
-    by = b"" if to is None else to.asker
     kinds = row.kinds if keep_state else ()
-    return replace(row, incarnation=incarnation, resets=row.resets + 1, reset_by=by, kinds=kinds)
+    return replace(row, incarnation=incarnation, resets=row.resets + 1, kinds=kinds)
 
 
 def _may_end(turn: Turn, row: ProcessorRow, resets: int) -> dict[int, TaskRow]:

@@ -2,6 +2,12 @@
 
 Raising needs no row of its own. The round of an accepted command logs its hybrid time in the `RoundRow`, and no
 successor goes below that. A refused command raises nothing.
+
+By these times a late or repeated copy of a command that sets something changes nothing, either. Such a thing is a
+stream, its segments, a lane, a grant, a processor or a series; the key of its row names it. Each copy of a command
+says what its sender was told when the first one was sent. Each change gets a time above all that was told before.
+So a command that was sent without knowledge of the last change is refused, unless it made that change itself. The
+refusal tells the sender of the change, so that a new command will do (docs/decisions/0032).
 """
 
 from __future__ import annotations
@@ -9,14 +15,35 @@ from __future__ import annotations
 from typing import Any
 
 from anabranch.core import hybrid_time
+from anabranch.core import rows as k
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import TXN_ID_SIZE
+from anabranch.core.round import ReplyTo
 from anabranch.core.tokens import peek
 from anabranch.errors import ClockSkew, InvalidArgument, NotReady
 from anabranch.schemas import records as r
 
 # The commands that lead to a timestamp. Any other is carried out, whatever its sender has seen.
 _TIMED = (r.Begin, r.Touch, r.Register, r.Commit, r.OneShot, r.PrepareEvents, r.SafeTime)
+
+
+# The commands that set something. `FindScope` is none of them: what it makes is never changed again.
+SETS = (
+    r.CreateStream,
+    r.ForgetStream,
+    r.DeleteStream,
+    r.RecoverStream,
+    r.AlterStream,
+    r.TruncateStream,
+    r.PublishBase,
+    r.Scale,
+    r.SetLane,
+    r.SetGrant,
+    r.CreateProcessor,
+    r.ResetProcessor,
+    r.DeleteProcessor,
+    r.SetSeries,
+)
 
 
 def observed(turn: Turn, command: Any) -> int:
@@ -28,7 +55,7 @@ def observed(turn: Turn, command: Any) -> int:
     Raises: ClockSkew; NotReady: with commit wait, the clock will be there soon.
     """
     former = turn.hybrid_time
-    seen = max(turn.seen, _carried(command))
+    seen = max(turn.seen or 0, _carried(command))
     if seen <= former:  # perhaps of a former leader, whose clock was fast
         return former
     settings = turn.settings
@@ -64,3 +91,36 @@ def _carried(command: Any) -> int:
         return 0
     token = 0 if len(command.token) == TXN_ID_SIZE else peek(command.token).seen
     return max(token, *[receipt.seen for receipt in receipts], 0)
+
+
+def is_repeated(turn: Turn, thing: bytes, to: ReplyTo | None) -> bool:
+    """Whether this command made the last change of a thing: then it is not carried out again."""
+    last = turn.state.last_change(thing)
+    return to is not None and last is not None and last.asker == to.asker
+
+
+def check_told(turn: Turn, thing: bytes, to: ReplyTo | None) -> None:
+    """`NotReady` for a command whose sender was not told of a thing's last change, which another command made.
+
+    A command that does not say what its sender was told is not judged.
+    """
+    last = turn.state.last_change(thing)
+    if turn.seen is None or last is None or turn.seen >= last.timestamp:
+        return
+    if not is_repeated(turn, thing, to):
+        raise NotReady(
+            "this was changed meanwhile, and the sender was not told of it: ask again; nothing was changed"
+        )
+
+
+def note_change(turn: Turn, thing: bytes, to: ReplyTo | None = None) -> int:
+    """Log that a command, or (None) the controller by itself, changes a thing. Returns the time of the change."""
+    timestamp = turn.next_timestamp()
+    turn.put(k.changed_key(thing), r.ChangedRow(timestamp, b"" if to is None else to.asker))
+    return timestamp
+
+
+def admit_change(turn: Turn, thing: bytes, to: ReplyTo | None) -> None:
+    """`check_told`, then `note_change`: before any other row is put."""
+    check_told(turn, thing, to)
+    note_change(turn, thing, to)

@@ -123,7 +123,9 @@ class Turn:
     at: int | None = None  # the offset of the command that is decided
     lane: str = OPEN_LANE  # … and the lane that it came by
     command_bytes: int = 1 << 62  # an upper bound of that command's size
-    seen: int = 0  # the highest hybrid time that its sender had seen; 0: it does not say
+    seen: int | None = (
+        None  # the highest hybrid time that its sender was told; None: it does not say
+    )
     puts: int = 0
     size: int = 0  # bytes of rows and answers, about
     merge_limit: int | None = None  # the most merges in this round
@@ -215,7 +217,7 @@ class Turn:
     def audit(self, command: object, what: str) -> None:
         """Leave a row about an operator's command that is carried out. ``what``: for people, no secrets."""
         row = AuditRow(self.wall_ms, self.lane, type(command).__name__, limits.cut(what))
-        number = self.puts
+        number = len(self.round.audit)
         while self.state.get(key := k.audit_key(self.wall_ms, number)) is not None:
             number += 1
         self.put(key, row)

@@ -10,16 +10,15 @@ transaction's own outcome, so that a repeated command gets the same answer whate
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, of_scope, refusal, rights_of
 from anabranch.core.decisions.commits.prepared import held
 from anabranch.core.decisions.scopes import check_served
+from anabranch.core.decisions.times import admit_change, is_repeated
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
 from anabranch.core.legal_names import check_name
-from anabranch.core.round import ReplyTo, is_known, with_mark
+from anabranch.core.round import ReplyTo
 from anabranch.errors import AlreadyCommitted, IllegalState, InvalidArgument, NotReady, check
 from anabranch.schemas.records import (
     ListSeries,
@@ -89,8 +88,10 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
     if not _NONE <= command.number < 1 << 63:
         raise InvalidArgument(f"number {command.number}: a series stands at -1 to 2^63 - 1")
     row = turn.state.series(command.scope, command.series)
-    if row is not None and is_known(row.set_by, to):
-        turn.reply(to, SeriesList((_info(command.series, row),), False))  # done already
+    thing = k.series_key(command.scope, command.series)
+    if is_repeated(turn, thing, to):  # done already; commits may have moved it since
+        infos = () if row is None else (_info(command.series, row),)
+        turn.reply(to, SeriesList(infos, False))
         return
     if row is not None and row.txn_id in turn.state.prepared:
         raise held(row.txn_id, f"the series {command.series!r}")
@@ -103,19 +104,17 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
             f"the series {command.series!r} does not stand where you saw it: list it again "
             "(`anabranch series list`)"
         )
+    admit_change(turn, thing, to)
     if stands != wanted:
         runs = _up_to(row.runs, command.number) if row is not None else ()
         if wanted is None:
             row = None
         else:  # a number set by an operator counts as committed
             runs = runs if runs and runs[-1] == wanted else _more(runs, wanted)
-            owner, marks = (row.owner, row.set_by) if row is not None else ("", b"")
-            row = SeriesRow(wanted, NO_TXN, _NONE, NO_TXN, runs, owner, with_mark(marks, to))
-        turn.put(k.series_key(command.scope, command.series), row)
+            owner = row.owner if row is not None else ""
+            row = SeriesRow(wanted, NO_TXN, _NONE, NO_TXN, runs, owner)
+        turn.put(thing, row)
         turn.audit(command, f"{command.scope} {command.series!r}: {stands} becomes {wanted}")
-    elif row is not None and to is not None:  # a late copy must not undo later commits
-        row = replace(row, set_by=with_mark(row.set_by, to))
-        turn.put(k.series_key(command.scope, command.series), row)
     infos = () if row is None else (_info(command.series, row),)
     turn.reply(to, SeriesList(infos, False))
 
@@ -156,7 +155,7 @@ def take_number(turn: Turn, txn: TxnRow, series: str, number: int) -> None:
         check(before.number < number, f"a series goes from {before.number} to {number}")
         runs = _more(before.runs, number)
         earlier = before.number, before.txn_id
-        row = SeriesRow(number, txn.txn_id, *earlier, runs, before.owner, before.set_by)
+        row = SeriesRow(number, txn.txn_id, *earlier, runs, before.owner)
     turn.put(k.series_key(txn.scope, series), row)
 
 
@@ -184,7 +183,7 @@ def give_back(turn: Turn, scope: str, pending: PendingCommitRow | None) -> None:
     if row is not None:
         runs = _up_to(row.runs, row.earlier_number)
         earlier = row.earlier_number, row.earlier_txn_id
-        before = SeriesRow(*earlier, _NONE, NO_TXN, runs, row.owner, row.set_by)
+        before = SeriesRow(*earlier, _NONE, NO_TXN, runs, row.owner)
         gone = row.earlier_number == _NONE
         turn.put(k.series_key(scope, pending.name), None if gone else before)
 
