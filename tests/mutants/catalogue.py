@@ -81,6 +81,11 @@ IN_MEMORY = "tests/tables/test_transactions.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 FREEZING = TABLED | {"chunk_bytes": 100}  # … of which all are carried that go by journals
 PREPARED = {"prepared": 1.0, "linger": 0.8}
+# Retention comes to where readers are, and cuts the history while they hold events.
+RETAINING = CALM | {
+    "readers": 6, "retain_s": 0.2, "scale_s": 0.5, "cleaning": True, "small": True, "streams": 1,
+    "machines": 1, "clients": 1, "client_freeze": 0.005, "delay": 0.2, "delay_s": 0.05, "work_s": 10.0,
+}  # fmt: skip
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
 
@@ -321,6 +326,8 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True),
     Mutant("segments are read before their predecessors", clients.no_waiting, weather=READING,
            by_clients=True, broker="steady"),
+    Mutant("what retention deleted is given as adopted", clients.deleted_are_adopted,
+           weather=RETAINING, by_clients=True),
     Mutant("readers read uncommitted", clients.read_uncommitted, simulated=False,
            by_clients=True, broker="kills"),
     Mutant("a group's new partitions are a new group's", clients.partitions_of_a_new_group,
