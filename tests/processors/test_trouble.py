@@ -14,6 +14,7 @@ from anabranch.core.stream_states import ACTIVE, WAITING
 from anabranch.errors import NotLeading
 from anabranch.ports import (
     LogBusy,
+    LogFenced,
     LogRefused,
     LogUnavailable,
     LogUncertain,
@@ -341,6 +342,32 @@ def test_a_leader_that_is_stopped_before_it_leads_once_more_lets_go() -> None:
     assert play.one_shot(OTHER) == "COMMITTED"
     with pytest.raises(NotLeading):
         first.hand_over()  # it does not disturb who leads since
+    assert play.one_shot(OTHER) == "COMMITTED"
+
+
+@pytest.mark.parametrize("fenced_in", ["the hand-over", "a round"])
+def test_a_leader_that_is_fenced_while_an_id_is_busy_hands_over(
+    monkeypatch: pytest.MonkeyPatch, fenced_in: str
+) -> None:
+    """Each controller that tried to lead fenced the other ids, so the record that would let it lead never came."""
+    play = Play()
+    initialise = play.world.cluster.initialise
+    monkeypatch.setattr(
+        play.world.cluster,
+        "initialise",
+        lambda id_, s: None if id_.endswith("control.0.b") else initialise(id_, s),
+    )
+    play.controller.lead()  # it led before: so it passes the busy id over
+    assert not play.controller._stream_trouble.suspects
+    other = play.world.controller("other")
+    with pytest.raises(LogBusy):
+        other.lead()
+    if fenced_in == "a round":
+        with pytest.raises(LogFenced):
+            play.one_shot(OTHER)
+    play.controller.hand_over()
+    other.lead()
+    play.controller = other
     assert play.one_shot(OTHER) == "COMMITTED"
 
 
