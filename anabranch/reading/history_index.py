@@ -104,7 +104,7 @@ class HistoryIndex:
                 return None
 
     def _unnamed(self, partition: int, offset: int, end: int) -> Span:
-        """A span of records from this offset to ``end`` at most, which the history has passed without naming them."""
+        """Records from this offset to ``end`` at most, which the history has passed without naming them."""
         cut, adopted = self._cut.get(partition, 0), self._adopted.get(partition, 0)
         if offset < adopted:
             return Span(offset, min(end, adopted), None, self._adopted_at, NO_SEGMENT)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from anabranch.batches.records import decode_records
 from anabranch.core.legal_names import is_state
 from anabranch.errors import MalformedRecord, UnsupportedVersion
-from anabranch.ports import CorruptBatch, Log, LogError, OffsetOutOfRange, TopicPartition
+from anabranch.ports import CorruptBatch, Log, LogError, OffsetOutOfRange, TopicPartition, answered
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import EpochRecord
 from anabranch.topics.names import history_topic, stream_topic
@@ -70,10 +70,7 @@ class Histories:
         topic = stream_topic(stream)
         history = TopicPartition(history_topic(stream), 0)
         places = [TopicPartition(topic, p) for p in range(partitions)]
-        failed: dict[TopicPartition, LogError] = {}
-        starts = self._log.start_offsets([*places, history], failed=failed)
-        for error in failed.values():
-            raise error
+        starts = answered(lambda failed: self._log.start_offsets([*places, history], failed=failed))
         begins = starts.pop(history)
         if is_state(stream):  # its topic is read whole; the history's end is its leader's alone
             starts = dict.fromkeys(starts, sys.maxsize)
