@@ -32,6 +32,7 @@ from anabranch.ports import (
     LogFenced,
     LogRefused,
     LogUnavailable,
+    RecordsGone,
     TableError,
 )
 from anabranch.processors.beside import Beside
@@ -262,8 +263,8 @@ class Controller(Rounds):
             return
         if not isinstance(error, LogRefused):
             raise error
-        if error.topics and not refuses_data(error):
-            # A control topic can't be written: no command is to blame or to be answered.
+        if not (refuses_data(error) or isinstance(error, RecordsGone)):
+            # A control topic can't be written, or brokers named none: no data is to blame.
             raise LogUnavailable(str(error), error.topics) from error
         if self._culprit.refused(commands, max(len(turn.state.committing), turn.round.plain_runs)):
             return
