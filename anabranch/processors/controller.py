@@ -372,6 +372,7 @@ class Controller(Rounds):
                 elif not contained:
                     raise
                 return  # the state is another object now
-        if topics.missed:
-            self._stream_trouble.look(self._state, topics.missed)
-            topics.missed.clear()
+        for missed in (topics.missed, self._beside.cutter.missed):
+            if missed:
+                self._stream_trouble.look(self._state, missed)
+                missed.clear()

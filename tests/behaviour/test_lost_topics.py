@@ -35,6 +35,26 @@ def until(found: Callable[[], bool]) -> None:
 
 
 @pytest.mark.soak
+def test_idle_streams_whose_topics_somebody_deletes_are_lost(own: Cluster, unique: str) -> None:
+    """Nothing is written or read: the look of each minute finds it."""
+    streams = [f"p{unique}/idle{n}" for n in range(3)]
+    with anabranch.connect(own.bootstrap, prefix=own.prefix) as client:
+        for stream in streams:
+            client.create_stream(stream)
+        topics = [s.replace("/", ".") + kind for s, kind in zip(streams, KINDS, strict=True)]
+        admin = AdminClient({"bootstrap.servers": own.bootstrap})
+        for done in admin.delete_topics(topics).values():
+            done.result()
+        deadline = time.monotonic() + 120.0
+        while {s.state for s in client.streams(f"p{unique}")} != {"LOST"}:
+            assert time.monotonic() < deadline
+            time.sleep(1.0)
+        for stream in streams:
+            with pytest.raises(StreamLost):
+                client.create_stream(stream)
+
+
+@pytest.mark.soak
 def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique: str) -> None:
     scope = f"p{unique}"
     lost = [f"{scope}/lost{n}" for n in range(3)]

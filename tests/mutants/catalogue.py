@@ -64,6 +64,8 @@ WAITING = HOPPING | {"error_s": 0.5, "skew_s": 0.5, "jump_s": 0}
 PLAINLY = CALM | {"plain_s": 0.5}
 MARKERS = {"marker_delay_s": 0.05, "chunk_bytes": 16 << 20, "cleaning": False, "readers": 0}
 LOSING = {"lose_s": 3.0, "linger": 0.8}
+# Topics are deleted, and little is done: nothing is written to some of the streams.
+IDLE = CALM | {"lose_s": 2.0, "clients": 1, "jobs": 1, "work_s": 20.0, "lag_s": 0}
 LAGGING = {"lag_s": 1.0, "linger": 0.8}
 # One stream is in trouble for long, and little else is wrong: what others feel of it comes of that.
 LEADERLESS = CALM | {"leaderless_s": 2.0, "lose_s": 0, "lag_s": 0}
@@ -310,6 +312,8 @@ CATALOGUE: tuple[Mutant, ...] = (
            weather=LOST_MARKERS),
     Mutant("a quiet stream is not looked at", topics.quiet_streams_stay, weather=LOST_MARKERS,
            suite="tests/processors/test_leaderless.py"),
+    Mutant("an idle stream without its topic stays", topics.idle_streams_stay,
+           weather=IDLE, suite="tests/processors/test_lost_topics.py"),
     Mutant("carriers never look for lost markers", topics.carriers_never_look,
            weather=LOST_MARKERS | {"chunk_bytes": 250}, suite="tests/processors/test_leaderless.py"),
     # -- the library of readers and writers

@@ -44,6 +44,7 @@ class Histories:
     def __init__(self, source: Log) -> None:
         self._log = source
         self._walks: dict[str, _Walk] = {}
+        self.missed: set[str] = set()  # by the last call of `spare`
 
     def forget_stream(self, stream: str) -> None:
         """Drop a forgotten stream."""
@@ -52,15 +53,17 @@ class Histories:
     def spare(self, streams: Mapping[str, int]) -> dict[str, int]:
         """Stream -> the offset of an EPOCH record before which its history names deleted events only.
 
-        ``streams``: the partitions of each. Those that can't be looked at now are left out.
+        ``streams``: the partitions of each. Those that can't be looked at now are left out, and are `missed`.
         """
         found = {}
+        self.missed = set()
         for stream, partitions in streams.items():
             try:
                 at = self._look(stream, partitions)
             except (LogError, CorruptBatch, OffsetOutOfRange) as error:
                 log.info("it can't be told how far the history of %s may be cut: %s", stream, error)
                 self._walks.pop(stream, None)
+                self.missed.add(stream)
                 continue
             if at is not None:
                 found[stream] = at
