@@ -59,7 +59,10 @@ def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique
     scope = f"p{unique}"
     lost = [f"{scope}/lost{n}" for n in range(3)]
     fine = f"{scope}/fine"
-    with anabranch.connect(own.bootstrap, prefix=own.prefix) as client:
+    with (
+        anabranch.connect(own.bootstrap, prefix=own.prefix) as client,
+        anabranch.connect(own.bootstrap, prefix=own.prefix, lane="admin") as operator,
+    ):
         for stream in (*lost, fine):
             client.create_stream(stream)
 
@@ -111,10 +114,10 @@ def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique
         with client.snapshot(fine).read(fine) as events:
             assert [event.value for event in events] == [b"fine"] * 4
         with pytest.raises(IllegalState, match="only a LOST stream"):
-            client.forget_stream(fine)
+            operator.forget_stream(fine)
         for stream in lost:
-            client.forget_stream(stream)
-            client.forget_stream(stream)
+            operator.forget_stream(stream)
+            operator.forget_stream(stream)
             with pytest.raises(UnknownStream):
                 client.describe(stream)
             client.create_stream(stream, segments=2)
