@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from anabranch.errors import NotReady
 
 Entropy: TypeAlias = Callable[[int], bytes]  # a number of random bytes
 Failed: TypeAlias = "MutableMapping[TopicPartition, LogError]"  # what could not be done, and why
+T = TypeVar("T")
 
 
 class TopicPartition(NamedTuple):
@@ -335,6 +336,18 @@ class OffsetOutOfRange(LogError):
 
 class CorruptBatch(LogError):
     """A batch's CRC does not match, or its bytes are no RecordBatch v2, or its records are malformed."""
+
+
+def answered(question: Callable[[Failed], T]) -> T:
+    """The answer to a question that takes a mapping for what failed. Raises the first such error.
+
+    So no leader is waited for: a partition in trouble holds up none of the others.
+    """
+    failed: dict[TopicPartition, LogError] = {}
+    answer = question(failed)
+    for error in failed.values():
+        raise error
+    return answer
 
 
 class GroupMember(Protocol):

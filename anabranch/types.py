@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from anabranch.core.authorize import Right
 from anabranch.core.hybrid_time import to_datetime
@@ -14,7 +14,14 @@ from anabranch.core.ids import hash_of, txn_text
 from anabranch.core.legal_names import OPEN_LANE, check_type, state_stream
 from anabranch.core.stream_states import ACTIVE
 from anabranch.core.transaction_states import locks_broken
-from anabranch.errors import FixCallError, HeldByPrepared, InvalidArgument, TransactionAborted
+from anabranch.errors import (
+    AnabranchError,
+    FixCallError,
+    HeldByPrepared,
+    InvalidArgument,
+    NotReady,
+    TransactionAborted,
+)
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode_as, encode
 from anabranch.schemas.records import SegmentRange, SetAsideRow, TxnState
@@ -22,6 +29,32 @@ from anabranch.schemas.records import SegmentRange, SetAsideRow, TxnState
 log = logging.getLogger("anabranch.client")
 
 Headers: TypeAlias = "Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None]"
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Listed(list[T]):
+    """A list of what control partitions have. ``missing``: those that did not answer, and why."""
+
+    def __init__(
+        self, found: Iterable[T] = (), missing: Mapping[int, AnabranchError] | None = None
+    ) -> None:
+        super().__init__(found)
+        self.missing = dict(missing or {})
+
+    def each(self, made: Callable[[T], U]) -> Listed[U]:
+        """A list of what is made of each."""
+        return Listed(map(made, self), self.missing)
+
+    def check(self) -> Self:
+        """The list, if it is whole; else `NotReady`."""
+        for error in self.missing.values():
+            lacking = ", ".join(map(str, sorted(self.missing)))
+            raise NotReady(
+                f"no answer of control partition {lacking}: what it has is missing in the list ({error})"
+            )
+        return self
 
 
 class Event(NamedTuple):

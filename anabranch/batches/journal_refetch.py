@@ -16,6 +16,7 @@ from anabranch.ports import (
     RawBatch,
     RecordsGone,
     TopicPartition,
+    answered,
 )
 
 # Enough for a round trip to be cheap; little enough that the broker stores while we fetch the next.
@@ -153,17 +154,16 @@ class JournalReader:
 
     def _fetch_once(self, position: int, max_wait: float) -> _Batches:
         # No leader is waited for: all others' merges would wait, too.
-        failed: dict[TopicPartition, LogError] = {}
         try:
-            found = self._log.fetch(
-                {self._partition: position},
-                max_wait=max_wait,
-                max_bytes=FETCH_BYTES,
-                committed=False,
-                failed=failed,
+            found = answered(
+                lambda failed: self._log.fetch(
+                    {self._partition: position},
+                    max_wait=max_wait,
+                    max_bytes=FETCH_BYTES,
+                    committed=False,
+                    failed=failed,
+                )
             ).get(self._partition)
-            for error in failed.values():
-                raise error
         except CorruptBatch as error:
             raise LogUnavailable(str(error), (self._partition.topic,)) from error
         return found.batches if found is not None else ()

@@ -22,6 +22,7 @@ def list_commands(options: OperatorOptions) -> None:
         found = client.commands()
     if options.json:
         print_json({"control_partitions": [asdict(each) for each in found]})
+        found.check()
         return
     print_table(
         "Commands",
@@ -51,3 +52,4 @@ def list_commands(options: OperatorOptions) -> None:
                 for row in c.set_aside
             ),
         )
+    found.check()

@@ -73,7 +73,7 @@ def check(options: OperatorOptions) -> None:
     with options.client() as client:
         acls, grants = client.acls(), client.grants()
         commands = {lane.name: commands_topic(options.prefix, lane.name) for lane in client.lanes()}
-        streams = [stream.stream for stream in client.streams()]
+        streams = [stream.stream for stream in client.streams().check()]
     found = list(differences(acls, grants, commands, streams))
     if options.json:
         print_json({"differences": [each._asdict() for each in found]})

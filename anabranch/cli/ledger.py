@@ -123,8 +123,8 @@ def recover(
                 _show(found, as_json=options.json, always=once)
                 if once and found.alarms:
                     raise CheckFailed(f"{count_of(len(found.alarms), 'alarm')}, shown above")
-                if once and found.waiting:
-                    raise next(iter(found.waiting.values()))
+                for why in (*found.missing.values(), *found.waiting.values()) if once else ():
+                    raise why
             if once:
                 return
             time.sleep(pause)
@@ -144,6 +144,8 @@ def _show(found: Recovered, *, as_json: bool, always: bool) -> None:
         "aborted": [txn_id.hex() for txn_id in found.aborted],
         "held": [txn_id.hex() for txn_id in found.held],
         "waiting": {txn_id.hex(): str(why) for txn_id, why in found.waiting.items()},
+        "missing": {str(partition): str(why) for partition, why in found.missing.items()},
+        "expired": [txn_id.hex() for txn_id in found.expired],
         "forgotten": found.forgotten,
         "alarms": {txn_id.hex(): text for txn_id, text in found.alarms.items()},
     }
@@ -151,10 +153,15 @@ def _show(found: Recovered, *, as_json: bool, always: bool) -> None:
         return
     line = (
         f"committed {len(found.committed)}, aborted {len(found.aborted)}, held by a process {len(found.held)}, "
-        f"waiting {len(found.waiting)}, rows forgotten {found.forgotten}, alarms {len(found.alarms)}"
+        f"waiting {len(found.waiting)}, expired {len(found.expired)}, rows forgotten {found.forgotten}, "
+        f"alarms {len(found.alarms)}"
     )
     more = [f"\nALARM {txn_id.hex()}: {text}" for txn_id, text in found.alarms.items()]
     more += [f"\nwaiting {txn_id.hex()}: {why}" for txn_id, why in found.waiting.items()]
+    more += [f"\nno answer of control partition {p}: {why}" for p, why in found.missing.items()]
+    more += [
+        f"\nexpired {txn_id.hex()}: it ended, how is not known any more" for txn_id in found.expired
+    ]
     print_result(document, line + "".join(more), as_json=as_json)
 
 

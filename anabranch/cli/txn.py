@@ -65,13 +65,18 @@ def list_transactions(
                 print_json({"transactions": [open_document(each) for each in opened]})
             else:
                 _list_open(opened)
+            opened.check()
             return
     if options.json:
         print_json({"transactions": [document_of(each) for each in found]})
-        return
-    if not prepared:
+    elif prepared:
+        _list_prepared(found)
+    else:
         _list("Transactions", found)
-        return
+    found.check()
+
+
+def _list_prepared(found: Iterable[TransactionInfo]) -> None:
     print_table(
         "Prepared transactions",
         ("id", "scope", "owner", "name", "prepared", "age", "events", "by"),
@@ -155,10 +160,10 @@ def id_of(client: Client, text: str, *, of_open: bool = False) -> bytes:
     if len(digits) == 2 * TXN_ID_SIZE or not re.fullmatch(r"[0-9a-f]{4,31}", digits):
         return parse_txn_text(text)
     if of_open:
-        kept = [t.info for t in client.open_transactions(limit=_MOST)]
+        kept = [t.info for t in client.open_transactions(limit=_MOST).check()]
         those, shown = f"the oldest {_MOST:,} open ones", "txn list"
     else:
-        kept = client.transactions(finished=True, limit=_MOST)
+        kept = client.transactions(finished=True, limit=_MOST).check()
         those, shown = f"the newest {_MOST:,}", "txn list --finished"
     ids = [t.txn_id for t in kept]
     found = [i for i in ids if i.hex().startswith(digits) or i.hex().endswith(digits)]
@@ -237,7 +242,7 @@ def _choose(
     """The open transactions of a lane, of an age by their controller's clock, if the user agrees."""
     found = [
         t
-        for t in client.open_transactions(limit=_MOST)
+        for t in client.open_transactions(limit=_MOST).check()
         if (owner is None or t.info.owner == owner)
         and (age is None or t.age > age)
         and t.info.state != "PREPARED"  # its coordinator may have decided

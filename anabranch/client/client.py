@@ -29,6 +29,7 @@ from anabranch.core.legal_names import check_scope, check_type
 from anabranch.core.stream_settings import is_table
 from anabranch.core.stream_states import CREATING, GIVEN_UP
 from anabranch.errors import (
+    AnabranchError,
     ClockSkew,
     InvalidArgument,
     MalformedRecord,
@@ -52,7 +53,7 @@ from anabranch.shown.system import (
     transaction_rows,
     version_rows,
 )
-from anabranch.types import StreamDescription, Tenure
+from anabranch.types import Listed, StreamDescription, Tenure
 
 DEFAULT_TIMEOUT_S = 30.0
 COMPACT_S = 86_400.0
@@ -207,23 +208,23 @@ class Client(Endings, Processors, Administration):
     @overload
     def system(
         self, name: Literal["transactions"], of: str | None = None, **how: Any
-    ) -> list[TransactionRow]: ...
+    ) -> Listed[TransactionRow]: ...
 
     @overload
     def system(
         self, name: Literal["locks"], of: str | None = None, **how: Any
-    ) -> list[LockRow]: ...
+    ) -> Listed[LockRow]: ...
 
     @overload
-    def system(self, name: Literal["commits"], of: str, **how: Any) -> list[CommitRow]: ...
+    def system(self, name: Literal["commits"], of: str, **how: Any) -> Listed[CommitRow]: ...
 
     @overload
     def system(
         self, name: Literal["tables"], of: str | None = None, **how: Any
-    ) -> list[TableRow]: ...
+    ) -> Listed[TableRow]: ...
 
     @overload
-    def system(self, name: Literal["versions"], of: str, **how: Any) -> list[VersionRow]: ...
+    def system(self, name: Literal["versions"], of: str, **how: Any) -> Listed[VersionRow]: ...
 
     def system(  # type: ignore[misc] # `check_call` judges `how`
         self,
@@ -236,7 +237,7 @@ class Client(Endings, Processors, Administration):
         folder: str | Path | None = None,
         limit: int = 1000,
         timeout: float | None = None,
-    ) -> list[Any]:
+    ) -> Listed[Any]:
         """A system table: rows of named columns, as pandas takes them.
 
         'transactions', of a scope or of all: open ones, the oldest first, then those that ended and are kept.
@@ -244,23 +245,28 @@ class Client(Endings, Processors, Administration):
         'commits', of a scope or a stream: committed after ``start`` and up to ``until``, the newest first; None:
         all, now. To go on, give the last one's timestamp - 1 as ``until``. 'tables', of a scope or of all, by name.
         'versions', of a table's ``key``: as a replica of it keeps them (``folder``, as of `replica`).
-        ``limit``: 1 to 10,000 rows. ``timeout``: seconds, of each question.
+        ``limit``: 1 to 10,000 rows. ``timeout``: seconds, of each question. ``missing`` of the list: as of
+        `transactions`.
 
         Raises: InvalidArgument, UnknownScope, UnknownStream, NotAuthorized, NotReady, DeadlineExceeded;
         'versions' as `replica`.
         """
         self._shared.check()
+        missing: dict[int, AnabranchError] = {}
         check_call(name, of, key=key, start=start, until=until, folder=folder, limit=limit)
         deadline = self._deadline(timeout)
         if name == "transactions":
             opened = self.open_transactions(of, limit, timeout=timeout)
             listed = self.transactions(of, True, limit, timeout=timeout)
             found: Iterable[Any] = transaction_rows(opened, listed, self._session.wall())
+            missing = opened.missing | listed.missing
         elif name == "locks":
-            found = lock_rows(self._session.table_locks(ListTableLocks(of, limit), deadline))
+            locks = self._session.table_locks(ListTableLocks(of, limit), deadline)
+            found, missing = lock_rows(locks), locks.missing
         elif name == "tables":
             streams = self.streams(of, timeout=timeout)
-            found = table_rows(streams, self._newest(streams, deadline))
+            missing = streams.missing
+            found = table_rows(streams, self._newest(streams, self._deadline(timeout)))
         elif name == "commits":
             found = self._commits(
                 of or "", check_at(start, "start"), check_at(until), limit, deadline
@@ -272,7 +278,7 @@ class Client(Endings, Processors, Administration):
                 replica.snapshot(until, timeout=timeout) as view,
             ):
                 found = list(islice(version_rows(table, view.versions(table, row)), limit))
-        return list(islice(found, limit))
+        return Listed(islice(found, limit), missing)
 
     def _commits(
         self, of: str, above: int | None, until: int | None, limit: int, deadline: float

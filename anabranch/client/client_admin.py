@@ -28,7 +28,7 @@ from anabranch.topics.creation import (
     refusal_of,
 )
 from anabranch.topics.rights import Acl, client_rights
-from anabranch.types import AuditEntry, CommandsInfo, Grant, Lane, right_bits, right_words
+from anabranch.types import AuditEntry, CommandsInfo, Grant, Lane, Listed, right_bits, right_words
 
 
 class Administration(Streams):
@@ -137,18 +137,20 @@ class Administration(Streams):
             found += [AuditEntry(x.at_ms, x.lane, x.command, x.what, number) for x in rows]
         return sorted(found, key=lambda entry: -entry.at_ms)[:limit]
 
-    def commands(self, *, timeout: float | None = None) -> list[CommandsInfo]:
+    def commands(self, *, timeout: float | None = None) -> Listed[CommandsInfo]:
         """How many commands each control partition has handled, and which it set aside.
 
-        Raises: NotReady, DeadlineExceeded.
+        ``missing``: control partitions that don't answer. Raises: NotReady, DeadlineExceeded (none answers).
         """
-        found = self._session.ask_each(r.ListCommands(), r.CommandList, self._deadline(timeout))
-        return [
-            CommandsInfo(
-                n, got.position, got.end, got.set_aside, got.open_transactions, got.outcomes
-            )
-            for n, got in found
-        ]
+
+        def ask(n: int, until: float) -> list[CommandsInfo]:
+            got = self._session.ask(n, r.ListCommands(), r.CommandList, until)
+            numbers = got.position, got.end, got.set_aside, got.open_transactions, got.outcomes
+            return [CommandsInfo(n, *numbers)]
+
+        found = self._session.of_each(None, ask, self._deadline(timeout))
+        found.sort(key=lambda info: info.control_partition)
+        return found
 
     def acls(self, *, timeout: float | None = None) -> list[Acl]:
         """The brokers' own rules about who may do what. Raises: NotAuthorized, IllegalState (they keep none)."""

@@ -26,6 +26,7 @@ from anabranch.schemas.records import (
     SetSeries,
 )
 from anabranch.types import (
+    Listed,
     OpenTransaction,
     Receipt,
     Result,
@@ -186,29 +187,28 @@ class Endings(Streams):
         limit: int = 100,
         *,
         timeout: float | None = None,
-    ) -> list[TransactionInfo]:
+    ) -> Listed[TransactionInfo]:
         """Open transactions, the oldest first; with ``finished`` also the ended ones, the newest first.
 
-        Raises: UnknownScope, InvalidArgument (``limit`` is 1 to 10,000), NotReady, DeadlineExceeded.
+        ``missing`` of the list: control partitions that don't answer. Raises: UnknownScope, InvalidArgument
+        (``limit`` is 1 to 10,000); NotReady, DeadlineExceeded (none answers).
         """
         self._shared.check()
         check_type("a limit", limit, int)
         wanted = ListTransactions(scope, finished, limit, None)
-        found = self._session.transactions(wanted, self._shared.deadline(timeout))
-        return [info_of(outcome) for outcome in found]
+        return self._session.transactions(wanted, self._shared.deadline(timeout)).each(info_of)
 
     def open_transactions(
         self, scope: str | None = None, limit: int = 100, *, timeout: float | None = None
-    ) -> list[OpenTransaction]:
+    ) -> Listed[OpenTransaction]:
         """Open transactions, the oldest first, with bytes, ages, what is left of keepalives, and streams.
 
-        Raises: as `transactions`.
+        ``missing``, and what it raises: as of `transactions`.
         """
         self._shared.check()
         check_type("a limit", limit, int)
         wanted = ListOpen(scope, None, limit)
-        found = self._session.open_ones(wanted, self._shared.deadline(timeout))
-        return [open_of(info) for info in found]
+        return self._session.open_ones(wanted, self._shared.deadline(timeout)).each(open_of)
 
     def open_transaction(self, txn_id: bytes, *, timeout: float | None = None) -> OpenTransaction:
         """One transaction by its id, open or not, with its writers and how far its merge is.
@@ -226,15 +226,15 @@ class Endings(Streams):
         secret: bytes | None = None,
         limit: int = 10_000,
         timeout: float | None = None,
-    ) -> list[TransactionInfo]:
+    ) -> Listed[TransactionInfo]:
         """Prepared transactions, which wait for their coordinator's word, the oldest first.
 
-        ``secret``: those prepared ``by`` its SHA-256, whichever lane began them. Raises: as `transactions`.
+        ``secret``: those prepared ``by`` its SHA-256, whichever lane began them. ``missing``, and what it raises:
+        as of `transactions`.
         """
         self._shared.check()
         wanted = ListTransactions(scope, False, limit, None, True, secret)
-        found = self._session.transactions(wanted, self._shared.deadline(timeout))
-        return [info_of(outcome) for outcome in found]
+        return self._session.transactions(wanted, self._shared.deadline(timeout)).each(info_of)
 
     def series(
         self, scope: str, name: str | None = None, *, timeout: float | None = None

@@ -19,7 +19,7 @@ from anabranch.reading.committed_log import client_errors
 from anabranch.reading.history_search import check_at
 from anabranch.schemas import records as r
 from anabranch.topics.names import stream_topic
-from anabranch.types import StreamDescription, description_of
+from anabranch.types import Listed, StreamDescription, description_of
 
 
 class Entered(Protocol):
@@ -99,10 +99,12 @@ class Streams:
 
     def streams(
         self, scope: str | None = None, *, timeout: float | None = None
-    ) -> list[StreamDescription]:
-        """All streams of a scope, or of the cluster, by name. Raises: UnknownScope, NotReady, DeadlineExceeded."""
-        found = self._session.streams(scope, self._deadline(timeout))
-        return [description_of(info) for info in found]
+    ) -> Listed[StreamDescription]:
+        """All streams of a scope, or of the cluster, by name; ``missing``: control partitions that don't answer.
+
+        Raises: UnknownScope; NotReady, DeadlineExceeded (none answers).
+        """
+        return self._session.streams(scope, self._deadline(timeout)).each(description_of)
 
     def describe(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
         """One stream. Raises: UnknownScope, UnknownStream, NotReady, DeadlineExceeded."""

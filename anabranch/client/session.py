@@ -40,7 +40,7 @@ from anabranch.errors import (
 )
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
-from anabranch.types import committed
+from anabranch.types import Listed, committed
 
 RESOLVE_SHARE = 1 / 3  # of a commit's time, kept to ask for its outcome
 # A controller's refusal at its deadline arrives so long before ours, at least and at most.
@@ -281,13 +281,14 @@ class Session(StreamCalls):
         command = r.Resolve(txn_id, scope, token)
         return self.ask(control_partition_of(txn_id), command, r.Outcome, deadline)
 
-    def transactions(self, wanted: r.ListTransactions, deadline: float) -> list[r.Outcome]:
+    def transactions(self, wanted: r.ListTransactions, deadline: float) -> Listed[r.Outcome]:
         """Open transactions, the oldest first, or all, the newest first. `UnknownScope`, `InvalidArgument`."""
         found = self._in_pages(
             wanted, r.TransactionList, lambda part: part.transactions, deadline, by="before"
         )
         found.sort(key=lambda outcome: made_ms_of(outcome.txn_id), reverse=wanted.include_finished)
-        return found[: wanted.limit]
+        del found[wanted.limit :]
+        return found
 
     def label(self, token: bytes, writer: int, label: str, deadline: float) -> None:
         """Name a writer of a transaction for people, after its first touch."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,9 +20,13 @@ from anabranch.errors import (
     DeadlineExceeded,
     NotAuthorized,
     NotReady,
+    RetryError,
     UnknownScope,
 )
 from anabranch.schemas import records as r
+from anabranch.types import Listed
+
+log = logging.getLogger("anabranch.client")
 
 P = TypeVar("P")
 
@@ -110,19 +116,56 @@ class StreamCalls(Exchange):
         """One stream. `UnknownScope`, `UnknownStream`."""
         return self.ask_stream(stream, r.DescribeStreams(None, stream), deadline)
 
-    def streams(self, scope: str | None, deadline: float) -> list[r.StreamInfo]:
+    def streams(self, scope: str | None, deadline: float) -> Listed[r.StreamInfo]:
         """All streams of a scope, or of the cluster, by name. `UnknownScope`."""
-        found: list[r.StreamInfo] = []
-        for partition in self._partitions(scope, deadline):
+
+        def ask(partition: int, until: float) -> list[r.StreamInfo]:
+            found: list[r.StreamInfo] = []
             after = None
             while True:
                 command = r.DescribeStreams(scope, None, after)
-                part = self.ask(partition, command, r.StreamList, deadline)
+                part = self.ask(partition, command, r.StreamList, until)
                 found += part.streams
                 after = part.more
                 if after is None:
-                    break
-        return sorted(found, key=lambda info: info.stream)
+                    return found
+
+        found = self.of_each(scope, ask, deadline)
+        found.sort(key=lambda info: info.stream)
+        return found
+
+    def of_each(
+        self, scope: str | None, ask: Callable[[int, float], list[T]], deadline: float
+    ) -> Listed[T]:
+        """A list of what all control partitions have, or that of a scope. Raises if none answers.
+
+        ``ask``: given a control partition and a deadline. Each gets a share of the time; those that don't answer
+        are asked once more, with what the others have left.
+        """
+        partitions = self._partitions(scope, deadline)
+        found: Listed[T] = Listed()
+        answered = 0
+        asked = deque(partitions)
+        shares = len(partitions) if len(partitions) == 1 else 2 * len(partitions)
+        while asked:
+            partition = asked.popleft()
+            again = partition in found.missing
+            try:
+                found += ask(partition, self.now() + (deadline - self.now()) / shares)
+            except RetryError as error:
+                found.missing[partition] = error
+                shares -= 1
+                if not again and shares:
+                    asked.append(partition)
+            else:
+                found.missing.pop(partition, None)
+                answered += 1
+                shares -= 1 if again else 2
+        if not answered:
+            raise next(iter(found.missing.values()))
+        for partition, why in found.missing.items():
+            log.warning("control partition %d does not answer, a list lacks it: %s", partition, why)
+        return found
 
     def _partitions(self, scope: str | None, deadline: float) -> Sequence[int]:
         if scope is not None:
@@ -178,19 +221,21 @@ class StreamCalls(Exchange):
             more = part.more
         return found[::-1]
 
-    def open_ones(self, wanted: r.ListOpen, deadline: float) -> list[r.OpenInfo]:
+    def open_ones(self, wanted: r.ListOpen, deadline: float) -> Listed[r.OpenInfo]:
         """Open transactions, the oldest first, or one by its id. `UnknownScope`, `UnknownTransaction`."""
         if wanted.txn_id is not None:
             there = control_partition_of(wanted.txn_id)
-            return list(self.ask(there, wanted, r.OpenList, deadline).transactions)
+            return Listed(self.ask(there, wanted, r.OpenList, deadline).transactions)
         found = self._in_pages(wanted, r.OpenList, lambda part: part.transactions, deadline)
         found.sort(key=lambda info: made_ms_of(info.outcome.txn_id))
-        return found[: wanted.limit]
+        del found[wanted.limit :]
+        return found
 
-    def table_locks(self, wanted: r.ListTableLocks, deadline: float) -> list[r.TableLockInfo]:
+    def table_locks(self, wanted: r.ListTableLocks, deadline: float) -> Listed[r.TableLockInfo]:
         """Registered locks, by transaction and table. `UnknownScope`."""
         found = self._in_pages(wanted, r.TableLockList, lambda part: part.locks, deadline)
-        return sorted(found, key=lambda info: (made_ms_of(info.txn_id), info.txn_id, info.table))
+        found.sort(key=lambda info: (made_ms_of(info.txn_id), info.txn_id, info.table))
+        return found
 
     def _in_pages(
         self,
@@ -200,16 +245,18 @@ class StreamCalls(Exchange):
         deadline: float,
         *,
         by: str = "after",
-    ) -> list[T]:
-        """List from all control partitions, so much of each. ``by``: the field that says where to go on."""
-        found: list[T] = []
-        for partition in self._partitions(wanted.scope, deadline):
-            more, most = None, len(found) + wanted.limit
+    ) -> Listed[T]:
+        """`of_each`, up to the limit of each. ``by``: the field that says where to go on."""
+
+        def ask(partition: int, until: float) -> list[T]:
+            found: list[T] = []
+            more = None
             while True:
-                command = replace(wanted, limit=most - len(found), **{by: more})
-                part: Any = self.ask(partition, command, expected, deadline)
+                command = replace(wanted, limit=wanted.limit - len(found), **{by: more})
+                part: Any = self.ask(partition, command, expected, until)
                 found += of(part)
                 more = part.more
-                if more is None or len(found) >= most:
-                    break
-        return found
+                if more is None or len(found) >= wanted.limit:
+                    return found
+
+        return self.of_each(wanted.scope, ask, deadline)

@@ -22,7 +22,7 @@ from weakref import WeakSet
 from anabranch.client.client import DEFAULT_TIMEOUT_S, Client
 from anabranch.client.handle import QUIET_S
 from anabranch.client.transaction import Transaction
-from anabranch.core.ids import txn_text
+from anabranch.core.ids import control_partition_of, txn_text
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -60,13 +60,17 @@ class Recovered:
 
     ``held``: a process that can still commit has the row. ``forgotten``: rows that are not needed any more.
     ``waiting``: id -> why it can't be ended yet, as a stream waits; a later recovery ends it.
+    ``missing``: control partition -> why it does not answer; a later recovery ends what it has.
     ``alarms``: id -> a contradiction between database and log, for a person; see the runbook.
+    ``expired``: committed in the database, and ended longer ago than outcomes are kept: how is not known any more.
     """
 
     committed: list[bytes] = field(default_factory=list)
     aborted: list[bytes] = field(default_factory=list)
     held: list[bytes] = field(default_factory=list)
     waiting: dict[bytes, AnabranchError] = field(default_factory=dict)
+    missing: dict[int, AnabranchError] = field(default_factory=dict)
+    expired: list[bytes] = field(default_factory=list)
     alarms: dict[bytes, str] = field(default_factory=dict)
     forgotten: int = 0
 
@@ -217,16 +221,18 @@ class Ledger:
         ``limit``: of transactions and rows to look at, besides alarms; it ends when 20 wait. From anywhere, as
         often as you like, several at a time.
 
-        Raises: NoLedger, LedgerMoved, InvalidArgument (another cluster), NotReady, DeadlineExceeded (what is
-        prepared is not told) and the driver's errors: what is left is left for the next time.
+        Raises: NoLedger, LedgerMoved, InvalidArgument (another cluster), NotReady, DeadlineExceeded (no control
+        partition answers) and the driver's errors: what is left is left for the next time.
         """
         found, over = Recovered(), {}
         with self._open() as book:
             meta = self._meta(book, client)
             before = time.time() - older_than
+            prepared = client.prepared(scope, secret=meta.secret)
+            found.missing = prepared.missing
             infos = [
                 info
-                for info in client.prepared(scope, secret=meta.secret)
+                for info in prepared
                 if info.prepared_at is not None and info.prepared_at.timestamp() <= before
             ]
             for info in islice(_until_many_wait(infos, found), limit):
@@ -262,7 +268,7 @@ class Ledger:
         """
         with self._open() as book:
             meta = self._meta(book, client, moved=True)
-            left = client.prepared(secret=meta.secret)
+            left = client.prepared(secret=meta.secret).check()
             book.adopt(meta.secret if keep else token_bytes(SECRET_SIZE))
         return [] if keep else left
 
@@ -351,6 +357,8 @@ def _until_many_wait(some: Sequence[T], found: Recovered) -> Iterator[T]:
 
 def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | None:
     """End the transaction as its row says; returns how it is now. None: it is otherwise, an alarm, or it waits."""
+    if control_partition_of(row.txn_id) in found.missing:
+        return None
     timeout = _QUICK_S if found.waiting else None
     try:
         if row.outcome == COMMIT:
@@ -359,7 +367,13 @@ def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | N
             client.abort(row.txn_id, _NO_COMMIT, secret=secret, timeout=timeout)
     except AlreadyCommitted:
         return COMMIT  # another recovery saw the row `commit`, and forgot it, before this one wrote
-    except (TransactionAborted, NotAuthorized, Expired) as error:
+    except Expired:
+        if (
+            row.outcome == COMMIT
+        ):  # it was PREPARED, and that is listed for as long as it lasts: so it has ended
+            found.expired.append(row.txn_id)
+            log.warning("ledger: %s ended longer ago than outcomes are kept", txn_text(row.txn_id))
+    except (TransactionAborted, NotAuthorized) as error:
         if row.outcome == COMMIT:
             found.alarms[row.txn_id] = f"the row says commit: {error}"
             log.error("ledger: %s: the row says commit: %s", txn_text(row.txn_id), error)

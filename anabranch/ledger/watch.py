@@ -15,6 +15,9 @@ NUMBERS = {
     "ledger_recovered": Number("counter", "Transactions committed, as the database had committed"),
     "ledger_aborted": Number("counter", "Transactions aborted, as the database had not committed"),
     "ledger_forgotten": Number("counter", "Rows deleted, as they were not needed any more"),
+    "ledger_expired": Number(
+        "counter", "Rows `commit` that were met after their outcome was forgotten"
+    ),
     "ledger_held": Number("gauge", "Rows that processes held at the last look"),
     "ledger_waiting": Number("gauge", "Transactions that could not be ended at the last look"),
     "ledger_alarms": Number("gauge", "Contradictions between database and log at the last look"),
@@ -49,6 +52,7 @@ class Watch:
         self.numbers.add("ledger_recovered", by=len(found.committed))
         self.numbers.add("ledger_aborted", by=len(found.aborted))
         self.numbers.add("ledger_forgotten", by=found.forgotten)
+        self.numbers.add("ledger_expired", by=len(found.expired))
         self.numbers.set("ledger_held", len(found.held))
         self.numbers.set("ledger_waiting", len(found.waiting))
         self.numbers.set("ledger_alarms", len(found.alarms))
@@ -63,6 +67,8 @@ class Watch:
 
 
 def _waits(found: Recovered) -> str | None:
+    for partition, error in found.missing.items():
+        return f"control partition {partition} does not answer: {error}"
     why = next(iter(found.waiting.values()), None)
     return None if why is None else f"{len(found.waiting)} can't be ended yet: {why}"
 

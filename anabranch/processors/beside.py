@@ -79,7 +79,7 @@ class Beside:
         self.cutter.cut(self._now_ms(), topics)
         for stream, offset in self.cutter.spare(self._now_ms(), kept).items():
             memory.cleaning.spare.put(stream, offset)
-        self.gaps.look(self._now_ms())
+        self.gaps.look(self._now_ms(), self._trouble.waiting)
 
     def forget_stream(self, stream: str) -> None:
         """Drop what is known of a forgotten stream."""

@@ -29,8 +29,10 @@ from anabranch.ports import (
     MESSAGE_TOO_LARGE,
     LogBusy,
     LogError,
+    LogFenced,
     LogRefused,
     LogUnavailable,
+    RecordsGone,
     TableError,
 )
 from anabranch.processors.beside import Beside
@@ -46,6 +48,7 @@ from anabranch.topics.names import topics_of
 log = logging.getLogger("anabranch.controller")
 
 REFUSED_WAIT_MS = 10_000  # how long the last round of a carried merge waits after a refusal
+HAND_OVERS = 5  # tries to log that a leader has resigned, while another one fences it
 GROWTH_LOOK_S = 0.01  # the wait between looks at topics that are being changed
 
 
@@ -59,6 +62,7 @@ class Controller(Rounds):
     native_timeout: float = 60.0
     terms: list[TermRow] = field(default_factory=list)
     _trying: Sequence[Command] = ()  # the commands of the round that failed
+    _lacked_ids: bool = False  # the last lease
 
     # -- leading --------------------------------------------------------------------------------------
 
@@ -120,10 +124,23 @@ class Controller(Rounds):
     def hand_over(self) -> None:
         """Log that this leader has let go, and resign: a successor need not fear its unfinished work.
 
-        A stream in trouble may keep ids busy, which no successor could pass: for that it leads once more.
+        A stream in trouble may keep ids busy. No successor can pass these before that record is there, and each
+        one that tries fences the other ids. So this leader leads once more to write it, if no other one led since.
         """
-        if self.lease is None and self.terms and self._stream_trouble.suspects:
-            self._lead(again=True)
+        lacks = self._lacked_ids if self.lease is None else self.lease.lacks_ids
+        busy = lacks or self._stream_trouble.suspects
+        for tries in range(1, HAND_OVERS + 1):
+            try:
+                if self.lease is None and self.terms and busy:
+                    self._lead(again=True)
+                self._hand_over()
+                break
+            except LogFenced:
+                self.resign()
+                if not busy or tries == HAND_OVERS:
+                    raise
+
+    def _hand_over(self) -> None:
         term = self._state.term
         ready = self.lease and term and self._beside and self._beside.carriers.close()
         while ready and self.lease and term and self.lease.producers:
@@ -137,6 +154,8 @@ class Controller(Rounds):
 
     def resign(self) -> None:
         """Lead no more. No message is needed: a successor fences this leader."""
+        if self.lease is not None:
+            self._lacked_ids = self.lease.lacks_ids
         for part in (self._beside, self.lease):
             if part is not None:
                 part.close()
@@ -244,8 +263,8 @@ class Controller(Rounds):
             return
         if not isinstance(error, LogRefused):
             raise error
-        if error.topics and not refuses_data(error):
-            # A control topic can't be written: no command is to blame or to be answered.
+        if not (refuses_data(error) or isinstance(error, RecordsGone)):
+            # A control topic can't be written, or brokers named none: no data is to blame.
             raise LogUnavailable(str(error), error.topics) from error
         if self._culprit.refused(commands, max(len(turn.state.committing), turn.round.plain_runs)):
             return
@@ -353,6 +372,7 @@ class Controller(Rounds):
                 elif not contained:
                     raise
                 return  # the state is another object now
-        if topics.missed:
-            self._stream_trouble.look(self._state, topics.missed)
-            topics.missed.clear()
+        for missed in (topics.missed, self._beside.cutter.missed):
+            if missed:
+                self._stream_trouble.look(self._state, missed)
+                missed.clear()

@@ -20,14 +20,16 @@ from anabranch.errors import (
 )
 from anabranch.ports import (
     Clock,
+    Failed,
     Log,
     LogError,
     LogRefused,
     LogUnavailable,
     TopicGone,
     TopicPartition,
+    answered,
 )
-from anabranch.reading.committed_log import CommittedLog, Failed, answered
+from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.records import CommitRecord, EpochRecord
 from anabranch.topics.names import history_topic, stream_topic
@@ -105,13 +107,14 @@ def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
 
 def events_until(log: Log, clock: Clock, stream: str, until: int) -> dict[TopicPartition, int]:
     """Partition -> the end of what was committed at or before a timestamp, where some of that is there."""
-    search = HistorySearch(_LeadersLog(log, clock), stream, DEADLINE_S)
+    source = _LeadersLog(log, clock)
+    search = HistorySearch(source, stream, DEADLINE_S)
     try:
         found = search.as_of(until)
     except NotReady as error:
         raise LogUnavailable(str(error), (history_topic(stream),)) from error
     ends = {} if found is None else found.vector()
-    starts = log.start_offsets([TopicPartition(stream_topic(stream), p) for p in ends])
+    starts = source.start_offsets([TopicPartition(stream_topic(stream), p) for p in ends], 0.0)
     return {
         place: ends[place.partition] for place, at in starts.items() if at < ends[place.partition]
     }
@@ -123,7 +126,8 @@ def base_place(log: Log, clock: Clock, stream: str, until: int) -> tuple[int, in
     Without any, the time of its beginning; 0: it was cut behind that record. `IllegalState`: the topic has records
     of before the history, which no base has.
     """
-    search = HistorySearch(_LeadersLog(log, clock), stream, DEADLINE_S)
+    source = _LeadersLog(log, clock)
+    search = HistorySearch(source, stream, DEADLINE_S)
     try:
         found = at = search.as_of(until)
         if found is None or at is None:
@@ -136,7 +140,7 @@ def base_place(log: Log, clock: Clock, stream: str, until: int) -> tuple[int, in
             for p in (first.vector if first is not None else ())
             if p.offset
         }
-        starts = log.start_offsets(list(adopted)) if adopted else {}
+        starts = source.start_offsets(adopted, 0.0) if adopted else {}
         if any(starts[place] < end for place, end in adopted.items()):
             raise IllegalState(
                 f"{stream} was made of a topic with records, which its replicas and bases lack: write them and its "

@@ -33,6 +33,7 @@ from anabranch.ports import (
     Table,
     TopicGone,
     TopicPartition,
+    answered,
 )
 from anabranch.processors.index_journals import index_fetched
 from anabranch.processors.lanes.command import Command, command_of, weight_of
@@ -203,8 +204,7 @@ class Intake:
         """
         place = error.partition
         everybodys = place == self._control_partition
-        failed: dict[TopicPartition, LogError] = {}
-        found = self.log.start_offsets([place], failed=None if everybodys else failed)
+        found = self.log.start_offsets([place], failed=None if everybodys else {})
         start = found.get(place, error.position)
         if start > error.position:
             return start
@@ -214,9 +214,9 @@ class Intake:
             raise LogUnavailable(
                 f"{error}: a broker that is behind answers so; if the topic was deleted and made again, {way}"
             )
-        ends = self.log.end_offsets([place], committed=False, failed=failed)
-        for problem in failed.values():
-            raise problem
+        ends = answered(
+            lambda failed: self.log.end_offsets([place], committed=False, failed=failed)
+        )
         if ends[place] < error.position:
             raise TopicGone.replaced(place, ends[place], error.position, certain=False)
         raise LogUnavailable(str(error), (place.topic,))

@@ -43,13 +43,14 @@ _TERM_OFFSETS = (
 class Lease:
     """The right to act: initialised producers, two of them used in turn, and the term.
 
-    ``carriers``: up to two more for each carrier of merges.
+    ``carriers``: up to two more for each carrier of merges. ``passed_over``: an id was busy when leading began.
     """
 
     producers: list[Producer]
     term: int
     turn: int = 0
     carriers: list[list[Producer]] = field(default_factory=list)
+    passed_over: bool = False
     _aside: list[Producer] = field(default_factory=list)
 
     def next_producer(self) -> Producer:
@@ -61,6 +62,11 @@ class Lease:
             raise LogUnavailable("every transactional id waits for markers that can't be written")
         self.turn += 1
         return self.producers[self.turn % min(2, len(self.producers))]
+
+    @property
+    def lacks_ids(self) -> bool:
+        """Whether a transactional id waits for markers, or did when leading began."""
+        return self.passed_over or bool(self._aside)
 
     def set_aside(self, producer: Producer) -> None:
         """Leave this producer out until leading begins again."""
@@ -148,7 +154,7 @@ def take_lead(
         if state.term != row:
             raise NotLeading(f"term {row.term} was not the last one: another controller leads")
         failed.pop_all()
-        return Lease(producers, row.term, carriers=carriers)
+        return Lease(producers, row.term, carriers=carriers, passed_over=bool(busy))
 
 
 def last_term(log: Log, status: TopicPartition, clock: Clock, deadline: float) -> TermRow | None:

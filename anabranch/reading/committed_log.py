@@ -9,12 +9,11 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    MutableMapping,
     Sequence,
 )
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Never, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Never, Protocol, TypeVar
 
 from anabranch.errors import (
     FixCallError,
@@ -29,6 +28,7 @@ from anabranch.ports import (
     UNKNOWN_TOPIC_OR_PARTITION,
     Clock,
     CorruptBatch,
+    Failed,
     Fetched,
     GroupMember,
     Log,
@@ -38,6 +38,7 @@ from anabranch.ports import (
     LogUnavailable,
     OffsetOutOfRange,
     TopicPartition,
+    answered,
 )
 from anabranch.topics.names import history_topic, stream_topic
 
@@ -45,7 +46,6 @@ log = logging.getLogger("anabranch.client")
 
 _TELL_EVERY_S = 60.0
 
-Failed: TypeAlias = MutableMapping[TopicPartition, LogError]
 T = TypeVar("T")
 
 _ANSWER_S = 5.0  # the longest that one answer of a broker is waited for
@@ -414,15 +414,6 @@ class CommittedLog:
                         raise
                 self.clock.sleep(pause)
                 pause = min(2 * pause, longest)
-
-
-def answered(question: Callable[[Failed], T]) -> T:
-    """The answer to a question that takes a mapping for what failed. Raises the first such error."""
-    failed: dict[TopicPartition, LogError] = {}
-    answer = question(failed)
-    for error in failed.values():
-        raise error
-    return answer
 
 
 def _unsure(topic: str) -> LogUnavailable:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Container, Mapping, Set
 from typing import NamedTuple
 
+from anabranch.core.history_records import NO_PREVIOUS
 from anabranch.core.ids import NO_TXN
 from anabranch.core.vectors import told
 from anabranch.reading.committed_log import CommittedLog
@@ -20,8 +21,9 @@ from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.records import CommitRecord, EpochRecord
 
 MOST_SPANS = 100_000  # commits known ahead of what is read; the history is not read beyond
-NO_SEGMENT = -1  # of events that stand before all that the history tells: adopted, or it is cut
+NO_SEGMENT = -1  # of events that were in the topic before the stream was created
 FOREIGN = -2  # of records that no controller put there
+DELETED = -3  # of events that retention has deleted, together with the history's records of them
 
 
 class Span(NamedTuple):
@@ -47,9 +49,12 @@ class HistoryIndex:
         self._spans: dict[int, deque[Span]] = {}
         self._ahead = 0
         self._vector: dict[int, int] = {}
-        self._last_timestamp = 0
         self._last: int | None = None  # offset of the record that was read last
-        self._floor: dict[int, int] = {}  # partition -> below it not all commits are told
+        self._adopted: dict[int, int] = {}  # partition -> its end when the stream was created
+        self._adopted_at = 0
+        self._cut: dict[
+            int, int
+        ] = {}  # partition -> below it all is deleted, and no commit is told
         self.order = StreamOrder(())
 
     def cover(self, positions: Mapping[int, int], own: Container[int]) -> None:
@@ -70,7 +75,8 @@ class HistoryIndex:
         self._ahead = 0
         self._vector = {}
         self._last = None
-        self._floor = {}
+        self._adopted = {}
+        self._cut = {}
         self.order = order
         self._cursor.seek(begin.offset if begin else 0)
 
@@ -93,12 +99,18 @@ class HistoryIndex:
                 return spans[0]
             end = spans[0].first if spans else self._vector.get(partition, 0)
             if end > offset:
-                # The history has passed it without naming it.
-                floor = self._floor.get(partition, 0)
-                segment, end = (NO_SEGMENT, min(end, floor)) if offset < floor else (FOREIGN, end)
-                return Span(offset, end, None, self._last_timestamp, segment)
+                return self._unnamed(partition, offset, end)
             if not self.read_on(deadline):
                 return None
+
+    def _unnamed(self, partition: int, offset: int, end: int) -> Span:
+        """Records from this offset to ``end`` at most, which the history has passed without naming them."""
+        cut, adopted = self._cut.get(partition, 0), self._adopted.get(partition, 0)
+        if offset < adopted:
+            return Span(offset, min(end, adopted), None, self._adopted_at, NO_SEGMENT)
+        if offset < cut:
+            return Span(offset, min(end, cut), None, 0, DELETED)
+        return Span(offset, end, None, 0, FOREIGN)
 
     def drop(self, partition: int, offset: int) -> None:
         """Nothing below this offset will be asked for."""
@@ -114,15 +126,17 @@ class HistoryIndex:
         found = self._cursor.next(deadline)
         for at in found:
             record = at.record
-            if at.before != self._last:
-                # The first one, or it was cut meanwhile: it says where what it does not tell ends.
-                self._floor |= {position.partition: position.offset for position in record.vector}
+            if (
+                at.before == NO_PREVIOUS
+            ):  # the stream's very first: what it does not name was there before
+                self._adopted, self._adopted_at = at.vector(), record.timestamp
+            elif at.before != self._last:  # the history may be cut up to here
+                self._cut |= at.vector()
             self._last = at.offset
             if isinstance(record, EpochRecord):
                 self.order.add(record)
             else:
                 self._note(record)
-            self._last_timestamp = record.timestamp
             self._vector.update(told(record))
         return bool(found)
 

@@ -15,7 +15,7 @@ from anabranch.reading.committed_log import CommittedLog, Foreign
 from anabranch.reading.decoded import Block, Stretch, events_of
 from anabranch.reading.feed import Feed
 from anabranch.reading.fetched import Portion
-from anabranch.reading.history_index import FOREIGN, NO_SEGMENT, HistoryIndex, Span
+from anabranch.reading.history_index import DELETED, FOREIGN, NO_SEGMENT, HistoryIndex, Span
 from anabranch.topics.names import stream_topic
 from anabranch.types import Event
 
@@ -180,16 +180,16 @@ class OrderedStream:
             offsets = block.offsets
             at, most = low, min(low + limit, len(offsets))
             stretches = []
-            foreign = 0
-            while span is not None and not foreign:
+            passed = 0
+            while span is not None and not passed:
                 end = bisect_left(offsets, min(span.end, portion.end), at, most)
                 ours = _ours(span, block, at, end)
                 if ours > at:
                     stretches.append(
                         Stretch(ours - at, span.txn_id, span.commit_timestamp, span.segment_id)
                     )
-                at, foreign = ours, end - ours
-                if foreign or at == most or offsets[at] >= portion.end:
+                at, passed = ours, end - ours
+                if passed or at == most or offsets[at] >= portion.end:
                     break
                 try:
                     # Later ones may need more of the history than is here: that is not waited for now.
@@ -201,10 +201,17 @@ class OrderedStream:
                 step = Step(TopicPartition(self.topic, partition), offsets[low:at], make)
                 portion.go_on(at)
                 return step
-            if span is not None and span.segment_id != FOREIGN:
-                foreign = 1  # within a commit's range; the next one may be of that
-            self._foreign.passed_over(partition, offset, foreign)
-            portion.go_on(at + foreign)
+            if span is not None and span.segment_id == DELETED:
+                log.warning(
+                    "retention has deleted events of %s[%d] that were fetched and not given yet: reading goes on "
+                    "at offset %d",
+                    *(self.topic, partition, span.end),
+                )
+            else:
+                if span is not None and span.segment_id != FOREIGN:
+                    passed = 1  # within a commit's range; the next one may be of that
+                self._foreign.passed_over(partition, offset, passed)
+            portion.go_on(at + passed)
         return None
 
     def _turn(self, partition: int, offset: int, wait: float) -> Span | None:
@@ -310,6 +317,6 @@ class OrderedStream:
 
 def _ours(span: Span, block: Block, low: int, high: int) -> int:
     """Up to which place of a block the records are of the commit whose range they stand in."""
-    if span.segment_id == FOREIGN:
+    if span.segment_id in (FOREIGN, DELETED):
         return low
     return high if span.segment_id == NO_SEGMENT else block.of_txn(low, high, span.txn_id)

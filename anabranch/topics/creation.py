@@ -29,6 +29,7 @@ from anabranch.ports import (
     TopicInfo,
     TopicPartition,
     TopicSpec,
+    answered,
 )
 from anabranch.topics import declarations as declared
 from anabranch.topics.declarations import MAX_LONG, STREAM_SETTINGS, Setting
@@ -130,7 +131,7 @@ def create_stream_topics(
     # All partitions of an earlier topic become the stream's.
     count = _check_created(log, stream, segments, ids)
     places = [TopicPartition(stream_topic(stream), p) for p in range(count)]
-    ends = log.end_offsets(places, committed=False)
+    ends = _ends(log, places)
     of_three = tuple(ids.get(name, "") for name in topics_of(stream))
     known = of_three if all(map(_is_told, of_three)) else ()
     return {place.partition: end for place, end in ends.items()}, known
@@ -161,7 +162,7 @@ def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bo
         wrong = problems(info, settings, at_least=partitions)
         if info.partitions != partitions:
             wrong.append(f"{name} has {info.partitions} partitions, not {partitions}")
-        if any(log.end_offsets(_places(info), committed=False).values()):
+        if any(_ends(log, _places(info)).values()):
             wrong.append(f"{name} has, or had, records")
         if wrong:
             raise IllegalState(f"no lane is made of it: {'; '.join(wrong)}")
@@ -188,12 +189,16 @@ def _places(topic: TopicInfo) -> list[TopicPartition]:
     return [TopicPartition(topic.name, p) for p in range(topic.partitions)]
 
 
+def _ends(log: Log, places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    return answered(lambda failed: log.end_offsets(places, committed=False, failed=failed))
+
+
 def _check_empty(log: Log, topic: TopicInfo) -> None:
     """`TopicNotEmpty` for records ever written: our streams write none before their creation ends."""
     places = _places(topic)
-    ends = log.end_offsets(places, committed=False)
+    ends = _ends(log, places)
     if any(ends.values()):
-        starts = log.start_offsets(places)
+        starts = answered(lambda failed: log.start_offsets(places, failed=failed))
         left = sum(end - starts[place] for place, end in ends.items())
         had = f"has {left:,} records" if left else "had records, deleted by now,"
         raise TopicNotEmpty(

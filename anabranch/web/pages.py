@@ -16,7 +16,7 @@ from anabranch.errors import AnabranchError, NotAuthorized
 from anabranch.shown.draw import draw
 from anabranch.shown.history import Follower
 from anabranch.shown.words import segment_name, time_text
-from anabranch.types import CommandsInfo, StreamDescription
+from anabranch.types import CommandsInfo, Listed, StreamDescription
 from anabranch.web.hub import View
 
 LIMITS = (100, 1000, 10_000)
@@ -88,6 +88,7 @@ class Pages:
         parts, hidden = self._parts()
         return {
             "streams": streams,
+            "missing": streams.missing | oldest.missing | parts.missing,
             "troubled": [s for s in streams if s.state != "ACTIVE" or s.trouble],
             "segments": sum(len(s.segments) for s in streams),
             "staged": sum(s.staged_bytes for s in streams),
@@ -100,7 +101,10 @@ class Pages:
 
     def _streams(self) -> dict[str, Any]:
         found = self._client.streams(timeout=self._timeout)
-        return {"streams": sorted(found, key=lambda one: one.stream)}
+        return {
+            "streams": sorted(found, key=lambda one: one.stream),
+            "missing": found.missing,
+        }
 
     def _stream(self, name: str) -> dict[str, Any]:
         stream = self._client.describe(name, timeout=self._timeout)
@@ -112,6 +116,7 @@ class Pages:
         streams = self._client.streams(timeout=self._timeout)
         return {
             "found": found,
+            "missing": found.missing,
             "scope": scope,
             "limit": int(limit),
             "limits": LIMITS,
@@ -134,14 +139,14 @@ class Pages:
 
     def _controllers(self) -> dict[str, Any]:
         parts, hidden = self._parts()
-        return {"parts": parts, "hidden": hidden}
+        return {"parts": parts, "hidden": hidden, "missing": parts.missing}
 
-    def _parts(self) -> tuple[list[CommandsInfo], str]:
+    def _parts(self) -> tuple[Listed[CommandsInfo], str]:
         """Answers of controllers to operators; or why the lane may not see them."""
         try:
             return self._client.commands(timeout=self._timeout), ""
         except NotAuthorized as error:
-            return [], str(error)
+            return Listed(), str(error)
 
     def _river(self, stream: StreamDescription) -> tuple[Markup | None, str]:
         """The picture of a stream, or why there is none."""

@@ -35,11 +35,34 @@ def until(found: Callable[[], bool]) -> None:
 
 
 @pytest.mark.soak
+def test_idle_streams_whose_topics_somebody_deletes_are_lost(own: Cluster, unique: str) -> None:
+    """Nothing is written or read: the look of each minute finds it."""
+    streams = [f"p{unique}/idle{n}" for n in range(3)]
+    with anabranch.connect(own.bootstrap, prefix=own.prefix) as client:
+        for stream in streams:
+            client.create_stream(stream)
+        topics = [s.replace("/", ".") + kind for s, kind in zip(streams, KINDS, strict=True)]
+        admin = AdminClient({"bootstrap.servers": own.bootstrap})
+        for done in admin.delete_topics(topics).values():
+            done.result()
+        deadline = time.monotonic() + 120.0
+        while {s.state for s in client.streams(f"p{unique}")} != {"LOST"}:
+            assert time.monotonic() < deadline
+            time.sleep(1.0)
+        for stream in streams:
+            with pytest.raises(StreamLost):
+                client.create_stream(stream)
+
+
+@pytest.mark.soak
 def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique: str) -> None:
     scope = f"p{unique}"
     lost = [f"{scope}/lost{n}" for n in range(3)]
     fine = f"{scope}/fine"
-    with anabranch.connect(own.bootstrap, prefix=own.prefix) as client:
+    with (
+        anabranch.connect(own.bootstrap, prefix=own.prefix) as client,
+        anabranch.connect(own.bootstrap, prefix=own.prefix, lane="admin") as operator,
+    ):
         for stream in (*lost, fine):
             client.create_stream(stream)
 
@@ -91,10 +114,10 @@ def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique
         with client.snapshot(fine).read(fine) as events:
             assert [event.value for event in events] == [b"fine"] * 4
         with pytest.raises(IllegalState, match="only a LOST stream"):
-            client.forget_stream(fine)
+            operator.forget_stream(fine)
         for stream in lost:
-            client.forget_stream(stream)
-            client.forget_stream(stream)
+            operator.forget_stream(stream)
+            operator.forget_stream(stream)
             with pytest.raises(UnknownStream):
                 client.describe(stream)
             client.create_stream(stream, segments=2)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.cli.session import Target
+from anabranch.errors import AnabranchError
 from anabranch.reading.tasks.lag import InputLag, Lag, positions_of
 from anabranch.schemas.records import (
     CarryInfo,
@@ -30,6 +31,7 @@ from anabranch.types import (
     Events,
     Grant,
     Lane,
+    Listed,
     OpenTransaction,
     StreamDescription,
     TransactionInfo,
@@ -131,6 +133,7 @@ class FakeClient:
     topic_ids: list[str] = field(default_factory=list)
     granted: list[Grant] = field(default_factory=list)
     rules: list[Acl] = field(default_factory=list)
+    missing: dict[int, AnabranchError] = field(default_factory=dict)  # of lists
 
     def _call(self, call: str, **arguments: Any) -> None:
         self.calls.append((call, arguments))
@@ -165,9 +168,9 @@ class FakeClient:
         self._call("describe", name=name)
         return stream(name)
 
-    def streams(self, scope: str | None = None) -> list[StreamDescription]:
+    def streams(self, scope: str | None = None) -> Listed[StreamDescription]:
         self._call("streams", scope=scope)
-        return [stream("nyc/weather"), stream("nyc/flights")]
+        return Listed([stream("nyc/weather"), stream("nyc/flights")], self.missing)
 
     def reader_ports(self) -> None:
         pass
@@ -236,28 +239,29 @@ class FakeClient:
         self._call("stored", name=name, store=store, key=key, task=task)
         return {b"text": b"7", b"raw": b"\xff"}.get(key)
 
-    def transactions(self, **arguments: Any) -> list[TransactionInfo]:
+    def transactions(self, **arguments: Any) -> Listed[TransactionInfo]:
         self._call("transactions", **arguments)
-        return self.several or [self.info]
+        return Listed(self.several or [self.info], self.missing)
 
-    def open_transactions(self, *asked: Any, **arguments: Any) -> list[OpenTransaction]:
+    def open_transactions(self, *asked: Any, **arguments: Any) -> Listed[OpenTransaction]:
         self._call("open_transactions", **arguments)
-        found = self.several or [self.info]
-        return [opened(info, self.ages.get(info.txn_id, 60.0)) for info in found]
+        found = Listed(self.several or [self.info], self.missing)
+        return found.each(lambda info: opened(info, self.ages.get(info.txn_id, 60.0)))
 
-    def system(self, *asked: Any, **arguments: Any) -> list[LockRow]:
+    def system(self, *asked: Any, **arguments: Any) -> Listed[LockRow]:
         self._call("system", asked=asked, **arguments)
         zeros, other = bytes(16), b"w" * 16
-        return [LockRow(self.info.txn_id, "nyc/a", 2, 1, True, False, (zeros, other), ())]
+        row = LockRow(self.info.txn_id, "nyc/a", 2, 1, True, False, (zeros, other), ())
+        return Listed([row], self.missing)
 
     def open_transaction(self, txn_id: bytes) -> OpenTransaction:
         self._call("open_transaction", txn_id=txn_id)
         return opened(self.info)
 
-    def commands(self) -> list[CommandsInfo]:
+    def commands(self) -> Listed[CommandsInfo]:
         self._call("commands")
         row = SetAsideRow(17, 1_700_000_000_000, "Commit", "RecursionError()", "open")
-        return [CommandsInfo(0, 40, 42, (row,), 3, 12)]
+        return Listed([CommandsInfo(0, 40, 42, (row,), 3, 12)], self.missing)
 
     def state(self, txn: bytes) -> TransactionInfo:
         self._call("state", txn=txn)

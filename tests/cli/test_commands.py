@@ -17,7 +17,7 @@ import typer
 from anabranch.cli import options, txn
 from anabranch.cli.errors import ExitCode
 from anabranch.cli.stream import lives
-from anabranch.errors import AlreadyCommitted, IllegalState, InvalidArgument
+from anabranch.errors import AlreadyCommitted, IllegalState, InvalidArgument, NotReady
 from anabranch.shown import history
 from anabranch.shown.history import History
 from anabranch.types import Counts
@@ -110,6 +110,24 @@ def test_stream_list(run: Run, fake: FakeClient) -> None:
     table = run("stream", "list").stdout
     assert "nyc/flights" in table
     assert fake.calls[-1][1]["scope"] is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["stream list", "txn list", "txn list --finished", "txn locks", "system locks", "txn abort abcd",
+     "grants check", "txn abort --owner open", "command list"],
+)  # fmt: skip
+def test_a_list_without_a_control_partition_is_shown_and_no_success(
+    words: str, run: Run, fake: FakeClient
+) -> None:
+    """What chooses by a list does nothing by one that is not whole."""
+    fake.missing = {1: NotReady("no controller answered")}
+    result = run(*words.split(), "--json")
+    assert result.exit_code == ExitCode.RETRY, result.output
+    assert "no answer of control partition 1" in json.loads(result.stderr)["error"]["message"]
+    acts = words.split()[1] in ("abort", "check")
+    assert bool(result.stdout) is not acts
+    assert "abort" not in [call for call, _ in fake.calls]
 
 
 def test_stream_describe(run: Run, fake: FakeClient) -> None:

@@ -17,8 +17,10 @@ from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartiti
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import Commit, GetState, OneShot
 from anabranch.topics.names import journal_topic
+from anabranch.types import Listed
 from tests.client.answers import STREAM
-from tests.client.memory import MemoryJournal
+from tests.client.doubles import counted
+from tests.client.memory import MemoryJournal, memory_client
 from tests.client.world import CLIENT, World
 from tests.memory.log import MemoryLog
 
@@ -38,6 +40,36 @@ def test_a_one_shot(world: World) -> None:
     assert (event.key, event.timestamp_ms, event.headers[0]) == (b"a", 77, ("h", b"x"))
     (commit,) = world.commits(STREAM)
     assert (commit.txn_id, commit.timestamp) == (result.txn_id, result.commit_timestamp)
+
+
+def test_lists_give_what_answers_and_name_the_rest() -> None:
+    world = World(control_partitions=2)
+    client = world.client
+    operator = memory_client(world.cluster.log(CLIENT), world.clock, counted(), lane="admin")
+    client.create_stream(STREAM)
+    client.create_table("nyc/table")
+    with client.begin("nyc", keepalive=3600) as txn:
+        txn.token()
+        began = world.clock.now
+        lists: list[tuple[int, Listed[Any]]] = [
+            (2, client.streams()),
+            (1, client.transactions()),
+            (1, client.open_transactions()),
+            (0, client.prepared()),
+            (1, client.system("transactions")),
+            (1, client.system("tables")),
+            (0, client.system("locks")),
+            (1, operator.commands()),
+        ]
+        assert world.clock.now - began < 9 * client._shared.timeout + 1
+        for count, found in lists:
+            assert (len(found), list(found.missing)) == (count, [1])
+            with pytest.raises(errors.NotReady, match="no answer of control partition 1"):
+                found.check()
+        assert client.streams("nyc").check().missing == {}
+    world.stop_controller()
+    with pytest.raises(errors.DeadlineExceeded):
+        client.streams()
 
 
 def test_writers_in_several_processes(world: World) -> None:

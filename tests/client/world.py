@@ -22,9 +22,10 @@ CLIENT = "client"
 
 
 class World:
-    """A cluster with one control partition; the controller runs whenever a client waits."""
+    """A cluster; the controller of control partition 0 runs whenever a client waits. The others have none."""
 
-    def __init__(self) -> None:
+    def __init__(self, control_partitions: int = 1) -> None:
+        self._control_partitions = control_partitions
         self.clock = ManualClock()
         self.cluster = MemoryCluster(self.clock, on_call=self._on_call)
         self.fault: Callable[[str], BaseException | None] | None = None
@@ -33,7 +34,9 @@ class World:
         self._in_step = False
         self._entropy = counted()
         log = self.cluster.log("controller")
-        create_control_topics(log, DEFAULT_PREFIX, control_partitions=1, replication_factor=1)
+        create_control_topics(
+            log, DEFAULT_PREFIX, control_partitions=control_partitions, replication_factor=1
+        )
         self.controller: Controller | None = None
         self.start_controller()
         self.clock.on_sleep = self.step
@@ -62,7 +65,7 @@ class World:
     def start_controller(self) -> None:
         settings = Settings(
             control_partition=0,
-            control_partitions=1,
+            control_partitions=self._control_partitions,
             reply_partitions=8,
             prefix=DEFAULT_PREFIX,
         )

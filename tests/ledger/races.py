@@ -156,11 +156,11 @@ def recover(client: Client, one: Process) -> None:
         Ledger(one.connect).recover(client, older_than=-DAY_S * 1000)
 
 
-def start(place: Place) -> World:
-    """A cluster in memory with the streams, and the ledger of a place."""
-    world = World()
-    for stream in STREAMS:
-        world.client.create_stream(stream, segments=1)
+def start(place: Place, control_partitions: int = 1) -> World:
+    """A cluster in memory, one control partition led, with the streams, and the ledger of a place."""
+    world = World(control_partitions)
+    for stream, near in zip(STREAMS, (None, "shop"), strict=True):
+        world.client.create_stream(stream, segments=1, near=near)
     Ledger(place.connect).create(world.client)
     return world
 

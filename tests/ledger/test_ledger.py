@@ -494,7 +494,7 @@ def test_a_transaction_that_waits_keeps_no_other_one(
     watch, unknown = Watch(10), bytes([0, 0]) + bytes(14)
     place.run(f"insert into anabranch_ledger values ('{unknown.hex()}', 'commit', '00', 1, null)")
     found = watch.look(lambda: ledger.recover(client, older_than=LONG_AGO))
-    assert (list(found.waiting), list(found.alarms)) == (txns[:1], [unknown])
+    assert (list(found.waiting), found.expired) == (txns[:1], [unknown])
     assert (watch.trouble() or "").startswith("1 can't be ended yet: ")
     del world.cluster.troubles[TopicPartition("shop.gone", 0)]
     world.clock.sleep(60)
@@ -520,12 +520,12 @@ def test_rows_that_stay_hide_no_other_one(world: World, place: Place, ledger: Le
         with ordered(world, place, ledger, f"former {n}"):
             pass
     ledger.adopt(world.client)
-    unknown = bytes([0, 0]) + bytes(14)
-    place.run(f"insert into anabranch_ledger values ('{unknown.hex()}', 'commit', '00', 1, null)")
+    settled = left(world, place, "settled", committed=True)
+    presume_abort(world, settled)
     with ordered(world, place, ledger, "a"):
         pass
     found = ledger.recover(world.client, older_than=LONG_AGO, limit=1)
-    assert (list(found.alarms), found.forgotten) == ([unknown], 1)
+    assert (list(found.alarms), found.forgotten) == ([settled], 1)
     assert len(ledger.rows()) == 4
 
 
@@ -535,12 +535,53 @@ def test_a_row_that_contradicts_the_log_is_an_alarm_and_stays(
     """An operator presumed abort, and the database has committed."""
     txn_id = left(world, place, "a", committed=True)
     presume_abort(world, txn_id)
-    unknown = bytes([0, 0]) + bytes(14)
-    place.run(f"insert into anabranch_ledger values ('{unknown.hex()}', 'commit', '00', 1, null)")
     for _ in range(2):
         found = ledger.recover(world.client, older_than=LONG_AGO)
-        assert set(found.alarms) == {txn_id, unknown}
-    assert {row.txn_id for row in ledger.rows()} == {txn_id, unknown}
+        assert set(found.alarms) == {txn_id}
+    assert {row.txn_id for row in ledger.rows()} == {txn_id}
+
+
+def test_a_row_whose_outcome_is_forgotten_is_told_once(
+    world: World, place: Place, ledger: Ledger
+) -> None:
+    """All went well, and no recovery ran for longer than outcomes are kept."""
+    with patch("anabranch.ledger.ledger._finish"), ordered(world, place, ledger, "a") as txn:
+        pass
+    assert txn.txn_id is not None
+    world.client.commit(txn.txn_id, secret=_secret(ledger))
+    world.clock.sleep(8 * DAY_S)
+    with world.client.begin("shop") as other:  # the controllers forget what is old with each round
+        write(other, "b")
+        other.commit()
+    looks = [ledger.recover(world.client, older_than=LONG_AGO) for _ in range(2)]
+    assert [(f.expired, f.forgotten, f.alarms) for f in looks] == [
+        ([txn.txn_id], 1, {}),
+        ([], 0, {}),
+    ]
+    assert ledger.rows() == []
+
+
+def test_a_control_partition_that_does_not_answer_holds_up_no_recovery(place: Place) -> None:
+    world, ledger = start(place, control_partitions=2), Ledger(place.connect)
+    dead = left(world, place, "a", committed=True), left(world, place, "b", committed=False)
+    there = bytes([0, 1]) + dead[0][2:]
+    place.run(f"insert into anabranch_ledger values ('{there.hex()}', 'commit', '00', 1, null)")
+    watch = Watch(10)
+    found = watch.look(lambda: ledger.recover(world.client, older_than=LONG_AGO))
+    assert (found.committed, found.aborted) == ([dead[0]], [dead[1]])
+    assert (list(found.missing), found.waiting, found.alarms) == ([1], {}, {})
+    assert (watch.trouble() or "").startswith("control partition 1 does not answer: ")
+    assert [row.txn_id for row in ledger.rows()] == [there]
+    with pytest.raises(e.NotReady, match="control partition 1"):
+        ledger.adopt(world.client)
+    world.stop_controller()
+    with pytest.raises(e.RetryError):
+        ledger.recover(world.client, older_than=LONG_AGO)
+
+
+def _secret(ledger: Ledger) -> bytes:
+    with ledger._open() as book:
+        return book.open().secret
 
 
 def test_presumed_while_the_process_lives(world: World, place: Place, ledger: Ledger) -> None:

@@ -65,6 +65,8 @@ WAITING = HOPPING | {"error_s": 0.5, "skew_s": 0.5, "jump_s": 0}
 PLAINLY = CALM | {"plain_s": 0.5}
 MARKERS = {"marker_delay_s": 0.05, "chunk_bytes": 16 << 20, "cleaning": False, "readers": 0}
 LOSING = {"lose_s": 3.0, "linger": 0.8}
+# Topics are deleted, and little is done: nothing is written to some of the streams.
+IDLE = CALM | {"lose_s": 2.0, "clients": 1, "jobs": 1, "work_s": 20.0, "lag_s": 0}
 LAGGING = {"lag_s": 1.0, "linger": 0.8}
 # One stream is in trouble for long, and little else is wrong: what others feel of it comes of that.
 LEADERLESS = CALM | {"leaderless_s": 2.0, "lose_s": 0, "lag_s": 0}
@@ -82,6 +84,11 @@ IN_MEMORY = "tests/tables/test_transactions.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 FREEZING = TABLED | {"chunk_bytes": 100}  # … of which all are carried that go by journals
 PREPARED = {"prepared": 1.0, "linger": 0.8}
+# Retention comes to where readers are, and cuts the history while they hold events.
+RETAINING = CALM | {
+    "readers": 6, "retain_s": 0.2, "scale_s": 0.5, "cleaning": True, "small": True, "streams": 1,
+    "machines": 1, "clients": 1, "client_freeze": 0.005, "delay": 0.2, "delay_s": 0.05, "work_s": 10.0,
+}  # fmt: skip
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
 
@@ -313,6 +320,8 @@ CATALOGUE: tuple[Mutant, ...] = (
            weather=LOST_MARKERS),
     Mutant("a quiet stream is not looked at", topics.quiet_streams_stay, weather=LOST_MARKERS,
            suite="tests/processors/test_leaderless.py"),
+    Mutant("an idle stream without its topic stays", topics.idle_streams_stay,
+           weather=IDLE, suite="tests/processors/test_lost_topics.py"),
     Mutant("carriers never look for lost markers", topics.carriers_never_look,
            weather=LOST_MARKERS | {"chunk_bytes": 250}, suite="tests/processors/test_leaderless.py"),
     # -- the library of readers and writers
@@ -329,6 +338,8 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True),
     Mutant("segments are read before their predecessors", clients.no_waiting, weather=READING,
            by_clients=True, broker="steady"),
+    Mutant("what retention deleted is given as adopted", clients.deleted_are_adopted,
+           weather=RETAINING, by_clients=True),
     Mutant("readers read uncommitted", clients.read_uncommitted, simulated=False,
            by_clients=True, broker="kills"),
     Mutant("a group's new partitions are a new group's", clients.partitions_of_a_new_group,

@@ -16,6 +16,7 @@ from anabranch.reading import stream_order as ordered
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.epoch_order import StreamOrder
 from anabranch.reading.feed import Feed
+from anabranch.reading.history_index import DELETED, NO_SEGMENT, HistoryIndex, Span
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.ordered_reader import Starting
 from anabranch.reading.snapshot import SnapshotPlan
@@ -110,6 +111,17 @@ def hasty_copy() -> Planted:
 def no_waiting() -> Planted:
     """Readers take a segment before its predecessors are read."""
     return patch.object(StreamOrder, "readable", lambda *_: True)
+
+
+def deleted_are_adopted() -> Planted:
+    """Held events of which retention cut the history are given as if they were older than the stream."""
+    real = HistoryIndex._unnamed
+
+    def unnamed(index: HistoryIndex, *place: int) -> Span:
+        span = real(index, *place)
+        return span._replace(segment_id=NO_SEGMENT) if span.segment_id == DELETED else span
+
+    return patch.object(HistoryIndex, "_unnamed", unnamed)
 
 
 def read_uncommitted() -> Planted:

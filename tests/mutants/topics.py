@@ -15,6 +15,7 @@ from anabranch.processors import controller, durability
 from anabranch.processors.carrier import Carriers
 from anabranch.processors.leadership import Lease
 from anabranch.processors.streams import health, trouble
+from anabranch.processors.streams.histories import Histories
 from anabranch.processors.streams.quiet import Quiet
 from anabranch.processors.streams.trouble import StreamTrouble
 from tests.memory.producer import MemoryProducer
@@ -124,6 +125,13 @@ def left_open() -> Planted:
 def quiet_streams_stay() -> Planted:
     """No leader looks at a stream that no round comes to: what lacks a marker there stays open."""
     return patch.object(Quiet, "_compare", lambda *_: {})
+
+
+def idle_streams_stay() -> Planted:
+    """What the leader can't look at each minute is left alone: an idle stream without its topic stays ACTIVE."""
+    return patch.object(
+        Histories, "missed", property(lambda _: set(), lambda *_: None), create=True
+    )
 
 
 def carriers_never_look() -> Planted:

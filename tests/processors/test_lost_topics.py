@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from anabranch.batches.records import Record
 from anabranch.core.partitioner import position_of
 from anabranch.core.stream_states import ACTIVE, LOST, WAITING
-from anabranch.ports import TopicPartition
+from anabranch.ports import Failed, LogUnavailable, TopicInfo, TopicPartition
 from anabranch.schemas.records import (
     Abort,
     Commit,
@@ -22,6 +22,7 @@ from anabranch.schemas.records import (
     Scale,
 )
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from tests.memory.log import MemoryLog
 from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
 
 each_topic = pytest.mark.parametrize("topic", [topic(GONE) for topic in TOPICS])
@@ -50,6 +51,48 @@ def test_a_missing_topic_stops_nobody_else_and_is_given_up_in_time(topic: str) -
     assert play.ask(Scale(GONE, 3, (), ())).code == "StreamLost"
     assert play.one_shot(OTHER) == "COMMITTED"
     assert play.events(OTHER) == 3, "one-shots only: nothing of what was aborted"
+
+
+@each_topic
+def test_an_idle_stream_is_lost_within_two_minutes(topic: str) -> None:
+    """Nothing is written to it, and nobody asks for it."""
+    play = Play()
+    play.play(10, 10.0)
+    play.world.cluster.delete_topic(topic)
+    play.play(240, 120.0)
+    assert play.stream_state(GONE) == LOST
+    assert play.ask(CreateStream(GONE, 2, {})).code == "StreamLost"
+    assert play.one_shot(OTHER) == "COMMITTED"
+
+
+@pytest.mark.parametrize("topic", [stream_topic(GONE), history_topic(GONE)])
+def test_an_idle_stream_is_not_lost_for_a_broker_that_does_not_know_it(
+    topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other brokers, and the quorum, do."""
+    play = Play()
+    play.play(10, 10.0)
+    describe, starts = MemoryLog.describe_topics, MemoryLog.start_offsets
+
+    def described(log: MemoryLog, names: Sequence[str]) -> dict[str, TopicInfo]:
+        return describe(log, [name for name in names if name != topic])
+
+    def started(
+        log: MemoryLog, places: Iterable[TopicPartition], *, failed: Failed | None = None
+    ) -> dict[TopicPartition, int]:
+        known = [place for place in places if place.topic != topic]
+        if failed is not None and known != list(places):
+            failed[TopicPartition(topic, 0)] = LogUnavailable("is not found", (topic,))
+        return starts(log, known, failed=failed)
+
+    with monkeypatch.context() as lagging:
+        lagging.setattr(MemoryLog, "describe_topics", described)
+        lagging.setattr(MemoryLog, "start_offsets", started)
+        play.play(240, 240.0)
+        assert play.stream_state(GONE) == WAITING
+    play.play(20, 20.0)
+    assert play.stream_state(GONE) == ACTIVE
+    assert play.one_shot(GONE) == "COMMITTED"
 
 
 @each_topic

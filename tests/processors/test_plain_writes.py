@@ -8,7 +8,7 @@ import pytest
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.core.ids import NO_TXN
-from anabranch.ports import LogRefused, TopicPartition
+from anabranch.ports import LogRefused, LogUnavailable, TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import CommitRecord, CreateStream, Event, FindScope, OneShot, Outcome
@@ -104,6 +104,34 @@ def test_what_the_stream_refuses_is_passed_over_alone(
     put(world, 0, b"later")
     play(controller)
     assert seen(world) == [b"after", b"before", b"beside", b"later"]
+
+
+def test_a_refusal_that_names_no_topic_costs_no_data(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that speaks another version of Produce refuses so: leading begins again, until one does not."""
+    controller = led(world)
+    check, refusing = Partition.check, True
+
+    def checked(partition: Partition, data: bytes, now_ms: int) -> object:
+        if refusing and partition.name.topic == stream_topic(STREAM):
+            raise LogRefused("UNSUPPORTED_VERSION", 35)
+        return check(partition, data, now_ms)
+
+    monkeypatch.setattr(Partition, "check", checked)
+    put(world, 0, b"a", b"b")
+    put(world, 1, b"c")
+    event = Event(STREAM, -1, b"key-0", b"one-shot", (), 5)
+    asked = world.send(OneShot(world.txn_id(), "nyc", None, (event,)))
+    for _ in range(8):
+        with pytest.raises(LogUnavailable):
+            play(controller)
+        controller.lead()
+    assert world.reply(asked) is None
+    refusing = False
+    play(controller, 30)
+    assert seen(world) == [b"a", b"b", b"c", b"one-shot"]
+    assert isinstance(world.reply(asked), Outcome)
 
 
 def test_a_successor_with_an_empty_table_goes_on_where_the_log_says(world: World) -> None:

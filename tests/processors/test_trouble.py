@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from anabranch.core.stream_states import ACTIVE, WAITING
 from anabranch.errors import NotLeading
 from anabranch.ports import (
     LogBusy,
+    LogFenced,
     LogRefused,
     LogUnavailable,
     LogUncertain,
@@ -22,6 +26,7 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
+from anabranch.processors import controller as controller_module
 from anabranch.processors.streams.health import Described, describe
 from anabranch.schemas.records import (
     Abort,
@@ -47,6 +52,7 @@ from tests.memory.producer import MemoryProducer
 from tests.memory.trouble import Kind, Trouble
 from tests.processors.losing import GONE, KEYS, OTHER, TOPICS, Play
 
+_LOGS_CALL = re.compile(r"\b_?log\.(fetch|start_offsets|end_offsets)$")
 FORBIDDEN, POLICY, TOO_LARGE, MIN_ISR = 29, 44, 10, 19
 
 
@@ -285,6 +291,45 @@ def test_an_unreadable_history(monkeypatch: pytest.MonkeyPatch) -> None:
         assert play.one_shot(OTHER) == "COMMITTED"
 
 
+def test_a_gap_of_a_stream_without_a_leader_holds_up_no_round() -> None:
+    """Others wrote to its topic; without helper threads the gap is read between two rounds."""
+    play, place = Play(), TopicPartition(stream_topic(GONE), 0)
+    play.world.cluster.produce(place, [Record(n, 1, b"k", b"stray", ()) for n in range(9)])
+    assert play.one_shot(GONE) == "COMMITTED"
+    gaps = play.controller._beside.gaps  # type: ignore[union-attr]
+    waiting = list(gaps._waiting)
+    assert [gap.stream for gap in waiting] == [GONE]
+    play.world.cluster.troubles[place] = Trouble(Kind.LEADERLESS)
+    began = play.world.clock.now
+    for _ in range(5):  # the first one, before it is known that the stream is in trouble
+        gaps._look_ms = 0
+        play.play(1)
+    assert (play.world.clock.now, gaps.found) == (began, {})
+    assert play.one_shot(GONE) == "NotReady"
+    play.play(60, 30.0)
+    tries = [gap.tries for gap in gaps._waiting]
+    assert min(tries) <= 5, "a stream that waits is not asked for its gaps"
+    del play.world.cluster.troubles[place]
+    play.play(30, 30.0)
+    assert gaps.found == {GONE: 9}
+
+
+def test_no_call_for_a_stream_waits_for_its_leader() -> None:
+    """All other streams would wait with it. Control topics are waited for: nothing goes on without them."""
+    folder = Path(controller_module.__file__).parent
+    waiting = [
+        (path.name, function.name)
+        for path in (*folder.rglob("*.py"), folder.parent / "topics/creation.py")
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call) and _LOGS_CALL.search(ast.unparse(call.func))
+        if "failed" not in {word.arg for word in call.keywords}
+    ]
+    of_status = [("leadership.py", "fold_to_end")] * 3 + [("leadership.py", "last_term")] * 3
+    assert sorted(waiting) == [("intake.py", "fetch"), *of_status]  # … and of the topic `control`
+
+
 # -- an id whose markers can't be written --------------------------------------------------------------
 
 
@@ -341,6 +386,32 @@ def test_a_leader_that_is_stopped_before_it_leads_once_more_lets_go() -> None:
     assert play.one_shot(OTHER) == "COMMITTED"
     with pytest.raises(NotLeading):
         first.hand_over()  # it does not disturb who leads since
+    assert play.one_shot(OTHER) == "COMMITTED"
+
+
+@pytest.mark.parametrize("fenced_in", ["the hand-over", "a round"])
+def test_a_leader_that_is_fenced_while_an_id_is_busy_hands_over(
+    monkeypatch: pytest.MonkeyPatch, fenced_in: str
+) -> None:
+    """Each controller that tried to lead fenced the other ids, so the record that would let it lead never came."""
+    play = Play()
+    initialise = play.world.cluster.initialise
+    monkeypatch.setattr(
+        play.world.cluster,
+        "initialise",
+        lambda id_, s: None if id_.endswith("control.0.b") else initialise(id_, s),
+    )
+    play.controller.lead()  # it led before: so it passes the busy id over
+    assert not play.controller._stream_trouble.suspects
+    other = play.world.controller("other")
+    with pytest.raises(LogBusy):
+        other.lead()
+    if fenced_in == "a round":
+        with pytest.raises(LogFenced):
+            play.one_shot(OTHER)
+    play.controller.hand_over()
+    other.lead()
+    play.controller = other
     assert play.one_shot(OTHER) == "COMMITTED"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from anabranch.clock import SystemClock
+from anabranch.core.ids import NO_TXN
 from anabranch.core.partitioner import SPACE
 from anabranch.errors import NotReady
 from anabranch.ports import TopicPartition
@@ -25,6 +26,7 @@ from anabranch.reading.feed import Feed
 from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.stream_order import OrderedStream, Step
 from anabranch.schemas.records import CommitRecord, EpochRecord, EpochSegment, SegmentEnd
+from anabranch.topics.names import history_topic
 from anabranch.types import Event
 from tests.client.members import by_key
 from tests.client.written import ONE, Keys, WrittenStream, scaled
@@ -259,6 +261,47 @@ def test_what_is_taken_away_is_dropped(written: WrittenStream) -> None:
     alone.feed.assign({})
     assert alone.stream.waiting() == set()
     assert alone.step(2) is None
+
+
+def test_what_retention_deletes_while_it_is_held_is_passed_over(
+    written: WrittenStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The history is cut up to an epoch behind it, whose time is no commit's."""
+    written.scale(ONE)
+    keys = Keys(4)
+    for _ in range(2):
+        written.commit(keys.events())
+    alone = Member(written, None, ())
+    for portion in alone.feed.next(0.0, ()):
+        alone.stream.put(portion)
+    written.scale((1, 0, 4, 0), (2, 4, 8, 1))
+    cut = written.records[-1][0]
+    history_place = TopicPartition(history_topic(written.stream), 0)
+    written.log.delete_records(
+        {TopicPartition(written.topic, 0): written.vector[0], history_place: cut}
+    )
+    left = keys.events()
+    commit = written.commit(left)
+    found = read([alone], random.Random(3), len(left))
+    assert sorted((e.key, e.value) for e in found) == sorted(left)
+    assert {e.commit_timestamp for e in found} == {commit.timestamp}
+    assert "retention has deleted events of s.t[0]" in caplog.text
+    assert "records of others" not in caplog.text
+
+
+def test_adopted_events_have_the_time_of_the_first_epoch(written: WrittenStream) -> None:
+    """A commit shares the round with it."""
+    adopted = [(b"k0", b"k0:0"), (b"k1", b"k1:0")]
+    written.vector[0] = written._append(0, adopted, NO_TXN).stop
+    whole = written._segment(0, 0, 0, SPACE, 0)
+    first = written._epoch(0, [whole])
+    commit = written._commit([(b"k0", b"k0:1")])
+    written._write(first, commit)
+    found = read([Member(written, None, ())], random.Random(4), 3)
+    assert [(e.segment_id, e.commit_timestamp) for e in found] == [
+        *[(history.NO_SEGMENT, first.timestamp)] * 2,
+        (whole.segment_id, commit.timestamp),
+    ]
 
 
 def test_a_position_is_never_told_below_where_reading_began(

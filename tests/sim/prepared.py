@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from anabranch import ledger as product
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
-from anabranch.core.decisions.turn import FORGOTTEN
 from anabranch.errors import AlreadyCommitted, AnabranchError, OutcomeUnknown, TransactionAborted
 from anabranch.ledger.book import ABORT, BEGUN, COMMIT, FIRST, Meta, Row
 from anabranch.ports import LogError
@@ -205,9 +204,8 @@ def recover(world: World, faults: Faults, ledger: Ledger, client: Client, name: 
             world.note(name, f"recovery: {type(error).__name__}: {error}")
         else:
             # A clock that jumps lets outcomes expire before a recovery asks; `check_prepared` looks at the rest.
-            false = {t: why for t, why in found.alarms.items() if FORGOTTEN not in why}
-            if false:
-                raise Violation(f"alarms: {false}")
+            if found.alarms:
+                raise Violation(f"alarms: {found.alarms}")
 
 
 def check_prepared(picture: Picture, ledger: Ledger) -> None:

@@ -17,6 +17,7 @@ from anabranch.core import limits, vectors
 from anabranch.core import rows as k
 from anabranch.core.journal.runs import place_of, txn_of
 from anabranch.core.legal_names import split_stream
+from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import AnabranchError, InvariantViolation
 from anabranch.ports import TopicPartition
 from anabranch.processors import beside as beside_rounds
@@ -369,6 +370,8 @@ class _Run:
             if leader is None or leader._memory.waiting.keys() - self.ledger.deleted:
                 return False  # a stream's pause may outlast its trouble
             rows = leader.state.streams.items()
+            if any(row.state == ACTIVE and self.cluster.hands.lacks_topic(s) for s, row in rows):
+                return False  # it is to be given up, though nothing is written to it
             growing = {s for s, row in rows if row.wanted_partitions > row.partitions}
             if growing - self.ledger.deleted.keys():
                 return False  # so may that of its growth

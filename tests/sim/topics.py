@@ -72,6 +72,11 @@ class Hands:
         if mean_s:
             self._world.later(1.0 + self._random.expovariate(1 / mean_s), event)  # type: ignore[arg-type]
 
+    def lacks_topic(self, stream: str) -> bool:
+        """Whether somebody deleted a topic of this stream, and did not make another one."""
+        kind = self.deleted.get(stream)
+        return kind is not None and NAMES[kind](stream) not in self._cluster.topics
+
     # -- deletion -------------------------------------------------------------------------------------
 
     def _delete(self) -> None:

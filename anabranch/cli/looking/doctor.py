@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from anabranch import Client
     from anabranch.cli.session import Target
     from anabranch.kafka.wire.cluster import Cluster
-    from anabranch.types import StreamDescription
+    from anabranch.types import OpenTransaction, StreamDescription
 
 _ANSWER_S = 2.0  # each question
 _WARN_FREE, _BAD_FREE = 0.2, 0.05  # of a disk
@@ -138,14 +138,22 @@ def _topics(cluster: Cluster, target: Target) -> Iterator[Row]:
 
 def _controllers(client: Client) -> Iterator[Row]:
     """Controllers, rights, clocks and streams, as answers of controllers tell."""
+    from anabranch.types import Listed
+
     begun = time.monotonic()
     rows: list[Row] = []
-    with _asked(rows, "controllers", "start `anabranch controller`, or look at its log"):
+    do = "start `anabranch controller`, or look at its log"
+    opened: Listed[OpenTransaction] = Listed()
+    with _asked(rows, "controllers", do):
         opened = client.open_transactions(limit=10_000)
         told = f"all control partitions answered in {(time.monotonic() - begun) * 1000:.0f} ms"
-        rows.append(Row("controllers", OK, f"{told}; {count_of(len(opened), 'open transaction')}"))
+        if not opened.missing:
+            told = f"{told}; {count_of(len(opened), 'open transaction')}"
+            rows.append(Row("controllers", OK, told))
+        for partition, error in opened.missing.items():
+            rows.append(Row("controllers", BAD, f"control partition {partition}: {error}", do))
     yield from rows
-    if rows[0].state == BAD:
+    if rows[0].state == BAD and not opened.missing:
         return
     rows = []
     with _asked(rows, "commands set aside", ""):

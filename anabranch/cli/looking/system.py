@@ -41,14 +41,18 @@ _TEXTS = ("key", "value")  # other bytes are ids
 def transactions(options: ClusterOptions, scope: Scope = None, limit: Limit = 100) -> None:
     """Transactions: open ones, the oldest first, then those that ended and are kept, the newest first."""
     with options.client() as client:
-        show("transactions", client.system("transactions", scope, limit=limit), options)
+        found = client.system("transactions", scope, limit=limit)
+    show("transactions", found, options)
+    found.check()
 
 
 @app.command("locks")
 def locks(options: ClusterOptions, scope: Scope = None, limit: Limit = 100) -> None:
     """Registered locks of open transactions on tables, the oldest one's first, and who waits for whom."""
     with options.client() as client:
-        show("locks", client.system("locks", scope, limit=limit), options)
+        found = client.system("locks", scope, limit=limit)
+    show("locks", found, options)
+    found.check()
 
 
 @app.command("commits")
@@ -76,7 +80,9 @@ def commits(
 def tables(options: ClusterOptions, scope: Scope = None, limit: Limit = 1000) -> None:
     """Tables: their segments, newest commits, and how long versions are kept."""
     with options.client() as client:
-        show("tables", client.system("tables", scope, limit=limit), options)
+        found = client.system("tables", scope, limit=limit)
+    show("tables", found, options)
+    found.check()
 
 
 def show(name: str, rows: Sequence[Any], options: ClusterOptions, **more: object) -> None:

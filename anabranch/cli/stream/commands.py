@@ -68,8 +68,10 @@ def list_streams(
 ) -> None:
     """List streams."""
     with options.client() as client:
-        found = sorted(client.streams(scope), key=lambda each: each.stream)
+        found = client.streams(scope)
+    found.sort(key=lambda each: each.stream)
     _show(found, as_json=options.json, title="Streams")
+    found.check()
 
 
 @app.command("describe")

@@ -54,6 +54,7 @@ class Cutter:
         self._next_look_ms = 0
         self._looking: Future[dict[str, int]] | None = None
         self._forgotten: set[str] = set()  # during this look
+        self.missed: set[str] = set()  # streams whose topics could not be looked at
 
     def logged(self, low_waters: Mapping[Place, int]) -> None:
         """Take in low waters that are on the log."""
@@ -84,6 +85,7 @@ class Cutter:
         if self._looking is None or not self._looking.done():
             return {}
         found, self._looking = self._looking.result(), None
+        self.missed |= self._histories.missed
         there = streams() if found else {}
         forgotten, self._forgotten = self._forgotten, set()
         for stream in forgotten:  # another one may have its name by now

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from anabranch.batches.format import read_header
-from anabranch.ports import CorruptBatch, Log, LogError, LogUnavailable, TopicPartition
+from anabranch.ports import Log, LogError, LogUnavailable, TopicPartition, answered
 from anabranch.processors.streams.helper_thread import helper
 from anabranch.topics.names import stream_topic
 
@@ -89,12 +89,15 @@ class Gaps:
         for place in touched:
             self._partitions[place].markers += 1
 
-    def look(self, now_ms: int) -> None:
-        """Look into the next gap, or begin to."""
+    def look(self, now_ms: int, in_trouble: Container[str] = ()) -> None:
+        """Look into the next gap, or begin to; not into those of streams in trouble."""
         self._take_back(now_ms)
-        if self._under_way is None and self._waiting and now_ms >= self._look_ms:
+        if self._under_way is not None or now_ms < self._look_ms:
+            return
+        gap = next((gap for gap in self._waiting if gap.stream not in in_trouble), None)
+        if gap is not None:
             self._look_ms = now_ms + LOOK_EVERY_MS
-            gap = self._waiting.popleft()
+            self._waiting.remove(gap)
             self._under_way = gap, self._helper.submit(self._read, gap)
             self._take_back(now_ms)
 
@@ -114,12 +117,18 @@ class Gaps:
         """The number of records in part of the gap, and where the rest of it begins."""
         place = TopicPartition(stream_topic(gap.stream), gap.partition)
         try:
-            found = self._log.fetch(
-                {place: gap.first}, max_wait=0, max_bytes=LOOK_BYTES, committed=True
+            found = answered(
+                lambda failed: self._log.fetch(
+                    {place: gap.first},
+                    max_wait=0,
+                    max_bytes=LOOK_BYTES,
+                    committed=True,
+                    failed=failed,
+                )
             ).get(place)
         except LogUnavailable:
             found = None
-        except (LogError, CorruptBatch) as error:
+        except LogError as error:
             log.info("a gap of %s is not looked into: %s", place.topic, error)
             return 0, gap.end
         if found is None:

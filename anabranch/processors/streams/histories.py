@@ -10,7 +10,7 @@ from typing import NamedTuple
 from anabranch.batches.records import decode_records
 from anabranch.core.legal_names import is_state
 from anabranch.errors import MalformedRecord, UnsupportedVersion
-from anabranch.ports import CorruptBatch, Log, LogError, OffsetOutOfRange, TopicPartition
+from anabranch.ports import CorruptBatch, Log, LogError, OffsetOutOfRange, TopicPartition, answered
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import EpochRecord
 from anabranch.topics.names import history_topic, stream_topic
@@ -44,6 +44,7 @@ class Histories:
     def __init__(self, source: Log) -> None:
         self._log = source
         self._walks: dict[str, _Walk] = {}
+        self.missed: set[str] = set()  # by the last call of `spare`
 
     def forget_stream(self, stream: str) -> None:
         """Drop a forgotten stream."""
@@ -52,15 +53,17 @@ class Histories:
     def spare(self, streams: Mapping[str, int]) -> dict[str, int]:
         """Stream -> the offset of an EPOCH record before which its history names deleted events only.
 
-        ``streams``: the partitions of each. Those that can't be looked at now are left out.
+        ``streams``: the partitions of each. Those that can't be looked at now are left out, and are `missed`.
         """
         found = {}
+        self.missed = set()
         for stream, partitions in streams.items():
             try:
                 at = self._look(stream, partitions)
             except (LogError, CorruptBatch, OffsetOutOfRange) as error:
                 log.info("it can't be told how far the history of %s may be cut: %s", stream, error)
                 self._walks.pop(stream, None)
+                self.missed.add(stream)
                 continue
             if at is not None:
                 found[stream] = at
@@ -70,10 +73,7 @@ class Histories:
         topic = stream_topic(stream)
         history = TopicPartition(history_topic(stream), 0)
         places = [TopicPartition(topic, p) for p in range(partitions)]
-        failed: dict[TopicPartition, LogError] = {}
-        starts = self._log.start_offsets([*places, history], failed=failed)
-        for error in failed.values():
-            raise error
+        starts = answered(lambda failed: self._log.start_offsets([*places, history], failed=failed))
         begins = starts.pop(history)
         if is_state(stream):  # its topic is read whole; the history's end is its leader's alone
             starts = dict.fromkeys(starts, sys.maxsize)
