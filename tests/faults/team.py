@@ -270,9 +270,9 @@ class Team(Crew):
         until = time.monotonic() + END_S
         while True:
             try:
-                left = client.transactions(self.scope)
+                left: list[object] = [*client.transactions(self.scope)]
             except AnabranchError as error:
-                left = [str(error)]  # type: ignore[list-item]
+                left = [error]
             if not left:
                 return
             assert time.monotonic() < until, f"still open after {END_S:.0f} s: {left[:3]}"
