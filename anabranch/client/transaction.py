@@ -71,7 +71,7 @@ class Transaction(Buffered):
         self._reads: Reads | None = None
         self._result: Result | None = None
         self._outcome: r.Outcome | None = None  # of its prepare or commit
-        self._own: r.Receipt | None = None
+        self._own: r.Receipt | None = None  # of the commit that was sent
         self._in_doubt = False  # a commit was sent, and its outcome is not known here
         self._told = False  # … and the caller was told that
         self._abort_unanswered = False  # an abort was sent, and not answered
@@ -293,7 +293,7 @@ class Transaction(Buffered):
         if self._token is None or (self._account is None and not self._prepared):
             raise IllegalState("the transaction is not open")
         if self._account is not None:
-            if self._own is None or not (self._in_doubt or self._prepared):
+            if self._own is None:
                 self._flush(deadline)
                 seen = self._session.highest_timestamp
                 self._own = self._account.receipt(finished=True, seen=seen)
@@ -326,6 +326,8 @@ class Transaction(Buffered):
             self._hot.clear()
         else:
             self._in_doubt = self._told = before
+            if not before:
+                self._own = None  # more may be written before the next commit
 
     def _take_outcome(self, outcome: r.Outcome) -> None:
         if outcome.state == "PREPARED":
@@ -370,14 +372,22 @@ class Transaction(Buffered):
                     self._abort_unanswered = True
                     self._abort(reason, self._shared.deadline(timeout), secret)
                     self._abort_unanswered = self._in_doubt = False
-            except AlreadyCommitted as error:
+            except AlreadyCommitted:  # perhaps with all that was written here: `commit` asks
                 self._abort_unanswered = self._in_doubt = False
-                self._end(error)
+                self._over, self._heard = None, True
+                self.beating = False
+                self._hot.clear()
+                raise
+            except OutcomeUnknown:  # another commit is under way
+                self._in_doubt = True
                 raise
             finally:
                 stays = self._in_doubt or (self._prepared and self._abort_unanswered)
-                if not stays and self._result is None:
-                    if not isinstance(self._over, AlreadyCommitted):
+                if not stays and not self._heard and self._result is None:
+                    if self._abort_unanswered:
+                        why = "is not known: abort it again, as the abort was not answered"
+                        self._end(unknown(why, self._txn_id or b"", self._token))
+                    else:
                         self._end(TransactionAborted(f"the transaction is aborted ({reason})"))
                     self._buffer.clear()
                     self._discard()

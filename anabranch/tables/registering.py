@@ -8,7 +8,7 @@ from typing import Protocol
 
 from anabranch.core.journal.table_writes import fingerprint
 from anabranch.core.transaction_states import locks_broken
-from anabranch.errors import AnabranchError, LocksBroken, TransactionAborted
+from anabranch.errors import AnabranchError, LocksBroken, RetryError, TransactionAborted
 from anabranch.schemas import records as r
 from anabranch.tables.locks import Locks, broken
 from anabranch.tables.own_writes import OwnRows
@@ -175,6 +175,11 @@ class Registering:
         if answer.broken is not None:
             raise locks_broken(answer.broken)
         return answer
+
+    def check_open(self, deadline: float) -> None:
+        """Raise the controller's answer, unless the transaction is open or no answer comes."""
+        with suppress(RetryError, LocksBroken), self.explained():
+            self._controller.lock_reads(r.LockReads(self._token, self._writer, 0), deadline)
 
     def _look(self, timestamp: int, tables: Iterable[r.TableTime], deadline: float) -> None:
         """Look at all locks of this process, up to a time of the controller's."""

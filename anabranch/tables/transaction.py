@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NoReturn, Protocol, Self
+from typing import Protocol, Self
 
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import NO_TXN, txn_text
 from anabranch.core.legal_names import split_stream
 from anabranch.errors import (
+    AlreadyCommitted,
     AnabranchError,
     DeadlineExceeded,
     IllegalState,
@@ -28,7 +29,7 @@ from anabranch.tables.joined import Joins
 from anabranch.tables.own_writes import Local, Writers
 from anabranch.tables.registering import Opened, Registering
 from anabranch.tables.snapshot import TableSnapshot
-from anabranch.tables.work import IN_DOUBT, Isolation, TableWork, Vouching, alone
+from anabranch.tables.work import BROKEN, IN_DOUBT, Isolation, TableWork, Vouching, alone
 from anabranch.types import Counts, Receipt, Result, result_of
 
 KEEPALIVE_S = 30.0
@@ -240,7 +241,12 @@ class TableTransaction(TableWork):
         if not late:
             super()._check()
         if self._opened is not None:
-            self._result = self._commit_open(receipts, name, timeout)
+            try:
+                self._result = self._commit_open(receipts, name, timeout)
+            except AlreadyCommitted:  # by another process, perhaps with all that was written here
+                if self._events:
+                    raise
+                self._result = self._opened.commit(receipts, name=name, timeout=timeout)
         elif late:
             self._result = result_of(self._found_out(self.commits.deadline(timeout)))
         elif receipts:
@@ -373,8 +379,12 @@ class TableTransaction(TableWork):
         return bool(state.streams)
 
     def _drop(self, opened: Opened) -> None:
+        """Abort it. Raises: AlreadyCommitted, OutcomeUnknown (its commit came first: no broken lock counts)."""
         try:
-            opened.abort("its locks are broken", timeout=_GRACE_S)
+            opened.abort(BROKEN, timeout=_GRACE_S)
+        except (AlreadyCommitted, OutcomeUnknown):
+            self._in_doubt = True  # from here on only the controller knows
+            raise
         except AnabranchError as trouble:
             log.warning("%r could not be aborted and will go stale: %s", self, trouble)
 
@@ -388,7 +398,6 @@ class TableTransaction(TableWork):
             self._opened.abort(reason)
         self._end(IN_DOUBT if self._sent else "it is aborted")
 
-    def _fail(self, error: LocksBroken) -> NoReturn:
+    def _give_up(self) -> None:
         if self._opened is not None and self._over in ("", IN_DOUBT):
             self._drop(self._opened)
-        super()._fail(error)
