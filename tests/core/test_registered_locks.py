@@ -327,6 +327,22 @@ def test_locks_of_left_out_writers_count_and_who_was_read_from_must_be_taken() -
     assert bank.row("T").state == "ABORTED"
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_who_was_read_from_may_be_taken_with_another_receipt_of_the_same_events(more: int) -> None:
+    """The set was read from a receipt that was registered after the commit came."""
+    bank = Long()
+    bank.held = True
+    bank.wrote(b"x", writer="v")
+    assert bank.commit("T") == ""
+    if more:
+        bank.write("T", "v", PLAIN)
+    bank.finish("T", "v")
+    bank.locked(b"k", read_from=(r.WriterAt(bank.writer("v"), 2),))
+    bank.held = False
+    said = bank.wait(1000) or bank.wait(10)
+    assert said == f"[commit T] {'WritersUnfinished' if more else 'T COMMITTED 1'}"
+
+
 def test_a_lost_table_ends_who_locked_it() -> None:
     bank = Long()
     bank.locked(b"k")

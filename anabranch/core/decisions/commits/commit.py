@@ -34,7 +34,7 @@ from anabranch.core.decisions.transactions import (
 )
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.journal.index import JournalIndex, Weighed
-from anabranch.core.journal.receipts import left_behind
+from anabranch.core.journal.receipts import not_covered
 from anabranch.core.legal_names import check_name, check_number
 from anabranch.core.memory import Merging
 from anabranch.core.round import ReplyTo
@@ -84,7 +84,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         if command.prepare is not None:
             prepared.check_same(turn, row, command.prepare)
     if row.state == "COMMITTED":
-        behind = left_behind(named, turn.state.writers(row.txn_id))
+        behind = not_covered(named, turn.state.writers(row.txn_id))
         if behind:
             raise AlreadyCommitted(
                 f"the transaction was committed without writer {writers_text(behind)}, by another commit: its "
@@ -168,7 +168,7 @@ def _commit_prepared(turn: Turn, txn: OpenTxn, command: Commit, to: ReplyTo | No
     """A prepare repeated, or the word of the coordinator that a PREPARED transaction commits."""
     row = txn.row
     named = (*command.own, *(command.receipts or ()))
-    prepared.check_ending(txn, command, left_behind(named, txn.writers))
+    prepared.check_ending(txn, command, not_covered(named, txn.writers))
     if command.prepare is not None:
         turn.reply(to, turn.outcome(row))
         return
@@ -250,7 +250,7 @@ def _check_replaced(
     wanted: Iterable[Receipt], taken: Mapping[int, Receipt], same_claim: bool = True
 ) -> None:
     """`OutcomeUnknown` if a commit is waiting or decided without what another one wants."""
-    behind = left_behind(wanted, taken)
+    behind = not_covered(wanted, taken)
     if behind or not same_claim:
         without = f"writer {writers_text(behind)}" if behind else "this one's name and number"
         raise OutcomeUnknown(
