@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Self
+from dataclasses import replace
+from typing import Protocol, Self
 
 from anabranch.client.buffered import Buffered, check_consumed, place_null_keys
 from anabranch.client.handle import (
@@ -16,7 +17,7 @@ from anabranch.client.reservation import (
     Reservation,
     abort_reserved,
 )
-from anabranch.client.session import Reads, unknown
+from anabranch.client.session import no_replica, unknown
 from anabranch.core.ids import is_marked, txn_text
 from anabranch.core.legal_names import check_number
 from anabranch.errors import (
@@ -46,6 +47,17 @@ from anabranch.types import (
 )
 
 log = logging.getLogger("anabranch.client")
+
+
+class Reads(Protocol):
+    """The reads of an open transaction on tables, as far as its commit needs them."""
+
+    @property
+    def vouched(self) -> tuple[r.Vouched, ...]:
+        """The sets of locks that were looked at."""
+
+    def look_again(self, answer: r.LookAgain, deadline: float) -> None:
+        """Look at what the controller names. `LocksBroken`; `NotReady`: the replica is not there in time."""
 
 
 class Transaction(Buffered):
@@ -123,6 +135,11 @@ class Transaction(Buffered):
     def result(self) -> Result | None:
         """The outcome once committed; known at once if the name was committed before."""
         return self._result
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether its commit was sent, and the outcome is not known here."""
+        return self._in_doubt
 
     @property
     def prepared(self) -> TransactionInfo | None:
@@ -301,15 +318,32 @@ class Transaction(Buffered):
         self._hot.clear()
         # From here on an interruption leaves it in doubt.
         before, self._in_doubt, self._told = self._in_doubt, True, False
+        reads = self._reads
+        looked = () if reads is None else reads.vouched
+        command = r.Commit(
+            self._token, own, others, name, 0, number, consumed, prepare, secret, looked
+        )
+        outcome = self._send(command, deadline, before)
+        while isinstance(outcome, r.LookAgain):
+            if reads is None:
+                raise no_replica()
+            # An error of the look says nothing of the commit that was sent: it stays in doubt.
+            reads.look_again(outcome, deadline)
+            before = before or outcome.decided
+            command = replace(command, vouched=reads.vouched)
+            outcome = self._send(command, deadline, before)
+        warn_left_out(outcome, receipts)
+        self._take_outcome(outcome)
+
+    def _send(self, command: r.Commit, deadline: float, before: bool) -> r.Outcome | r.LookAgain:
         try:
-            command = r.Commit(self._token, own, others, name, 0, number, consumed, prepare, secret)
-            outcome = self._session.commit(command, deadline, self._reads)
-            check_taken(outcome, own, self._txn_id)
+            answer = self._session.try_commit(command, deadline)
+            if isinstance(answer, r.Outcome):
+                check_taken(answer, command.own, self._txn_id)
         except AnabranchError as error:
             self._failed_to_commit(error, before)
             raise
-        warn_left_out(outcome, receipts)
-        self._take_outcome(outcome)
+        return answer
 
     def _failed_to_commit(self, error: AnabranchError, before: bool) -> None:
         """``before``: a former commit was in doubt; a refusal of this one says nothing about that one."""

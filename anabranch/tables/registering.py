@@ -54,6 +54,10 @@ class Part(Protocol):
 class Opened(Part, Protocol):
     """The handle of an open transaction: `anabranch.client.transaction.Transaction`."""
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether its commit was sent, and the outcome is not known here."""
+
     def read_by(self, reads: Registering) -> None:
         """Let this look at the locks when it commits."""
 

@@ -342,7 +342,8 @@ class TableTransaction(TableWork):
         ) from error
 
     def _check(self) -> None:
-        if self._over == IN_DOUBT or (self._sent and not self._over):
+        sent = self._sent or (self._opened is not None and self._opened.is_sent)
+        if self._over == IN_DOUBT or (sent and not self._over):
             raise IllegalState("its commit was sent, and the outcome is not known: commit again")
         super()._check()
 

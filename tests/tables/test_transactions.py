@@ -547,7 +547,7 @@ def test_what_was_left_unanswered_is_ended_again(
         left.flush()
         unknown = Mock(side_effect=OutcomeUnknown("gone", txn_id=bytes(16)))
         session = left._opened._session  # type: ignore[union-attr]
-        with left, patch.object(session, "commit", unknown), pytest.raises(OutcomeUnknown):
+        with left, patch.object(session, "try_commit", unknown), pytest.raises(OutcomeUnknown):
             left.commit()
     else:
         waits = Mock(side_effect=NotReady("no leader"))
@@ -636,14 +636,55 @@ def test_a_commit_s_look_that_finds_its_own_commit_gets_the_outcome(
     def late(answer: r.LookAgain, deadline: float) -> None:
         look(answer, deadline)
         assert opened._own is not None
-        command = r.Commit(token, (opened._own,), None, None, 0)
-        looked = Mock(vouched=reads.vouched)
-        bank.blind._shared.session.commit(command, deadline, looked)
+        command = r.Commit(token, (opened._own,), None, None, 0, vouched=reads.vouched)
+        bank.blind._shared.session.commit(command, deadline)
         bank.rows.snapshot().close()
         look(answer, deadline)
 
     with patch.object(reads, "look_again", late):
         assert txn.commit().txn_id == txn.txn_id
+
+
+@pytest.mark.parametrize("error", [NotReady, SnapshotExpired])
+@pytest.mark.parametrize("decided", [False, True])
+def test_a_look_that_fails_between_two_sends_of_a_commit_leaves_it_sent(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch, decided: bool, error: type[AnabranchError]
+) -> None:
+    """The replica is late, and the commit may be decided: the same commit again gets its outcome."""
+    if decided:
+        no_digest(bank, monkeypatch)
+        bank.rows.snapshot().close()
+    txn = bank.rows.begin(keepalive=600.0)
+    txn.put(A, b"k", txn.get(A, b"k") or b"")
+    txn.flush()
+    reads = txn._reads
+    assert reads is not None
+    place = TopicPartition(journal_topic(A), 0)
+    plain, told = [Record(0, 1, b"x", b"2")], []
+
+    def step() -> None:
+        """A commit whose keys are not known comes between the decision and the merge."""
+        bank.step()
+        assert bank.controller is not None
+        row = bank.controller._state.txn_row(txn.txn_id or b"")
+        if plain and row is not None and row.state == "COMMIT_IN_PROGRESS":
+            bank.cluster.log("plain").produce_batch(place, encode_batch([plain.pop()]))
+
+    def late(answer: r.LookAgain, _: float) -> None:
+        told.append(answer.decided)
+        raise error("the replica is not there yet")
+
+    if decided:
+        bank.clock.on_sleep = step
+    else:
+        no_digest(bank, monkeypatch)
+    with patch.object(reads, "look_again", late), pytest.raises(error):
+        txn.commit()
+    assert told == [decided]
+    for call in (partial(txn.get, A, b"x"), partial(txn.put, A, b"x", b"3")):
+        with pytest.raises(IllegalState, match="commit again"):
+            call()
+    assert txn.commit().txn_id == txn.txn_id
 
 
 def test_nobody_who_left_keeps_versions(bank: Bank) -> None:

@@ -61,6 +61,7 @@ from anabranch.schemas.records import (
     Commit,
     Consumed,
     JournalOp,
+    LookedRow,
     Outcome,
     PendingCommitRow,
     Receipt,
@@ -107,15 +108,8 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     if row.state == "PREPARED":
         _commit_prepared(turn, txn, command, to)
         return
-    if not moves:  # decided already: this asker waits too
-        _check_replaced(named, txn.writers)
-        turn.hear(row.txn_id)
-        registered.put_looked(turn, row.txn_id, looked)
-        if (again := registered.to_look_at(turn, row.txn_id)) is not None:
-            turn.reply(to, again)
-            return
-        turn.merging.not_before_ms.put(row.txn_id, None)
-        turn.put(k.pending_key(row.txn_id), askers.join_waiting(txn.pending, to))
+    if not moves:
+        _join_decided(turn, txn, named, looked, to)
         return
     turn.hear(row.txn_id)
     if askers.is_waiting(txn.pending, to):
@@ -162,6 +156,31 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     )
     registered.put_looked(turn, row.txn_id, looked)
     turn.put(k.pending_key(row.txn_id), pending)
+
+
+def _join_decided(
+    turn: Turn,
+    txn: OpenTxn,
+    named: tuple[Receipt, ...],
+    looked: Mapping[int, LookedRow],
+    to: ReplyTo | None,
+) -> None:
+    """A commit of what is decided already: this asker waits too. Its looks count, whatever receipts it names."""
+    txn_id = txn.row.txn_id
+    waiting = askers.join_waiting(txn.pending, to)
+    due = registered.to_look_at(turn, txn_id)
+    if due is None:
+        _check_replaced(named, txn.writers)
+    turn.hear(txn_id)
+    registered.put_looked(turn, txn_id, looked)
+    again = registered.to_look_at(turn, txn_id)
+    if again is None:
+        turn.merging.not_before_ms.put(txn_id, None)
+        if not not_covered(named, txn.writers):
+            turn.put(k.pending_key(txn_id), waiting)
+            return
+        again = due  # a refusal changes nothing: it comes to the next copy
+    turn.reply(to, again)
 
 
 def _commit_prepared(turn: Turn, txn: OpenTxn, command: Commit, to: ReplyTo | None) -> None:

@@ -180,7 +180,9 @@ def to_look_at(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow] = {}) 
     due = [w for w, row in rows.items() if row.sequence < last[w] or row.through < row.due]
     if not due:
         return None
-    return LookAgain(turn.hybrid_time, table_times(turn, sets.tables), tuple(sorted(due)))
+    pending = turn.open(txn_id).pending
+    decided = pending is not None and pending.decided
+    return LookAgain(turn.hybrid_time, table_times(turn, sets.tables), tuple(sorted(due)), decided)
 
 
 def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
