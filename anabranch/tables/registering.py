@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
 from anabranch.core.journal.table_writes import fingerprint
-from anabranch.core.transaction_states import locks_broken
+from anabranch.core.transaction_states import HandleState, locks_broken
 from anabranch.errors import AnabranchError, LocksBroken, RetryError, TransactionAborted
 from anabranch.schemas import records as r
 from anabranch.tables.locks import Locks, broken
@@ -55,8 +55,8 @@ class Opened(Part, Protocol):
     """The handle of an open transaction: `anabranch.client.transaction.Transaction`."""
 
     @property
-    def is_sent(self) -> bool:
-        """Whether its commit was sent, and the outcome is not known here."""
+    def state(self) -> HandleState:
+        """The state of its begin, commit and abort, as this process knows it."""
 
     def read_by(self, reads: Registering) -> None:
         """Let this look at the locks when it commits."""

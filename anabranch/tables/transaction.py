@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Protocol, Self
 
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import NO_TXN, txn_text
 from anabranch.core.legal_names import split_stream
+from anabranch.core.transaction_states import HandleState
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -90,7 +92,6 @@ class TableTransaction(TableWork):
         self._result: Result | None = None
         self._opened: Opened | None = None
         self._reads: Registering | None = None
-        self._in_doubt = False
         if keepalive is not None:
             try:
                 self._open(None)
@@ -106,7 +107,7 @@ class TableTransaction(TableWork):
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         if self._view.is_forked:
             return
-        if self._sent or self._in_doubt:
+        if self._sent or self._state in ("doubted", "decided"):
             self._end(IN_DOUBT)
             return  # others may count on it
         if not self._over and self._wrote and error is None:
@@ -342,10 +343,17 @@ class TableTransaction(TableWork):
         ) from error
 
     def _check(self) -> None:
-        sent = self._sent or (self._opened is not None and self._opened.is_sent)
+        sent = self._sent or self._state in ("sent", "doubted")
         if self._over == IN_DOUBT or (sent and not self._over):
             raise IllegalState("its commit was sent, and the outcome is not known: commit again")
         super()._check()
+        if self._state == "decided":
+            raise AlreadyCommitted("the transaction was committed elsewhere")
+
+    @property
+    def _state(self) -> HandleState:
+        """The state of the handle that is open at the controller."""
+        return "buffered" if self._opened is None else self._opened.state
 
     def _commit_open(
         self, receipts: Sequence[Receipt | bytes] | None, name: str | None, timeout: float | None
@@ -353,10 +361,11 @@ class TableTransaction(TableWork):
         opened, reads = self._open(timeout)
         try:
             with reads.explained():
-                if not self._in_doubt:  # else only the controller knows whether the locks hold
+                if opened.state == "open":  # else only the controller knows whether the locks hold
                     if self._broken is not None:
                         raise self._broken
-                    reads.register(self.commits.deadline(timeout))
+                    with suppress(OutcomeUnknown):  # another commit is under way
+                        reads.register(self.commits.deadline(timeout))
                 return opened.commit(receipts, name=name, timeout=timeout)
         except LocksBroken as error:
             self._broken = self._broken or error
@@ -366,9 +375,6 @@ class TableTransaction(TableWork):
             return Result(NO_TXN, self.timestamp, Counts(0, 0, 0))
         except TransactionAborted:
             self._end("it is aborted")
-            raise
-        except OutcomeUnknown:
-            self._in_doubt = True
             raise
 
     def _others_wrote(self, opened: Opened) -> bool:
@@ -384,8 +390,7 @@ class TableTransaction(TableWork):
         try:
             opened.abort(BROKEN, timeout=_GRACE_S)
         except (AlreadyCommitted, OutcomeUnknown):
-            self._in_doubt = True  # from here on only the controller knows
-            raise
+            raise  # from here on only the controller knows
         except AnabranchError as trouble:
             log.warning("%r could not be aborted and will go stale: %s", self, trouble)
 
