@@ -269,9 +269,14 @@ def _judge_first_committer(
 def _judge_broken(
     history: History, report: Report, tables: dict[str, Rows | None], op: Operation
 ) -> None:
-    """Broken locks name a write that was made by another, above the snapshot."""
+    """Broken locks name another's write, above the snapshot; no committed transaction is told of them."""
     table, key, by, timestamp = (op.told or {})["broken"]
     txn, rows = history.txns[op.asked["txn"]], tables.get(table)
+    before = [a.op for a in txn.answered("committed") if a.op.ended_before(op)]
+    if before:
+        text = f"{txn} was told that its locks are broken, though its commit had been answered"
+        report.add("false-conflict", text, [before[0].told_where, *_at(op)])
+        return
     at = snapshot_of(txn)
     if rows is None or at is None:
         return

@@ -14,6 +14,7 @@ from anabranch.client.receipt_account import (
 from anabranch.client.reservation import WRITER, RightNames, narrow_at
 from anabranch.core.legal_names import check_type, is_state
 from anabranch.core.tokens import TokenBytes
+from anabranch.core.transaction_states import HANDLES, HandleOp, HandleState
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.ports import RecordHeaders
 from anabranch.schemas import records as r
@@ -43,8 +44,7 @@ class Buffered(Handle):
         self._snapshot = snapshot
         self._txn_id: bytes | None = None
         self._secret: bytes | None = None
-        self._begun = False  # a Begin was sent
-        self._prepared = False  # a prepare was sent, and not refused
+        self.state: HandleState = "buffered"  # of begin, commit and abort
         self._buffer: list[r.Event] = []
         self._buffered_bytes = 0
 
@@ -53,7 +53,7 @@ class Buffered(Handle):
 
     def _begin(self, deadline: float) -> None:
         txn_id = self._make_id(deadline)
-        self._begun = True
+        self._move("begin")
         self._secret = self._secret or self._session.new_secret()  # the same when this is repeated
         of = None if self._tenure is None else self._tenure.hash
         begin = r.Begin(
@@ -76,6 +76,10 @@ class Buffered(Handle):
     def _check_usable(self) -> None:
         raise NotImplementedError
 
+    def _move(self, op: HandleOp) -> None:
+        """Move to the state after an op. Raises what makes it illegal."""
+        self.state = HANDLES.judge(self.state, op) or self.state
+
     # -- opening --------------------------------------------------------------------------------------
 
     def token(
@@ -89,7 +93,7 @@ class Buffered(Handle):
         Raises: InvalidArgument, UnknownScope, NotReady, DeadlineExceeded, as `write` if the transaction is over.
         """
         with self._lock:
-            if not self._prepared:  # else its token is as before
+            if self.state != "prepared":  # else its token is as before
                 self._check_usable()
                 self._open(self._shared.deadline(None))
             if self._token is None or self._token == self._txn_id:

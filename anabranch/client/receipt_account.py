@@ -15,7 +15,7 @@ from zlib import crc32
 
 from anabranch.client.ports import JournalWriter
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
-from anabranch.core.journal.receipts import CRC_MODULUS, left_behind
+from anabranch.core.journal.receipts import CRC_MODULUS, not_covered
 from anabranch.core.partitioner import mix, record_checksum
 from anabranch.errors import AlreadyCommitted, EventTooLarge, InvalidArgument, MalformedRecord
 from anabranch.ports import JournalRecord, RecordHeaders, TopicPartition
@@ -376,7 +376,7 @@ def _warn_of_seconds(timestamp: int) -> None:
 def check_taken(outcome: Outcome, own: Iterable[Receipt], txn_id: bytes | None) -> None:
     """Raise if another holder of the token committed before, without the writes of this handle."""
     taken = {receipt.writer: receipt for receipt in outcome.writers}
-    if outcome.txn_id == txn_id and left_behind(own, taken):
+    if outcome.txn_id == txn_id and not_covered(own, taken):
         raise AlreadyCommitted(
             "the transaction was committed elsewhere, without what this handle wrote"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from anabranch.client.exchange import FIRST_REPEAT_S, FIRST_RETRY_S, LONGEST_RETRY_S, T
 from anabranch.client.ports import ClientPorts
@@ -47,17 +47,6 @@ RESOLVE_SHARE = 1 / 3  # of a commit's time, kept to ask for its outcome
 _MARGIN_S = (0.3, 2.0)
 # A refusal that holds for all copies of a command; any other holds only for a command sent once.
 _FINAL = (TransactionAborted, LocksBroken, AlreadyCommitted, EventTooLarge, TenureLost)
-
-
-class Reads(Protocol):
-    """The reads of an open transaction on tables, as far as its commit needs them."""
-
-    @property
-    def vouched(self) -> tuple[r.Vouched, ...]:
-        """The sets of locks that were looked at."""
-
-    def look_again(self, answer: r.LookAgain, deadline: float) -> None:
-        """Look at what the controller names. `LocksBroken`; `NotReady`: the replica is not there in time."""
 
 
 class Session(StreamCalls):
@@ -126,27 +115,25 @@ class Session(StreamCalls):
         with _about(token):
             return self.ask(_partition(token), r.Register(token, receipt), r.Registered, deadline)
 
-    def commit(self, command: r.Commit, deadline: float, reads: Reads | None = None) -> r.Outcome:
+    def commit(self, command: r.Commit, deadline: float) -> r.Outcome:
         """Commit until the outcome is COMMITTED; with ``prepare``, until it is PREPARED.
 
         `OutcomeUnknown` at the deadline; refusals leave it open. `AlreadyCommitted`: a series is beyond the number.
-        How long the controller may wait is set here. ``reads``: who looks at the registered locks; `NotReady`
-        without it, while a look is due.
+        How long the controller may wait is set here. `NotReady` while registered locks have to be looked at.
         """
+        answer = self.try_commit(command, deadline)
+        if isinstance(answer, r.LookAgain):
+            raise no_replica()
+        return answer
+
+    def try_commit(self, command: r.Commit, deadline: float) -> r.Outcome | r.LookAgain:
+        """As `commit`, or learn that the registered locks have to be looked at before the next copy."""
         token = command.token
-        while True:
-            vouched = () if reads is None else reads.vouched
-            try:
-                with _about(token):
-                    command = replace(command, vouched=vouched)
-                    return self._until_known(id_named(token), command, token, deadline)
-            except _LooksAgain as told:
-                if reads is None:
-                    raise NotReady(
-                        "locks of the transaction on tables have to be looked at: commit it where a replica is"
-                    ) from None
-                again = told.answer
-            reads.look_again(again, deadline)
+        try:
+            with _about(token):
+                return self._until_known(id_named(token), command, token, deadline)
+        except _LooksAgain as told:
+            return told.answer
 
     def lock_reads(self, command: r.LockReads | r.ListLocks, deadline: float) -> r.ReadsLocked:
         """Register what was read of tables, or tell a set of what was registered."""
@@ -340,6 +327,13 @@ class _LooksAgain(Exception):
     def __init__(self, answer: r.LookAgain) -> None:
         super().__init__("look again")
         self.answer = answer
+
+
+def no_replica() -> NotReady:
+    """The error for a commit that can't look at what its transaction read."""
+    return NotReady(
+        "locks of the transaction on tables have to be looked at: commit it where a replica is"
+    )
 
 
 def unknown(why: str, txn_id: bytes, token: bytes | None) -> OutcomeUnknown:

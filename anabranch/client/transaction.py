@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Self
+from dataclasses import replace
+from typing import Protocol, Self
 
 from anabranch.client.buffered import Buffered, check_consumed, place_null_keys
 from anabranch.client.handle import (
@@ -16,9 +17,10 @@ from anabranch.client.reservation import (
     Reservation,
     abort_reserved,
 )
-from anabranch.client.session import Reads, unknown
+from anabranch.client.session import no_replica, unknown
 from anabranch.core.ids import is_marked, txn_text
 from anabranch.core.legal_names import check_number
+from anabranch.core.transaction_states import IN_DOUBT, USABLE, HandleOp, HandleState
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -48,6 +50,17 @@ from anabranch.types import (
 log = logging.getLogger("anabranch.client")
 
 
+class Reads(Protocol):
+    """The reads of an open transaction on tables, as far as its commit needs them."""
+
+    @property
+    def vouched(self) -> tuple[r.Vouched, ...]:
+        """The sets of locks that were looked at."""
+
+    def look_again(self, answer: r.LookAgain, deadline: float) -> None:
+        """Look at what the controller names. `LocksBroken`; `NotReady`: the replica is not there in time."""
+
+
 class Transaction(Buffered):
     """A transaction begun here. Use it as a context manager: leaving without a commit aborts.
 
@@ -71,14 +84,8 @@ class Transaction(Buffered):
         self._reads: Reads | None = None
         self._result: Result | None = None
         self._outcome: r.Outcome | None = None  # of its prepare or commit
-        self._own: r.Receipt | None = None
-        self._in_doubt = False  # a commit was sent, and its outcome is not known here
-        self._told = False  # … and the caller was told that
-        self._abort_unanswered = False  # an abort was sent, and not answered
-        self._shot: r.PrepareEvents | None = None  # … of all events in one command
-        self._heard = (
-            False  # a heartbeat's answer says that it is committed, by this handle or another
-        )
+        self._own: r.Receipt | None = None  # of the commit that was sent
+        self._shot: r.PrepareEvents | None = None  # all events in one command
 
     def read_by(self, reads: Reads) -> None:
         """Let this look at what it read of tables, when it commits."""
@@ -88,8 +95,10 @@ class Transaction(Buffered):
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        told = self._prepared or (self._in_doubt and self._told)  # others may count on it
-        if self._result is not None or told or self._shared.forked:
+        if self._result is not None or self._shared.forked:
+            return
+        if self.state in ("doubted", "prepared"):  # others may count on it
+            self.beating = False
             return
         written = self._written()
         if error is None and self._over is None and written:
@@ -127,7 +136,8 @@ class Transaction(Buffered):
     @property
     def prepared(self) -> TransactionInfo | None:
         """This transaction, or the one that has its name, as it was prepared; None: it is not."""
-        return info_of(self._outcome) if self._prepared and self._outcome is not None else None
+        outcome = self._outcome
+        return info_of(outcome) if self.state == "prepared" and outcome is not None else None
 
     # -- ending ---------------------------------------------------------------------------------------
 
@@ -170,13 +180,13 @@ class Transaction(Buffered):
             check_number(name, number)
             check_consumed(self._tenure, consumed)
             deadline = self._shared.deadline(timeout)
-            if self._token is None and not self._begun and not receipts and number is None:
+            if self._token is None and self.state != "open" and not receipts and number is None:
                 return self._commit_one_shot(name, deadline, consumed)
             if self._token is None and receipts:
                 raise InvalidArgument(
                     "no other process can have written, as the token was never asked for: give no receipts"
                 )
-            if not self._prepared:
+            if self._token is None or self.state in USABLE:
                 self._open(deadline)
             if self._result is None:
                 self._commit_open(receipts, name, deadline, number, consumed, secret=secret)
@@ -221,14 +231,15 @@ class Transaction(Buffered):
                         if self._outcome is None:
                             self._commit_open(receipts, name, deadline, number, prepare=prepare)
                 finally:
-                    self._prepared = self._in_doubt or self._outcome is not None
+                    if self.state == "sent":
+                        self._move("doubt")
             if self._outcome is None:
                 raise IllegalState("the transaction is not prepared")
             return info_of(self._outcome)
 
     def _prepare_events(self, name: str | None, prepare: r.Prepare, deadline: float) -> bool:
         """Prepare by one command; False if the writes are too many for that, or are in journals."""
-        if self._shot is None and (self._token is not None or self._begun):
+        if self._shot is None and (self._token is not None or self.state == "open"):
             return False
         txn_id = self._make_id(deadline)
         self._secret = self._secret or self._session.new_secret()
@@ -239,16 +250,16 @@ class Transaction(Buffered):
         if self._token is None:
             begin = r.Begin(txn_id, self._scope, name, self.keepalive_ms, self._secret)
             self._token = self._session.token_of(begin)
-        before, self._in_doubt, self._told = self._in_doubt, True, False
+        self._move("send")
         try:
             outcome = self._session.prepare_events(self._shot, deadline)
         except AnabranchError as error:
-            if not before and isinstance(error, EventTooLarge):
+            if self.state == "sent" and isinstance(error, EventTooLarge):
                 self._shot = self._token = None
-                self._in_doubt = False
+                self._move("refuse_shot")
                 return False
-            self._failed_to_commit(error, before)
-            if not self._in_doubt:  # resolving it may have given up the id
+            self._failed_to_commit(error, "refuse_shot")
+            if self.state not in IN_DOUBT:  # resolving it may have given up the id
                 self._shot = self._token = self._txn_id = None
             raise
         self._take_outcome(outcome)
@@ -260,19 +271,19 @@ class Transaction(Buffered):
         txn_id = self._make_id(deadline, marked=consumed is not None)
         place_null_keys(self._shared, self._buffer, deadline)
         # From here on an interruption leaves it in doubt.
-        before, self._in_doubt, self._told = self._in_doubt, True, False
+        self._move("send")
         try:
             shot = r.OneShot(txn_id, self._scope, name, tuple(self._buffer), consumed)
             outcome = self._session.one_shot(shot, deadline)
         except EventTooLarge:
-            self._in_doubt = before
+            self._move("refuse_shot")
             self._txn_id = None if consumed is not None else txn_id  # a marked one is for one-shots
             self._open(deadline)
             self._commit_open(None, name, deadline, consumed=consumed)
             return self._done()
         except AnabranchError as error:
-            self._failed_to_commit(error, before)
-            if not self._in_doubt and self._over is None:
+            self._failed_to_commit(error, "refuse_shot")
+            if self.state == "buffered":
                 self._txn_id = None  # resolving it may have given up the id
             raise
         self._take_outcome(outcome)
@@ -290,46 +301,65 @@ class Transaction(Buffered):
     ) -> None:
         others = receipt_records(receipts, self._txn_id)
         own: tuple[r.Receipt, ...] = ()
-        if self._token is None or (self._account is None and not self._prepared):
+        if self._token is None or (self._account is None and self.state in USABLE):
             raise IllegalState("the transaction is not open")
         if self._account is not None:
-            if self._own is None or not (self._in_doubt or self._prepared):
+            if self._own is None:
                 self._flush(deadline)
                 seen = self._session.highest_timestamp
                 self._own = self._account.receipt(finished=True, seen=seen)
             own = (self._own,) if self._account.lanes else ()
         self._hot.clear()
         # From here on an interruption leaves it in doubt.
-        before, self._in_doubt, self._told = self._in_doubt, True, False
-        try:
-            command = r.Commit(self._token, own, others, name, 0, number, consumed, prepare, secret)
-            outcome = self._session.commit(command, deadline, self._reads)
-            check_taken(outcome, own, self._txn_id)
-        except AnabranchError as error:
-            self._failed_to_commit(error, before)
-            raise
+        self._move("send")
+        reads = self._reads
+        looked = () if reads is None else reads.vouched
+        command = r.Commit(
+            self._token, own, others, name, 0, number, consumed, prepare, secret, looked
+        )
+        outcome = self._send(command, deadline)
+        while isinstance(outcome, r.LookAgain):
+            if outcome.decided:
+                self._move("under_way")
+            if reads is None:
+                raise no_replica()
+            # Its errors say nothing of the commit that was sent.
+            reads.look_again(outcome, deadline)
+            command = replace(command, vouched=reads.vouched)
+            outcome = self._send(command, deadline)
         warn_left_out(outcome, receipts)
         self._take_outcome(outcome)
 
-    def _failed_to_commit(self, error: AnabranchError, before: bool) -> None:
-        """``before``: a former commit was in doubt; a refusal of this one says nothing about that one."""
+    def _send(self, command: r.Commit, deadline: float) -> r.Outcome | r.LookAgain:
+        try:
+            answer = self._session.try_commit(command, deadline)
+            if isinstance(answer, r.Outcome):
+                check_taken(answer, command.own, self._txn_id)
+        except AnabranchError as error:
+            self._failed_to_commit(error, "refuse")
+            raise
+        return answer
+
+    def _failed_to_commit(self, error: AnabranchError, refused: HandleOp) -> None:
+        """Take an error of a send. ``refused``: the op of one that says that the copy had no effect."""
         if isinstance(error, TransactionAborted | LocksBroken | AlreadyCommitted | TenureLost):
-            self._in_doubt = False
             self._end(error)
             self._discard()
-        elif before and isinstance(error, NotAuthorized):
-            self._told = True
+        elif isinstance(error, NotAuthorized) and self.state in ("doubted", "decided"):
             raise unknown(f"is not known: {error}", self._txn_id or b"", self._token) from error
         elif isinstance(error, OutcomeUnknown | MalformedRecord | UnsupportedVersion):
-            self._told = True  # no answer, or an unreadable one
+            self._move("doubt")  # no answer, or an unreadable one
             self.beating = False
             self._hot.clear()
         else:
-            self._in_doubt = self._told = before
+            self._move(refused)
+            if self.state in USABLE:
+                self._own = None  # more may be written before the next commit
 
     def _take_outcome(self, outcome: r.Outcome) -> None:
         if outcome.state == "PREPARED":
-            self._outcome, self._prepared, self._in_doubt = outcome, True, False
+            self._outcome = outcome
+            self._move("prepare")
             if outcome.txn_id != self._txn_id:  # the name's; its id does for its owner's lane
                 self._txn_id = self._token = outcome.txn_id
             self.beating = False
@@ -340,7 +370,7 @@ class Transaction(Buffered):
             self._end(TransactionAborted(f"the transaction is aborted ({outcome.reason})"))
             self._check_not_over()
         self._outcome, self._result = outcome, result_of(outcome)
-        self._in_doubt = False
+        self._move("commit")
         self._buffer.clear()
         self._discard()
 
@@ -365,36 +395,42 @@ class Transaction(Buffered):
             if self._result is not None:
                 raise AlreadyCommitted("the transaction is committed: there is no abort any more")
             self._shared.check()
+            if isinstance(self._over, TransactionAborted):
+                return
+            before, self._over = self.state, None
+            self._move("abort")
             try:
-                if self._abort_unanswered or not isinstance(self._over, TransactionAborted):
-                    self._abort_unanswered = True
-                    self._abort(reason, self._shared.deadline(timeout), secret)
-                    self._abort_unanswered = self._in_doubt = False
-            except AlreadyCommitted as error:
-                self._abort_unanswered = self._in_doubt = False
-                self._end(error)
+                self._abort(reason, self._shared.deadline(timeout), secret, before)
+                self._end(TransactionAborted(f"the transaction is aborted ({reason})"))
+            except AlreadyCommitted:  # perhaps with all that was written here: `commit` asks
+                self._move("late")
+                self.beating = False
+                self._hot.clear()
+                raise
+            except OutcomeUnknown:
+                self._move("under_way")
                 raise
             finally:
-                stays = self._in_doubt or (self._prepared and self._abort_unanswered)
-                if not stays and self._result is None:
-                    if not isinstance(self._over, AlreadyCommitted):
-                        self._end(TransactionAborted(f"the transaction is aborted ({reason})"))
+                if self.state in ("aborting", "over") and self._result is None:
                     self._buffer.clear()
                     self._discard()
 
-    def _abort(self, reason: str, deadline: float, secret: bytes | None = None) -> None:
+    def _abort(
+        self, reason: str, deadline: float, secret: bytes | None, before: HandleState
+    ) -> None:
         if self._token is not None:
             self._session.abort(self._token, reason, deadline, secret)
         elif self._txn_id is not None and is_marked(self._txn_id):
-            if self._in_doubt:
+            if before in IN_DOUBT:
                 raise unknown("is not known: take the tasks again to know it", self._txn_id, None)
-        elif self._txn_id is not None and (self._begun or self._in_doubt):
+        elif self._txn_id is not None and before not in ("buffered", "over"):
             secret = self._secret or self._session.new_secret()
             sent = Reservation(self._scope, self._txn_id, self.keepalive_ms, secret, self._name)
             try:
                 abort_reserved(self._session, sent, reason, deadline)
             except AlreadyCommitted as error:
                 self._result = error.result
+                self._move("commit")
                 self._discard()
                 raise
 
@@ -403,17 +439,24 @@ class Transaction(Buffered):
         if outcome.state != "COMMITTED":
             super().gone(outcome)
         elif self.beating:
-            self.beating, self._heard = False, True
+            self.beating = False
+            self._move("late")
             self._hot.clear()
 
     def _check_usable(self) -> None:
         self._shared.check()
         if self._result is not None:
             raise AlreadyCommitted("the transaction is committed: its result stands")
-        if self._heard and not self._in_doubt:
-            raise AlreadyCommitted("the transaction was committed elsewhere")
-        if self._prepared or self._in_doubt:
-            known = "the transaction is prepared: commit or abort it"
-            unclear = "the outcome of the commit is unknown: commit again, or ask client.state"
-            raise IllegalState(known if self._prepared else unclear)
-        self._check_not_over()
+        if self.state not in USABLE:
+            self._check_not_over()
+            self._move("write")  # says why not
+
+    def _end(self, error: AnabranchError) -> None:
+        super()._end(error)
+        self._move("fail")
+
+    def _check_not_over(self) -> None:
+        super()._check_not_over()
+        if self.state == "aborting":
+            why = "is not known, as its abort was not answered: abort it again"
+            raise unknown(why, self._txn_id or b"", self._token)

@@ -2,7 +2,8 @@
 
 An op on a state is *applied* (it moves), *already applied* (nothing changes, the caller gets the same answer;
 Kudu's TXN_OP_ALREADY_APPLIED) or *illegal* (nothing changes, the caller gets a named error; TXN_ILLEGAL_STATE).
-The table is complete: each op has a verdict on each state. `stream_states` has the one of streams.
+The table is complete: each op has a verdict on each state. `stream_states` has the one of streams. `HANDLES`
+is the table of a client's handle.
 """
 
 from __future__ import annotations
@@ -197,3 +198,74 @@ def locks_broken(broken: BrokenLock) -> LocksBroken:
 
 
 TRANSACTIONS: Machine[TxnState, Op] = Machine(get_args(TxnState), _TABLE, _illegal)
+
+# -- the handle in a client ---------------------------------------------------------------------------
+# The process that began a transaction may not know the outcome of what it sent.
+
+HandleState = Literal[
+    "buffered",  # nothing is begun: the writes are in memory
+    "open",  # a Begin was sent
+    "sent",  # the first copy of a commit was sent, and nothing is known of it
+    "doubted",  # a commit may have been carried out, by an answer or by a copy of it
+    "decided",  # it is committed, by this handle or another one; the result is not here
+    "prepared",
+    "aborting",  # an abort was sent, and not answered
+    "over",  # its result, or the error that ended it, is here
+]
+HandleOp = Literal[
+    "write",  # an event, a token, a flush
+    "begin",  # a Begin is sent
+    "send",  # a commit or a prepare is sent
+    "refuse",  # that copy had no effect
+    "refuse_shot",  # … nor had the one command with all events
+    "doubt",  # no answer to it in time
+    "under_way",  # the controller says that a commit is decided, and not carried out yet
+    "late",  # the controller says that it is committed
+    "prepare",  # it is prepared
+    "commit",  # its result
+    "fail",  # the error that ends it
+    "abort",  # an abort is sent
+]
+
+# fmt: off
+_HANDLE_TABLE: dict[HandleOp, tuple[HandleState | Verdict, ...]] = {
+    # buffered, open, sent, doubted, decided, prepared, aborting, over
+    "write":       (_same, _same, _, _, _, _, _, _),
+    "begin":       ("open", _same, _same, _same, _, _, _, _),
+    # A second copy may be refused though the first one is carried out: no refusal says anything from there.
+    "send":        ("sent", "sent", "doubted", _same, _same, _same, _, _),
+    "refuse":      (_, _, "open", _same, _same, _same, _, _same),
+    "refuse_shot": (_, _, "buffered", _same, _same, _same, _, _same),
+    "doubt":       (_, _, "doubted", _same, _same, _same, _, _same),
+    "under_way":   (_, "doubted", "doubted", _same, _same, _same, "doubted", _same),
+    "late":        (_, "decided", "decided", "decided", _same, "decided", "decided", _same),
+    "prepare":     (_, "prepared", "prepared", "prepared", "prepared", _same, _, _same),
+    "commit":      (_, "over", "over", "over", "over", "over", "over", _same),
+    "fail":        ("over", "over", "over", "over", "over", "over", "over", _same),
+    "abort":       ("aborting", "aborting", _same, _same, _same, _same, _same, "aborting"),
+}
+# fmt: on
+
+
+def _illegal_here(state: HandleState, op: HandleOp, what: str) -> AnabranchError:
+    """The error for an op that is illegal in this state, by what the caller does next."""
+    if state in ("sent", "doubted"):
+        return IllegalState(
+            "the outcome of the commit is unknown: commit again, or ask client.state"
+        )
+    if state == "decided":
+        return AlreadyCommitted("the transaction was committed elsewhere")
+    if state == "prepared":
+        return IllegalState("the transaction is prepared: commit or abort it")
+    if state == "aborting":
+        return OutcomeUnknown(
+            "the outcome of the transaction is not known, as an abort was not answered: abort it again"
+        )
+    return IllegalState(f"{op} is impossible in state {state}{what}; nothing was changed")
+
+
+HANDLES: Machine[HandleState, HandleOp] = Machine(
+    get_args(HandleState), _HANDLE_TABLE, _illegal_here
+)
+USABLE: frozenset[HandleState] = frozenset(("buffered", "open"))
+IN_DOUBT: frozenset[HandleState] = frozenset(("sent", "doubted", "decided"))

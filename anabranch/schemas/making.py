@@ -47,7 +47,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         StreamInfo.oldest_snapshot ReadsLocked.sequence
         """,
     ),
-    (False, "CreateStream.adopt ListTransactions.prepared StreamRow.adopt"),
+    (False, "CreateStream.adopt ListTransactions.prepared StreamRow.adopt LookAgain.decided"),
     (-1, "CommitRecord.vector_at TaskPosition.offset TaskPosition.segment"),
     (
         (),

@@ -493,11 +493,12 @@ class LockedRange:
 
 @dataclass(frozen=True, slots=True)
 class LookAgain:
-    """Reply to OneShot and Commit: nothing was decided; look at the locks as of this time, and send it again."""
+    """Reply to OneShot and Commit: it is not committed: look at the locks as of this time, and send it again."""
 
     timestamp: int
     tables: tuple[TableTime, ...]
     writers: tuple[int, ...] = ()
+    decided: bool = False
 
 @dataclass(frozen=True, slots=True)
 class LookedRow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn, Protocol, Self
+from typing import Protocol, Self
 
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import txn_text
@@ -138,9 +138,9 @@ class JoinedTransaction(TableWork):
             )
         super()._check()
 
-    def _fail(self, error: LocksBroken) -> NoReturn:
+    def _give_up(self) -> None:
+        self._reads.check_open(self._controller.deadline(None))
         self._writer.discard()
-        super()._fail(error)
 
 
 def join(

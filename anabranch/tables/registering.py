@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
 from anabranch.core.journal.table_writes import fingerprint
-from anabranch.core.transaction_states import locks_broken
-from anabranch.errors import AnabranchError, LocksBroken, TransactionAborted
+from anabranch.core.transaction_states import HandleState, locks_broken
+from anabranch.errors import AnabranchError, LocksBroken, RetryError, TransactionAborted
 from anabranch.schemas import records as r
 from anabranch.tables.locks import Locks, broken
 from anabranch.tables.own_writes import OwnRows
@@ -53,6 +53,10 @@ class Part(Protocol):
 
 class Opened(Part, Protocol):
     """The handle of an open transaction: `anabranch.client.transaction.Transaction`."""
+
+    @property
+    def state(self) -> HandleState:
+        """The state of its begin, commit and abort, as this process knows it."""
 
     def read_by(self, reads: Registering) -> None:
         """Let this look at the locks when it commits."""
@@ -175,6 +179,11 @@ class Registering:
         if answer.broken is not None:
             raise locks_broken(answer.broken)
         return answer
+
+    def check_open(self, deadline: float) -> None:
+        """Raise the controller's answer, unless the transaction is open or no answer comes."""
+        with suppress(RetryError, LocksBroken), self.explained():
+            self._controller.lock_reads(r.LockReads(self._token, self._writer, 0), deadline)
 
     def _look(self, timestamp: int, tables: Iterable[r.TableTime], deadline: float) -> None:
         """Look at all locks of this process, up to a time of the controller's."""

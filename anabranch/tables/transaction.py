@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NoReturn, Protocol, Self
+from contextlib import suppress
+from typing import Protocol, Self
 
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import NO_TXN, txn_text
 from anabranch.core.legal_names import split_stream
+from anabranch.core.transaction_states import HandleState
 from anabranch.errors import (
+    AlreadyCommitted,
     AnabranchError,
     DeadlineExceeded,
     IllegalState,
@@ -28,7 +31,7 @@ from anabranch.tables.joined import Joins
 from anabranch.tables.own_writes import Local, Writers
 from anabranch.tables.registering import Opened, Registering
 from anabranch.tables.snapshot import TableSnapshot
-from anabranch.tables.work import IN_DOUBT, Isolation, TableWork, Vouching, alone
+from anabranch.tables.work import BROKEN, IN_DOUBT, Isolation, TableWork, Vouching, alone
 from anabranch.types import Counts, Receipt, Result, result_of
 
 KEEPALIVE_S = 30.0
@@ -89,7 +92,6 @@ class TableTransaction(TableWork):
         self._result: Result | None = None
         self._opened: Opened | None = None
         self._reads: Registering | None = None
-        self._in_doubt = False
         if keepalive is not None:
             try:
                 self._open(None)
@@ -105,7 +107,7 @@ class TableTransaction(TableWork):
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         if self._view.is_forked:
             return
-        if self._sent or self._in_doubt:
+        if self._sent or self._state in ("doubted", "decided"):
             self._end(IN_DOUBT)
             return  # others may count on it
         if not self._over and self._wrote and error is None:
@@ -240,7 +242,12 @@ class TableTransaction(TableWork):
         if not late:
             super()._check()
         if self._opened is not None:
-            self._result = self._commit_open(receipts, name, timeout)
+            try:
+                self._result = self._commit_open(receipts, name, timeout)
+            except AlreadyCommitted:  # by another process, perhaps with all that was written here
+                if self._events:
+                    raise
+                self._result = self._opened.commit(receipts, name=name, timeout=timeout)
         elif late:
             self._result = result_of(self._found_out(self.commits.deadline(timeout)))
         elif receipts:
@@ -336,9 +343,17 @@ class TableTransaction(TableWork):
         ) from error
 
     def _check(self) -> None:
-        if self._over == IN_DOUBT or (self._sent and not self._over):
+        sent = self._sent or self._state in ("sent", "doubted")
+        if self._over == IN_DOUBT or (sent and not self._over):
             raise IllegalState("its commit was sent, and the outcome is not known: commit again")
         super()._check()
+        if self._state == "decided":
+            raise AlreadyCommitted("the transaction was committed elsewhere")
+
+    @property
+    def _state(self) -> HandleState:
+        """The state of the handle that is open at the controller."""
+        return "buffered" if self._opened is None else self._opened.state
 
     def _commit_open(
         self, receipts: Sequence[Receipt | bytes] | None, name: str | None, timeout: float | None
@@ -346,10 +361,11 @@ class TableTransaction(TableWork):
         opened, reads = self._open(timeout)
         try:
             with reads.explained():
-                if not self._in_doubt:  # else only the controller knows whether the locks hold
+                if opened.state == "open":  # else only the controller knows whether the locks hold
                     if self._broken is not None:
                         raise self._broken
-                    reads.register(self.commits.deadline(timeout))
+                    with suppress(OutcomeUnknown):  # another commit is under way
+                        reads.register(self.commits.deadline(timeout))
                 return opened.commit(receipts, name=name, timeout=timeout)
         except LocksBroken as error:
             self._broken = self._broken or error
@@ -359,9 +375,6 @@ class TableTransaction(TableWork):
             return Result(NO_TXN, self.timestamp, Counts(0, 0, 0))
         except TransactionAborted:
             self._end("it is aborted")
-            raise
-        except OutcomeUnknown:
-            self._in_doubt = True
             raise
 
     def _others_wrote(self, opened: Opened) -> bool:
@@ -373,8 +386,11 @@ class TableTransaction(TableWork):
         return bool(state.streams)
 
     def _drop(self, opened: Opened) -> None:
+        """Abort it. Raises: AlreadyCommitted, OutcomeUnknown (its commit came first: no broken lock counts)."""
         try:
-            opened.abort("its locks are broken", timeout=_GRACE_S)
+            opened.abort(BROKEN, timeout=_GRACE_S)
+        except (AlreadyCommitted, OutcomeUnknown):
+            raise  # from here on only the controller knows
         except AnabranchError as trouble:
             log.warning("%r could not be aborted and will go stale: %s", self, trouble)
 
@@ -388,7 +404,6 @@ class TableTransaction(TableWork):
             self._opened.abort(reason)
         self._end(IN_DOUBT if self._sent else "it is aborted")
 
-    def _fail(self, error: LocksBroken) -> NoReturn:
+    def _give_up(self) -> None:
         if self._opened is not None and self._over in ("", IN_DOUBT):
             self._drop(self._opened)
-        super()._fail(error)

@@ -276,10 +276,15 @@ class TableWork:
             self._fail(self._broken)
 
     def _fail(self, error: LocksBroken) -> NoReturn:
+        """End it with this error; raise the controller's answer if another process has committed it."""
         self._broken = error
         self._replica.broken_at(error.commit_timestamp)
+        self._give_up()
         self._end(BROKEN)
         raise error
+
+    def _give_up(self) -> None:
+        """Leave an open one. Raises the controller's answer, if that says how it has ended."""
 
     def _check(self) -> None:
         self._view.check_fork()

@@ -312,6 +312,29 @@ def a_lock_that_it_broke_itself(tape: Tape) -> None:
     end(tape, (8, "x", "new"), at=27)
 
 
+def a_part_is_told(tape: Tape, *, answered: bool) -> None:
+    """Its locks are broken by transaction u; another process commits r, before that or later."""
+    racing(tape, 15)
+    point(tape, "x", "w")
+    put(tape, "r", ("y", "new"), file="q")
+    if answered:
+        tape.commit("r", FOUR, 25, 1, file="q")
+    is_told(tape, "k", TWO, 20)
+    if not answered:
+        tape.commit("r", FOUR, 25, 1, file="q")
+    end(tape, (8, "y", "new"), at=25)
+
+
+@TABLE.right
+def a_part_whose_locks_broke_is_left_out_of_the_commit(tape: Tape) -> None:
+    a_part_is_told(tape, answered=False)
+
+
+@TABLE.wrong("false-conflict")
+def a_part_is_told_of_broken_locks_after_the_commit_was_answered(tape: Tape) -> None:
+    a_part_is_told(tape, answered=True)
+
+
 _CHANGES = [
     ["k", None, "a", 10, ONE], ["x", None, "w", 10, ONE], ["y", None, "z", 10, ONE],
     ["k", "a", "b", 20, TWO], ["k", "b", None, 30, THREE],

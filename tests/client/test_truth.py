@@ -225,15 +225,23 @@ def test_a_commit_in_doubt_stays_so_until_the_abort_is_answered() -> None:
     assert txn.commit().counts.committed == 3
 
 
-def test_an_abort_that_comes_too_late_does_not_call_it_aborted() -> None:
-    refused = r.Refusal("AlreadyCommitted", "it is committed")
-    bench = Bench(override(Abort=refused))
+@pytest.mark.parametrize(
+    ("code", "then"),
+    [("AlreadyCommitted", errors.AlreadyCommitted), ("OutcomeUnknown", errors.IllegalState)],
+)
+def test_an_abort_that_comes_too_late_does_not_call_it_aborted(
+    code: str, then: type[errors.AnabranchError]
+) -> None:
+    """Another process has committed it, or its commit is under way: this handle's commit gets that outcome."""
+    late = r.Refusal(code, "it is too late")
+    bench = Bench(override(Abort=late))
     with bench.client.begin("nyc") as txn:
         txn.token()
         calls: tuple[Callable[[], object], ...] = (txn.abort, txn.flush, txn.abort)
         for call in calls:
-            with pytest.raises(errors.AlreadyCommitted):
+            with pytest.raises(then if call == txn.flush else getattr(errors, code)):
                 call()
+        assert txn.commit().counts.committed == 3
 
 
 def test_ids_and_tokens_of_no_control_partition_here() -> None:

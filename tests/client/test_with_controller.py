@@ -118,6 +118,18 @@ def test_a_second_commit_by_reservation_is_judged_by_its_receipts(world: World) 
     assert values(world) == {b"one": 1}
 
 
+def test_a_second_coordinator_with_a_later_receipt_of_the_same_events_gets_the_outcome(
+    world: World,
+) -> None:
+    """It asked the worker again, which wrote nothing since."""
+    reservation = world.client.reserve("nyc")
+    worker = world.client.join(reservation)
+    worker.write(STREAM, b"v", key=b"k")
+    first, later = worker.flush(), worker.flush()
+    done = world.client.commit(reservation, receipts=[first])
+    assert world.client.commit(reservation, receipts=[later]) == done
+
+
 def test_a_handle_that_could_not_bring_all_events_to_the_journal_brings_none(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -303,6 +303,32 @@ def test_no_committer_is_told_of_another_ones_success(opened: World, state: str)
     assert opened.commit("A", asker="helper", **second) == "A COMMITTED 1, 1 left out"
 
 
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("end", [2, 5], ids=["the same end", "others wrote meanwhile"])
+@pytest.mark.parametrize("state", ["waits", "decided", "committed"])
+def test_two_receipts_of_the_same_events_get_the_same_answer(
+    opened: World, state: str, end: int, order: tuple[int, int]
+) -> None:
+    """A flush without new writes gives a higher sequence, and a higher end if others wrote to the journal."""
+    opened.write("A", "w1", count=2)
+    opened.write("A", "other", count=3)
+    first = opened.receipt("A", "w1")
+    ends = {1: 2, 2: end}
+    receipts = [
+        replace(first, sequence=n, extents=(replace(first.extents[0], end=ends[n]),)) for n in order
+    ]
+    opened.held = state == "waits"
+    assert opened.commit("A", asker="1", own=receipts[:1], receipts=[]) == ""
+    told = ""
+    if state == "committed":
+        told = opened.turn()
+    told += "; " + opened.commit("A", asker="2", own=receipts[1:], receipts=[])
+    opened.held = False
+    told += "; " + opened.turn() + "; " + opened.turn()
+    found = [said for said in told.replace("[1] ", "").replace("[2] ", "").split("; ") if said]
+    assert found == ["A COMMITTED 2, 3 left out"] * 2
+
+
 def test_a_commit_that_claims_something_else_takes_the_place_of_one(opened: World) -> None:
     opened.held = True
     opened.write("A", "w1")

@@ -117,6 +117,16 @@ def test_repeated_it_is_the_same_and_another_attempt_is_not(world: World) -> Non
     assert prepare(world, attempt=b"2") == "IllegalState"
 
 
+def test_repeated_with_a_later_receipt_of_the_same_events_it_is_the_same(world: World) -> None:
+    receipt = world.receipt("A", "w1")
+    prepare(world)
+    later = replace(receipt, sequence=receipt.sequence + 1)
+    again = replace(world.committing("A", own=[later]), prepare=r.Prepare(b"", b"1"))
+    assert world.ask("prepare", again) == "A PREPARED 3", world.message
+    assert world.ask("commit", world.committing("A", own=[later])) == ""
+    assert world.turn() == "[commit] A COMMITTED 3"
+
+
 def test_a_commit_that_was_not_prepared_is_told_so(world: World) -> None:
     commit(world, "B")
     assert prepare(world, "B") == "AlreadyCommitted"

@@ -301,6 +301,48 @@ def test_doubts_while_it_is_decided() -> None:
         assert bank.row("T").state == "COMMITTED"
 
 
+@pytest.mark.parametrize("whose", ["the same events", "another writer's"])
+def test_a_look_for_a_decided_commit_counts_whoever_makes_it(whose: str) -> None:
+    """A later receipt of the same events gets the outcome; another writer's is refused once its look counts."""
+    bank = Long()
+    bank.locked(b"k")
+    bank.wrote(b"x")
+    bank.write("T", "v", PLAIN)
+    bank.commit("T", receipts=[bank.receipt("T", "w", sequence=1)])
+    bank.write_plainly(A)
+    bank.wait(10)
+    due = bank.said[-1][1]
+    assert (due.decided, due.writers) == (True, (bank.writer("w"),))
+    taken = bank.receipt("T", "w" if whose == "the same events" else "v", sequence=2)
+    word = r.Vouched(bank.writer("w"), 1, due.timestamp)
+    ask = replace(bank.committing("T", own=[taken], receipts=[]), vouched=(word,))
+    said = bank.ask("repeats", ask) or bank.wait(10)
+    if whose == "the same events":
+        assert said == "T COMMITTED 1, 1 left out"
+    else:
+        assert isinstance(bank.said[-1][1], r.LookAgain)
+        assert bank.wait(10) == ""
+        assert bank.row("T").state == "COMMITTED"
+        assert bank.ask("repeats", ask) == "AlreadyCommitted"
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_look_comes_with_a_commit_that_too_many_wait_for(
+    held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WAITERS", limits.WAITERS._replace(value=2))
+    bank = Long()
+    bank.locked(b"k")
+    bank.held = held
+    bank.wrote(b"x")
+    bank.wait(10)
+    word = r.Vouched(bank.writer("w"), 1, bank.told()[0])
+    assert word.through > bank.at["T", "w"]
+    bank.turn(*((asker, bank.committing("T")) for asker in "12"))
+    assert bank.row("T").state == ("OPEN" if held else "COMMIT_IN_PROGRESS")
+    assert "NotReady" in bank.ask("3", replace(bank.committing("T"), vouched=(word,)))
+
+
 @pytest.mark.parametrize("who", ["w", "v"])
 def test_a_set_that_nobody_looked_at_is_not_committed(who: str) -> None:
     bank = Long()
@@ -325,6 +367,22 @@ def test_locks_of_left_out_writers_count_and_who_was_read_from_must_be_taken() -
     bank.locked(b"l", writer="gone")
     assert bank.put((A, b"l")) == "COMMITTED"
     assert bank.row("T").state == "ABORTED"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_who_was_read_from_may_be_taken_with_another_receipt_of_the_same_events(more: int) -> None:
+    """The set was read from a receipt that was registered after the commit came."""
+    bank = Long()
+    bank.held = True
+    bank.wrote(b"x", writer="v")
+    assert bank.commit("T") == ""
+    if more:
+        bank.write("T", "v", PLAIN)
+    bank.finish("T", "v")
+    bank.locked(b"k", read_from=(r.WriterAt(bank.writer("v"), 2),))
+    bank.held = False
+    said = bank.wait(1000) or bank.wait(10)
+    assert said == f"[commit T] {'WritersUnfinished' if more else 'T COMMITTED 1'}"
 
 
 def test_a_lost_table_ends_who_locked_it() -> None:

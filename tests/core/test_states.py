@@ -13,8 +13,13 @@ from anabranch.core.stream_states import STREAMS, StreamOp
 from anabranch.core.transaction_states import (
     BIRTHS,
     FINISHED,
+    HANDLES,
+    IN_DOUBT,
     TRANSACTIONS,
+    USABLE,
     Birth,
+    HandleOp,
+    HandleState,
     Machine,
     Op,
     OpT,
@@ -100,6 +105,43 @@ STREAM_REFUSALS: dict[str, type[AnabranchError]] = {
 }
 
 
+HANDLE_LETTERS: dict[str, HandleState] = {
+    "B": "buffered",
+    "O": "open",
+    "S": "sent",
+    "D": "doubted",
+    "C": "decided",
+    "P": "prepared",
+    "A": "aborting",
+    "X": "over",
+}
+#                   B O S D C P A X
+HANDLE_EXPECTED: dict[HandleOp, str] = {
+    "write": "      = = - - - - - -",
+    "begin": "      O = = = - - - -",
+    "send": "       S S D = = = - -",
+    "refuse": "     - - O = = = - =",
+    "refuse_shot": "- - B = = = - =",
+    "doubt": "      - - D = = = - =",
+    "under_way": "  - D D = = = D =",
+    "late": "       - C C C = C C =",
+    "prepare": "    - P P P P = - =",
+    "commit": "     - X X X X X X =",
+    "fail": "       X X X X X X X =",
+    "abort": "      A A = = = = = A",
+}
+HANDLE_REFUSALS: dict[HandleState, type[AnabranchError]] = {
+    "buffered": IllegalState,
+    "open": IllegalState,
+    "sent": IllegalState,
+    "doubted": IllegalState,
+    "decided": AlreadyCommitted,
+    "prepared": IllegalState,
+    "aborting": OutcomeUnknown,
+    "over": IllegalState,
+}
+
+
 def cells(machine: Machine[StateT, OpT], expected: dict[OpT, str]) -> list[object]:
     assert set(machine.ops) == set(expected)
     return [
@@ -154,7 +196,30 @@ def test_cell_of_a_stream(state: StreamState, op: StreamOp, letter: str) -> None
         assert type(refused.value) is STREAM_REFUSALS[letter]
 
 
+@pytest.mark.parametrize(("state", "op", "letter"), cells(HANDLES, HANDLE_EXPECTED))
+def test_cell_of_a_handle(state: HandleState, op: HandleOp, letter: str) -> None:
+    if letter == "=":
+        assert HANDLES.judge(state, op) is None
+    elif letter in HANDLE_LETTERS:
+        assert HANDLES.judge(state, op) == HANDLE_LETTERS[letter]
+    else:
+        with pytest.raises(AnabranchError) as refused:
+            HANDLES.judge(state, op)
+        assert type(refused.value) is HANDLE_REFUSALS[state]
+
+
+def test_a_handle_whose_commit_may_be_carried_out_is_never_open_again_but_by_its_only_copy() -> (
+    None
+):
+    for state in IN_DOUBT:
+        but = ("refuse", "refuse_shot") if state == "sent" else ()
+        assert not reachable(HANDLES, state, but) & USABLE
+    assert not reachable(HANDLES, "aborting") & USABLE
+
+
 def test_the_tables_are_complete() -> None:
+    assert set(HANDLES.states) == set(get_args(HandleState)) == set(HANDLE_LETTERS.values())
+    assert set(HANDLES.ops) == set(get_args(HandleOp))
     assert set(TRANSACTIONS.states) == set(get_args(TxnState)) == set(LETTERS.values())
     assert set(STREAMS.states) == set(get_args(StreamState)) == set(STREAM_LETTERS.values())
     assert set(TRANSACTIONS.ops) == set(get_args(Op))

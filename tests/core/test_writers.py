@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from anabranch.core import rows as k
+from anabranch.core.journal.receipts import covers
 from anabranch.core.tokens import make, peek
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc
@@ -182,6 +183,39 @@ def test_a_later_receipt_covers_the_earlier_one(opened: World, later: tuple[r.Ex
     assert opened.commit("A", own=[bad]) == "ReceiptMismatch"
     assert opened.commit("A", own=[bad], receipts=[first]) == "ReceiptMismatch"
     assert opened.state.writers(opened.id("A"))[opened.writer("w1")] == first
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        ({}, True),
+        ({"sequence": 1}, True),
+        ({"sequence": 3}, True),
+        ({"end": 4}, True),
+        ({"end": 9}, True),
+        ({"first": 0}, True),
+        ({"end": 9, "count": 4, "crc_sum": 8}, True),
+        ({"end": 4, "count": 4, "crc_sum": 8}, False),
+        ({"crc_sum": 8}, False),
+        ({"count": 2}, False),
+        ({"first": 2}, False),
+        ({"partition": 1}, False),
+        ({"stream": "nyc/b"}, False),
+        (None, False),
+    ],
+)
+def test_a_receipt_covers_one_whose_events_it_has(
+    one: dict[str, Any] | None, expected: bool
+) -> None:
+    """The order of their sequences says nothing, nor do the ends of the same events."""
+    other = r.Receipt(b"", 1, 2, False, (r.Extent("nyc/a", 0, 1, 5, 3, 7),))
+    given = None
+    if one is not None:
+        sequence, extent = one.get("sequence", 2), dict(one)
+        extent.pop("sequence", None)
+        given = r.Receipt(b"", 1, sequence, True, (replace(other.extents[0], **extent),))
+    assert covers(given, other) == expected
+    assert covers(given, replace(other, extents=()))
 
 
 def test_writers_are_told_apart_by_64_bits(opened: World) -> None:

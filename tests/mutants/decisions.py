@@ -59,8 +59,8 @@ def inexact_writers() -> Planted:
 def others_receipts() -> Iterator[None]:
     """Of two committers each is told the outcome of what was taken, also if that left out its own writers."""
     with (
-        patch.object(commit, "left_behind", lambda *_: []),
-        patch.object(receipt_account, "left_behind", lambda *_: []),
+        patch.object(commit, "not_covered", lambda *_: []),
+        patch.object(receipt_account, "not_covered", lambda *_: []),
     ):
         yield
 

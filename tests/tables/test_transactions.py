@@ -23,6 +23,7 @@ from anabranch.core.journal.runs import unpack_run
 from anabranch.core.read_locks import Windows
 from anabranch.core.rows import INDEX
 from anabranch.errors import (
+    AlreadyCommitted,
     AnabranchError,
     DeadlineExceeded,
     IllegalState,
@@ -546,7 +547,7 @@ def test_what_was_left_unanswered_is_ended_again(
         left.flush()
         unknown = Mock(side_effect=OutcomeUnknown("gone", txn_id=bytes(16)))
         session = left._opened._session  # type: ignore[union-attr]
-        with left, patch.object(session, "commit", unknown), pytest.raises(OutcomeUnknown):
+        with left, patch.object(session, "try_commit", unknown), pytest.raises(OutcomeUnknown):
             left.commit()
     else:
         waits = Mock(side_effect=NotReady("no leader"))
@@ -568,6 +569,122 @@ def test_what_was_left_unanswered_is_ended_again(
         begun.abort()
     state = bank.client.state(token).state
     assert (state, set(bank.rows._open)) == ("ABORTED" if error else "COMMITTED", set())
+
+
+@pytest.mark.parametrize("by", ["itself", "a later one"])
+@pytest.mark.parametrize("wrote", [False, True])
+def test_a_part_of_a_committed_transaction_reports_the_commit_and_no_broken_locks(
+    bank: Bank, wrote: bool, by: str
+) -> None:
+    """Its replica shows a row that was written since the snapshot, by its own transaction or by a later one."""
+    txn = bank.rows.begin(keepalive=600.0)
+    part = bank.rows.join(txn.token())
+    if wrote:
+        part.put(B, b"part", b"1")
+    txn.put(A, b"k", b"2")
+    txn.commit(receipts=[])
+    if by == "a later one":
+        bank.put(bank.blind, k="3")
+    bank.rows.snapshot().close()
+    with pytest.raises(AlreadyCommitted) if wrote else nullcontext():
+        part.get(A, b"k")
+    for call in (lambda: part.put(A, b"k", b"4"), part.flush, part.finish):
+        with pytest.raises(AlreadyCommitted):
+            call()
+    part.discard()
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["all is committed", "it wrote more"])
+@pytest.mark.parametrize("asks", ["commit", "put first"])
+def test_the_beginner_of_what_another_committed_gets_that_outcome(
+    bank: Bank, asks: str, own: bool
+) -> None:
+    txn = bank.rows.begin(keepalive=600.0)
+    token = txn.token("all")
+    with bank.rows.join(token) as part:
+        part.put(A, b"k", b"2")
+    receipt = part.finish()
+    txn.get(A, b"x")
+    if own:
+        txn.put(B, b"own", b"1")
+    done = bank.blind.commit(token, receipts=[receipt])
+    bank.rows.snapshot().close()
+    if own or asks == "put first":
+        with pytest.raises(AlreadyCommitted) if own else nullcontext():
+            txn.get(A, b"k")
+        with pytest.raises(AlreadyCommitted):
+            txn.put(B, b"x", b"3")
+    with pytest.raises(AlreadyCommitted, match="without") if own else nullcontext():
+        assert txn.commit(receipts=[receipt]) == done
+    assert bank.client.state(token).state == "COMMITTED"
+
+
+def test_a_commit_s_look_that_finds_its_own_commit_gets_the_outcome(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another commit of the same transaction looked first; the replica shows that one's merge."""
+    txn = bank.rows.begin(keepalive=600.0)
+    txn.put(A, b"k", txn.get(A, b"k") or b"")
+    txn.flush()
+    no_digest(bank, monkeypatch)
+    bank.put(bank.by_journal, x="2")
+    opened, reads = txn._opened, txn._reads
+    assert isinstance(opened, Transaction)
+    assert reads is not None
+    look, token = reads.look_again, txn.token("all")
+
+    def late(answer: r.LookAgain, deadline: float) -> None:
+        look(answer, deadline)
+        assert opened._own is not None
+        command = r.Commit(token, (opened._own,), None, None, 0, vouched=reads.vouched)
+        bank.blind._shared.session.commit(command, deadline)
+        bank.rows.snapshot().close()
+        look(answer, deadline)
+
+    with patch.object(reads, "look_again", late):
+        assert txn.commit().txn_id == txn.txn_id
+
+
+@pytest.mark.parametrize("error", [NotReady, SnapshotExpired])
+@pytest.mark.parametrize("decided", [False, True])
+def test_a_look_that_fails_between_two_sends_of_a_commit_leaves_it_sent(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch, decided: bool, error: type[AnabranchError]
+) -> None:
+    """The replica is late, and the commit may be decided: the same commit again gets its outcome."""
+    if decided:
+        no_digest(bank, monkeypatch)
+        bank.rows.snapshot().close()
+    txn = bank.rows.begin(keepalive=600.0)
+    txn.put(A, b"k", txn.get(A, b"k") or b"")
+    txn.flush()
+    reads = txn._reads
+    assert reads is not None
+    place = TopicPartition(journal_topic(A), 0)
+    plain, told = [Record(0, 1, b"x", b"2")], []
+
+    def step() -> None:
+        """A commit whose keys are not known comes between the decision and the merge."""
+        bank.step()
+        assert bank.controller is not None
+        row = bank.controller._state.txn_row(txn.txn_id or b"")
+        if plain and row is not None and row.state == "COMMIT_IN_PROGRESS":
+            bank.cluster.log("plain").produce_batch(place, encode_batch([plain.pop()]))
+
+    def late(answer: r.LookAgain, _: float) -> None:
+        told.append(answer.decided)
+        raise error("the replica is not there yet")
+
+    if decided:
+        bank.clock.on_sleep = step
+    else:
+        no_digest(bank, monkeypatch)
+    with patch.object(reads, "look_again", late), pytest.raises(error):
+        txn.commit()
+    assert told == [decided]
+    for call in (partial(txn.get, A, b"x"), partial(txn.put, A, b"x", b"3")):
+        with pytest.raises(IllegalState, match="commit again"):
+            call()
+    assert txn.commit().txn_id == txn.txn_id
 
 
 def test_nobody_who_left_keeps_versions(bank: Bank) -> None:

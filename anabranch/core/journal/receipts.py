@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from anabranch.schemas.records import Receipt
+from anabranch.schemas.records import Extent, Receipt
 
 CRC_MODULUS = 1 << 63
 
 
-def left_behind(wanted: Iterable[Receipt], taken: Mapping[int, Receipt]) -> list[int]:
-    """Writers of ``wanted`` that are not taken with at least these receipts."""
-    return [
-        receipt.writer
-        for receipt in wanted
-        if receipt.extents
-        and (found := taken.get(receipt.writer)) != receipt
-        and (found is None or found.sequence <= receipt.sequence)
-    ]
+def covers(one: Receipt | None, other: Receipt) -> bool:
+    """Whether a receipt has all events of another one of the same writer, whichever was made first.
+
+    A flush without new writes gives a higher sequence, and where others wrote to the journal a higher end, too.
+    """
+    if not other.extents:
+        return True
+    if one is None:
+        return False
+    has = {(extent.stream, extent.partition): extent for extent in one.extents}
+    return all(
+        (whole := has.get((part.stream, part.partition))) is not None and _is_within(part, whole)
+        for part in other.extents
+    )
+
+
+def _is_within(part: Extent, whole: Extent) -> bool:
+    """A writer counts its records from the first one, so the same count means the same records."""
+    if whole.first > part.first:
+        return False
+    if whole.count == part.count:
+        return whole.crc_sum == part.crc_sum
+    return whole.count > part.count and whole.end >= part.end
+
+
+def not_covered(wanted: Iterable[Receipt], taken: Mapping[int, Receipt]) -> list[int]:
+    """Writers of ``wanted`` whose events are not all taken."""
+    return [each.writer for each in wanted if not covers(taken.get(each.writer), each)]

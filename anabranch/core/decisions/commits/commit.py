@@ -34,7 +34,7 @@ from anabranch.core.decisions.transactions import (
 )
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.journal.index import JournalIndex, Weighed
-from anabranch.core.journal.receipts import left_behind
+from anabranch.core.journal.receipts import not_covered
 from anabranch.core.legal_names import check_name, check_number
 from anabranch.core.memory import Merging
 from anabranch.core.round import ReplyTo
@@ -61,6 +61,7 @@ from anabranch.schemas.records import (
     Commit,
     Consumed,
     JournalOp,
+    LookedRow,
     Outcome,
     PendingCommitRow,
     Receipt,
@@ -84,7 +85,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         if command.prepare is not None:
             prepared.check_same(turn, row, command.prepare)
     if row.state == "COMMITTED":
-        behind = left_behind(named, turn.state.writers(row.txn_id))
+        behind = not_covered(named, turn.state.writers(row.txn_id))
         if behind:
             raise AlreadyCommitted(
                 f"the transaction was committed without writer {writers_text(behind)}, by another commit: its "
@@ -107,15 +108,8 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     if row.state == "PREPARED":
         _commit_prepared(turn, txn, command, to)
         return
-    if not moves:  # decided already: this asker waits too
-        _check_replaced(named, txn.writers)
-        turn.hear(row.txn_id)
-        registered.put_looked(turn, row.txn_id, looked)
-        if (again := registered.to_look_at(turn, row.txn_id)) is not None:
-            turn.reply(to, again)
-            return
-        turn.merging.not_before_ms.put(row.txn_id, None)
-        turn.put(k.pending_key(row.txn_id), askers.join_waiting(txn.pending, to))
+    if not moves:
+        _join_decided(turn, txn, named, looked, to)
         return
     turn.hear(row.txn_id)
     if askers.is_waiting(txn.pending, to):
@@ -164,11 +158,36 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     turn.put(k.pending_key(row.txn_id), pending)
 
 
+def _join_decided(
+    turn: Turn,
+    txn: OpenTxn,
+    named: tuple[Receipt, ...],
+    looked: Mapping[int, LookedRow],
+    to: ReplyTo | None,
+) -> None:
+    """A commit of what is decided already: this asker waits too. Its looks count, whatever receipts it names."""
+    txn_id = txn.row.txn_id
+    waiting = askers.join_waiting(txn.pending, to)
+    due = registered.to_look_at(turn, txn_id)
+    if due is None:
+        _check_replaced(named, txn.writers)
+    turn.hear(txn_id)
+    registered.put_looked(turn, txn_id, looked)
+    again = registered.to_look_at(turn, txn_id)
+    if again is None:
+        turn.merging.not_before_ms.put(txn_id, None)
+        if not not_covered(named, txn.writers):
+            turn.put(k.pending_key(txn_id), waiting)
+            return
+        again = due  # a refusal changes nothing: it comes to the next copy
+    turn.reply(to, again)
+
+
 def _commit_prepared(turn: Turn, txn: OpenTxn, command: Commit, to: ReplyTo | None) -> None:
     """A prepare repeated, or the word of the coordinator that a PREPARED transaction commits."""
     row = txn.row
     named = (*command.own, *(command.receipts or ()))
-    prepared.check_ending(txn, command, left_behind(named, txn.writers))
+    prepared.check_ending(txn, command, not_covered(named, txn.writers))
     if command.prepare is not None:
         turn.reply(to, turn.outcome(row))
         return
@@ -250,7 +269,7 @@ def _check_replaced(
     wanted: Iterable[Receipt], taken: Mapping[int, Receipt], same_claim: bool = True
 ) -> None:
     """`OutcomeUnknown` if a commit is waiting or decided without what another one wants."""
-    behind = left_behind(wanted, taken)
+    behind = not_covered(wanted, taken)
     if behind or not same_claim:
         without = f"writer {writers_text(behind)}" if behind else "this one's name and number"
         raise OutcomeUnknown(

@@ -23,6 +23,7 @@ from anabranch.core.decisions.commits.locks import (
 from anabranch.core.decisions.commits.writers import writers_text
 from anabranch.core.decisions.transactions import abort_txn, end_pending
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.journal.receipts import covers
 from anabranch.core.read_locks import Sets, count_of
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
@@ -179,7 +180,9 @@ def to_look_at(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow] = {}) 
     due = [w for w, row in rows.items() if row.sequence < last[w] or row.through < row.due]
     if not due:
         return None
-    return LookAgain(turn.hybrid_time, table_times(turn, sets.tables), tuple(sorted(due)))
+    pending = turn.open(txn_id).pending
+    decided = pending is not None and pending.decided
+    return LookAgain(turn.hybrid_time, table_times(turn, sets.tables), tuple(sorted(due)), decided)
 
 
 def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
@@ -222,7 +225,7 @@ def check_commit(
         source.writer
         for kept in sets.rows.values()
         for source in kept.read_from
-        if not _covers(taken.get(source.writer), source.sequence)
+        if not _is_taken(taken.get(source.writer), txn.writers.get(source.writer), source.sequence)
     }
     if behind:
         raise WritersUnfinished(
@@ -231,5 +234,8 @@ def check_commit(
         )
 
 
-def _covers(receipt: Receipt | None, sequence: int) -> bool:
-    return receipt is not None and receipt.sequence >= sequence
+def _is_taken(receipt: Receipt | None, known: Receipt | None, sequence: int) -> bool:
+    """Whether a commit takes a writer's events up to a receipt of this sequence. ``known``: the registered one."""
+    if receipt is None or receipt.sequence >= sequence:
+        return receipt is not None
+    return known is not None and known.sequence >= sequence and covers(receipt, known)

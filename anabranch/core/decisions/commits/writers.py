@@ -14,6 +14,7 @@ from anabranch.core.authorize import Right, check_writes, refusal
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal.index import segment_on
+from anabranch.core.journal.receipts import covers
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.tokens import Rights
@@ -90,19 +91,11 @@ def newer(one: Receipt, other: Receipt) -> Receipt:
             "each receipt of a writer a higher one"
         )
     first, last = (one, other) if other.sequence > one.sequence else (other, one)
-    told = {(e.stream, e.partition): e for e in last.extents}
-    for extent in first.extents:
-        later = told.get((extent.stream, extent.partition))
-        if (
-            later is None
-            or later.first > extent.first
-            or later.end < extent.end
-            or later.count < extent.count
-        ):
-            raise ReceiptMismatch(
-                f"receipt {last.sequence} of writer {writer_text(one.writer)} does not cover what receipt "
-                f"{first.sequence} has of {extent.stream}: receipts of a writer are cumulative"
-            )
+    if not covers(last, first):
+        raise ReceiptMismatch(
+            f"receipt {last.sequence} of writer {writer_text(one.writer)} does not cover receipt {first.sequence}: "
+            "receipts of a writer are cumulative"
+        )
     return last
 
 

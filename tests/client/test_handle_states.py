@@ -1,0 +1,139 @@
+"""The handle of a transaction in each of its states, and what each answer of a controller makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from anabranch import errors
+from anabranch.client.transaction import Transaction
+from anabranch.core.transaction_states import HandleState
+from anabranch.schemas import records as r
+from tests.client.answers import STREAM, obliging, outcome, refusal
+from tests.client.bench import Bench, override
+
+LOOK = r.LookAgain(9, (), (1,))
+
+
+def _prepares(command: Any) -> Any:
+    answer = obliging(command)
+    return answer._replace(state="PREPARED") if isinstance(command, r.Commit) else answer
+
+
+# State -> how the controller answers, and the call that leads there from open.
+WAYS: dict[HandleState, tuple[Any, Callable[[Transaction], object]]] = {
+    "open": (obliging, lambda _: None),
+    "sent": (override(Commit=LOOK), Transaction.commit),
+    "doubted": (override(Commit=None, Resolve=None), Transaction.commit),
+    "decided": (override(Abort=refusal("AlreadyCommitted")), Transaction.abort),
+    "prepared": (_prepares, Transaction.prepare),
+    "aborting": (override(Abort=None), Transaction.abort),
+    "over": (obliging, Transaction.abort),
+}
+# Answers to a commit -> the state after it, from each of the states.
+COMMITS: dict[str, tuple[Any, str]] = {
+    #                                     open    sent    doubted decided prepared
+    "committed": (override(), "           over    over    over    over    over"),
+    "refused": (refusal("StreamLost"), "  open    doubted doubted decided prepared"),
+    "not ready": (refusal("NotReady"), "  open    doubted doubted decided prepared"),
+    "no right": (refusal("NotAuthorized"), "open   doubted doubted decided prepared"),
+    "unanswered": (None, "                doubted doubted doubted decided prepared"),
+    "under way": (refusal("OutcomeUnknown"), "doubted doubted doubted decided prepared"),
+    "look": (LOOK, "                      sent    doubted doubted decided prepared"),
+    "look, decided": (r.LookAgain(9, (), (1,), True),
+                      "                   doubted doubted doubted decided prepared"),
+    "aborted": (refusal("TransactionAborted"), "over over over over over"),
+    "broken": (refusal("LocksBroken"), "  over    over    over    over    over"),
+}  # fmt: skip
+ABORTS: dict[str, tuple[Any, str]] = {
+    #                                     open     sent    doubted decided  prepared aborting
+    "aborted": (override(), "             over     over    over    over     over     over"),
+    "unanswered": (None, "                aborting sent    doubted decided  prepared aborting"),
+    "not ready": (refusal("NotReady"), "  aborting sent    doubted decided  prepared aborting"),
+    "late": (refusal("AlreadyCommitted"), "decided decided decided decided  decided  decided"),
+    "under way": (refusal("OutcomeUnknown"), "doubted doubted doubted decided prepared doubted"),
+}  # fmt: skip
+
+
+def brought(state: HandleState) -> tuple[Bench, Transaction]:
+    """A handle in this state, which wrote an event before."""
+    script, call = WAYS[state]
+    bench = Bench()
+    txn = bench.client.begin("nyc")
+    txn.write(STREAM, b"v", key=b"k")
+    txn.token()
+    bench.bus.script = script
+    with suppress(errors.AnabranchError):
+        call(txn)
+    assert txn.state == state
+    return bench, txn
+
+
+def rows(table: dict[str, tuple[Any, str]]) -> list[Any]:
+    return [
+        pytest.param(state, answer, after, id=f"{name} in {state}")
+        for name, (answer, states) in table.items()
+        for state, after in zip(WAYS, states.split(), strict=False)
+    ]
+
+
+def scripted(kind: str, answer: Any) -> Any:
+    return answer if callable(answer) else override(**{kind: answer, "Resolve": _open_still})
+
+
+_open_still = outcome(state="OPEN")
+
+
+@pytest.mark.parametrize(("state", "answer", "after"), rows(COMMITS))
+def test_what_an_answer_to_a_commit_makes_of_it(
+    state: HandleState, answer: Any, after: HandleState
+) -> None:
+    bench, txn = brought(state)
+    bench.bus.script = scripted("Commit", answer)
+    with suppress(errors.AnabranchError):
+        txn.commit(timeout=3)
+    assert txn.state == after
+    if after in ("doubted", "decided", "prepared"):  # whatever was answered, its outcome can be had
+        bench.bus.script = override()
+        assert txn.commit().counts.committed == 3
+
+
+@pytest.mark.parametrize(("state", "answer", "after"), rows(ABORTS))
+def test_what_an_answer_to_an_abort_makes_of_it(
+    state: HandleState, answer: Any, after: HandleState
+) -> None:
+    bench, txn = brought(state)
+    bench.bus.script = scripted("Abort", answer)
+    with suppress(errors.AnabranchError):
+        txn.abort(timeout=3)
+    assert txn.state == after
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [
+        ("open", None),
+        ("sent", errors.IllegalState),
+        ("doubted", errors.IllegalState),
+        ("decided", errors.AlreadyCommitted),
+        ("prepared", errors.IllegalState),
+        ("aborting", errors.OutcomeUnknown),
+        ("over", errors.TransactionAborted),
+    ],
+)
+def test_whether_more_can_be_written(
+    state: HandleState, error: type[errors.AnabranchError] | None
+) -> None:
+    _, txn = brought(state)
+    calls: list[Callable[[], object]] = [
+        lambda: txn.write(STREAM, b"w"),
+        lambda: txn.write_many(STREAM, [(b"w",)]),
+        txn.flush,
+    ]
+    for call in calls if error is not None else ():
+        with pytest.raises(error or errors.AnabranchError):
+            call()
+        assert txn.state == state
