@@ -133,9 +133,10 @@ class State:
         self.term, self.round, self.suspect = None, _NO_ROUND, None
         for view in (
             self.scopes, self.scope_owners, self.streams, self.histories_ms, self.layouts, self.epochs,
-            self.places, self.pins, self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.set_aside,
-            self.lanes, self.lane_positions, self.grants, self.rights, self.processors, self.deleted, self.tasks,
-            self.tables, self.locks, self.bases, self.open, self.open_of, self.committing, self.prepared,
+            self.places, self.pins, self.plain, self.plain_refused, self.low_water, self.forgotten,
+            self._retired, self.set_aside, self.lanes, self.lane_positions, self.grants, self.rights,
+            self.processors, self.deleted, self.tasks, self.tables, self.locks, self.bases, self.open,
+            self.open_of, self.committing, self.prepared,
         ):  # fmt: skip
             view.clear()
         for key, value in k.rows_of_views(self._table.scan):
