@@ -13,7 +13,7 @@ from typing import Protocol
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.legal_names import base_stream
 from anabranch.errors import AnabranchError, NotReady, RetryError, SnapshotExpired, UnknownStream
-from anabranch.ports import TopicPartition
+from anabranch.ports import LogError, TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.decoded import Run
 from anabranch.reading.feed import FETCH_BYTES
@@ -195,7 +195,7 @@ class Follower:
             source, self._source = self._source, None
             if source is not None:
                 source.close()
-                if source.is_gone:
+                if source.is_gone and isinstance(error, AnabranchError | LogError):
                     raise NotReady("a table was deleted and made again: it is loaded") from error
             raise
 

@@ -225,14 +225,19 @@ class Replica:
             self._attempt(self._clock.monotonic() + _WAIT_S)
 
     def _attempt(self, deadline: float) -> None:
-        """A step. Those who wait are told of an error that does not pass by itself; each is tried again."""
+        """A step. Those who wait are told of an error that does not pass by itself; each is tried again.
+
+        Without a thread an error that is not of ours comes out at once: the caller's own signal may have raised it.
+        """
         try:
             self.step(deadline)
             self._failure, self._trouble = None, ""
             return
         except RetryError as error:
             self._trouble = str(error)
-        except Exception as error:  # noqa: BLE001 - those who wait get it
+        except Exception as error:
+            if self._thread is None and not isinstance(error, AnabranchError | TableError):
+                raise
             self._failure = error
         if self._closed:
             return

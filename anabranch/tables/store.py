@@ -47,7 +47,7 @@ from anabranch.tables.layout import (
     unescaped,
     versions,
 )
-from anabranch.tables.rocks import Walk, is_full, let_go, named, raw_key, table_error
+from anabranch.tables.rocks import Walk, is_full, let_go, named, of_rocksdb, raw_key, table_error
 from anabranch.tables.rows import Rows
 
 log = logging.getLogger("anabranch.client")
@@ -103,6 +103,8 @@ class Store(Held):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are people's data
             self._db = self._opened(loading=self.loading)
         except Exception as error:
+            if not (isinstance(error, OSError) or of_rocksdb(error)):
+                raise
             if is_full(error):
                 raise table_error(error, folder, "opened") from error
             own = ". One that no replica has open may be deleted: its rows are in the log, too"
@@ -164,7 +166,9 @@ class Store(Held):
             let_go(error)
         try:
             self._db.close()  # flushes, and closes even if that fails
-        except Exception as error:  # noqa: BLE001 - rocksdict has no other kind
+        except Exception as error:
+            if not of_rocksdb(error):
+                raise
             log.warning("%s", table_error(error, self.folder, "written"))
 
     # -- writing --------------------------------------------------------------------------------------
@@ -180,7 +184,7 @@ class Store(Held):
     def begin(self, stream: str, ids: str) -> Mark:
         """Begin a table from nothing: what is here of it is dropped.
 
-        It gets another number, by which readers of the old rows are refused. One without rows keeps its own.
+        Another number refuses readers of the old rows. A table without rows keeps its own.
         """
         before = self.marks.get(stream)
         if before is not None and self.is_indexed(stream) and not self._has_rows(before):

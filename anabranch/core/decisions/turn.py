@@ -307,7 +307,7 @@ class Turn:
             wrong_ms > 0
             and not self.expired_ms < made_ms <= self.wall_ms + self.settings.max_ahead_ms
         ):
-            # What is forgotten was older than half the retention by the clock of then.
+            # A forgotten id was older than half the retention by the clock of then.
             wrong_ms += self.settings.retention_ms - self.settings.max_ahead_ms
             raise ClockSkew(
                 f"the controller's clock is {wrong_ms} ms or more behind what it was when outcomes were "
