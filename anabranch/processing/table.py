@@ -14,7 +14,7 @@ from rocksdict import WriteBatch, WriteOptions
 
 from anabranch.errors import IllegalState
 from anabranch.processors.rocksdb_table import open_rows
-from anabranch.tables.rocks import Walk, is_full, named, of_rocksdb, table_error
+from anabranch.tables.rocks import Walk, is_full, named, of_disk, table_error
 
 _TASK = 2  # bytes of a task's number
 _MARKS = b"\xff\xff"  # no task has this number
@@ -44,7 +44,7 @@ class Table:
         try:
             self._rows = open_rows(folder)
         except Exception as error:
-            if not (isinstance(error, OSError) or of_rocksdb(error)):
+            if not of_disk(error):
                 raise
             if is_full(error):
                 raise table_error(error, folder, "opened") from error
@@ -65,7 +65,7 @@ class Table:
         try:
             value: bytes | None = self._get(self._tasks[task] + row)
         except Exception as error:
-            if not of_rocksdb(error):
+            if not of_disk(error):
                 raise
             raise table_error(error, self.folder, "read") from error
         return value

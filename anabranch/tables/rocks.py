@@ -31,7 +31,7 @@ class Walk:
             self._snapshot = db.snapshot()  # else rows of meanwhile look like missing ones
             self.rows: Iterator[tuple[Any, Any]] = self._snapshot.items(backwards, first)
         except Exception as error:
-            if not of_rocksdb(error):
+            if not of_disk(error):
                 raise
             raise table_error(error, folder, "read") from error
 
@@ -58,7 +58,7 @@ class Walk:
                 step()
             found.status()
         except Exception as error:
-            if not of_rocksdb(error):
+            if not of_disk(error):
                 raise
             raise table_error(error, self._folder, "read") from error
         finally:
@@ -69,15 +69,16 @@ def _has(snapshot: Snapshot, key: bytes) -> bool:
     try:
         snapshot[key]
     except Exception as error:
-        if not of_rocksdb(error) or str(error) != "key not found":
+        if not of_disk(error) or str(error) != "key not found":
             raise
         return False
     return True
 
 
-def of_rocksdb(error: Exception) -> bool:
-    """Whether rocksdict raised it: else it may be of a signal's handler, and stays as it is."""
-    return type(error) in (Exception, DbClosedError)
+def of_disk(error: Exception) -> bool:
+    """Whether rocksdict or the system raised it: else it may be of a signal's handler, and stays as it is."""
+    by_system = isinstance(error, OSError) and error.errno is not None
+    return by_system or type(error) in (Exception, DbClosedError)
 
 
 def raw_key(found: RdictIter) -> bytes:
@@ -105,7 +106,7 @@ def named(folder: Path | None, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not of_rocksdb(error):
+        if not of_disk(error):
             raise
         raise table_error(error, folder, what) from error
 

@@ -47,7 +47,7 @@ from anabranch.tables.layout import (
     unescaped,
     versions,
 )
-from anabranch.tables.rocks import Walk, is_full, let_go, named, of_rocksdb, raw_key, table_error
+from anabranch.tables.rocks import Walk, is_full, let_go, named, of_disk, raw_key, table_error
 from anabranch.tables.rows import Rows
 
 log = logging.getLogger("anabranch.client")
@@ -103,7 +103,7 @@ class Store(Held):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are people's data
             self._db = self._opened(loading=self.loading)
         except Exception as error:
-            if not (isinstance(error, OSError) or of_rocksdb(error)):
+            if not (isinstance(error, FileExistsError) or of_disk(error)):
                 raise
             if is_full(error):
                 raise table_error(error, folder, "opened") from error
@@ -167,7 +167,7 @@ class Store(Held):
         try:
             self._db.close()  # flushes, and closes even if that fails
         except Exception as error:
-            if not of_rocksdb(error):
+            if not of_disk(error):
                 raise
             log.warning("%s", table_error(error, self.folder, "written"))
 
