@@ -19,6 +19,15 @@ from anabranch.errors import InvalidArgument
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOP = "topLevelRecord"
+# Errors of json and fastavro for a text that is no schema.
+_NO_SCHEMA = (
+    SchemaParseException,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
 _PLAIN: Mapping[type[t.DataType], Any] = {
     t.BooleanType: "boolean",
     t.ByteType: "int",
@@ -116,7 +125,7 @@ def parse(text: str) -> Schema:
     """The schema of option ``avroschema``. `InvalidArgument`: the text is no schema, or not of a record."""
     try:
         parsed = fastavro.parse_schema(json.loads(text), _write_hint=False)
-    except (SchemaParseException, ValueError, LookupError, TypeError, AttributeError) as error:
+    except _NO_SCHEMA as error:
         raise InvalidArgument(f"option avroschema is no Avro schema: {error!r}") from error
     if not isinstance(parsed, dict) or parsed.get("type") != "record":
         raise InvalidArgument("option avroschema: a record is needed, with a field for each column")
