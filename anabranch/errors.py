@@ -42,7 +42,7 @@ class NotInstalled(AnabranchError, ModuleNotFoundError):
 
 
 class NotSupported(AnabranchError):
-    """This operating system can't do it; the message says which one can."""
+    """This operating system, or this kind of threads, can't do it; the message says which one can."""
 
 
 def check(condition: bool, message: str) -> None:

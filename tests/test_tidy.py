@@ -34,6 +34,40 @@ IMPORTERS = {
     ),
     "confluent_kafka": ("anabranch/librdkafka/",),
 }
+# Handlers of every `Exception` that don't raise it again, by file. A signal's handler may raise one anywhere in the
+# caller's thread (Celery's limit of a task's time, say): it has to come out as it is.
+WIDE = {
+    "anabranch/cli/main.py": (1, "the end of the process: each error has its exit code"),
+    "anabranch/cli/options.py": (1, "a shell's completion shows no errors"),
+    "anabranch/cli/processor/run.py": (1, "the import of the user's module, named by the command"),
+    "anabranch/faust/agents.py": (1, "the agent's error goes to the inbox that waits for it"),
+    "anabranch/faust/app.py": (1, "a thread of its own: the app crashes with the error"),
+    "anabranch/kafka/oauth_tokens.py": (1, "the user's callback: no token is no connection"),
+    "anabranch/librdkafka/command_bus.py": (
+        1,
+        "a thread of its own, without which no call is answered",
+    ),
+    "anabranch/librdkafka/reconnecting_consumer.py": (
+        1,
+        "a thread of its own: raised by the caller's",
+    ),
+    "anabranch/processing/handlers.py": (
+        3,
+        "an event whose handler fails may become a dead letter",
+    ),
+    "anabranch/processors/carrier.py": (1, "a thread of its own: raised by the leader's"),
+    "anabranch/processors/durability.py": (1, "a controller's process: it becomes leader again"),
+    "anabranch/processors/leader.py": (1, "a controller's process: it resigns, and logs the error"),
+    "anabranch/processors/service.py": (2, "a controller's process: it ends with the error"),
+    "anabranch/processors/streams/helper_thread.py": (1, "kept for the taker of the result"),
+    "anabranch/processors/streams/topics.py": (1, "a controller's process: it tries again"),
+    "anabranch/reading/fetched.py": (
+        1,
+        "a thread of its own: reading goes on without compiled code",
+    ),
+    "anabranch/spark/pipelines/place.py": (1, "the rows may be committed whatever the job says"),
+    "anabranch/web/hub.py": (1, "a page of the web process shows it"),
+}
 # A docstring's subject comes first, and the code names it.
 _HEADLESS = re.compile(r"^(?:Who|What|That|Of|It|Where|Whatever|Whoever)\b")
 _COMMENT = re.compile(r"(?:^|  )# (.*)$", re.MULTILINE)
@@ -120,6 +154,49 @@ def test_a_library_has_its_room(library: str) -> None:
     ]
     assert [name for name in users if not name.startswith(rooms)] == []
     assert [room for room in rooms if not any(name.startswith(room) for name in users)] == []
+
+
+def is_wide(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler takes every exception, and keeps it or renames it.
+
+    It may end with a bare `raise`, or begin with an `if` that raises again what is of others.
+    """
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    names = [getattr(kind, "id", getattr(kind, "attr", "")) for kind in kinds]
+    if not {"", "Exception", "BaseException"} & {*names}:
+        return False
+    first, last = handler.body[0], handler.body[-1]
+    if isinstance(first, ast.If) and not first.orelse:
+        first = first.body[-1]
+    return not any(isinstance(each, ast.Raise) and each.exc is None for each in (first, last))
+
+
+def test_exceptions_of_others_come_out_as_they_are() -> None:
+    found = Counter(
+        name
+        for name, (_, tree) in product().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler) and is_wide(node)
+    )
+    assert found == {name: count for name, (count, _) in WIDE.items()}
+
+
+@pytest.mark.parametrize(
+    ("handler", "wide"),
+    [
+        ("except: pass", True),
+        ("except BaseException as e: x.append(e)", True),
+        ("except (OSError, Exception) as e: raise X from e", True),
+        ("except Exception: log(); raise", False),
+        ("except Exception as e:\n  if not of_it(e): raise\n  raise X from e", False),
+        ("except Exception as e:\n  if not of_it(e): pass\n  raise X from e", True),
+        ("except OSError: pass", False),
+    ],
+)
+def test_a_wide_handler_is_known(handler: str, wide: bool) -> None:
+    (tried,) = ast.parse(f"try: x()\n{handler}").body
+    assert isinstance(tried, ast.Try)
+    assert is_wide(tried.handlers[0]) == wide
 
 
 def test_folders_are_small() -> None:

@@ -12,9 +12,12 @@ import csv
 import gzip
 import io
 import json
+import lzma
+import struct
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -33,6 +36,11 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 2 << 20  # Arrow reads up to 32 ahead
 MAX_RECORD_BYTES = 64 << 20
 _BOM = b"\xef\xbb\xbf"
+# Errors on reading packed files that are damaged.
+_NOT_PACKED = (
+    OSError, EOFError, ValueError, LookupError, RuntimeError, zipfile.BadZipFile, lzma.LZMAError, zlib.error,
+    struct.error,
+)  # fmt: skip
 _UNCLOSED = "unexpected end of data"  # the csv module's message
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
@@ -268,9 +276,7 @@ def _unpacked(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
 def _unpacking(path: Path) -> Iterator[None]:
     try:
         yield
-    except InvalidArgument:
-        raise
-    except Exception as error:  # zlib, bz2, lzma, struct and others raise many kinds
+    except _NOT_PACKED as error:
         raise InvalidArgument(f"{path} can't be unpacked: {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 from collections.abc import Mapping
 from contextlib import closing
@@ -13,7 +14,7 @@ from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, C
 from anabranch.client.ports import MAX_CLOCK_SKEW_S, ClientPorts
 from anabranch.clock import SystemClock, SystemEntropy
 from anabranch.core.legal_names import OPEN_LANE, check_lane
-from anabranch.errors import InvalidArgument
+from anabranch.errors import InvalidArgument, NotSupported
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import addresses, parse_settings
 from anabranch.librdkafka.admin import KafkaAdmin
@@ -61,7 +62,9 @@ def connect(
     Raises:
         UnsupportedSetting: an option that would break a promise, or that readers can't honour.
         InvalidArgument: no address, or an argument out of its range.
+        NotSupported: gevent or eventlet has replaced Python's threads.
     """
+    _check_threads()
     bootstrap = bootstrap or os.environ.get(BOOTSTRAP_VARIABLE)
     if not bootstrap:
         raise InvalidArgument(f"no address: give host:port, or set {BOOTSTRAP_VARIABLE}")
@@ -90,6 +93,17 @@ def connect(
         max_clock_skew,
     )
     return Client(ports, timeout=timeout, one_shot_bytes=one_shot_bytes)
+
+
+def _check_threads() -> None:
+    """`NotSupported` where threads are greenlets: a call that waits for another thread stops all."""
+    for call in (_thread.start_new_thread, _thread.allocate_lock):
+        library = (getattr(call, "__module__", None) or "").partition(".")[0]
+        if library in ("gevent", "eventlet"):
+            raise NotSupported(
+                f"{library} has replaced Python's threads, so each call would wait without end: leave them as they "
+                "are, by `patch_all(thread=False)` of gevent, `monkey_patch(thread=False)` of eventlet"
+            )
 
 
 def given_lane(lane: str | None) -> str:

@@ -14,6 +14,7 @@ BASE = "-base"  # … and of the companion stream of a table
 PLAIN = "topic:"  # how inputs begin that are no streams
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_TEXT_BYTES = (1 << 15) - 1  # of a text in Kafka's protocol
 _LANE = re.compile(r"[a-z0-9][a-z0-9-]{0,49}")
 
 
@@ -22,6 +23,20 @@ def check_type(what: str, value: object, *kinds: type) -> None:
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         due = " or ".join(kind.__name__ for kind in kinds)
         raise InvalidArgument(f"{what} is {due}, not {type(value).__name__}")
+
+
+def check_text(what: str, text: str) -> str:
+    """`InvalidArgument` unless librdkafka takes a text as it is: it drops blanks in front, and ends at 0 bytes."""
+    check_type(what, text, str)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{what} is no text in UTF-8: {error.reason}") from error
+    if not 0 < size <= _TEXT_BYTES:
+        raise InvalidArgument(f"{what} has {size} bytes: 1 to {_TEXT_BYTES:,} are allowed")
+    if text[0].isspace() or "\0" in text:
+        raise InvalidArgument(f"{what} begins with a blank, or has a zero byte: leave it out")
+    return text
 
 
 def check_scope(scope: str) -> str:

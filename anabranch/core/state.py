@@ -90,6 +90,9 @@ class State:
         self.scopes: dict[str, int] = {}
         self.scope_owners: dict[str, str] = {}
         self.streams: dict[str, StreamRow] = {}
+        self.histories_ms: dict[
+            str, int
+        ] = {}  # the least of a scope's tables, as asked since a change
         self.layouts: dict[str, Layout] = {}  # active epochs only
         self.epochs: dict[str, dict[int, tuple[SegmentRange, ...]]] = {}  # reference epochs only
         self.places: dict[tuple[str, int], dict[int, SegmentRange]] = {}  # by partition
@@ -130,10 +133,11 @@ class State:
             raise error
         self.term, self.round, self.suspect = None, _NO_ROUND, None
         for view in (
-            self.scopes, self.scope_owners, self.streams, self.layouts, self.epochs, self.places, self.pins,
-            self.plain, self.plain_refused, self.low_water, self.forgotten, self._retired, self.set_aside,
-            self.lanes, self.lane_positions, self.grants, self.rights, self.processors, self.deleted, self.tasks,
-            self.tables, self.locks, self.bases, self.open, self.open_of, self.committing, self.prepared,
+            self.scopes, self.scope_owners, self.streams, self.histories_ms, self.layouts, self.epochs,
+            self.places, self.pins, self.plain, self.plain_refused, self.low_water, self.forgotten,
+            self._retired, self.set_aside, self.lanes, self.lane_positions, self.grants, self.rights,
+            self.processors, self.deleted, self.tasks, self.tables, self.locks, self.bases, self.open,
+            self.open_of, self.committing, self.prepared,
         ):  # fmt: skip
             view.clear()
         for key, value in k.rows_of_views(self._table.scan):
@@ -213,6 +217,7 @@ class State:
             _put(self.scope_owners, identifier.decode(), row and row.owner)
         elif entry is Entry.STREAM:
             _put(self.streams, identifier.decode(), row)
+            self.histories_ms.clear()
             _put(self.layouts, identifier.decode(), row and Layout(row.segments))
         elif entry is Entry.EPOCH:
             stream, epoch = k.numbered(identifier)

@@ -14,6 +14,7 @@ MAX_MESSAGE = "max.message.bytes"
 TABLE = "table"  # whether it is one: keyed rows, for replicas and locks
 VERSIONS_MS = "table.history.ms"  # how long replicas keep versions
 DEFAULT_VERSIONS_MS = 3_600_000
+LEAST_HISTORY_MS = 1_000  # replicas keep versions for this long at least
 RATIO = (
     "table.compact.ratio"  # events for each row, above which `table compact --watch` makes a base
 )

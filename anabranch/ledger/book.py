@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from anabranch.errors import (
     AlreadyCommitted,
+    IllegalState,
     InvalidArgument,
     LedgerMoved,
     NoLedger,
@@ -23,6 +24,8 @@ from anabranch.errors import (
 from anabranch.ledger.dialects import Dialect, dialect_of, driver_of, marked
 
 BEGUN, COMMIT, ABORT = "begun", "commit", "abort"
+_FORMER, _EARLY = "former", "early"  # notes of rows
+_SAVEPOINT = "anabranch_ledger"  # it ends with the database's transaction
 _SELF = "ledger"  # the key of the ledger's own row
 _VERSION = 1
 LOCK_S = 1.0  # most seconds that recovery waits for a row that a process holds
@@ -37,13 +40,17 @@ class Meta(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A transaction's row. ``made``: Unix milliseconds. ``former``: of the time before `Ledger.adopt`."""
+    """A transaction's row. ``made``: Unix milliseconds. ``former``: of the time before `Ledger.adopt`.
+
+    ``early``: it was ``begun`` and durable, so its block has committed by itself.
+    """
 
     txn_id: bytes
     outcome: str
     attempt: bytes
     made: int
     former: bool
+    early: bool = False
 
 
 FIRST = Row(b"", "", b"", -1, False)  # before all of them
@@ -60,7 +67,7 @@ class Book:
         self._dialect = dialect or dialect_of(self.driver)
         self._table = table
         self._dialect.check(connection)
-        self._cursor = connection.cursor()
+        self._cursor = self._dialect.cursor(connection)
 
     def _run(self, sql: str, *values: Any) -> Any:
         text = marked(sql.replace("TABLE", self._table), self.driver)
@@ -130,7 +137,7 @@ class Book:
         """Belong to this server; under another secret the rows so far are former."""
         meta, server = self._read()
         if secret != meta.secret:
-            self._run("update TABLE set note = 'former' where txn_id <> ?", _SELF)
+            self._run("update TABLE set note = ? where txn_id <> ?", _FORMER, _SELF)
         sql = "update TABLE set attempt = ?, note = ? where txn_id = ?"
         self._run(sql, secret.hex(), _note(server, meta.cluster), _SELF)
         self.connection.commit()
@@ -150,6 +157,22 @@ class Book:
         if not self._insert(txn_id.hex(), BEGUN, attempt):
             raise self._refusal(txn_id)
 
+    def guard(self) -> None:
+        """From here on `check_same` knows whether the database's transaction is still this one."""
+        self._run(f"savepoint {_SAVEPOINT}")
+
+    def check_same(self) -> None:
+        """`IllegalState` if the database's transaction ended since `guard`."""
+        try:
+            self._run(f"release savepoint {_SAVEPOINT}")
+        except self.driver.Error as error:
+            if not self._dialect.is_over(error):
+                raise
+            raise IllegalState(
+                "the block has ended the database's transaction by itself (a commit, a rollback, or a call that "
+                "commits, as `executescript`): what it committed stays without the events, which are aborted"
+            ) from error
+
     def end(self, txn_id: bytes, attempt: bytes) -> None:
         """``begun`` becomes ``commit``. Raises as `begin` if that row isn't there any more."""
         sql = "update TABLE set outcome = ? where txn_id = ? and attempt = ? and outcome = ?"
@@ -167,6 +190,12 @@ class Book:
         found = self._run(sql, txn_id.hex()).fetchone()
         return None if found is None else _row_of(found)
 
+    def is_early(self, txn_id: bytes) -> bool:
+        """Whether ``begun`` is durable: the block has committed by itself."""
+        row = self._row(txn_id)
+        self.connection.rollback()
+        return row is not None and row.outcome == BEGUN
+
     def decide(self, txn_id: bytes) -> Row | None:
         """The row that stands, once there is a last word: no commit so far becomes ``abort``, written and durable.
 
@@ -176,8 +205,8 @@ class Book:
             self.open()
             self._dialect.hurry(self._cursor, LOCK_S)
             if not self._insert(txn_id.hex(), ABORT, b""):
-                sql = "update TABLE set outcome = ? where txn_id = ? and outcome = ?"
-                self._run(sql, ABORT, txn_id.hex(), BEGUN)
+                sql = "update TABLE set outcome = ?, note = coalesce(note, ?) where txn_id = ? and outcome = ?"
+                self._run(sql, ABORT, _EARLY, txn_id.hex(), BEGUN)
             row = self._row(txn_id)
             self.connection.commit()
         except self.driver.Error as error:
@@ -194,7 +223,7 @@ class Book:
         self, before_ms: int, limit: int, after: Row = FIRST, *, former: bool = True
     ) -> list[Row]:
         """Rows made before a time, the oldest first, behind a row. ``former``: those of a former secret, too."""
-        ours = "" if former else "and (note is null or note <> 'former') "
+        ours = "" if former else f"and (note is null or note <> '{_FORMER}') "
         sql = (
             "select txn_id, outcome, attempt, made, note from TABLE where txn_id <> ? and made < ? "
             f"and (made > ? or made = ? and txn_id > ?) {ours}order by made, txn_id limit ?"
@@ -222,7 +251,8 @@ class Book:
 
 def _row_of(found: Any) -> Row:
     txn_id, outcome, attempt, made, note = found
-    return Row(bytes.fromhex(txn_id), outcome, bytes.fromhex(attempt), made, note == "former")
+    notes = note == _FORMER, note == _EARLY
+    return Row(bytes.fromhex(txn_id), outcome, bytes.fromhex(attempt), made, *notes)
 
 
 def _note(server: str, cluster: str) -> str:

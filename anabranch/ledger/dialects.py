@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +22,14 @@ class Dialect:
 
         Raises: InvalidArgument, IllegalState.
         """
+
+    def cursor(self, connection: Any) -> Any:
+        """A cursor whose rows are tuples, with texts, whatever the connection gives its users."""
+        return connection.cursor()
+
+    def is_over(self, error: Exception) -> bool:
+        """Whether a driver's error says that a savepoint is not there, as its transaction is over."""
+        return "savepoint" in str(error)
 
     def server(self, cursor: Any, facts: str | None) -> str:
         """This database's name among all, which a copy does not have. Commits are durable from here on.
@@ -49,6 +59,17 @@ class SQLite(Dialect):
             )
         if mode is not False and connection.in_transaction:
             raise _begun()
+        texts = connection.text_factory
+        if texts not in (str, bytes, bytearray) and texts(b"a") not in ("a", b"a"):
+            raise InvalidArgument(
+                "the connection's text_factory gives neither text nor bytes: give the ledger another connection"
+            )
+
+    def cursor(self, connection: Any) -> Any:
+        """As `Dialect.cursor`."""
+        cursor = connection.cursor()
+        cursor.row_factory = _texts
+        return cursor
 
     def server(self, cursor: Any, facts: str | None) -> str:
         """As `Dialect.server`."""
@@ -97,6 +118,19 @@ class PostgreSQL(Dialect):
         if info is not None and int(info.transaction_status) != 0:
             raise _begun()
 
+    def cursor(self, connection: Any) -> Any:
+        """As `Dialect.cursor`."""
+        driver = driver_of(connection).__name__
+        if driver == "psycopg":
+            return connection.cursor(row_factory=import_module("psycopg.rows").tuple_row)
+        if driver == "psycopg2":
+            return connection.cursor(cursor_factory=import_module("psycopg2.extensions").cursor)
+        return connection.cursor()
+
+    def is_over(self, error: Exception) -> bool:
+        """As `Dialect.is_over`."""
+        return _code(error) in ("3B001", "25P01")  # no such savepoint, no transaction
+
     def server(self, cursor: Any, facts: str | None) -> str:
         """As `Dialect.server`."""
         server = (facts or "").split(" ")[-1]
@@ -114,8 +148,20 @@ class PostgreSQL(Dialect):
 
     def is_held(self, error: Exception) -> bool:
         """As `Dialect.is_held`."""
-        code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-        return code in ("55P03", "40P01", "40001")  # no lock in time, a deadlock, not in a row
+        return _code(error) in (
+            "55P03",
+            "40P01",
+            "40001",
+        )  # no lock in time, a deadlock, not in a row
+
+
+def _code(error: Exception) -> str | None:
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+
+
+def _texts(_: object, row: Sequence[Any]) -> tuple[Any, ...]:
+    """A row of SQLite's, whatever the connection's text_factory is."""
+    return tuple(value.decode() if isinstance(value, bytes | bytearray) else value for value in row)
 
 
 # Those that tell a missing table by a `ProgrammingError`.

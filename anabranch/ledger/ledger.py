@@ -49,6 +49,7 @@ MOST_ROWS = 1000  # that one recovery looks at
 MOST_WAITING = 20  # … and it ends then: each takes a while, and the controllers may be away
 _PAUSE_S = 0.2
 _QUICK_S = 0.5  # for each further transaction, once one waits
+_TORN = "its block committed rows by itself, and its events are aborted"
 _NO_COMMIT = "the ledger's database has not committed it"
 _claimed: WeakSet[Transaction] = WeakSet()
 _claiming = threading.Lock()
@@ -127,7 +128,8 @@ class Ledger:
                 txn.write("shop/orders", b"...", key=b"42")
                 cursor.execute("update stock set n = n - 1 where item = %s", [42])
 
-        The end of the ``with`` commits both; an exception ends both. Don't commit inside. ``connection``: use this
+        The end of the ``with`` commits both; an exception ends both. Don't commit inside, nor call what does, as
+        sqlite3's `executescript`. ``connection``: use this
         one, as of a pool; it has begun no transaction. ``receipts``, ``name``, ``number``: of `Transaction.commit`;
         if they were committed before, the database is rolled back, and ``txn.result`` is that outcome. ``timeout``:
         seconds for each step of the end. Once the database has committed, only `LedgerDiffers` is raised: if the
@@ -136,7 +138,8 @@ class Ledger:
         Raises:
             InvalidArgument, UnsupportedSetting: the connection, or its database, can't be used; nothing was begun.
             NoLedger, LedgerMoved: the database is not the ledger's.
-            IllegalState: the transaction is in a ledger already, or the connection has begun one.
+            IllegalState: the transaction is in a ledger already, or the connection has begun one; the block has
+                committed by itself: those rows stay, without the events.
             OutcomeUnknown: the database did not answer to its commit, and it, or the controllers, can't be asked:
                 `recover` ends it.
             LedgerDiffers: the database has committed, and the transaction was aborted by hand.
@@ -148,6 +151,7 @@ class Ledger:
             try:
                 with closing(book.connection.cursor()) as cursor:
                     yield cursor
+                book.check_same()
                 secret = meta.secret
                 by = sha256(secret).digest()
                 info = txn.prepare(
@@ -289,6 +293,7 @@ def _enter(book: Book, txn: Transaction, attempt: bytes) -> tuple[bytes, Meta]:
         txn_id = txn.assign_id()
         meta = _check_cluster(book.open(), txn.cluster)
         book.begin(txn_id, attempt)
+        book.guard()
     except BaseException:
         book.rollback()
         _claimed.discard(txn)
@@ -309,6 +314,9 @@ def _give_up(book: Book, txn: Transaction, secret: bytes | None, error: BaseExce
     if not book.rollback():
         log.warning("%r is left to recovery: the database could not roll back", txn)
         return
+    with suppress(book.driver.Error):  # `recover` sees it, too
+        if txn.txn_id is not None and book.is_early(txn.txn_id):
+            log.error("%r: its block has committed rows by itself, and its events are aborted", txn)
     with suppress(AnabranchError):  # of no consequence: `recover` does it, or silence
         txn.abort(f"left by {type(error).__name__}", secret=secret, timeout=QUIET_S)
 
@@ -380,5 +388,9 @@ def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | N
             return None
     except (RetryError, AskOutcomeError) as trouble:
         found.waiting[row.txn_id] = trouble
+        return None
+    if row.early:
+        found.alarms[row.txn_id] = _TORN
+        log.error("ledger: %s: %s", txn_text(row.txn_id), _TORN)
         return None
     return row.outcome

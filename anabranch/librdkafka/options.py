@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from anabranch.core.legal_names import check_text
 from anabranch.errors import UnsupportedSetting
 from anabranch.kafka.oauth_tokens import token_and_end
 from anabranch.kafka.settings import TOKEN_FILE, option_names
@@ -82,6 +83,9 @@ _WITH_UNDERSCORE = option_names(
     """
 )
 
+# Those texts that brokers compare: as librdkafka would change them, they are others.
+_NAMES = {"client.id", "client.rack", "group.instance.id", "sasl.username", "sasl.password"}
+
 _COMMANDS = {
     "linger.ms": 0,
     # A lone command goes at once; commands behind one in flight go together, at half the work for all sides.
@@ -136,6 +140,8 @@ class Options:
     """Checked options; confluent-kafka gets a dict for each role."""
 
     def __init__(self, bootstrap: str, given: Mapping[str, Any]) -> None:
+        for name in _NAMES & given.keys():
+            check_text(f"option {name}", given[name])
         checked = {name: value for name, value in given.items() if _is_free(name, value)}
         self.bootstrap = bootstrap
         self._common = {
@@ -182,7 +188,7 @@ class Options:
 
     def reader(self, group: str, start: str) -> dict[str, Any]:
         """For a reader's member of its group, which fetches nothing."""
-        own = {"group.id": group, "auto.offset.reset": start}
+        own = {"group.id": check_text("a group", group), "auto.offset.reset": start}
         return self._base() | self._consumer | _READER | own
 
     @property

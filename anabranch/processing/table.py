@@ -14,7 +14,7 @@ from rocksdict import WriteBatch, WriteOptions
 
 from anabranch.errors import IllegalState
 from anabranch.processors.rocksdb_table import open_rows
-from anabranch.tables.rocks import Walk, is_full, named, table_error
+from anabranch.tables.rocks import Walk, is_full, named, of_disk, table_error
 
 _TASK = 2  # bytes of a task's number
 _MARKS = b"\xff\xff"  # no task has this number
@@ -44,6 +44,8 @@ class Table:
         try:
             self._rows = open_rows(folder)
         except Exception as error:
+            if not of_disk(error):
+                raise
             if is_full(error):
                 raise table_error(error, folder, "opened") from error
             raise IllegalState(
@@ -63,6 +65,8 @@ class Table:
         try:
             value: bytes | None = self._get(self._tasks[task] + row)
         except Exception as error:
+            if not of_disk(error):
+                raise
             raise table_error(error, self.folder, "read") from error
         return value
 

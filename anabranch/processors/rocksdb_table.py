@@ -21,7 +21,7 @@ from anabranch.core import rows as k
 from anabranch.core.journal.runs import FORM
 from anabranch.ports import Clock, Log, LogUnavailable, Table, TableError, TopicPartition
 from anabranch.processors.leadership import STATUS_POSITION
-from anabranch.tables.rocks import Walk, named, table_error
+from anabranch.tables.rocks import Walk, named, of_disk, table_error
 from anabranch.topics.names import status_topic
 
 log = logging.getLogger("anabranch.controller")
@@ -144,6 +144,8 @@ class RocksTable:
         try:
             value: bytes | None = rows.get(key)
         except Exception as error:
+            if not of_disk(error):
+                raise
             raise table_error(error, self.folder, "read") from error
         return value
 

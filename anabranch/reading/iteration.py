@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Generator, Iterator
 from typing import Generic, Self, TypeVar
 
-from anabranch.core.legal_names import check_type
+from anabranch.core.legal_names import check_text, check_type
 from anabranch.errors import AnabranchError, InvalidArgument, RetryError
 from anabranch.ports import GroupMember
 
@@ -76,12 +76,8 @@ class Iteration(Iterator[T], Generic[T]):
 
 
 def check_group(group: str | None) -> str | None:
-    """A group's name is not empty."""
-    if group is not None:
-        check_type("a group", group, str)
-    if group == "":
-        raise InvalidArgument(f"group {group!r}: a name, or None")
-    return group
+    """The name of a group, as `check_text` has it; None: there is no group."""
+    return None if group is None else check_text("a group", group)
 
 
 def check_timeout(timeout: float | None) -> float | None:

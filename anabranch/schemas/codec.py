@@ -115,6 +115,8 @@ _PREFIX = {cls: bytes((FORMAT_VERSION, code)) for cls, code in _CODES.items()}
 
 _BY_CONTROLLERS = 64  # records of lower numbers are made by any program
 
+# Errors of fastavro and the walks on bytes that are not Avro. All else is of others: a signal's handler may raise.
+_NO_AVRO = (ValueError, LookupError, TypeError, EOFError, OverflowError, MemoryError)
 T = TypeVar("T")
 _Plain = Callable[[Any], Any]
 _Walk = Callable[[bytes, int], int]  # from where a value begins to behind it
@@ -188,7 +190,7 @@ def _decode(cls: Any, data: bytes) -> Any:
             _walk(cls)(data, 2)
         plain = schemaless_reader(body, schema_of(cls), None, return_record_name=True)
         record = _from_plain(cls)(plain)
-    except Exception as error:  # fastavro raises many kinds on bytes that are not Avro
+    except _NO_AVRO as error:
         raise MalformedRecord(f"not a {cls.__name__}: {error}") from error
     if body.tell() != len(data):
         raise MalformedRecord(f"{len(data) - body.tell()} bytes too many after {cls.__name__}")

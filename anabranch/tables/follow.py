@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Protocol
 
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.legal_names import base_stream
 from anabranch.errors import AnabranchError, NotReady, RetryError, SnapshotExpired, UnknownStream
-from anabranch.ports import TopicPartition
+from anabranch.ports import LogError, TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.decoded import Run
 from anabranch.reading.feed import FETCH_BYTES
 from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.transaction_reader import StreamParts
-from anabranch.schemas.records import BaseRow, CommitRecord, EpochRecord
+from anabranch.schemas.records import BaseRow, CommitRecord, EpochRecord, SegmentCommit
 from anabranch.tables.layout import Mark
 from anabranch.tables.rows import Rows
 from anabranch.tables.store import Store
@@ -66,6 +68,9 @@ class _Table:
     ) -> None:
         self.stream = stream
         self.base = base  # until it is laid down
+        self.begun = (
+            base or mark.position
+        )  # a base, 0 for the history's beginning, or a place where the folder was
         self.cursor = HistoryCursor(source, stream, whole=True)
         self.cursor.seek(mark.position if base is None else base.position)
         self.parts = StreamParts(source, stream, timeout)
@@ -190,7 +195,7 @@ class Follower:
             source, self._source = self._source, None
             if source is not None:
                 source.close()
-                if source.is_gone:
+                if source.is_gone and isinstance(error, AnabranchError | LogError):
                     raise NotReady("a table was deleted and made again: it is loaded") from error
             raise
 
@@ -230,8 +235,8 @@ class Follower:
             if mark is None or mark.ids != own or not self._store.is_indexed(stream):
                 mark = self._anew(stream, own)
             base = None if mark.last else self._base_of(stream, deadline)
-            if base is not None:
-                mark = self._anew(stream, own)  # perhaps some rows of another base are there
+            if mark.base != ("" if base is None else _base_id(base)):
+                mark = self._anew(stream, own)  # rows of another base are there
             with self._lock:
                 self.last[stream] = mark.last
                 self.complete[stream] = max(self.complete[stream], mark.complete)
@@ -289,31 +294,43 @@ class Follower:
         stream, mark = table.stream, self._store.marks[table.stream]
         self._anew(stream, mark.ids)
         deadline = self._ports.clock.monotonic() + self._timeout
-        if mark.position or table.base or self._base_of(stream, deadline) is not None:
-            return NotReady(f"the log of {stream} begins behind the folder: it is loaded again")
-        return _incomplete(stream)
+        if table.begun == (self._base_of(stream, deadline) or 0):  # it would begin where it began
+            return _incomplete(stream)
+        return NotReady(f"the log of {stream} begins behind the folder: it is loaded again")
 
     def _lay_base(self, table: _Table, base: BaseRow | None, rows: Rows) -> bool:
         """Lay the base down that a table begins at; False: ``rows`` is full. Till the end it shows nothing."""
         if base is None or self._source is None:
             return True
         mark, indexes = self._store.marks[table.stream], self._store.indexes(table.stream)
+        laid = dict(mark.laid)
         try:
-            table.runs = table.runs or base_runs(self._source, table.stream, base, self._timeout)
+            table.runs = table.runs or base_runs(
+                self._source, table.stream, base, self._timeout, laid
+            )
             while rows.rows < BATCH_ROWS and rows.size < BATCH_BYTES:
                 run = next(table.runs, None)
                 if run is None:
                     table.base = table.runs = None
                     at = base.timestamp
                     rows.marks[table.stream] = mark._replace(
-                        position=base.position, last=base.last, complete=at, floor=at
+                        position=base.position,
+                        last=base.last,
+                        complete=at,
+                        floor=at,
+                        base="",
+                        laid={},
                     )
                     return True
                 there = run.block.rows(run.low, run.low + run.stretch.length)
                 some = zip(there.keys, there.values, there.headers, strict=False)
                 rows.add_base(mark.number, some, indexes)
-        except SnapshotExpired as error:  # a later one is there
+                part = _part_id(run.partition, run.stretch.segment_id)
+                count = run.stretch.length + laid.get(part, (0, 0))[0]
+                laid[part] = count, run.offsets[-1] + 1
+        except SnapshotExpired as error:  # a later one is there, or should be
             raise self._cut(table) from error
+        rows.marks[table.stream] = mark._replace(base=_base_id(base), laid=laid)
         return False
 
     def _lay(self, table: _Table, rows: Rows) -> bool:
@@ -361,17 +378,42 @@ class Follower:
                 self._raise(stream)
 
 
-def base_runs(source: CommittedLog, table: str, base: BaseRow, timeout: float) -> Iterator[Run]:
-    """The rows of a table's base. `SnapshotExpired`: it is not there any more."""
+def base_runs(
+    source: CommittedLog,
+    table: str,
+    base: BaseRow,
+    timeout: float,
+    laid: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+) -> Iterator[Run]:
+    """The rows of a table's base, but for those that are ``laid`` down. `SnapshotExpired`: it is deleted."""
     stream = base_stream(table)
     search = HistorySearch(source, stream, timeout)
     before = search.as_of(base.commit_timestamp - 1)
     for _, record in search.since(0 if before is None else before.offset + 1):
         if isinstance(record, CommitRecord) and record.txn_id == base.txn_id:
-            runs = StreamParts(source, stream, timeout).runs(record)
+            rest = record._replace(segments=tuple(_rest_of(record.segments, laid)))
+            runs = StreamParts(source, stream, timeout).runs(rest)
             if runs is not None:
                 return runs
     raise SnapshotExpired(f"the base of {table} as of {to_text(base.timestamp)} is deleted")
+
+
+def _rest_of(
+    parts: Iterable[SegmentCommit], laid: Mapping[str, tuple[int, int]]
+) -> Iterator[SegmentCommit]:
+    """The parts of a commit without the first rows of each."""
+    for part in parts:
+        count, at = laid.get(_part_id(part.partition, part.segment_id), (0, part.first))
+        if count < part.count:
+            yield replace(part, first=at, count=part.count - count)
+
+
+def _part_id(partition: int, segment: int) -> str:
+    return f"{partition}/{segment}"
+
+
+def _base_id(base: BaseRow) -> str:
+    return f"{base.timestamp}/{base.txn_id.hex()}"
 
 
 def _incomplete(stream: str) -> SnapshotExpired:

@@ -22,7 +22,7 @@ class Indexed(NamedTuple):
     values: IndexFunction
 
     def of(self, key: bytes, row: bytes) -> frozenset[bytes]:
-        """The values of a row. `InvalidArgument`: the function fails, or gives something else."""
+        """The values of a row. `InvalidArgument`: the function gives something else. Its own errors stay."""
         try:
             found: Any = self.values(key, row)
             if found is None:
@@ -30,10 +30,11 @@ class Indexed(NamedTuple):
             one = isinstance(found, bytes) or not isinstance(found, Iterable)
             values = frozenset((found,) if one else found)
         except Exception as error:
-            raise InvalidArgument(
-                f"the function of index {self.name!r} failed for row {key!r:.100} of {self.table}: {error!r:.200}. "
-                "It has to take each row that is there; no value leaves one out"
-            ) from error
+            error.add_note(
+                f"in the function of index {self.name!r}, for row {key!r:.100} of {self.table}: it has to take "
+                "each row that is there; no value leaves one out"
+            )
+            raise
         if not all(isinstance(value, bytes) for value in values):
             raise InvalidArgument(
                 f"the function of index {self.name!r} gave {found!r:.100} for row {key!r:.100} of {self.table}: "

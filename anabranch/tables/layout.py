@@ -18,6 +18,7 @@ from anabranch.core.ids import TXN_ID_SIZE
 TABLE = 2  # bytes of a table's number
 STAMP = 8  # … of a timestamp
 MARKS = b"\xff\xff"  # no table has this number
+HIGHEST = (1 << 8 * TABLE) - 2  # … but those below it, from 1 on
 IDENTITY = MARKS + b"/"
 ROW = TXN_ID_SIZE + 1  # where the row begins in a value
 DELETED = b"\0"
@@ -32,7 +33,8 @@ class Mark(NamedTuple):
 
     ``last``: timestamp of the newest COMMIT here, or of the first EPOCH. ``complete``: with every commit up to
     it. ``floor``: below it versions are swept. All hybrid times. ``ids``: of its topics. ``indexes``: the numbers
-    of its indexes, by name.
+    of its indexes, by name. ``base``: while one is laid down, which, and ``laid``: how many rows of each of its
+    parts are here, and the offset of the next.
     """
 
     number: int
@@ -42,10 +44,13 @@ class Mark(NamedTuple):
     complete: int = 0
     floor: int = 0
     indexes: Mapping[str, int] = MappingProxyType({})
+    base: str = ""
+    laid: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
     def to_bytes(self) -> bytes:
         """As it is stored."""
-        return json.dumps([*self[:-1], dict(self.indexes)]).encode()
+        loading = [self.base, dict(self.laid)] if self.base else []
+        return json.dumps([*self[:6], dict(self.indexes), *loading]).encode()
 
     @classmethod
     def parse(cls, data: bytes) -> Mark:

@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from anabranch.core.hybrid_time import from_us, to_text
 from anabranch.core.legal_names import check_name
-from anabranch.core.stream_settings import DEFAULT_VERSIONS_MS
+from anabranch.core.stream_settings import DEFAULT_VERSIONS_MS, LEAST_HISTORY_MS
 from anabranch.errors import (
     AnabranchError,
     IllegalState,
@@ -48,7 +48,7 @@ _WAIT_S, _PAUSE_S = 0.5, 0.5  # so long takes a step without news, and the pause
 _PAUSES_S = (0.004, 0.032)
 _LEAST_S = _TURN_S = 0.05  # to begin in; for the answer to another thread's question
 _ASK_S = 1.0  # for the oldest snapshot, before a sweep
-_LEAST_SWEPT = from_us(1_000_000)  # hybrid time between two sweeps of a table
+_LEAST_SWEPT = from_us(LEAST_HISTORY_MS * 1000)  # hybrid time between two sweeps of a table
 _ISOLATIONS, _WRITERS = get_args(Isolation), get_args(Writers)
 
 
@@ -78,7 +78,7 @@ class Replica:
         """
         self._clock: Clock = ports.clock
         self._controller, self._commits = controller, commits
-        self._timeout, self._history = timeout, from_us(history_ms * 1000)
+        self._timeout, self._history = timeout, from_us(max(history_ms, LEAST_HISTORY_MS) * 1000)
         self._temporary = tempfile.mkdtemp(prefix="anabranch-replica-") if folder is None else None
         place = Path(self._temporary or folder or "", "rows")
         self._store = Store(place, cluster_id, indexed(index, tuple(tables)))
@@ -225,14 +225,19 @@ class Replica:
             self._attempt(self._clock.monotonic() + _WAIT_S)
 
     def _attempt(self, deadline: float) -> None:
-        """A step. Those who wait are told of an error that does not pass by itself; each is tried again."""
+        """A step. Those who wait are told of an error that does not pass by itself; each is tried again.
+
+        Without a thread an error that is not of ours comes out at once: the caller's own signal may have raised it.
+        """
         try:
             self.step(deadline)
             self._failure, self._trouble = None, ""
             return
         except RetryError as error:
             self._trouble = str(error)
-        except Exception as error:  # noqa: BLE001 - those who wait get it
+        except Exception as error:
+            if self._thread is None and not isinstance(error, AnabranchError | TableError):
+                raise
             self._failure = error
         if self._closed:
             return

@@ -8,7 +8,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
-from rocksdict import Rdict, RdictIter, Snapshot
+from rocksdict import DbClosedError, Rdict, RdictIter, Snapshot
 
 from anabranch.errors import chain_of
 from anabranch.ports import TableError
@@ -31,6 +31,8 @@ class Walk:
             self._snapshot = db.snapshot()  # else rows of meanwhile look like missing ones
             self.rows: Iterator[tuple[Any, Any]] = self._snapshot.items(backwards, first)
         except Exception as error:
+            if not of_disk(error):
+                raise
             raise table_error(error, folder, "read") from error
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
@@ -51,10 +53,13 @@ class Walk:
             while found.valid():
                 # rocksdict's iterators of a snapshot have what was written since; its look-ups do not.
                 if found.key() != last and _has(snapshot, found.key()):
-                    raise OSError("rows are missing, and the disk told no error")
+                    lost = OSError("rows are missing, and the disk told no error")
+                    raise table_error(lost, self._folder, "read")
                 step()
             found.status()
         except Exception as error:
+            if not of_disk(error):
+                raise
             raise table_error(error, self._folder, "read") from error
         finally:
             del snapshot, found, seek, step
@@ -64,10 +69,16 @@ def _has(snapshot: Snapshot, key: bytes) -> bool:
     try:
         snapshot[key]
     except Exception as error:
-        if str(error) != "key not found":
+        if not of_disk(error) or str(error) != "key not found":
             raise
         return False
     return True
+
+
+def of_disk(error: Exception) -> bool:
+    """Whether rocksdict or the system raised it: else it may be of a signal's handler, and stays as it is."""
+    by_system = isinstance(error, OSError) and error.errno is not None
+    return by_system or type(error) in (Exception, DbClosedError)
 
 
 def raw_key(found: RdictIter) -> bytes:
@@ -94,9 +105,9 @@ def named(folder: Path | None, what: str) -> Iterator[None]:
     """Errors of RocksDB become `TableError`. ``folder``: None: RocksDB's own words name it."""
     try:
         yield
-    except TableError:
-        raise
     except Exception as error:
+        if not of_disk(error):
+            raise
         raise table_error(error, folder, what) from error
 
 

@@ -29,6 +29,7 @@ from anabranch.tables.indexes import Entry, Indexed, Indexes, entries_of
 from anabranch.tables.layout import (
     DELETED,
     END,
+    HIGHEST,
     IDENTITY,
     ROW,
     STAMP,
@@ -46,7 +47,7 @@ from anabranch.tables.layout import (
     unescaped,
     versions,
 )
-from anabranch.tables.rocks import Walk, is_full, let_go, named, raw_key, table_error
+from anabranch.tables.rocks import Walk, is_full, let_go, named, of_disk, raw_key, table_error
 from anabranch.tables.rows import Rows
 
 log = logging.getLogger("anabranch.client")
@@ -102,6 +103,8 @@ class Store(Held):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are people's data
             self._db = self._opened(loading=self.loading)
         except Exception as error:
+            if not (isinstance(error, FileExistsError) or of_disk(error)):
+                raise
             if is_full(error):
                 raise table_error(error, folder, "opened") from error
             own = ". One that no replica has open may be deleted: its rows are in the log, too"
@@ -114,6 +117,7 @@ class Store(Held):
             for key, value in Walk(self._db, folder, mark_key("")):
                 if key.startswith(mark_key("")):
                     self.marks[key[len(mark_key("")) :].decode()] = Mark.parse(value)
+            self._given = max(self._used(), default=0)
         except BaseException:
             self._db.close()
             raise
@@ -162,7 +166,9 @@ class Store(Held):
             let_go(error)
         try:
             self._db.close()  # flushes, and closes even if that fails
-        except Exception as error:  # noqa: BLE001 - rocksdict has no other kind
+        except Exception as error:
+            if not of_disk(error):
+                raise
             log.warning("%s", table_error(error, self.folder, "written"))
 
     # -- writing --------------------------------------------------------------------------------------
@@ -176,21 +182,45 @@ class Store(Held):
         self.marks |= rows.marks
 
     def begin(self, stream: str, ids: str) -> Mark:
-        """Begin a table from nothing: what is here of it is dropped, and its number never used again."""
+        """Begin a table from nothing: what is here of it is dropped.
+
+        Another number refuses readers of the old rows. A table without rows keeps its own.
+        """
         before = self.marks.get(stream)
-        used = [n for mark in self.marks.values() for n in (mark.number, *mark.indexes.values())]
-        number = 1 + max(used, default=0)
-        names = [index.name for index in self._indexes.get(stream, ())]
-        numbers = {name: number + 1 + at for at, name in enumerate(names)}
-        # Readers of the old rows are refused from now on.
-        self.marks[stream] = Mark(number, ids, indexes=numbers)
+        if before is not None and self.is_indexed(stream) and not self._has_rows(before):
+            number, numbers = before.number, before.indexes
+        else:
+            names = [index.name for index in self._indexes.get(stream, ())]
+            number, *others = self._free(1 + len(names))
+            numbers = dict(zip(names, others, strict=True))
         rows = Rows()
+        self.marks[stream] = Mark(number, ids, indexes=numbers)
         rows.marks[stream] = self.marks[stream]
         if before is not None:
             for old in (before.number, *before.indexes.values()):
                 rows.batch.delete_range(table_prefix(old), table_prefix(old + 1))
         self.write(rows)
         return self.marks[stream]
+
+    def _used(self) -> set[int]:
+        return {n for mark in self.marks.values() for n in (mark.number, *mark.indexes.values())}
+
+    def _free(self, count: int) -> list[int]:
+        """Numbers that no table and no index has; one that was given is given again as late as possible."""
+        used, found = self._used(), list[int]()
+        while len(found) < count:
+            self._given = self._given % HIGHEST + 1
+            if self._given not in used:
+                found.append(self._given)
+        return found
+
+    def _has_rows(self, mark: Mark) -> bool:
+        found = self._db.iter()
+        for prefix in map(table_prefix, (mark.number, *mark.indexes.values())):
+            found.seek(prefix)
+            if raw_key(found).startswith(prefix):
+                return True
+        return False
 
     def is_indexed(self, stream: str) -> bool:
         """Whether the folder has the indexes of a table that were asked for, and no others."""

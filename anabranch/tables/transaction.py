@@ -37,6 +37,7 @@ from anabranch.types import Counts, Receipt, Result, result_of
 KEEPALIVE_S = 30.0
 log = logging.getLogger("anabranch.client")
 _GRACE_S = 5.0  # to make sure of an outcome
+_BEGINS = 3  # with a fresh snapshot each time
 _ROW_BYTES = 48  # of an event in a command, besides key, value and table
 
 
@@ -154,13 +155,9 @@ class TableTransaction(TableWork):
 
     def _open(self, timeout: float | None) -> tuple[Opened, Registering]:
         """Begin it at the controller, unless it is open; hand over what was written so far."""
-        if self._opened is None:
-            scope = split_stream(self._replica.tables[0])[0]
-            self._opened = self.commits.opening(scope, self._keepalive, self.timestamp)
         opened = self._opened
-        if self._reads is None:
-            opened.open_named(timeout)
-            self._txn_id = opened.txn_id
+        if opened is None or self._reads is None:
+            opened = self._begun(timeout)
             self._reads = Registering(
                 self.commits, opened, self._replica, self._view, self._locks, self._read_from
             )
@@ -177,6 +174,27 @@ class TableTransaction(TableWork):
             self._own.close()
             self._own = self.commits.reading_back(opened)
         return opened, self._reads
+
+    def _begun(self, timeout: float | None) -> Opened:
+        """The handle, begun at the controller. A snapshot too old for that gives way if nothing was read at it."""
+        scope, tries = split_stream(self._replica.tables[0])[0], 0
+        while True:
+            opened = self._opened = self._opened or self.commits.opening(
+                scope, self._keepalive, self.timestamp
+            )
+            tries += 1
+            try:
+                opened.open_named(timeout)
+                self._txn_id = opened.txn_id
+                return opened
+            except TransactionAborted:
+                self._txn_id = opened.txn_id
+                if self._was_read or tries == _BEGINS:
+                    self._end("it is aborted")
+                    raise
+            view = self._replica.snapshot()
+            self._view.close()
+            self._view, self._opened = view, None
 
     @alone
     def token(

@@ -48,7 +48,8 @@ class Vouching(Protocol):
     def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
         """The same, and wait until all tables are complete up to it."""
 
-    def snapshot(self, at: int) -> TableSnapshot: ...
+    def snapshot(self, at: int | None = None) -> TableSnapshot:
+        """The tables as of a time; None: of now."""
 
 
 W = TypeVar("W", bound="TableWork")
@@ -78,6 +79,7 @@ class TableWork:
         self._reads_lock = isolation == "serializable"  # else the keys that are written do
         self._own: OwnRows = Local()
         self._wrote = False
+        self._was_read = False  # or locked: its snapshot counts
         self._locks = Locks()
         self._read_from: dict[int, int] = {}  # other writers of it, and their receipts
         self._broken: LocksBroken | None = None
@@ -109,6 +111,7 @@ class TableWork:
         if own is not None:
             self._note(own.by)
             return own.value
+        self._was_read = True
         if not (lock and self._reads_lock):
             return self._view.get(table, key)
         seen = self._view.look(table, key)
@@ -136,6 +139,7 @@ class TableWork:
         """
         self._check()
         check_limit(limit)
+        self._was_read = True
         begin, end = bounds(low, high, prefix)
         mine = self._own.scan(table, begin, end, reverse=reverse)
         seen = self._seen(table, begin, end, reverse, lock and self._reads_lock)
@@ -195,6 +199,7 @@ class TableWork:
         """Lock a key, or a range, without reading it; neither given: the whole table. Raises: as `get`."""
         self._check()
         self._check_table(table)
+        self._was_read = True
         if key is not None and not low is high is prefix is None:
             raise InvalidArgument("give a key, a prefix, or low and high")
         if key is not None:

@@ -134,6 +134,23 @@ def test_a_short_retention_allows_less_skew(retention_ms: int, allowed_ms: int) 
     assert world.begin(world.new_id("B", made_ms=world.wall_ms + allowed_ms + 1)) == "ClockSkew"
 
 
+@pytest.mark.parametrize("label", ["by its clock", "by a right clock"])
+def test_a_controller_whose_clock_is_behind_forgotten_ids_names_its_clock(label: str) -> None:
+    """`Expired` would be "begin again", and so each time."""
+    world = nyc()
+    world.one_shot("A")
+    world.wait(7 * DAY_MS + 1)
+    world.wait(250)
+    right_ms = world.wall_ms
+    assert world.get("A") == "Expired"
+    world.wall_us -= 8 * DAY_MS * 1000
+    made_ms = world.wall_ms if label == "by its clock" else right_ms
+    assert world.begin(world.new_id("B", made_ms=made_ms)) == "ClockSkew"
+    assert "the controller's clock is" in world.message
+    world.wall_us = right_ms * 1000
+    assert world.begin(world.new_id("C", made_ms=right_ms - 8 * DAY_MS)) == "Expired"
+
+
 def test_an_id_made_at_the_beginning_of_time_is_expired(world: World) -> None:
     world.new_id("A", made_ms=0)
     assert world.begin("A") == "Expired"

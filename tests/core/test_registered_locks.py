@@ -416,6 +416,23 @@ def test_the_oldest_snapshot_and_what_a_repeated_begin_has_to_say(
     assert bank.ask("ahead", begin) == "InvalidArgument"
 
 
+def test_a_snapshot_that_replicas_may_have_swept_begins_nothing() -> None:
+    """Its scope's table with the least history decides, but for those that keep less than a second."""
+    bank = Long()
+    bank.make("nyc/none", table="true", table_history_ms="0")
+    bank.make("nyc/short", table="true", table_history_ms="5000")
+    early, old = bank.beginning("T"), bank.told()[0]
+    bank.wait(5001)
+    bank.describe(stream="nyc/short")
+    assert bank.result.streams[0].oldest_snapshot == bank.row("T").snapshot, "T was open before"
+    assert bank.ask("late", replace(bank.beginning("U"), snapshot=old)) == "TransactionAborted"
+    assert bank.ask("again", replace(early, snapshot=bank.row("T").snapshot)) == "begun T"
+    assert bank.open("V") == "begun V"
+    assert bank.ask("plain", bank.beginning("W")) == "begun W"
+    bank.delete("nyc/short")
+    assert bank.ask("late", replace(bank.beginning("X"), snapshot=old)) == "begun X"
+
+
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     bank = Long()
     assert bank.lock_reads(b"k", table=PLAIN) == "InvalidArgument"

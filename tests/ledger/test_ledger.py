@@ -13,7 +13,10 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import psycopg
 import pytest
+from psycopg.rows import dict_row
+from psycopg2.extras import RealDictCursor  # type: ignore[import-untyped]
 
 from anabranch import errors as e
 from anabranch.client.transaction import Transaction
@@ -25,7 +28,7 @@ from anabranch.ledger.watch import Watch
 from anabranch.ports import TopicPartition
 from tests.client.memory import memory_client
 from tests.client.world import World
-from tests.ledger.places import Place, SQLitePlace
+from tests.ledger.places import Place, Psycopg2Place, SQLitePlace
 from tests.ledger.races import DAY_S, differences, settle, start
 from tests.memory.trouble import Kind, Trouble
 
@@ -211,6 +214,136 @@ def test_a_row_of_that_id_is_there(
         txn.abort()
 
 
+def _by_call(_: Any, connection: Any) -> None:
+    connection.commit()
+
+
+def _by_sql(cursor: Any, _: Any) -> None:
+    cursor.execute("commit")
+
+
+def _by_with(_: Any, connection: Any) -> None:
+    if isinstance(connection, psycopg.Connection):
+        connection.commit()  # its `with` closes it
+    else:
+        with connection:
+            pass
+
+
+def _by_script(cursor: Any, connection: Any) -> None:
+    if isinstance(connection, sqlite3.Connection):
+        cursor.executescript("create table other (id int)")
+    else:
+        cursor.execute("commit; create table other (id int)")
+
+
+def _and_chain(cursor: Any, connection: Any) -> None:
+    cursor.execute("commit" if isinstance(connection, sqlite3.Connection) else "commit and chain")
+
+
+@pytest.mark.parametrize(("later", "raises"), [(True, False), (False, True)])
+@pytest.mark.parametrize("ends", [_by_call, _by_sql, _by_with, _by_script, _and_chain])
+def test_a_block_that_commits_by_itself_is_noticed(
+    world: World,
+    place: Place,
+    ledger: Ledger,
+    caplog: pytest.LogCaptureFixture,
+    ends: Callable[[Any, Any], None],
+    later: bool,
+    raises: bool,
+) -> None:
+    """``later``: another transaction of the database follows, which looks like the first one."""
+    expected: type[Exception] = ZeroDivisionError if raises else e.IllegalState
+    with (
+        closing(place.connect()) as connection,
+        pytest.raises(expected, match=None if raises else "by itself"),
+        world.client.begin("shop") as txn,
+        Ledger(connection).commit(txn) as cursor,
+    ):
+        write(txn, "a")
+        place.order(cursor, "a")
+        ends(cursor, connection)
+        if later:
+            place.order(cursor, "b")
+        if raises:
+            raise ZeroDivisionError
+    # psycopg2 takes the transaction for the first one, and begins none.
+    by_text = isinstance(place, Psycopg2Place) and ends in (_by_sql, _by_script)
+    assert place.orders() == ["a", "b"][: 1 + (later and by_text)]
+    assert world.events("shop/orders") == []
+    assert "its block has committed rows by itself" in caplog.text
+    for _ in range(2):
+        found = ledger.recover(world.client, older_than=LONG_AGO)
+        assert list(found.alarms) == [txn.txn_id]
+        assert (found.forgotten, found.aborted) == (0, [])
+    assert [(row.outcome, row.early) for row in ledger.rows()] == [("abort", True)]
+    place.run("delete from anabranch_ledger where txn_id <> 'ledger'")
+    settle(world, place)
+
+
+def test_a_block_may_have_savepoints_and_roll_back_to_them(
+    world: World, place: Place, ledger: Ledger
+) -> None:
+    with world.client.begin("shop") as txn, ledger.commit(txn) as cursor:
+        write(txn, "a")
+        place.order(cursor, "a")
+        cursor.execute("savepoint mine")
+        place.order(cursor, "b")
+        cursor.execute("rollback to mine")
+        cursor.execute("savepoint another")
+    assert (place.orders(), differences(world, place)) == (["a"], set())
+    settle(world, place)
+    with (
+        pytest.raises(e.IllegalState, match="by itself"),
+        world.client.begin("shop") as txn,
+        ledger.commit(txn) as cursor,
+    ):
+        write(txn, "c")
+        cursor.execute("rollback")
+    assert (place.orders(), differences(world, place), ledger.rows()) == (["a"], set(), [])
+
+
+def dicts(place: Place) -> Any:
+    connection = place.connect()
+    if isinstance(place, Psycopg2Place):
+        connection.cursor_factory = RealDictCursor
+    elif isinstance(connection, sqlite3.Connection):
+        connection.row_factory = lambda its, row: dict(
+            zip((column[0] for column in its.description), row, strict=True)
+        )
+    else:
+        connection.row_factory = dict_row
+    return connection
+
+
+def texts_as_bytes(place: Place) -> Any:
+    connection = dicts(place)
+    if isinstance(connection, sqlite3.Connection):
+        connection.text_factory = bytes
+    return connection
+
+
+@pytest.mark.parametrize("made", [dicts, texts_as_bytes])
+def test_rows_of_the_callers_kind(world: World, place: Place, made: Callable[[Place], Any]) -> None:
+    """The block's cursor has them; the ledger's own does not."""
+    ledger = Ledger(lambda: made(place))
+    ledger.create(world.client)
+    with ordered(world, place, ledger, "a"):
+        pass
+    with world.client.begin("shop") as txn, ledger.commit(txn) as cursor:
+        cursor.execute("select id, amount from orders")
+        (row,) = cursor.fetchall()
+        assert {**row} == {
+            "id": b"a" if made is texts_as_bytes and place.mark == "?" else "a",
+            "amount": 0,
+        }
+    dead = left(world, place, "b", committed=False)
+    assert [row.outcome for row in ledger.rows()] == ["commit", "commit"]
+    assert ledger.recover(world.client, older_than=LONG_AGO).aborted == [dead]
+    assert ledger.adopt(world.client) == []
+    settle(world, place)
+
+
 def test_what_is_refused_at_prepare_changes_nothing(
     world: World, place: Place, ledger: Ledger
 ) -> None:
@@ -220,6 +353,13 @@ def test_what_is_refused_at_prepare_changes_nothing(
         other.flush()
     assert place.orders() == []
     settle(world, place)
+
+
+def test_texts_that_are_neither_text_nor_bytes_are_refused(tmp_path: Any) -> None:
+    with closing(sqlite3.connect(tmp_path / "x.db")) as connection:
+        connection.text_factory = lambda text: text[::-1] + b"!"
+        with pytest.raises(e.InvalidArgument, match="text_factory"):
+            SQLite().check(connection)
 
 
 @pytest.mark.parametrize("pragma", ["journal_mode = memory", "journal_mode = off"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import re
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 import anabranch
 from anabranch import errors
 from anabranch.librdkafka.options import Options, named_options
+from anabranch.reading.iteration import check_group
 
 
 @pytest.mark.parametrize(
@@ -105,6 +109,49 @@ def test_raw_connections_get_what_was_given() -> None:
         "request.timeout.ms": 7000,
         "sasl.username": "u",
     }
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", " g", "\n", "\u3000g", "g\0h", "g" * 32_768, "ü" * 16_384, "\ud800"]
+)
+@pytest.mark.parametrize("name", ["group.id", "client.id", "sasl.password"])
+def test_a_text_that_librdkafka_would_change_is_refused(name: str, text: str) -> None:
+    """By a group's name of blanks it would end the process."""
+    what = "a group" if name == "group.id" else "option"
+    calls: dict[str, list[Callable[[], object]]] = {
+        "group.id": [
+            lambda: check_group(text),
+            lambda: Options("b:1", {}).reader(text, "error"),
+        ]
+    }
+    for call in calls.get(name, [lambda: Options("b:1", {name: text})]):
+        with pytest.raises(errors.InvalidArgument, match=what):
+            call()
+
+
+@pytest.mark.parametrize("text", ["g", "g ", "a b", "ü" * 16_383, "g\n"])
+def test_texts_that_it_takes_as_they_are(text: str) -> None:
+    assert check_group(text) == text
+    assert Options("b:1", {"client.id": text}).admin()["client.id"] == text
+    assert Options("b:1", {}).reader(text, "error")["group.id"] == text
+
+
+def _of_gevent() -> None:
+    """In the place of a function of `_thread`, as `patch_all` puts one there."""
+
+
+@pytest.mark.parametrize("library", ["gevent.thread", "eventlet.green.thread"])
+@pytest.mark.parametrize("call", ["start_new_thread", "allocate_lock"])
+def test_threads_that_are_greenlets_are_refused(
+    monkeypatch: pytest.MonkeyPatch, library: str, call: str
+) -> None:
+    monkeypatch.setattr(_of_gevent, "__module__", library)
+    with monkeypatch.context() as patched:
+        patched.setattr(_thread, call, _of_gevent)
+        with pytest.raises(errors.NotSupported, match="thread=False"):
+            anabranch.connect("127.0.0.1:1")
+    monkeypatch.setattr(time, "sleep", _of_gevent)  # as with thread=False
+    anabranch.connect("127.0.0.1:1").close()
 
 
 def test_the_same_option_twice_is_refused() -> None:

@@ -321,6 +321,49 @@ def test_a_crash_while_a_base_is_laid_down_shows_nothing_of_it(
         assert found._store.marks[ONE].floor == base.timestamp
 
 
+def test_a_base_is_laid_down_though_each_second_step_fails(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on where it was, over restarts, too; a later base is laid down from its beginning."""
+    monkeypatch.setattr(follow, "BATCH_ROWS", 3)
+    truth = Truth(world, [ONE])
+    world.client.scale(ONE, 8)  # a part of the base for each
+    written(world, 2)
+    world.clock.sleep(9)
+    compacted(operator(world), truth)
+    numbers: set[int] = set()
+    open_ = replica(world, truth, [ONE], tmp_path, history_ms=1 << 40)
+
+    def steps(count: int) -> None:
+        for number in range(count):
+            fails = Mock(side_effect=NotReady("gone") if number % 2 else None)
+            monkeypatch.setattr(follow.Follower, "_check_same", fails)
+            with contextlib.suppress(RetryError):
+                open_.step(world.clock.now)
+            numbers.update(mark.number for mark in open_._store.marks.values())
+
+    steps(3)
+    assert open_._store.marks[ONE].base
+    with world.client.begin("bank") as txn:
+        txn.write(ONE, None, b"k1")
+        txn.commit()
+    world.clock.sleep(9)
+    base = compacted(operator(world), truth)
+    steps(4)
+    open_.close()
+    open_ = replica(world, truth, [ONE], tmp_path, history_ms=1 << 40)
+    steps(16)
+    assert open_.timestamp >= base.timestamp, "it was begun from nothing each time"
+    check(open_, truth, open_.timestamp)
+    assert numbers == {1, 2}, "two bases"
+    open_.close()
+    runs_of = partial(follow.base_runs, reader_ports(world).committed_log(30.0), ONE, base, 30.0)
+    all_ = [(run.partition, run.stretch.segment_id, run.offsets) for run in runs_of()]
+    laid = {f"{where}/{part}": (1, offsets[0] + 1) for where, part, offsets in all_}
+    rest = [(run.partition, run.stretch.segment_id, run.offsets) for run in runs_of(laid)]
+    assert rest == [(where, part, offsets[1:]) for where, part, offsets in all_ if offsets[1:]]
+
+
 def test_a_replica_goes_on_where_the_base_overtakes_it(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -29,15 +29,16 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.ports import LogUnavailable, TableError, TopicPartition
+from anabranch.reading.history import HistoryCursor
 from anabranch.tables import follow
 from anabranch.tables import replica as replica_module
 from anabranch.tables.replica import Replica
 from anabranch.tables.rows import Rows
 from anabranch.tables.snapshot import TableSnapshot, bounds
 from anabranch.tables.store import Store
-from anabranch.topics.names import history_topic, journal_topic
+from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.client.world import World
-from tests.tables.worlds import Truth, as_it_lies, reader_ports, replica, visible
+from tests.tables.worlds import Truth, as_it_lies, operator, reader_ports, replica, visible
 
 TABLES = ("bank/one", "bank/two", "bank/idle")
 KEYS = [b"a", b"a\0", b"b", b"c\xff", b"d", None]
@@ -229,6 +230,7 @@ def test_a_history_that_was_cut_loads_no_table(world: World, tmp_path: Path) -> 
     one = TABLES[0]
     found = replica(world, truth, [one], tmp_path)
     write(world, random.Random(1))
+    one_row(world)  # a table without rows would keep its number
     found.snapshot().close()
     number = found._store.marks[one].number
     found.close()
@@ -252,6 +254,34 @@ def test_a_history_that_was_cut_loads_no_table(world: World, tmp_path: Path) -> 
         with pytest.raises(SnapshotExpired, match="no table can be made of it"):
             found.wait(now, last, world.clock.now + 9)
         assert found._store.marks[one].number > number
+
+
+@pytest.mark.parametrize("steps", ["one for all", "one for each record"])
+def test_a_table_whose_events_are_deleted_says_so_until_it_is_mended(
+    world: World, monkeypatch: pytest.MonkeyPatch, steps: str
+) -> None:
+    truth = Truth(world, TABLES)
+    one = one_row(world)
+    log = world.cluster.log("retention")
+    places = [TopicPartition(stream_topic(one), p) for p in range(2)]
+    log.delete_records(log.end_offsets(places, committed=True))
+    if steps == "one for each record":  # then EPOCH is laid down before the commit is met
+        real = HistoryCursor.next
+        monkeypatch.setattr(HistoryCursor, "next", lambda its, at, _: real(its, at, 1))
+    with replica(world, truth, [one], None) as found:
+        numbers = set()
+        for _ in range(20):
+            with contextlib.suppress(SnapshotExpired):
+                found.step(world.clock.now)
+            with pytest.raises(SnapshotExpired, match="no table can be made of it"):
+                found.snapshot()
+            numbers.add(found._store.marks[one].number)
+        assert len(numbers) == 1, "it has no rows"
+        operator(world).delete_stream(one)
+        world.client.create_table(one, 2)
+        one_row(world)
+        with found.snapshot() as now:
+            assert list(now.scan(one)) == [(b"a", b"1")]
 
 
 def test_a_stream_made_again_is_loaded_again(world: World, tmp_path: Path) -> None:

@@ -35,6 +35,39 @@ def versions_of(commits: list[Commit]) -> Versions:
     return found
 
 
+def test_numbers_of_tables_begin_again_from_one(tmp_path: Path) -> None:
+    """They have two bytes; the last one is that of marks. Another table's rows stay, and those of a mark."""
+    store = Store(tmp_path / "0", "c", INDEXES)
+    store.settle()
+    numbers = []
+    rows, kept = Rows(), store.begin(TABLES[1], "id")
+    rows.add(kept.number, bytes(16), 7, [b"k"], [b"v"])
+    rows.marks[TABLES[1]] = kept._replace(position=1, last=7, complete=7)
+    store.write(rows)
+    store._given = 65_530
+    for life in range(5):
+        mark = store.begin(TABLES[0], str(life))
+        assert store.begin(TABLES[0], str(life)).number == mark.number, "it has no rows"
+        numbers.append((mark.number, *mark.indexes.values()))
+        rows = Rows()
+        indexes = store.indexes(TABLES[0])
+        rows.add(mark.number, bytes(16), 8, [b"%d" % life], [b"v"], indexes)
+        if life % 2:  # else it is interrupted
+            rows.marks[TABLES[0]] = mark._replace(position=1, last=8, complete=8)
+        store.write(rows)
+        assert list(store.rows(mark.number, b"", None, 9)) == [(b"%d" % life, b"v")]
+        assert list(store.lookup(indexes[0][0], b"v")) == [b"%d" % life]
+        assert list(store.rows(kept.number, b"", None, 9)) == [(b"k", b"v")]
+    assert numbers == [(65_531, 65_532), (65_533, 65_534), (2, 3), (4, 5), (6, 7)]
+    store.close()
+    store = Store(tmp_path / "0", "c", INDEXES)
+    assert {name: mark.number for name, mark in store.marks.items()} == {
+        TABLES[0]: 6,
+        TABLES[1]: kept.number,
+    }
+    store.close()
+
+
 class Lives:
     """Two tables in a folder, and the commits that they should have."""
 

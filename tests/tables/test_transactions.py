@@ -687,6 +687,67 @@ def test_a_look_that_fails_between_two_sends_of_a_commit_leaves_it_sent(
     assert txn.commit().txn_id == txn.txn_id
 
 
+def idle(bank: Bank, sweeps: Replica, table: str) -> None:
+    """The client hears nothing while another one's replica sweeps."""
+    for number in range(3):
+        bank.clock.sleep(2.0)
+        bank.put(bank.blind, table, other=str(number))
+        sweeps.snapshot().close()
+        for _ in range(5):
+            sweeps.step(bank.clock.monotonic())
+
+
+def by_keepalive(rows: Replica, table: str) -> TableTransaction:
+    txn = rows.begin(keepalive=30.0)
+    txn.get(table, b"key")
+    return txn
+
+
+def by_token(rows: Replica, table: str) -> TableTransaction:
+    txn = rows.begin()
+    txn.put(table, b"key", b"2")
+    return txn
+
+
+def by_writes(rows: Replica, table: str) -> TableTransaction:
+    txn = rows.begin()
+    txn.put(table, b"key", bytes(8192))
+    return txn
+
+
+def by_token_after_reads(rows: Replica, table: str) -> TableTransaction:
+    """It begins again, by itself only in `transact`."""
+    txn = rows.begin()
+    assert txn.get(table, b"other") == b"0"
+    with pytest.raises(TransactionAborted, match="begin again"):
+        txn.token()
+    with pytest.raises(IllegalState, match="over"):
+        txn.get(table, b"key")
+    rows.transact(lambda txn: (txn.get(table, b"other"), txn.token()))
+    return rows.begin()
+
+
+@pytest.mark.parametrize("begins", [by_keepalive, by_token, by_writes, by_token_after_reads])
+def test_others_can_join_what_a_client_begins_that_was_idle(
+    bank: Bank, begins: Callable[[Replica, str], TableTransaction]
+) -> None:
+    """Their replicas have swept what an old snapshot needs, as it was not open."""
+    table = "bank/short"
+    bank.client.create_table(table, settings={"table.history.ms": 1500})
+    bank.blind._ports = replace(bank.blind._ports, readers=Readers(reader_ports(bank), 10.0))
+    with bank.client.replica(table, threads=False) as rows:
+        with bank.blind.replica(table, threads=False) as others:
+            bank.put(bank.blind, table, other="0")
+            rows.snapshot().close()
+            others.snapshot().close()
+            idle(bank, others, table)
+            txn = begins(rows, table)
+            with others.join(txn.token()) as part:
+                assert part.get(table, b"other") == b"2"
+            txn.commit()
+        assert not rows._open
+
+
 def test_nobody_who_left_keeps_versions(bank: Bank) -> None:
     """A snapshot that stays open keeps all versions: of one that was not begun, aborted, or finished."""
     with bank.rows.begin(keepalive=600.0) as txn:

@@ -15,6 +15,7 @@ import hashlib
 import inspect
 import logging
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ log = logging.getLogger("anabranch.compiled")
 MALFORMED_RESULT = -1
 NO_ROOM = -2
 
+# Errors of numba on a damaged file of compiled code, which it pickles.
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ImportError, RuntimeError, EOFError)
+_DAMAGED += (OverflowError, MemoryError, pickle.UnpicklingError)
 _MIN_RECORD = 7
 _MAX_I32 = (1 << 31) - 1
 
@@ -129,7 +133,7 @@ class _Caches:
                 found = cache.load_overload(signature, context)
             except OSError:
                 continue
-            except Exception as error:  # noqa: BLE001 - a damaged file is compiled again
+            except _DAMAGED as error:  # it is compiled again
                 _tell(f"compiled code in {cache.cache_path} can't be read: {error!r}")
                 continue
             if found is not None:

@@ -10,14 +10,25 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import CREATORS, Right, of_scope, rights_of
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.hybrid_time import from_us
+from anabranch.core.hybrid_time import from_us, to_text
 from anabranch.core.ids import DIRECTORY
 from anabranch.core.journal.runs import REFUSED
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, check_scope
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, check_scope, split_stream
 from anabranch.core.round import ReplyTo
-from anabranch.core.stream_settings import is_table, versions_ms
+from anabranch.core.stream_settings import (
+    DEFAULT_VERSIONS_MS,
+    LEAST_HISTORY_MS,
+    is_table,
+    versions_ms,
+)
 from anabranch.core.stream_states import CREATING, GIVEN_UP, STREAMS, WAITING, state_of
-from anabranch.errors import InvalidArgument, NotReady, TooManyStreams, UnknownScope
+from anabranch.errors import (
+    InvalidArgument,
+    NotReady,
+    TooManyStreams,
+    TransactionAborted,
+    UnknownScope,
+)
 from anabranch.schemas.records import (
     AdoptScope,
     DescribeStreams,
@@ -160,9 +171,37 @@ def oldest_snapshot(turn: Turn, row: StreamRow) -> int:
     """
     if not is_table(row.settings):
         return 0
-    now = max(turn.hybrid_time, from_us(turn.now_us))
-    promised = max(1, now - from_us(versions_ms(row.settings) * 1000))
+    promised = _promised(turn, versions_ms(row.settings))
     return min([promised, *turn.state.locks.snapshots.values()])
+
+
+def _promised(turn: Turn, history_ms: int) -> int:
+    now = max(turn.hybrid_time, from_us(turn.now_us))
+    return max(1, now - from_us(history_ms * 1000))
+
+
+def check_snapshot(turn: Turn, scope: str, snapshot: int) -> None:
+    """`TransactionAborted` if replicas may have swept versions of the scope's tables that a new snapshot needs.
+
+    They asked for `oldest_snapshot` before it was open. A table that keeps versions for less than a second is left
+    out: no snapshot would be new enough.
+    """
+    if snapshot and snapshot < _promised(turn, _least_history_ms(turn, scope)):
+        raise TransactionAborted(
+            f"its snapshot of {to_text(snapshot)} is older than the versions that a table of scope {scope!r} keeps "
+            "(`table.history.ms`): other processes could not read at it; begin again"
+        )
+
+
+def _least_history_ms(turn: Turn, scope: str) -> int:
+    """The least time for which a table of the scope keeps versions, of those that keep them for a second."""
+    known = turn.state.histories_ms.get(scope)
+    if known is None:
+        rows = (row for name, row in turn.state.streams.items() if split_stream(name)[0] == scope)
+        kept = (versions_ms(row.settings) for row in rows if is_table(row.settings))
+        known = min((ms for ms in kept if ms >= LEAST_HISTORY_MS), default=DEFAULT_VERSIONS_MS)
+        turn.state.histories_ms[scope] = known
+    return known
 
 
 def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:

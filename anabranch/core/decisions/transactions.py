@@ -11,7 +11,7 @@ from anabranch.core.decisions import quotas
 from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.commits import positions, prepared
 from anabranch.core.decisions.commits.writers import put_receipt
-from anabranch.core.decisions.scopes import active_stream, check_served
+from anabranch.core.decisions.scopes import active_stream, check_served, check_snapshot
 from anabranch.core.decisions.turn import FORGOTTEN, Turn, is_finished, refuse
 from anabranch.core.ids import (
     DIRECTORY,
@@ -121,6 +121,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
     if earlier is not None:
         turn.reply(to, turn.outcome(earlier))
         return
+    check_snapshot(turn, command.scope, command.snapshot)
     check_open(turn, _replaces_open(turn, command))
     quotas.check_keepalive(turn, turn.lane, command.keepalive_ms)
     check_staged(turn, turn.lane)

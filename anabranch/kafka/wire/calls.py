@@ -13,11 +13,23 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from kio.serial import entity_reader, entity_writer
+from kio.serial.errors import SerialError
 
 from anabranch.batches.format import Buffer
 from anabranch.kafka.wire.array_bounds import check_claims, fields_of
 from anabranch.kafka.wire.errors import MalformedAnswer
 from anabranch.ports import TopicPartition
+
+# Errors of kio on bytes that are no message. All else is of others: a signal's handler may raise.
+_NO_MESSAGE = (
+    SerialError,
+    ValueError,
+    LookupError,
+    TypeError,
+    EOFError,
+    OverflowError,
+    MemoryError,
+)
 
 
 class Api(NamedTuple):
@@ -91,5 +103,5 @@ def answer(api: Api, version: int, body: Buffer) -> Any:
     check_claims(kind, body)
     try:
         return entity_reader(kind)(bytes(body), 0)[0]
-    except Exception as error:  # kio raises many kinds on bytes that are no message
+    except _NO_MESSAGE as error:
         raise MalformedAnswer(f"no answer to {api.name} {version}: {error!r}") from error

@@ -164,13 +164,14 @@ class TaskReader(Iteration[Event]):
             one.rest = self._shares(one, offset, record)
         try:
             return next(one.rest, None)
-        except BaseException as error:
+        except SnapshotExpired as error:
             one.begin_again()
-            if not isinstance(error, SnapshotExpired):
-                raise
             at = one.batch[0].record.timestamp
             self._lose(one.stream, at, at, error)
             return None
+        except BaseException:
+            one.begin_again()
+            raise
 
     def _shares(self, one: Input, offset: int, record: CommitRecord) -> Iterator[Share]:
         """The events of a commit that belong to this tenure's tasks, and are not consumed yet."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import fastavro
 import pyarrow as pa
+from fastavro.schema import SchemaParseException
 from fastavro.types import Schema
 from pyspark.sql import types as t
 
@@ -18,6 +19,15 @@ from anabranch.errors import InvalidArgument
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOP = "topLevelRecord"
+# Errors of json and fastavro for a text that is no schema.
+_NO_SCHEMA = (
+    SchemaParseException,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
 _PLAIN: Mapping[type[t.DataType], Any] = {
     t.BooleanType: "boolean",
     t.ByteType: "int",
@@ -115,7 +125,7 @@ def parse(text: str) -> Schema:
     """The schema of option ``avroschema``. `InvalidArgument`: the text is no schema, or not of a record."""
     try:
         parsed = fastavro.parse_schema(json.loads(text), _write_hint=False)
-    except Exception as error:  # fastavro raises many kinds for a text that is no schema
+    except _NO_SCHEMA as error:
         raise InvalidArgument(f"option avroschema is no Avro schema: {error!r}") from error
     if not isinstance(parsed, dict) or parsed.get("type") != "record":
         raise InvalidArgument("option avroschema: a record is needed, with a field for each column")

@@ -1,0 +1,205 @@
+"""An exception that comes from outside, as a signal's handler raises one anywhere, comes out as it is."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch.kafka.wire import calls
+from anabranch.reading.reader_factory import Readers
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import decode, encode
+from anabranch.tables.replica import Replica
+from tests.client.world import World
+from tests.tables.worlds import reader_ports
+
+PACKAGE = str(Path(anabranch.__file__).parent)
+TABLE = "bank/a"
+KEPT: list[Any] = []  # clients, whose finalizers run later
+STRIKES = 500  # of each call, at lines drawn by a seed
+
+
+class Struck(Exception):
+    """As Celery's `SoftTimeLimitExceeded`: an `Exception`."""
+
+
+@cache
+def _headers(file: str) -> frozenset[int]:
+    """The lines of `with`: a strike at its end leaves the lock held, which is Python's own limit."""
+    found: set[int] = set()
+    for node in ast.walk(ast.parse(Path(file).read_text())):
+        if isinstance(node, ast.With):
+            found.update(range(node.lineno, node.body[0].lineno))
+    return frozenset(found)
+
+
+class Strike:
+    """Raises at the n-th line of the product that runs on the caller's behalf; 0: it only counts them."""
+
+    def __init__(self, at: int, outside: Callable[[], bool]) -> None:
+        self.error = Struck(f"at line {at}")
+        self.lines = 0
+        self.where = ""
+        self._at, self._outside = at, outside
+
+    def __enter__(self) -> Strike:
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _called(self, frame: FrameType, _: str, __: object) -> Any:
+        ours = frame.f_code.co_filename.startswith(PACKAGE)
+        return self._line if ours and not self._outside() else None
+
+    def _line(self, frame: FrameType, event: str, _: object) -> Any:
+        if event == "line" and frame.f_lineno not in _headers(frame.f_code.co_filename):
+            self.lines += 1
+            if self.lines == self._at:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                raise self.error  # which ends the tracing
+        return self._line
+
+
+def struck(call: Callable[[], object], outside: Callable[[], bool] = lambda: False) -> None:
+    """Strike a call at lines drawn from all of it: that very exception comes out each time.
+
+    A finalizer's exception can't come out, so the garbage is left till the end of the test.
+    """
+    with Strike(0, outside) as counted:
+        call()
+    lines = range(1, counted.lines + 1)
+    for at in random.Random(5).sample(lines, min(STRIKES, len(lines))):
+        with Strike(at, outside) as strike:
+            raised: BaseException | None = None
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001 - judged below
+                raised = error
+        if strike.where and raised is not strike.error:
+            raise AssertionError(f"{strike.where}: became {raised!r}") from raised
+        if raised is not None and not strike.where:
+            raise raised
+
+
+@pytest.fixture(autouse=True)
+def garbage() -> Iterator[None]:
+    """No finalizer runs in a strike."""
+    gc.disable()
+    yield
+    gc.enable()
+    KEPT.clear()
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.client.create_table(TABLE, 1)
+    made.client._ports = replace(made.client._ports, readers=Readers(reader_ports(made), 10.0))
+    return made
+
+
+def put(world: World, key: bytes, *, one_shot_bytes: int = 4096) -> None:
+    client = world.new_client(one_shot_bytes=one_shot_bytes)
+    KEPT.append(client)
+    with client.begin("bank") as txn:
+        txn.write(TABLE, b"1", key=key)
+        txn.commit()
+
+
+def first_letter(key: bytes, row: bytes) -> bytes:
+    return key[:1]
+
+
+@pytest.fixture
+def rows(world: World) -> Iterator[Replica]:
+    with world.client.replica(TABLE, threads=False, index={"first": first_letter}) as found:
+        put(world, b"a")
+        found.snapshot().close()
+        yield found
+
+
+@pytest.mark.parametrize("one_shot_bytes", [4096, 0])
+def test_commits(world: World, one_shot_bytes: int) -> None:
+    """By one command, and by a journal."""
+    struck(lambda: put(world, b"a", one_shot_bytes=one_shot_bytes), outside=lambda: world._in_step)
+    put(world, b"b", one_shot_bytes=one_shot_bytes)
+
+
+def read(rows: Replica) -> None:
+    with rows.snapshot() as view:
+        list(view.scan(TABLE))
+        list(view.scan(TABLE, reverse=True))
+        view.get(TABLE, b"a")
+        list(view.lookup("first", b"a"))
+        list(view.versions(TABLE, b"a"))
+
+
+def test_reads_of_tables(world: World, rows: Replica) -> None:
+    struck(lambda: read(rows), outside=lambda: world._in_step)
+    with rows.snapshot() as view:
+        assert list(view.scan(TABLE)) == [(b"a", b"1")]
+
+
+def test_laying_rows_down(world: World, rows: Replica) -> None:
+    """The function of an index, too."""
+
+    def follow() -> None:
+        put(world, b"a")
+        rows.snapshot().close()
+
+    struck(follow, outside=lambda: world._in_step)
+    with rows.snapshot() as view:
+        assert list(view.scan(TABLE)) == [(b"a", b"1")]
+        assert list(view.lookup("first", b"a")) == [(b"a", b"1")]
+
+
+def test_transactions_of_tables(world: World, rows: Replica) -> None:
+    def transact() -> None:
+        with suppress(anabranch.errors.LocksBroken), rows.begin() as txn:
+            txn.put(TABLE, b"a", txn.get(TABLE, b"a") or b"")
+            txn.commit()
+
+    struck(transact, outside=lambda: world._in_step)
+    transact()
+
+
+def test_the_function_of_an_index(world: World) -> None:
+    """Its own error stays as it is, and a note says which row it was."""
+
+    def failing(key: bytes, row: bytes) -> bytes:
+        raise Struck
+
+    with world.client.replica(TABLE, threads=False, index={"fails": failing}) as found:
+        put(world, b"a")
+        with pytest.raises(Struck) as raised:
+            found.snapshot()
+    (note,) = raised.value.__notes__
+    assert "index 'fails'" in note
+
+
+@pytest.mark.parametrize(
+    "record",
+    [r.Reply(b"c" * 16, b"digest!!", 7, r.Begun(bytes(16), 1, 1)), r.FindScope("bank", True, None)],
+)
+def test_decoding(record: Any) -> None:
+    data = encode(record)
+    struck(lambda: decode(data))
+
+
+def test_answers_of_brokers() -> None:
+    body = bytes(4) + b"\0\0" + bytes(12)
+    struck(lambda: calls.answer(calls.INIT_PRODUCER_ID, 0, body[:16]))
