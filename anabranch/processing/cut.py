@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from anabranch.client.receipt_account import check_event, check_headers, headers_size
+from anabranch.core.limits import check_event, check_headers, headers_size
 from anabranch.core.partitioner import task_of
 from anabranch.errors import EventTooLarge, IllegalState, InvalidArgument
 from anabranch.processing.table import Table
