@@ -85,6 +85,7 @@ class StreamLane:
         self._journal = journal
         self._segments = touched.segments
         self._writer = writer
+        self.judge_time: Callable[[int], None] | None = None
 
     def write_many(self, events: Iterable[EventFields]) -> None:
         """Write events. A refused event raises after those before it are written; `TypeError` as `check_fields`."""
@@ -207,6 +208,8 @@ class StreamLane:
                     value, key = event
                 else:
                     value, key, headers, timestamp = _unpack(event)
+                    if timestamp and self.judge_time is not None:
+                        self.judge_time(timestamp)
                     if headers:
                         self.check_size(key, value, headers)
                         record_headers = [*headers, header]

@@ -254,12 +254,23 @@ def latest_time(now_ms: int, retention_ms: int) -> int:
 
 
 def check_ahead(timestamp: int, latest: int, stream: str) -> None:
-    """`InvalidArgument` for a time that would keep the stream's retention off."""
+    """`InvalidArgument` for a time, as records have it, that the stream does not take now."""
+    if not NO_TIME <= timestamp <= LATEST:
+        raise InvalidArgument(
+            f"{stream}: an event's timestamp is out of range: {timestamp} ms; -1 (none) to {LATEST} are allowed"
+        )
     if timestamp > latest:
         raise InvalidArgument(
-            f"timestamp {timestamp} is too far ahead: {stream} has retention.ms, and takes events up to that much "
-            f"ahead, or an hour: {latest} now"
+            f"{stream}: an event's timestamp is {timestamp} ms, too far ahead; now {latest} is allowed: the "
+            "stream's retention.ms, or an hour, since a later one would keep it from deleting what is old"
         )
+
+
+def copied_time(timestamp: int | None, latest: int = LATEST) -> int | None:
+    """The time of a copy of an event with this time: None, now, where it has none that a stream takes."""
+    if timestamp is None or timestamp <= 0 or timestamp > LATEST:
+        return None
+    return min(timestamp, latest)
 
 
 def check_headers(headers: Any) -> Pairs | None:

@@ -23,6 +23,7 @@ from anabranch.core.rows import HISTORY
 from anabranch.core.state import State
 from anabranch.core.stream_states import ACTIVE
 from anabranch.ports import (
+    Clock,
     CorruptBatch,
     Fetched,
     Log,
@@ -58,6 +59,7 @@ class Intake:
 
     log: Log
     table: Table
+    clock: Clock
     settings: Settings
     waiting: Mapping[str, str]  # streams whose journals are not read
     lanes: Lanes
@@ -234,8 +236,12 @@ class Intake:
     def _index_journal(self, state: State, stream: str, partition: int, fetched: Fetched) -> None:
         known_until = self._known_until.get((stream, partition), 0)
         index_fetched(
-            self.rows, self.index, state, stream, partition, fetched, known_until=known_until
-        )
+            self.rows, self.index, state, stream, partition, fetched,
+            known_until=known_until, wall_ms=self._wall_ms,
+        )  # fmt: skip
+
+    def _wall_ms(self) -> int:
+        return int(self.clock.wall() * 1000)
 
     def _queue_commands(self, lane: Lane, fetched: Fetched, room: int) -> int:
         """Queue a lane's commands as far as it may have them. Returns the bytes queued.

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from anabranch import errors
-from anabranch.core.limits import LATEST, Room, judge
-from tests.client.answers import STREAM, token_of
-from tests.client.bench import Bench
+from anabranch.core.limits import AHEAD_MS, LATEST, Room, judge
+from anabranch.schemas import records as r
+from tests.client.answers import STREAM, stream_info, token_of
+from tests.client.bench import Bench, override
 
 LIMIT = 5_000  # bytes that the journal takes
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -138,3 +140,36 @@ def test_an_event_that_is_too_large_is_refused_by_name(way: str) -> None:
 @pytest.mark.parametrize("what", GOOD)
 def test_what_is_legal_is_taken(way: str, what: str) -> None:
     WAYS[way](Bench(limit=LIMIT), GOOD[what])
+
+
+# What is known of a stream -> how far ahead its events may be.
+AHEAD: dict[str, tuple[object, int | None]] = {
+    "no retention": ({}, None),
+    "a short one": ({"retention.ms": "1000"}, AHEAD_MS),
+    "a week": ({"retention.ms": "604800000"}, 604_800_000),
+    "not known": (r.Refusal("NotAuthorized", "no right"), None),
+}
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "the rule itself"])
+@pytest.mark.parametrize("known", AHEAD)
+def test_a_time_that_is_too_far_ahead_is_refused_by_name(way: str, known: str) -> None:
+    """Where the stream has retention by time; else, and where nothing is known, the commit judges it."""
+    answer, room = AHEAD[known]
+    if isinstance(answer, dict):
+        info = replace(stream_info(STREAM, 1), settings=answer)
+        answer = r.StreamList((info,))
+    bench = Bench(override(DescribeStreams=answer), limit=LIMIT)
+    now_ms = int(bench.clock.wall() * 1000)
+    asked = []
+    for timestamp in (now_ms, now_ms + AHEAD_MS, now_ms + (room or AHEAD_MS)):
+        WAYS[way](bench, {"timestamp": timestamp})
+    asked.append(len(bench.bus.of(r.DescribeStreams)))
+    for beyond in (now_ms + (room or AHEAD_MS) + 1, LATEST):
+        if room is None:
+            WAYS[way](bench, {"timestamp": beyond})
+            continue
+        with pytest.raises(errors.InvalidArgument, match=f"{STREAM}.* is {beyond} ms, too far"):
+            WAYS[way](bench, {"timestamp": beyond})
+    asked.append(len(bench.bus.of(r.DescribeStreams)))
+    assert asked == [room is not None and room > AHEAD_MS, 1], "asked when it matters, and once"

@@ -51,6 +51,7 @@ REASONS = (
     "native_transaction",
     "malformed_batch",
     "bad_key",
+    "bad_time",
 )
 
 
@@ -65,6 +66,7 @@ class Weighed:
     size: int  # bytes of the batches to merge, about
     state: int = 0  # … of them, of states of processors
     biggest: dict[str, int] = field(default_factory=dict)  # batch of a stream, bytes
+    latest: dict[str, int] = field(default_factory=dict)  # time of an event of a stream, ms
 
 
 @dataclass(slots=True)
@@ -320,9 +322,9 @@ class JournalIndex:
             if _is_counted(state, key):
                 gone[key] = None
         for txn_id, txn in state.open.items():
-            for (stream, partition, _), row in txn.moved.items():
+            for row in txn.moved.values():
                 for run in row.runs:
-                    gone.update((moved_run(txn_id, stream, partition, run),))
+                    gone.update((moved_run(txn_id, row, run),))
         return gone
 
     def weigh(self, state: State, txn_id: bytes, receipts: Sequence[Receipt]) -> Weighed:
@@ -346,6 +348,7 @@ class JournalIndex:
                         seen[key][1] = (seen[key][1] + run.crc_sum) % CRC_MODULUS
                         out.size += run.batch_size
                         out.biggest[stream] = max(out.biggest.get(stream, 0), run.batch_size)
+                        out.latest[stream] = max(out.latest.get(stream, 0), run.latest)
                         out.state += run.batch_size if is_state(stream) else 0
         for key, (count, crc_sum) in seen.items():
             out.committed += count

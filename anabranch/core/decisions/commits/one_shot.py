@@ -280,7 +280,7 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
     """Events by stream and active segment, in order."""
     by_stream: dict[str, list[Event]] = {}
     events: list[Event] = []
-    former, most, may_be_big = None, 0, True
+    former, most, may_be_big, latest = None, 0, True, LATEST
     for event in command.events:
         stream, _, _, _, headers, timestamp = event
         if stream != former:
@@ -294,8 +294,9 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
             former, events = stream, by_stream[stream]
             most = int(turn.state.streams[stream].settings.get(MAX_MESSAGE, limits.MESSAGE.value))
             may_be_big = _FRAMING + turn.command_bytes > most
-        if not NO_TIME <= timestamp <= LATEST:
-            raise InvalidArgument(f"an event's timestamp is {timestamp} ms: -1 (now) to {LATEST}")
+            latest = turn.latest_time(stream)
+        if not NO_TIME <= timestamp <= latest:
+            limits.check_ahead(timestamp, latest, stream)
         if headers or may_be_big:
             limits.HEADERS.check(len(headers), "an event")
             size = _size_of(event)
