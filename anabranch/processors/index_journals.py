@@ -68,7 +68,7 @@ def index_fetched(
         plain += scanned.plain
         if batch.base_offset >= known_until:
             for reason, count in scanned.rejected.items():
-                index.reject(stream, reason, count)
+                index.reject(stream, partition, reason, count)
     added = index.add(
         state, stream, partition, runs, fetched.next_offset, plain=plain,
         known_until=known_until, size=size,

@@ -9,7 +9,7 @@ import time
 from contextlib import closing
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 import anabranch
 from anabranch import Client
@@ -179,8 +179,20 @@ def test_a_line_an_event_and_ranges_of_them(cluster: Cluster, client: Client, un
 
 def test_the_doctor(cluster: Cluster, client: Client, unique: str) -> None:
     shell = Shell(cluster)
-    client.create_stream(f"s-{unique}/seen")
+    stream = f"s-{unique}/seen"
+    client.create_stream(stream)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+    for headers in ([("ab.variant", b"x")], [("ab.variant", b"x")], []):
+        producer.produce(f"s-{unique}.seen.journal", b"v", headers=headers, partition=0)
+    assert producer.flush(20) == 0
+    until = time.monotonic() + 20
+    while not client.describe(stream).rejected and time.monotonic() < until:
+        time.sleep(0.05)
     rows = {row["what"]: row for row in shell.json("doctor")["rows"]}
+    row = rows.pop(f"stream {stream}")
+    assert row["state"] == "warn"
+    assert row["told"] == "records in its journal that are in no commit: 2 bad_header"
+    assert row["to_do"]
     kinds = {what.partition(" ")[0] for what in rows}
     assert kinds >= {"brokers", "broker", "disk", "topic", "controllers", "streams", "clocks"}
     assert rows["controllers"]["state"] == rows["clocks"]["state"] == "ok"

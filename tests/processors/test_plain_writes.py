@@ -156,3 +156,33 @@ def test_times_that_no_stream_takes_are_rejected_alone(world: World, what: str, 
     found = controller._intake.index.rejected[STREAM]
     assert found == Counter({"bad_time": len(times) - len(stay)} if len(stay) < len(times) else {})
     assert controller.state.plain[STREAM, 0] == len(times) + 1
+
+
+def test_rejected_records_are_named_at_once_and_then_each_minute(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lines() -> list[str]:
+        controller.step(0.0)
+        controller.step(0.0)
+        found = [record.message for record in caplog.records if "rejected" in record.message]
+        caplog.clear()
+        return [line.partition(";")[0] for line in found]
+
+    controller = led(world)
+    journal = journal_topic(STREAM)
+    put(world, 0, b"good")
+    assert lines() == []
+    put(world, 0, b"a", b"b", times=[FAR, FAR])
+    put(world, 1, b"c", times=[FAR])
+    assert lines() == [
+        f"{journal}: records rejected: 2 of partition 0 as bad_time, 1 of partition 1 as bad_time"
+    ]
+    record = Record(0, 5, b"k", b"tagged", (("ab.variant", b"x"),))
+    for _ in range(3):
+        world.cluster.produce_batch(TopicPartition(journal, 1), encode_batch([record]))
+        assert lines() == [], "not within a minute"
+    world.clock.now += 60
+    assert lines() == [f"{journal}: records rejected: 3 of partition 1 as bad_header"]
+    world.clock.now += 60
+    assert lines() == []
+    assert seen(world) == [b"good"]

@@ -162,6 +162,11 @@ def _controllers(client: Client) -> Iterator[Row]:
             do = 'operations.md, "Streams that are lost"' if one.state == "LOST" else "mend that"
             rows.append(Row(f"stream {one.stream}", BAD, f"{one.state} {one.trouble}".strip(), do))
         for one in streams:
+            if one.rejected:
+                found = ", ".join(f"{n:,} {why}" for why, n in sorted(one.rejected.items()))
+                told = f"records in its journal that are in no commit: {found}"
+                do = 'operations.md, "Rejected records"; the controller\'s log names partitions'
+                rows.append(Row(f"stream {one.stream}", WARN, told, do))
             if one.foreign:
                 told = f"{count_of(one.foreign, 'foreign record')} in its topic"
                 do = "let only controllers write to it: docs/security.md"

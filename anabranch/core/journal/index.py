@@ -73,6 +73,7 @@ class Weighed:
 class JournalIndex:
     """The rows live in the table; this object has the reading positions and the counts of rejections.
 
+    ``unsaid``: rejected records of a stream that no line of the log names yet, by journal partition and reason.
     ``plain_ends``: journal partition -> end of the last plain run that was indexed. ``read``: how many bytes lie
     where. ``copies``: base offsets of batches that this leader moved and has not read again.
     """
@@ -80,6 +81,9 @@ class JournalIndex:
     rows: Rows
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
     rejected: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    unsaid: dict[str, Counter[tuple[int, str]]] = field(
+        default_factory=lambda: defaultdict(Counter)
+    )
     plain_ends: dict[tuple[str, int], int] = field(default_factory=dict)
     read: dict[tuple[str, int], Read] = field(default_factory=dict)
     copies: set[tuple[str, int, int]] = field(default_factory=set)
@@ -126,7 +130,7 @@ class JournalIndex:
             reason = self.verdict(state, stream, partition, run)
             if reason:
                 if run.first >= known_until:
-                    self.rejected[stream][reason] += run.records
+                    self.reject(stream, partition, reason, run.records)
                 # A late run may have been counted as left out at the decision.
                 if run.txn_id in state.open and (run.first >= known_until or reason != "late"):
                     key = rejected_key(run.txn_id, stream, partition, run.first)
@@ -143,7 +147,8 @@ class JournalIndex:
         plain_done = state.plain.get((stream, partition), 0)
         for run in plain:
             if is_state(stream):  # only commits that move positions write there
-                self.rejected[stream]["plain_write"] += run.records * (run.first >= known_until)
+                if run.first >= known_until:
+                    self.reject(stream, partition, "plain_write", run.records)
             elif run.first >= plain_done:
                 _put(changes, prefix, run)
                 self.plain_ends[stream, partition] = run.end
@@ -177,9 +182,10 @@ class JournalIndex:
             return "late"
         return ""
 
-    def reject(self, stream: str, reason: str, count: int) -> None:
-        """Count records that belong to no transaction."""
+    def reject(self, stream: str, partition: int, reason: str, count: int) -> None:
+        """Count rejected records of a journal partition."""
         self.rejected[stream][reason] += count
+        self.unsaid[stream][partition, reason] += count
 
     def rejected_of(self, txn_id: bytes) -> int:
         """How many journal records of an open transaction were rejected, above the low waters."""
@@ -281,6 +287,7 @@ class JournalIndex:
                 del kept[place]
         self.copies = {copy for copy in self.copies if copy[0] != stream}
         self.rejected.pop(stream, None)
+        self.unsaid.pop(stream, None)
 
     def round_done(
         self,
