@@ -10,6 +10,13 @@ from contextlib import closing
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 
 import anabranch
 from anabranch import Client
@@ -182,13 +189,26 @@ def test_the_doctor(cluster: Cluster, client: Client, unique: str) -> None:
     stream = f"s-{unique}/seen"
     client.create_stream(stream)
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
-    for headers in ([("ab.variant", b"x")], [("ab.variant", b"x")], []):
+    tagged: list[tuple[str, str | bytes | None]] = [("ab.variant", b"x")]
+    for headers in (tagged, tagged, []):
         producer.produce(f"s-{unique}.seen.journal", b"v", headers=headers, partition=0)
     assert producer.flush(20) == 0
     until = time.monotonic() + 20
     while not client.describe(stream).rejected and time.monotonic() < until:
         time.sleep(0.05)
+    other = f"s-{unique}/other"
+    client.create_stream(other)
+    by_hand = ConfigEntry("retention.ms", "5000", incremental_operation=AlterConfigOpType.SET)
+    changed = ConfigResource(ResourceType.TOPIC, f"s-{unique}.other", incremental_configs=[by_hand])
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+    for future in admin.incremental_alter_configs([changed]).values():
+        future.result(20)
+    while client.effective_settings(other)["retention.ms"] != "5000":
+        assert time.monotonic() < until
     rows = {row["what"]: row for row in shell.json("doctor")["rows"]}
+    row = rows.pop(f"stream {other}")
+    assert row["told"] == "its topic has retention.ms=5000, and -1 was asked for"
+    assert (row["state"], bool(row["to_do"])) == ("warn", True)
     row = rows.pop(f"stream {stream}")
     assert row["state"] == "warn"
     assert row["told"] == "records in its journal that are in no commit: 2 bad_header"
