@@ -310,6 +310,12 @@ def check_header_name(name: object) -> None:
             ) from None
 
 
+def copied_name(name: str) -> str:
+    """The name that a header has in a copy of its record: one that is reserved, or no UTF-8, can't be written."""
+    name = name.encode("utf-8", "replace").decode()
+    return f"_{name}" if name.startswith(RESERVED) else name
+
+
 def check_row_key(key: object) -> bytes:
     """The key of a table's row. `InvalidArgument` unless it can be one."""
     if not isinstance(key, bytes) or not 1 <= len(key) <= ROW_KEY.value:

@@ -142,7 +142,7 @@ def batch_of(events: Sequence[Event]) -> pa.RecordBatch:
     """Events as a batch."""
     columns = list(zip(*events, strict=True)) if events else [()] * len(Event._fields)
     found = dict(zip(Event._fields, columns, strict=True))
-    headers = [[{"key": k, "value": v} for k, v in pairs] for pairs in found["headers"]]
+    headers = [[{"key": _utf8(k), "value": v} for k, v in pairs] for pairs in found["headers"]]
     arrays = []
     for field in SCHEMA:
         if field.name == "headers":
@@ -153,6 +153,10 @@ def batch_of(events: Sequence[Event]) -> pa.RecordBatch:
             name = "segment_id" if field.name == "segment" else field.name
             arrays.append(pa.array(found[name], field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _utf8(name: str) -> str:
+    return name if name.isascii() else name.encode("utf-8", "replace").decode()
 
 
 def _times(unix_ms: Longs) -> pa.Array:
