@@ -68,7 +68,7 @@ class Columns:
 
     ``timestamps``: Unix milliseconds, the batch's where the broker sets them. ``txns``: the transaction id in the
     header ab.txn, null where there is none. ``header_ends``: where each record's headers end in ``names`` and
-    ``header_values``; headers whose names begin with ``ab.`` are left out. ``ascii_names``: whether all names are
+    ``header_values``; ``ab.txn`` and ``ab.op`` are left out. ``ascii_names``: whether all names are
     ASCII; others may not be text.
     """
 

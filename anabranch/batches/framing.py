@@ -44,7 +44,7 @@ class Kind(IntEnum):
     TXN_AND_OP = 5  # ab.txn and ab.op
     DOUBLE_OP = 6  # several ab.op headers
     TXN_LENGTH = 7  # an ab.txn header of other than 28 bytes
-    RESERVED = 8  # another header that starts with ab.
+    RESERVED = 8  # another header that starts with ab., or too many headers
     NO_TEXT = 9  # a header whose name is no UTF-8: librdkafka's readers in Python could not go on behind it
 
 
@@ -75,6 +75,9 @@ class Run(NamedTuple):
     unfit: int
     # The digest of its keys (`anabranch.core.journal.table_writes.Keys`); empty: not asked for, or not known.
     digest: bytes = b""
+    # Times of its records, Unix milliseconds.
+    earliest: int = 0
+    latest: int = 0
 
 
 class Kernels(NamedTuple):
@@ -217,11 +220,14 @@ def _found_keys(
 
 
 def _run(row: list[int], body: Buffer, header: BatchHeader) -> Run:
-    first, last, count, checksum, txn_at, low, high, keyless, size, kind, unfit = row
+    first, last, count, checksum, txn_at, low, high, keyless, size, kind, unfit, *times = row
     txn = bytes(memoryview(body)[txn_at : txn_at + TXN_HEADER_SIZE]) if txn_at >= 0 else b""
     pure = kind == Kind.WRITE and count == header.record_count and header.is_dense
     pure = pure and not header.is_control
-    return Run(Kind(kind), first, last, count, checksum, txn, low, high, keyless, size, pure, unfit)
+    return Run(
+        Kind(kind), first, last, count, checksum, txn, low, high, keyless, size, pure, unfit, b"",
+        *times,
+    )  # fmt: skip
 
 
 def _malformed(last_delta: int, count: int) -> Run:

@@ -7,7 +7,7 @@ from zlib import crc32
 from anabranch.batches.format import Buffer
 from anabranch.batches.records import MIN_RECORD_BYTES, Reader
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, TXN_HEADER_SIZE
-from anabranch.core.limits import ROW_KEY
+from anabranch.core.limits import HEADERS, ROW_KEY
 from anabranch.core.partitioner import mix
 from anabranch.ports import CorruptBatch
 
@@ -17,6 +17,7 @@ _RESERVED_PREFIX = b"ab."
 _CHECKSUM_MASK = (1 << 63) - 1
 _I64 = 1 << 63
 MOST_KEY = ROW_KEY.value
+MOST_HEADERS = HEADERS.value  # besides ab.txn
 
 WRITE, PLAIN, OP, MALFORMED, DOUBLE_TXN, TXN_AND_OP, DOUBLE_OP, TXN_LENGTH, RESERVED, NO_TEXT = (
     range(10)
@@ -43,7 +44,8 @@ def _scan(body: bytes, count: int, last_offset_delta: int, base_timestamp: int) 
     for _ in range(count):
         start = reader.at
         reader.enter_record()
-        if not -_I64 <= base_timestamp + reader.varlong() < _I64:
+        time = base_timestamp + reader.varlong()
+        if not -_I64 <= time < _I64:
             raise CorruptBatch("a timestamp of more than 64 bits")
         delta = reader.varint()
         if not last_delta < delta <= last_offset_delta:
@@ -59,7 +61,7 @@ def _scan(body: bytes, count: int, last_offset_delta: int, base_timestamp: int) 
 
         txn = body[txn_at : txn_at + TXN_HEADER_SIZE] if txn_at >= 0 else b""
         if not rows or rows[-1][9] != kind or txn != txn_before:
-            rows.append([delta, delta, 0, 0, txn_at, -1, -1, 0, 0, kind, 0])
+            rows.append([delta, delta, 0, 0, txn_at, -1, -1, 0, 0, kind, 0, time, time])
             txn_before = txn
         row = rows[-1]
         row[1] = delta
@@ -72,6 +74,7 @@ def _scan(body: bytes, count: int, last_offset_delta: int, base_timestamp: int) 
             row[6] = max(row[6], position)
         row[8] += reader.at - start
         row[10] += not 0 < len(key or b"") <= MOST_KEY
+        row[11], row[12] = min(row[11], time), max(row[12], time)
     if reader.at != len(body):
         raise CorruptBatch("bytes after the last record")
     return rows
@@ -81,7 +84,8 @@ def _kind(reader: Reader) -> tuple[int, int]:
     """A record's kind, by its headers; and the place of its ab.txn value, -1 unless it is a WRITE."""
     txns = ops = others = no_text = 0
     txn_at, txn_size = -1, -1
-    for _ in range(reader.header_count()):
+    count = reader.header_count()
+    for _ in range(count):
         name, value_at, value_size = reader.header_place()
         if name == _TXN:
             txns += 1
@@ -100,7 +104,7 @@ def _kind(reader: Reader) -> tuple[int, int]:
         return DOUBLE_OP, -1
     if txns and txn_size != TXN_HEADER_SIZE:
         return TXN_LENGTH, -1
-    if others:
+    if others or count - txns > MOST_HEADERS:
         return RESERVED, -1
     if no_text:
         return NO_TEXT, -1

@@ -27,6 +27,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 import numpy as np
 
+from anabranch.core.limits import LATEST
 from anabranch.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -303,6 +304,7 @@ def _rows(path: Path, delimiter: str, begin: int = 0) -> Iterator[tuple[int, lis
     with _unpacked(path) as (_, body):
         if begin:
             body.seek(begin, io.SEEK_CUR)
+        csv.field_size_limit(MAX_RECORD_BYTES)  # else 128 KiB
         reader = csv.reader(_lines(path, body), strict=True, delimiter=delimiter)
         line = 1
         try:
@@ -387,7 +389,10 @@ def parse_time(text: str) -> int:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
-        return round(moment.timestamp() * 1000)
-    if not 0 < number < 1e14:
-        raise ValueError(f"{text!r} is no time")
-    return round(number * 1000) if number < 1e11 else round(number)
+        number = moment.timestamp()
+        unix_ms = round(number * 1000)
+    else:
+        unix_ms = round(number * 1000 if number < 1e11 else number) if 0 < number <= LATEST else 0
+    if not 0 < unix_ms <= LATEST:
+        raise ValueError(f"{text!r} is no time after 1970-01-01, up to the end of 9999")
+    return unix_ms

@@ -74,7 +74,7 @@ class Streams:
             check_scope(near)
         command = r.CreateStream(stream, segments, texts, bool(adopt))
         info = self._session.create_stream(command, deadline, near=near)
-        self._shared.learn(stream, info.segments)
+        self._shared.learn(stream, info)
         return description_of(info)
 
     def create_table(
@@ -109,7 +109,7 @@ class Streams:
     def describe(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
         """One stream. Raises: UnknownScope, UnknownStream, NotReady, DeadlineExceeded."""
         info = self._session.describe(stream, self._deadline(timeout))
-        self._shared.learn(stream, info.segments)
+        self._shared.learn(stream, info)
         return description_of(info)
 
     def scale(
@@ -139,7 +139,7 @@ class Streams:
         opened = tuple(r.KeyRange(low, high) for low, high in ranges)
         command = r.Scale(stream, segments or 0, tuple(seal), opened)
         info = self._session.ask_stream(stream, command, deadline)
-        self._shared.learn(stream, info.segments)
+        self._shared.learn(stream, info)
         return description_of(info)
 
     def forget_stream(self, stream: str, *, timeout: float | None = None) -> None:
@@ -245,7 +245,7 @@ class Streams:
 
     def _take_away(self, call: str, stream: str, command: Any, timeout: float | None) -> None:
         self._session.ask_of(stream, command, r.StreamList, self._alone(call, timeout))
-        self._shared.layouts.pop(stream, None)
+        self._shared.streams.pop(stream, None)
 
     def recover_stream(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
         """Take a LOST stream back, if its topics are the same ones and were only out of sight.

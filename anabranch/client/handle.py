@@ -6,7 +6,9 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,14 +18,20 @@ from anabranch.client.receipt_account import (
     StreamLane,
     WriteFunction,
     WriterAccount,
-    check_event,
     check_fields,
-    check_headers,
     check_layout,
-    check_timestamp,
+    warn_of_seconds,
 )
 from anabranch.client.session import Session
 from anabranch.core.legal_names import check_type, is_state
+from anabranch.core.limits import (
+    AHEAD_MS,
+    check_ahead,
+    check_event,
+    check_headers,
+    check_timestamp,
+)
+from anabranch.core.stream_settings import latest_time
 from anabranch.core.stream_states import ACTIVE, FORGOTTEN, WAITING
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
@@ -40,7 +48,7 @@ from anabranch.errors import (
 )
 from anabranch.extras import need
 from anabranch.ports import JournalMissing, RecordHeaders
-from anabranch.schemas.records import Outcome, Receipt, SegmentRange
+from anabranch.schemas.records import Outcome, Receipt, SegmentRange, StreamInfo
 from anabranch.types import Headers
 
 if TYPE_CHECKING:
@@ -66,7 +74,9 @@ class Shared:
     one_shot_bytes: int
     heart: Heart  # begins to send heartbeats for a handle
     handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
-    layouts: dict[str, tuple[float, Sequence[SegmentRange]]] = field(default_factory=dict)
+    # Until when a stream's description is believed; None: it can't be had.
+    streams: dict[str, tuple[float, StreamInfo | None]] = field(default_factory=dict)
+    near_ms: int = 0  # times up to this one are not too far ahead for any stream
     legal: dict[str, set[str]] = field(default_factory=dict)  # by scope: streams beside it
     dropped: deque[JournalWriter] = field(default_factory=deque)  # of handles that are no more
     forked: bool = False
@@ -83,18 +93,36 @@ class Shared:
 
     def layout(self, stream: str, deadline: float) -> Sequence[SegmentRange]:
         """The stream's segments as they were some seconds ago. Raises: as `Session.describe`, MalformedRecord."""
-        until, found = self.layouts.get(stream, (0.0, ()))
-        if self.session.now() >= until:
-            found = self.session.describe(stream, deadline).segments
+        until, found = self.streams.get(stream, (0.0, None))
+        if found is None or self.session.now() >= until:
+            found = self.session.describe(stream, deadline)
             self.learn(stream, found)
-        check_layout(stream, found)
-        return found
+        check_layout(stream, found.segments)
+        return found.segments
 
-    def learn(self, stream: str, layout: Sequence[SegmentRange]) -> None:
-        """Remember the stream's segments for a while."""
-        if len(self.layouts) >= _MOST_NAMES:
-            self.layouts.clear()
-        self.layouts[stream] = self.session.now() + _LAYOUT_S, layout
+    def learn(self, stream: str, found: StreamInfo | None) -> None:
+        """Remember the stream's description for a while."""
+        if len(self.streams) >= _MOST_NAMES:
+            self.streams.clear()
+        self.streams[stream] = self.session.now() + _LAYOUT_S, found
+
+    def judge_time(self, stream: str, timestamp: int) -> None:
+        """`InvalidArgument` for a time further ahead than the stream takes, if its settings can be known."""
+        if timestamp <= self.near_ms:
+            return
+        now_ms = int(self.session.wall() * 1000)
+        self.near_ms = now_ms + AHEAD_MS
+        if timestamp <= self.near_ms:
+            return
+        self.check()
+        until, found = self.streams.get(stream, (0.0, None))
+        if self.session.now() >= until:
+            found = None
+            with suppress(AnabranchError):
+                found = self.session.describe(stream, self.deadline(None))
+            self.learn(stream, found)
+        if found is not None:
+            check_ahead(timestamp, latest_time(found.settings, now_ms), stream)
 
     def deadline(self, timeout: float | None) -> float:
         """The monotonic second at which a call that begins now ends."""
@@ -164,6 +192,8 @@ class Handle:
         pairs = check_headers(headers) if headers is not None else None
         if timestamp is not None:
             check_timestamp(timestamp)
+            warn_of_seconds(timestamp)
+            self._shared.judge_time(stream, timestamp)
         with self._lock:
             try:
                 hot = self._hot.get(stream)
@@ -226,6 +256,8 @@ class Handle:
         from anabranch.client.arrow import columns_of
 
         pieces, begun = columns_of(batch), False
+        latest = max((int(piece.timestamps.max(initial=0)) for piece in pieces), default=0)
+        self._shared.judge_time(stream, latest)
         try:
             for columns in pieces:
                 with self._lock:
@@ -304,6 +336,7 @@ class Handle:
                 self._session.label(self._token, self._account.writer, self._label, deadline)
                 self._label = ""
             lane = self._account.add(touched, deadline)
+            lane.judge_time = partial(self._shared.judge_time, stream)
         return lane
 
     def written_to(self, stream: str) -> int:

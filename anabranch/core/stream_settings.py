@@ -11,6 +11,7 @@ from anabranch.errors import InvalidArgument, UnsupportedSetting
 REPLICATION = "replication.factor"
 MIN_ISR = "min.insync.replicas"
 MAX_MESSAGE = "max.message.bytes"
+RETENTION_MS = "retention.ms"
 TABLE = "table"  # whether it is one: keyed rows, for replicas and locks
 VERSIONS_MS = "table.history.ms"  # how long replicas keep versions
 DEFAULT_VERSIONS_MS = 3_600_000
@@ -25,7 +26,7 @@ _INT = (1 << 31) - 1
 _REPLICAS = (1 << 15) - 1
 # The settings of a stream's topic, with the least and the most that can be meant.
 TOPIC = {
-    "retention.ms": (-1, _LONG),
+    RETENTION_MS: (-1, _LONG),
     "retention.bytes": (-1, _LONG),
     "segment.bytes": (1, _INT),
     "segment.ms": (1, _LONG),
@@ -54,7 +55,7 @@ FIXED = frozenset((REPLICATION, PROCESSOR, TABLE, BASE))  # from a stream's crea
 _OF_TABLE = {VERSIONS_MS: (0, _LONG), RATIO: (2, _LONG)}
 KNOWN = TOPIC.keys() | {name for name, _ in _SCALING.values()} | {TABLE, *_OF_TABLE}
 # A row lives until it is replaced or deleted, and its versions as long as a snapshot may need them.
-_NOT_OF_TABLE = frozenset(("retention.ms", "retention.bytes", "cleanup.policy"))
+_NOT_OF_TABLE = frozenset((RETENTION_MS, "retention.bytes", "cleanup.policy"))
 # A state keeps the newest row of each key, whatever its age, and has as many segments as tasks.
 _OF_STATE = frozenset((PROCESSOR, REPLICATION, MIN_ISR, MAX_MESSAGE, "segment.bytes", "segment.ms"))
 _OF_BASE = _OF_STATE - {PROCESSOR} | {BASE}
@@ -107,6 +108,11 @@ def check_settings(settings: Mapping[str, str]) -> None:
             "transactions against it, too"
         )
     parse_policy(settings)
+
+
+def latest_time(settings: Mapping[str, str], now_ms: int) -> int:
+    """The latest time that an event of a stream with these settings may have now, Unix milliseconds."""
+    return limits.latest_time(now_ms, int(settings.get(RETENTION_MS, -1)))
 
 
 def is_table(settings: Mapping[str, str]) -> bool:

@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from anabranch.client.receipt_account import check_event, check_headers, headers_size
+from anabranch.core.limits import check_event, check_headers, copied_time, headers_size
 from anabranch.core.partitioner import task_of
 from anabranch.errors import EventTooLarge, IllegalState, InvalidArgument
 from anabranch.processing.table import Table
@@ -189,8 +189,8 @@ def doing() -> Doing:
 
 
 def time_of(timestamp: int | None) -> int | None:
-    """The time of an output, from that of an event: records of plain topics may have none."""
-    return timestamp if timestamp is not None and timestamp > 0 else None
+    """The time of an output, from that of an event: records may have none, or one that no stream takes."""
+    return copied_time(timestamp)
 
 
 def outside() -> bool:

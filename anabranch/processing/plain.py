@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.client.client import Client
 from anabranch.client.connect import reader_ports
 from anabranch.core.legal_names import PLAIN
+from anabranch.core.limits import LATEST, RESERVED, copied_name
 from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired, UnknownStream
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
@@ -197,14 +198,34 @@ class PlainReader:
 
 
 def outputs_of(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of records as outputs; records without a time, which have -1 or 0, get one."""
+    """A batch of records as outputs. Records whose time no stream takes, as -1 and 0, get one: now."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     times = batch.column("timestamp")
-    times = pc.if_else(pc.greater(times.cast(pa.int64()), 0), times, pa.scalar(None, times.type))
+    ms = pc.divide(times.cast(pa.int64()), 1000)
+    legal = pc.and_(pc.greater(ms, 0), pc.less_equal(ms, LATEST))
+    times = pc.if_else(legal, times, pa.scalar(None, times.type))
     names = ["key", "value", "headers", "timestamp"]
-    return pa.record_batch([*(batch.column(name) for name in names[:3]), times], names=names)
+    columns = [batch.column("key"), batch.column("value"), _copied(batch.column("headers")), times]
+    return pa.record_batch(columns, names=names)
+
+
+def _copied(headers: pa.ListArray) -> pa.ListArray:
+    """Headers with names that may be written (`copied_name`)."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    pairs = headers.flatten()
+    keys = pairs.field("key")
+    if not pc.any(pc.starts_with(keys, RESERVED)).as_py():
+        return headers
+    renamed = pa.array([copied_name(name) for name in keys.to_pylist()], keys.type)
+    made = pa.StructArray.from_arrays([renamed, pairs.field("value")], fields=list(pairs.type))
+    lengths = pc.fill_null(pc.list_value_length(headers), 0)
+    ends = pc.cumulative_sum(lengths.cast(pa.int32()))
+    starts = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    return pa.ListArray.from_arrays(starts, made, type=headers.type)
 
 
 def plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:

@@ -225,6 +225,7 @@ class Controller(Rounds):
             return True
         self._intake.passed_over.clear()
         self._intake.warn_unheard(batch, turn.now_ms)
+        self._intake.warn_rejected(turn.now_ms)
         self._culprit.done(batch, self._lanes)
         self._finish_topics()
         return wrote

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -11,15 +11,17 @@ from anabranch.batches.format import crc_of, read_header
 from anabranch.batches.framing import Kind, scan_batch
 from anabranch.batches.framing import Run as FramingRun
 from anabranch.batches.records import Record, decode_records
+from anabranch.core.hybrid_time import to_ms
 from anabranch.core.ids import NO_TXN, unpack_txn_header
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.journal.receipts import CRC_MODULUS
-from anabranch.core.journal.runs import Run
+from anabranch.core.journal.runs import NEVER, Run
 from anabranch.core.journal.table_writes import Keys
-from anabranch.core.limits import ROW_KEY
+from anabranch.core.limits import NO_TIME, ROW_KEY
 from anabranch.core.overlay import Overlay
 from anabranch.core.partitioner import position_of, record_checksum
 from anabranch.core.state import State
+from anabranch.core.stream_settings import latest_time
 from anabranch.ports import CorruptBatch, Fetched, RawBatch
 
 _PLAIN_HEADER = (NO_TXN, 0, -1)  # in place of a missing ab.txn header
@@ -43,11 +45,13 @@ def index_fetched(
     fetched: Fetched,
     *,
     known_until: int,
+    wall_ms: Callable[[], int],
 ) -> None:
     """Index one fetch of a journal partition; rows and position are put on ``changes``.
 
-    ``known_until``: a former leader counted the records before it.
+    ``known_until``: a former leader counted the records before it. ``wall_ms``: the clock, Unix milliseconds.
     """
+    limit = _TimeLimit(state, stream, wall_ms)
     runs: list[Run] = []
     plain: list[Run] = []
     size = 0
@@ -59,13 +63,12 @@ def index_fetched(
             continue  # the index knows it already
         is_table = stream in state.tables
         scanned = scan(batch, digests=is_table)
-        if is_table:
-            _leave_out(batch, scanned)
+        _leave_out(batch, scanned, limit, is_table=is_table)
         runs += scanned.runs
         plain += scanned.plain
         if batch.base_offset >= known_until:
             for reason, count in scanned.rejected.items():
-                index.reject(stream, reason, count)
+                index.reject(stream, partition, reason, count)
     added = index.add(
         state, stream, partition, runs, fetched.next_offset, plain=plain,
         known_until=known_until, size=size,
@@ -104,42 +107,80 @@ def scan(batch: RawBatch, *, digests: bool = False) -> Scanned:
     return out
 
 
-def _leave_out(batch: RawBatch, scanned: Scanned) -> None:
-    """Reject records whose keys no row of a table can have, and cut the runs there."""
-    for runs in (scanned.runs, scanned.plain):
-        unfit = sum(run.unfit for run in runs)
-        if not unfit:
+class _TimeLimit:
+    """The latest time that a stream takes of plain records.
+
+    The clock is looked at only for times after what the commits' time allows, which may lag behind it. So no leader
+    decides by its own clock alone. Transactions are judged when they commit (`core.decisions.commits.commit`).
+    """
+
+    def __init__(self, state: State, stream: str, wall_ms: Callable[[], int]) -> None:
+        self._settings = state.streams[stream].settings
+        self._wall_ms = wall_ms
+        self._latest = latest_time(self._settings, to_ms(state.round.hybrid_time))
+        self._looked = False
+
+    def passed_by(self, time: int) -> bool:
+        """Whether a time is too late."""
+        if time > self._latest and not self._looked:
+            self._looked = True
+            self._latest = max(self._latest, latest_time(self._settings, self._wall_ms()))
+        return time > self._latest
+
+
+def _leave_out(batch: RawBatch, scanned: Scanned, limit: _TimeLimit, *, is_table: bool) -> None:
+    """Reject keys that no row of a table can have, and bad times of plain records; cut the runs there."""
+
+    def may_stay(run: Run) -> bool:
+        good_keys = not (is_table and run.unfit)
+        return good_keys and not (run.txn_id == NO_TXN and limit.passed_by(run.latest))
+
+    def reason(record: Record) -> str:
+        if is_table and not 0 < len(record.key or b"") <= ROW_KEY.value:
+            return "bad_key"
+        time = record.timestamp_ms
+        return "bad_time" if plain and (time < NO_TIME or limit.passed_by(time)) else ""
+
+    for plain, runs in ((False, scanned.runs), (True, scanned.plain)):
+        if all(map(may_stay, runs)):
             continue
-        scanned.rejected["bad_key"] += unfit
         kept: list[Run] = []
-        records = decode_records(batch.data)
+        records: list[Record] = []
         for run in runs:
-            if not run.unfit:
+            if may_stay(run):
                 kept.append(run)
-                continue
-            its = (record for record in records if run.first <= record.offset < run.end)
-            for fits, found in groupby(its, lambda x: 0 < len(x.key or b"") <= ROW_KEY.value):
-                if fits:
-                    kept.append(_part(run, list(found)))
+            elif plain and limit.passed_by(run.earliest):  # all of them
+                scanned.rejected["bad_time"] += run.records
+            else:
+                records = records or decode_records(batch.data)
+                its = (record for record in records if run.first <= record.offset < run.end)
+                for why, found in groupby(its, reason):
+                    if why:
+                        scanned.rejected[why] += len(list(found))
+                    else:
+                        kept.append(_part(run, list(found), digest=is_table))
         runs[:] = kept
 
 
-def _part(run: Run, records: Sequence[Record]) -> Run:
+def _part(run: Run, records: Sequence[Record], *, digest: bool) -> Run:
     """Records of a run that follow each other."""
     sums = [record_checksum(record.key, record.value) for record in records]
-    positions = [position_of(record.key or b"") for record in records]
+    positions = [position_of(record.key) for record in records if record.key is not None]
+    times = [record.timestamp_ms for record in records]
     return run._replace(
         first=records[0].offset,
         end=records[-1].offset + 1,
         records=len(records),
         crc_sum=sum(sums) % CRC_MODULUS,
-        low=min(positions),
-        high=max(positions),
+        low=min(positions, default=-1),
+        high=max(positions, default=-1),
         batch_size=run.batch_size * len(records) // run.records,
         pure=False,
-        keyless=0,
+        keyless=len(records) - len(positions),
         unfit=0,
-        digest=Keys.of(record.key for record in records).to_bytes(),
+        digest=Keys.of(record.key for record in records).to_bytes() if digest else b"",
+        earliest=min(times),
+        latest=_latest(min(times), max(times)),
     )
 
 
@@ -147,6 +188,9 @@ def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pu
     """A run as the index takes it; offsets are the journal's."""
     txn_id, writer, stream_epoch = header
     base = batch.base_offset
+    latest = run.latest
+    if pure:  # it may be copied with its header, which has a time, too
+        latest = max(latest, read_header(batch.data).max_timestamp)
     return Run(
         txn_id,
         writer,
@@ -165,7 +209,13 @@ def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pu
         keyless=run.keyless,
         unfit=run.unfit,
         digest=run.digest,
+        earliest=run.earliest,
+        latest=_latest(run.earliest, latest),
     )
+
+
+def _latest(earliest: int, latest: int) -> int:
+    return NEVER if earliest < NO_TIME else latest
 
 
 _REASONS = {Kind.MALFORMED: "malformed_batch"}

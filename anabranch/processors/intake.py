@@ -23,6 +23,7 @@ from anabranch.core.rows import HISTORY
 from anabranch.core.state import State
 from anabranch.core.stream_states import ACTIVE
 from anabranch.ports import (
+    Clock,
     CorruptBatch,
     Fetched,
     Log,
@@ -59,6 +60,7 @@ class Intake:
 
     log: Log
     table: Table
+    clock: Clock
     settings: Settings
     waiting: Mapping[str, str]  # streams whose journals are not read
     lanes: Lanes
@@ -67,6 +69,7 @@ class Intake:
     unreadable: Counter[str] = field(default_factory=Counter)
     passed_over: dict[tuple[str, int], str] = field(default_factory=dict)
     _may_warn_ms: int = 0
+    _may_warn_of: dict[str, int] = field(default_factory=dict)  # the same, of a stream's journal
     _control_at: int = 0  # how far the control topic is read, committed
     _control_seen: int = 0  # … and how far it is known to have records
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -83,6 +86,7 @@ class Intake:
         self.index.load()
         self.table.write(self.index.sweep(state))
         self.index.rejected.clear()
+        self.index.unsaid.clear()
         for place, low in state.low_water.items():
             # A new table, or one not kept up, need not read below: that was dealt with.
             if place[1] != HISTORY:
@@ -119,6 +123,7 @@ class Intake:
         self.index.forget_stream(stream)
         for place in [place for place in self._known_until if place[0] == stream]:
             del self._known_until[place]
+        self._may_warn_of.pop(stream, None)
 
     def positions(
         self, state: State, commands: Sequence[Command]
@@ -145,6 +150,21 @@ class Intake:
                 "has 4, the number of a partition of the replies",
                 unheard.offset, CORRELATION_HEADER, limits.CORRELATION_ID.value, REPLY_HEADER,
             )  # fmt: skip
+
+    def warn_rejected(self, now_ms: int) -> None:
+        """Warn of journal records that were rejected: of each stream at once, then at most once a minute."""
+        for stream in list(self.index.unsaid):
+            if now_ms < self._may_warn_of.get(stream, 0):
+                continue
+            self._may_warn_of[stream] = now_ms + _WARN_MS
+            log.warning(
+                '%s: records rejected: %s; they are in no commit: operations.md, "Rejected records"',
+                journal_topic(stream),
+                ", ".join(
+                    f"{count} of partition {partition} as {reason}"
+                    for (partition, reason), count in sorted(self.index.unsaid.pop(stream).items())
+                ),
+            )
 
     @property
     def _control_partition(self) -> TopicPartition:
@@ -234,8 +254,12 @@ class Intake:
     def _index_journal(self, state: State, stream: str, partition: int, fetched: Fetched) -> None:
         known_until = self._known_until.get((stream, partition), 0)
         index_fetched(
-            self.rows, self.index, state, stream, partition, fetched, known_until=known_until
-        )
+            self.rows, self.index, state, stream, partition, fetched,
+            known_until=known_until, wall_ms=self._wall_ms,
+        )  # fmt: skip
+
+    def _wall_ms(self) -> int:
+        return int(self.clock.wall() * 1000)
 
     def _queue_commands(self, lane: Lane, fetched: Fetched, room: int) -> int:
         """Queue a lane's commands as far as it may have them. Returns the bytes queued.

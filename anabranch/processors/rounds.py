@@ -78,7 +78,7 @@ class Rounds:
         self._stream_trouble = StreamTrouble(self.log, self.clock, status)
         self._lanes = Lanes(LaneTrouble(self.log, self.clock, self.settings))
         waiting = self._stream_trouble.waiting
-        self._intake = Intake(self.log, self.table, self.settings, waiting, self._lanes)
+        self._intake = Intake(self.log, self.table, self.clock, self.settings, waiting, self._lanes)
 
     @property
     def state(self) -> State:

@@ -11,13 +11,13 @@ from itertools import chain, islice, pairwise, repeat, starmap
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from anabranch.batches.records import Record, header_name
-from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE
+from anabranch.core.ids import OP_HEADER, TXN_HEADER, TXN_ID_SIZE
 from anabranch.types import Event
 
 if TYPE_CHECKING:
     from anabranch.batches.columns_read import Binary, Columns, Longs
 
-_OURS = "ab."
+_OURS = (TXN_HEADER, OP_HEADER)  # plain topics may have others that begin so
 _Headers = list[tuple[str, bytes | None]]
 
 
@@ -260,11 +260,11 @@ def _cut(column: Binary, low: int, high: int) -> list[bytes | None]:
 def split_headers(
     headers: Sequence[tuple[str, bytes | None]] | None,
 ) -> tuple[_Headers, bytes | None]:
-    """The caller's headers, and the transaction id of the ab.txn header; names that begin with ab. are ours."""
+    """The caller's headers, and the transaction id of the ab.txn header; that and ab.op are ours."""
     if not headers:
         return [], None
     if len(headers) > 1:
-        rest = [pair for pair in headers if not pair[0].startswith(_OURS)]
+        rest = [pair for pair in headers if pair[0] not in _OURS]
         ours = [
             v for n, v in headers if n == TXN_HEADER and v is not None and len(v) >= TXN_ID_SIZE
         ]
@@ -272,4 +272,4 @@ def split_headers(
     name, value = headers[0]
     if name == TXN_HEADER and value is not None and len(value) >= TXN_ID_SIZE:
         return [], value[:TXN_ID_SIZE]
-    return [] if name.startswith(_OURS) else list(headers), None
+    return [] if name in _OURS else list(headers), None

@@ -101,13 +101,12 @@ class EventBatches:
         """All rows as one batch."""
         rows = len(columns)
         self._constant(rows)
-        times = np.clip(columns.timestamps, -_MOST_MS, _MOST_MS) * _US_PER_MS
         return pa.RecordBatch.from_arrays(
             [
                 _binary(columns.keys),
                 _binary(columns.values),
                 _headers(columns),
-                _longs(times, SCHEMA.field("timestamp").type),
+                _times(columns.timestamps),
                 self._streams.slice(0, rows),
                 _longs(commits.segments, pa.int64(), commits.known),
                 self._partitions.slice(0, rows),
@@ -143,18 +142,27 @@ def batch_of(events: Sequence[Event]) -> pa.RecordBatch:
     """Events as a batch."""
     columns = list(zip(*events, strict=True)) if events else [()] * len(Event._fields)
     found = dict(zip(Event._fields, columns, strict=True))
-    headers = [[{"key": k, "value": v} for k, v in pairs] for pairs in found["headers"]]
-    times = pa.array(found["timestamp"], pa.int64())
+    headers = [[{"key": _utf8(k), "value": v} for k, v in pairs] for pairs in found["headers"]]
     arrays = []
     for field in SCHEMA:
         if field.name == "headers":
             arrays.append(pa.array(headers, field.type))
         elif field.name == "timestamp":
-            arrays.append(times.cast(pa.timestamp("ms", "UTC")).cast(field.type))
+            arrays.append(_times(np.array(found["timestamp"], dtype=np.int64)))
         else:
             name = "segment_id" if field.name == "segment" else field.name
             arrays.append(pa.array(found[name], field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _utf8(name: str) -> str:
+    return name if name.isascii() else name.encode("utf-8", "replace").decode()
+
+
+def _times(unix_ms: Longs) -> pa.Array:
+    """Times; those that microseconds of 64 bits can't have become the nearest that they can."""
+    times = np.clip(unix_ms, -_MOST_MS, _MOST_MS) * _US_PER_MS
+    return _longs(times, SCHEMA.field("timestamp").type)
 
 
 def _longs(values: Longs, kind: pa.DataType, known: NDArray[np.bool_] | None = None) -> pa.Array:

@@ -44,7 +44,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         CommandList.open_transactions CommandList.outcomes DescribeProcessors.task Outcome.prepared_ms
         ProcessorInfo.resets ProcessorRow.first_term ProcessorRow.resets StreamInfo.foreign TaskInfo.state_sequence
         Receipt.seen TaskRow.state_sequence Touch.writer Begin.snapshot Outcome.snapshot TxnRow.snapshot
-        StreamInfo.oldest_snapshot ReadsLocked.sequence
+        StreamInfo.oldest_snapshot ReadsLocked.sequence MovedRow.latest
         """,
     ),
     (False, "CreateStream.adopt ListTransactions.prepared StreamRow.adopt LookAgain.decided"),

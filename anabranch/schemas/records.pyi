@@ -523,6 +523,7 @@ class MovedRow:
     stream: str
     partition: int
     runs: tuple[MovedRun, ...]
+    latest: int = 0
 
 @dataclass(frozen=True, slots=True)
 class MovedRun:

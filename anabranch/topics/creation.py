@@ -7,12 +7,19 @@ set (`TopicMisconfigured`): no transaction is safer than its topics.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from anabranch.core import limits
 from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.core.partitioner import even_ranges
-from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR, REPLICATION, check_settings
+from anabranch.core.stream_settings import (
+    MAX_MESSAGE,
+    MIN_ISR,
+    REPLICATION,
+    RETENTION_MS,
+    check_settings,
+)
 from anabranch.errors import (
     AnabranchError,
     IllegalState,
@@ -99,7 +106,8 @@ def create_stream_topics(
     """Create and check a stream's three topics.
 
     Returns the stream's end offset on each partition, and the ids of stream, journal, history (none if brokers tell
-    none). ``adopt``: the stream's topic may have records. If an existing topic does not suit, none is created.
+    none). ``adopt``: the stream's topic may have records. If an existing topic does not suit, none is created. One
+    that suits gets the settings that were asked for, and the stream's default of ``retention.ms``.
 
     Raises:
         NotReady: a broker lags: it tells of former topics of these names, or not of the new ones yet.
@@ -111,7 +119,8 @@ def create_stream_topics(
     check_settings(settings)
     even_ranges(segments)
     factor = int(settings.get(REPLICATION, "-1"))
-    chosen = {k: v for k, v in settings.items() if k in STREAM_SETTINGS and k != REPLICATION}
+    chosen = {s.name: s.value for s in declared.of_stream(stream) if s.name == RETENTION_MS}
+    chosen |= {k: v for k, v in settings.items() if k in STREAM_SETTINGS and k != REPLICATION}
     shared = {k: v for k, v in chosen.items() if k in SHARED_WITH_JOURNAL}
     durable = {k: v for k, v in chosen.items() if k == MIN_ISR}
     topics = (
@@ -125,11 +134,20 @@ def create_stream_topics(
         raise NotReady(f"brokers don't tell the same of {', '.join(unsure)} yet; ask again")
     if not adopt and stream_topic(stream) in there:
         _check_empty(log, there[stream_topic(stream)])
-    refuse([w for n, p, s, _ in topics if n in there for w in problems(there[n], s, at_least=p)])
+    asked = {
+        name: {k: v for k, v in more.items() if there[name].config.get(k) != v}
+        for name, _, _, more in topics
+        if name in there
+    }
+    there = _with_settings(there, asked)
+    wrong = [w for n, p, s, _ in topics if n in there for w in problems(there[n], s, at_least=p)]
+    refuse(wrong + [w for info in there.values() for w in _other_factor(info, factor)])
+    if changes := {name: more for name, more in asked.items() if more}:
+        log.alter_topics(changes)
     ids = {name: info.topic_id for name, info in there.items()}
     ids |= _create(log, [_spec(n, p, s, more, factor) for n, p, s, more in topics])
     # All partitions of an earlier topic become the stream's.
-    count = _check_created(log, stream, segments, ids)
+    count = _check_created(log, stream, segments, ids, asked)
     places = [TopicPartition(stream_topic(stream), p) for p in range(count)]
     ends = _ends(log, places)
     of_three = tuple(ids.get(name, "") for name in topics_of(stream))
@@ -247,9 +265,36 @@ def describe_grown(log: Log, stream: str, partitions: int) -> dict[str, TopicInf
     return infos
 
 
-def _check_created(log: Log, stream: str, partitions: int, ids: Mapping[str, str]) -> int:
-    """Check a stream's three topics, which have these ids; returns the number of the stream's partitions."""
-    infos = describe(log, topics_of(stream))
+def _with_settings(
+    infos: Mapping[str, TopicInfo], settings: Mapping[str, Mapping[str, str]]
+) -> dict[str, TopicInfo]:
+    """Topics as they are once they have these settings, of each."""
+    return {
+        name: replace(info, config={**info.config, **settings.get(name, {})})
+        for name, info in infos.items()
+    }
+
+
+def _other_factor(info: TopicInfo, asked: int) -> list[str]:
+    if asked in (-1, info.replication_factor):
+        return []
+    return [
+        f"{info.name}: it has {info.replication_factor} replicas; give it {asked}, as {REPLICATION} asks for"
+    ]
+
+
+def _check_created(
+    log: Log,
+    stream: str,
+    partitions: int,
+    ids: Mapping[str, str],
+    altered: Mapping[str, Mapping[str, str]],
+) -> int:
+    """Check a stream's three topics, which have these ids; returns the number of the stream's partitions.
+
+    ``altered``: settings that brokers took just now; one may still tell of former ones.
+    """
+    infos = _with_settings(describe(log, topics_of(stream)), altered)
     other = [n for n, i in infos.items() if _is_told(i.topic_id) and i.topic_id != ids.get(n)]
     if other:
         raise NotReady(f"a broker does not show the new {' and '.join(other)} yet; ask again")

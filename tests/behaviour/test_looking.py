@@ -9,7 +9,14 @@ import time
 from contextlib import closing
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 
 import anabranch
 from anabranch import Client
@@ -179,8 +186,33 @@ def test_a_line_an_event_and_ranges_of_them(cluster: Cluster, client: Client, un
 
 def test_the_doctor(cluster: Cluster, client: Client, unique: str) -> None:
     shell = Shell(cluster)
-    client.create_stream(f"s-{unique}/seen")
+    stream = f"s-{unique}/seen"
+    client.create_stream(stream)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+    tagged: list[tuple[str, str | bytes | None]] = [("ab.variant", b"x")]
+    for headers in (tagged, tagged, []):
+        producer.produce(f"s-{unique}.seen.journal", b"v", headers=headers, partition=0)
+    assert producer.flush(20) == 0
+    until = time.monotonic() + 20
+    while not client.describe(stream).rejected and time.monotonic() < until:
+        time.sleep(0.05)
+    other = f"s-{unique}/other"
+    client.create_stream(other)
+    by_hand = ConfigEntry("retention.ms", "5000", incremental_operation=AlterConfigOpType.SET)
+    changed = ConfigResource(ResourceType.TOPIC, f"s-{unique}.other", incremental_configs=[by_hand])
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+    for future in admin.incremental_alter_configs([changed]).values():
+        future.result(20)
+    while client.effective_settings(other)["retention.ms"] != "5000":
+        assert time.monotonic() < until
     rows = {row["what"]: row for row in shell.json("doctor")["rows"]}
+    row = rows.pop(f"stream {other}")
+    assert row["told"] == "its topic has retention.ms=5000, and -1 was asked for"
+    assert (row["state"], bool(row["to_do"])) == ("warn", True)
+    row = rows.pop(f"stream {stream}")
+    assert row["state"] == "warn"
+    assert row["told"] == "records in its journal that are in no commit: 2 bad_header"
+    assert row["to_do"]
     kinds = {what.partition(" ")[0] for what in rows}
     assert kinds >= {"brokers", "broker", "disk", "topic", "controllers", "streams", "clocks"}
     assert rows["controllers"]["state"] == rows["clocks"]["state"] == "ok"

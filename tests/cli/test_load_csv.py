@@ -19,6 +19,7 @@ from anabranch.cli import load_csv
 from anabranch.cli.load_csv import BLOCK_BYTES, Events, opened, parse_time
 from anabranch.errors import InvalidArgument
 
+BIG = b"2" * 200_000  # Python's csv module takes 131,072 characters by default
 FIELDS = st.text(st.sampled_from('ab",\\\n\r\x00 é'), max_size=6)
 ROWS = st.lists(st.lists(FIELDS, min_size=3, max_size=3), max_size=30)
 
@@ -185,12 +186,39 @@ def test_an_odd_quote_changes_no_other_row(path: Path, size: int, suffix: str) -
         (b"x,y\n1,2\n\xff,2\n", "line 3 is not UTF-8"),
         (b'x,y\n1,2\n3,"a"b\n', "line 3 is not CSV"),
         (b'x,y\n1,"2"\n3"4,"a" \n', "line 3 is not CSV"),
-        (b"x,y\n1," + b"2" * 150_000 + b'"\n', "line 2 is not CSV: field larger"),
+        (b"x,y\n" + BIG + b",2\n3\n", "line 3 has 1 fields; the header has 2"),
+        (b'x,y\n5" pipe,1\n' + BIG + b",2\n3\n", "line 4 has 1 fields; the header has 2"),
     ],
 )
 def test_errors_name_the_line(path: Path, data: bytes, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         load(path, data)
+
+
+@pytest.mark.parametrize("name", [b"x", BIG])
+@pytest.mark.parametrize("other", [b"pipe", b'5" pipe'])
+@pytest.mark.parametrize("big_first", [False, True])
+def test_a_big_field_is_loaded_whatever_else_there_is(
+    path: Path, name: bytes, other: bytes, big_first: bool
+) -> None:
+    rows = [BIG + b",1", other + b",2"][:: 1 if big_first else -1]
+    found = load(path, b"\n".join([name + b",y", *rows, b""]))
+    values = [json.loads(event["value"])[name.decode()] for event in found]
+    assert values == [row.rpartition(b",")[0].decode() for row in rows]
+
+
+def test_a_field_beyond_all_limits_names_its_line(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_csv, "MAX_RECORD_BYTES", 1 << 20)
+    with pytest.raises(InvalidArgument, match="line 3 is longer than 1 MB"):
+        load(path, b'x,y\n5" pipe,1\n' + b"2" * (2 << 20) + b",2\n")
+
+
+def test_a_time_out_of_range_names_its_line(path: Path) -> None:
+    for time in (b"1969-12-31T23:59:59Z", b"-1", b"1e15", b"253402300800000"):
+        with pytest.raises(InvalidArgument, match="line 3, column id: "):
+            load(path, b"id,x\n1700000000,x\n" + time + b",x\n", Events(timestamp="id"))
 
 
 def test_a_record_without_end_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +286,7 @@ def test_times(text: str, expected: int) -> None:
     assert parse_time(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "-5", "nan", "inf", "1e20"])
+@pytest.mark.parametrize("text", ["", "x", "0", "-5", "nan", "inf", "1e20", "1969-12-31"])
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(ValueError):
         parse_time(text)

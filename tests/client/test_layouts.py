@@ -54,6 +54,6 @@ def test_a_client_remembers_so_many_layouts(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("anabranch.client.handle._MOST_NAMES", 10)
     shared = Bench().client._shared
     for n in range(25):
-        shared.learn(f"nyc/s{n}", ())
-        assert f"nyc/s{n}" in shared.layouts
-    assert len(shared.layouts) <= 10
+        shared.learn(f"nyc/s{n}", None)
+        assert f"nyc/s{n}" in shared.streams
+    assert len(shared.streams) <= 10

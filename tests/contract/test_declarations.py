@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Sequence
 
@@ -203,6 +204,42 @@ def test_a_users_settings_go_where_they_belong(log: Log, stream: str) -> None:
     assert target["max.message.bytes"] == journal["max.message.bytes"] == "2000000"
     assert history["max.message.bytes"] == str(16 << 20)
     assert target["segment.bytes"] == journal["segment.bytes"] == "20000000"
+
+
+# What a call asks for -> what a topic has that was there before, with the brokers' own settings.
+ASKED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "nothing": ({}, {"retention.ms": "-1"}),
+    "what it has": ({"retention.ms": "604800000"}, {"retention.ms": "604800000"}),
+    "time": ({"retention.ms": "1000"}, {"retention.ms": "1000"}),
+    "bytes": ({"retention.bytes": "1000"}, {"retention.ms": "-1", "retention.bytes": "1000"}),
+    "a size": ({"max.message.bytes": "2000000"}, {"max.message.bytes": "2000000"}),
+}
+
+
+@pytest.mark.parametrize("what", ASKED)
+@pytest.mark.parametrize("adopt", [False, True])
+def test_a_topic_that_was_there_gets_what_the_stream_asks_for(
+    log: Log, stream: str, what: str, adopt: bool
+) -> None:
+    asked, due = ASKED[what]
+    latest = {"message.timestamp.after.max.ms": str(d.MAX_LONG)}
+    log.create_topics([TopicSpec(stream_topic(stream), 1, {"retention.ms": "604800000"} | latest)])
+    creation.create_stream_topics(log, stream, segments=1, settings=asked, adopt=adopt)
+    until = time.monotonic() + 20
+    while True:  # a broker tells of it a moment later
+        config = log.describe_topics([stream_topic(stream)])[stream_topic(stream)].config
+        found = {name: config.get(name) for name in due}
+        if found == due or time.monotonic() > until:
+            break
+    assert found == due
+
+
+def test_replicas_that_were_asked_for_are_demanded(log: Log, stream: str) -> None:
+    latest = {"message.timestamp.after.max.ms": str(d.MAX_LONG)}
+    log.create_topics([TopicSpec(stream_topic(stream), 1, latest)])
+    with pytest.raises(TopicMisconfigured, match=r"it has 1 replicas; give it 3, as replication"):
+        creation.create_stream_topics(log, stream, segments=1, settings={"replication.factor": "3"})
+    assert log.describe_topics([journal_topic(stream)]) == {}
 
 
 def test_settings_of_scaling_are_no_topics(log: Log, stream: str) -> None:

@@ -48,6 +48,7 @@ class Journals(Labels):
         keys: tuple[int, int] = (-1, -1),
         size: int | None = None,
         digest: bytes = b"",
+        latest: int = 0,
     ) -> Run:
         """One batch of a writer's records in a journal; read in the next turn, unless held."""
         place = (stream, partition)
@@ -69,6 +70,7 @@ class Journals(Labels):
             batch_size=100 * count if size is None else size,
             pure=True,
             digest=digest,
+            latest=latest,
         )
         self.journals.setdefault(place, []).append(Written(run, checksums))
         return run

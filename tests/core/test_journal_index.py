@@ -209,9 +209,9 @@ def test_what_a_former_leader_counted_is_not_counted_again(opened: World) -> Non
 
 
 def test_records_of_no_transaction_are_counted(opened: World) -> None:
-    opened.index.reject("nyc/a", "plain_write", 2)
-    opened.index.reject("nyc/a", "plain_write", 3)
-    opened.index.reject("nyc/a", "malformed_batch", 1)
+    opened.index.reject("nyc/a", 0, "plain_write", 2)
+    opened.index.reject("nyc/a", 0, "plain_write", 3)
+    opened.index.reject("nyc/a", 0, "malformed_batch", 1)
     opened.describe(stream="nyc/a")
     assert opened.result.streams[0].rejected == {"plain_write": 5, "malformed_batch": 1}
 

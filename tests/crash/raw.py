@@ -101,6 +101,7 @@ class Pen:
         stream: str,
         segments: Sequence[SegmentRange],
         events: Iterable[tuple[bytes, bytes]],
+        timestamp: int = 0,
     ) -> None:
         """Write events and wait for their acknowledgements."""
         events = list(events)
@@ -109,7 +110,7 @@ class Pen:
         records = [
             (journal, p, k, v, [self.header]) for (_, p), (k, v) in zip(places, events, strict=True)
         ]
-        offsets = self.client.produce(records)
+        offsets = self.client.produce(records, timestamp)
         for place, offset, (key, value) in zip(places, offsets, events, strict=True):
             account = self.accounts.setdefault(place, Written())
             account.first = offset if account.count == 0 else min(account.first, offset)
@@ -239,8 +240,8 @@ class Raw:
 
     # -- journals -------------------------------------------------------------------------------------
 
-    def produce(self, records: Sequence[_Record]) -> list[int]:
-        """Produce records and wait for their offsets."""
+    def produce(self, records: Sequence[_Record], timestamp: int = 0) -> list[int]:
+        """Produce records and wait for their offsets. ``timestamp``: Unix milliseconds; 0: now."""
         offsets: list[int] = [-1] * len(records)
         left = len(records)
         lock = threading.Lock()
@@ -265,6 +266,7 @@ class Raw:
                 key,
                 partition,
                 on_delivery=delivered(at),
+                timestamp=timestamp,
                 headers=headers,  # type: ignore[arg-type]
             )
         until = time.monotonic() + DEADLINE_S

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.core.ids import NO_TXN
+from anabranch.core.limits import AHEAD_MS, LATEST
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.schemas.codec import decode
@@ -25,9 +27,12 @@ def world() -> World:
     return World()
 
 
-def put(world: World, partition: int, *values: bytes) -> None:
+def put(world: World, partition: int, *values: bytes, times: Sequence[int] = ()) -> None:
     """One batch in the journal."""
-    records = [Record(0, 1_000 + i, b"key-%d" % i, v, ()) for i, v in enumerate(values)]
+    records = [
+        Record(0, times[i] if times else 1_000 + i, b"key-%d" % i, v, ())
+        for i, v in enumerate(values)
+    ]
     place = TopicPartition(journal_topic(STREAM), partition)
     world.cluster.produce_batch(place, encode_batch(records))
 
@@ -51,11 +56,12 @@ def play(controller: Controller, steps: int = 12) -> None:
         controller.step(0.0)
 
 
-def led(world: World) -> Controller:
+def led(world: World, **settings: str) -> Controller:
     controller = world.controller()
     controller.lead()
     world.ask(controller, FindScope("nyc", True))
-    world.ask(controller, CreateStream(STREAM, 2, {}))
+    named = {name.replace("_", "."): value for name, value in settings.items()}
+    world.ask(controller, CreateStream(STREAM, 2, named))
     return controller
 
 
@@ -144,3 +150,67 @@ def test_a_successor_with_an_empty_table_goes_on_where_the_log_says(world: World
     put(world, 1, b"d")
     play(second)
     assert seen(world) == [b"a", b"b", b"c", b"d"]
+
+
+NOW_MS = 1_000_000_000  # of the world's clock
+FAR = 1_735_689_600_000_000  # microseconds, given as milliseconds
+# Retention, times of a batch's records, and the places of those that are committed.
+TIMES: dict[str, tuple[int, list[int], list[int]]] = {
+    "out of range": (-1, [5, FAR, -2, 1 << 62, LATEST + 1], [0]),
+    "none, and the first and the last that is legal": (-1, [-1, 0, 1, LATEST], [0, 1, 2, 3]),
+    "all are bad": (-1, [FAR, FAR + 1], []),
+    "all are below": (-1, [-2, -(1 << 62)], []),
+    "the last ones": (-1, [1, 2, FAR, FAR], [0, 1]),
+    "an hour ahead": (1_000, [NOW_MS + AHEAD_MS, NOW_MS], [0, 1]),
+    "a little more": (1_000, [NOW_MS, NOW_MS + AHEAD_MS + 1, NOW_MS + 1], [0, 2]),
+    "a week's retention": (604_800_000, [NOW_MS + 604_800_000, NOW_MS + 604_800_001], [0]),
+    "a year ahead, no retention": (-1, [NOW_MS + 31_536_000_000], [0]),
+}
+
+
+@pytest.mark.parametrize("what", TIMES)
+@pytest.mark.parametrize("idle", [False, True])
+def test_times_that_no_stream_takes_are_rejected_alone(world: World, what: str, idle: bool) -> None:
+    """Also where the last commit is long ago: then the clock says what is ahead."""
+    retention, times, stay = TIMES[what]
+    world.clock.now -= 864_000 * idle
+    controller = led(world, retention_ms=str(retention))
+    world.clock.now = NOW_MS / 1000
+    values = [b"%d" % i for i in range(len(times))]
+    put(world, 0, *values, times=times)
+    put(world, 0, b"later")
+    play(controller)
+    assert seen(world) == sorted([values[i] for i in stay] + [b"later"])
+    found = controller._intake.index.rejected[STREAM]
+    assert found == Counter({"bad_time": len(times) - len(stay)} if len(stay) < len(times) else {})
+    assert controller.state.plain[STREAM, 0] == len(times) + 1
+
+
+def test_rejected_records_are_named_at_once_and_then_each_minute(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lines() -> list[str]:
+        controller.step(0.0)
+        controller.step(0.0)
+        found = [record.message for record in caplog.records if "rejected" in record.message]
+        caplog.clear()
+        return [line.partition(";")[0] for line in found]
+
+    controller = led(world)
+    journal = journal_topic(STREAM)
+    put(world, 0, b"good")
+    assert lines() == []
+    put(world, 0, b"a", b"b", times=[FAR, FAR])
+    put(world, 1, b"c", times=[FAR])
+    assert lines() == [
+        f"{journal}: records rejected: 2 of partition 0 as bad_time, 1 of partition 1 as bad_time"
+    ]
+    record = Record(0, 5, b"k", b"tagged", (("ab.variant", b"x"),))
+    for _ in range(3):
+        world.cluster.produce_batch(TopicPartition(journal, 1), encode_batch([record]))
+        assert lines() == [], "not within a minute"
+    world.clock.now += 60
+    assert lines() == [f"{journal}: records rejected: 3 of partition 1 as bad_header"]
+    world.clock.now += 60
+    assert lines() == []
+    assert seen(world) == [b"good"]

@@ -24,8 +24,9 @@ from pyspark.sql.types import (
 
 from anabranch.batches.columns_read import Columns, ColumnsBuilder, Longs
 from anabranch.batches.records import Record, encode_batch
-from anabranch.reading.event_columns import SCHEMA, EventBatches
+from anabranch.reading.event_columns import SCHEMA, EventBatches, batch_of
 from anabranch.reading.spans import Joined, Spans
+from anabranch.types import Event
 from tests.batches.strategies import raw
 
 HEADER = StructType([StructField("key", StringType(), False), StructField("value", BinaryType())])
@@ -106,7 +107,9 @@ def test_names_that_are_no_utf8_become_text() -> None:
 )
 def test_times_beyond_the_columns_range_are_its_ends(milliseconds: int, microseconds: int) -> None:
     (batch,) = batches([Record(0, milliseconds, None, b"")])
-    assert batch["timestamp"].cast(pa.int64()).to_pylist() == [microseconds]
+    event = Event("s/t", None, b"", [], milliseconds, b"", 0, 0, 3, 0)
+    for each in (batch, batch_of([event])):
+        assert each["timestamp"].cast(pa.int64()).to_pylist() == [microseconds]
 
 
 def test_commits_that_nobody_knows_are_null() -> None:

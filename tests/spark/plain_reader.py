@@ -48,7 +48,7 @@ def read_all(bootstrap: str, stream: str) -> list[Seen]:
             for message in consumer.consume(1000, timeout=0.2):
                 assert message.error() is None, message.error()
                 headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
-                own = tuple((name, v) for name, v in headers if not name.startswith("ab."))
+                own = tuple((name, v) for name, v in headers if name not in ("ab.txn", "ab.op"))
                 seen[cast("int", message.partition())].append(
                     Seen(message.value(), message.key(), own, message.timestamp()[1])
                 )

@@ -67,24 +67,20 @@ def _move16(context, target, target_at, source, source_at):
 
 @_inline
 def _is_ours(body, at, size):
-    """Whether a header's name begins with ``ab.``."""
-    return (
-        size >= 3
-        and _byte(body, at) == 97
-        and _byte(body, at + 1) == 98
-        and _byte(body, at + 2) == 46
-    )
+    """Whether a header's name is ``ab.txn`` or ``ab.op``."""
+    if size < 5 or size > 6:
+        return False
+    if _byte(body, at) != 97 or _byte(body, at + 1) != 98 or _byte(body, at + 2) != 46:
+        return False
+    if size == 5:
+        return _byte(body, at + 3) == 111 and _byte(body, at + 4) == 112
+    return _byte(body, at + 3) == 116 and _byte(body, at + 4) == 120 and _byte(body, at + 5) == 110
 
 
 @_inline
 def _is_txn(body, at, size):
     """Whether a header's name that is ours is ``ab.txn``."""
-    return (
-        size == 6
-        and _byte(body, at + 3) == 116
-        and _byte(body, at + 4) == 120
-        and _byte(body, at + 5) == 110
-    )
+    return size == 6
 
 
 def _columns(

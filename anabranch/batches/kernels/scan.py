@@ -32,13 +32,17 @@ from anabranch.batches.kernels.parts import (
     compiled,
 )
 from anabranch.core.ids import TXN_HEADER_SIZE
-from anabranch.core.limits import ROW_KEY
+from anabranch.core.limits import HEADERS, ROW_KEY
 
 # Columns of a run's row. Positions are -1 where no record has a key; TXN_AT is the place of the ab.txn
-# header's 28 bytes in the body, -1 if there is none. UNFIT: records whose key no row of a table can have.
-FIRST, LAST, COUNT, CHECKSUM, TXN_AT, LOW, HIGH, KEYLESS, BYTES, KIND, UNFIT = range(11)
-COLUMNS = 11
+# header's 28 bytes in the body, -1 if there is none. UNFIT: records whose key no row of a table can have. EARLIEST,
+# LATEST: times of records, Unix milliseconds.
+FIRST, LAST, COUNT, CHECKSUM, TXN_AT, LOW, HIGH, KEYLESS, BYTES, KIND, UNFIT, EARLIEST, LATEST = (
+    range(13)
+)
+COLUMNS = 13
 MOST_KEY = ROW_KEY.value
+MOST_HEADERS = HEADERS.value  # besides ab.txn
 # Rows of `keys`, of each keyed record: fingerprint (`anabranch.core.journal.table_writes`) and place in the body.
 POINT, KEY_AT, KEY_SIZE = range(3)
 # Columns of `bounds`: the places in the body of a run's least and greatest key, in byte order.
@@ -234,7 +238,7 @@ def _scan(body, count, last_offset_delta, base_timestamp, rows, keys, bounds):
             kind = DOUBLE_OP
         elif txns and txn_size != TXN_HEADER_SIZE:
             kind = TXN_LENGTH
-        elif others:
+        elif others or headers - txns > MOST_HEADERS:
             kind = RESERVED
         elif no_text:
             kind = NO_TEXT
@@ -269,12 +273,18 @@ def _scan(body, count, last_offset_delta, base_timestamp, rows, keys, bounds):
             rows[runs, BYTES] = 0
             rows[runs, KIND] = kind
             rows[runs, UNFIT] = 0
+            rows[runs, EARLIEST] = absolute
+            rows[runs, LATEST] = absolute
             runs += 1
         run = runs - 1
         rows[run, LAST] = delta
         rows[run, COUNT] += 1
         rows[run, CHECKSUM] = (rows[run, CHECKSUM] + checksum) & _CHECKSUM_MASK
         rows[run, BYTES] += stop - start
+        if absolute < rows[run, EARLIEST]:
+            rows[run, EARLIEST] = absolute
+        elif absolute > rows[run, LATEST]:
+            rows[run, LATEST] = absolute
         if keyed and wanted:
             if rows[run, LOW] < 0:
                 least, least_size, greatest, greatest_size = key, key_size, key, key_size

@@ -57,7 +57,7 @@ def command(options: ClusterOptions) -> None:
         if rows[0].state != BAD:
             rows += _topics(cluster, target)
             with connected(target) as client:
-                rows += _controllers(client)
+                rows += _controllers(client, cluster)
     bad = sum(row.state == BAD for row in rows)
     if options.json:
         print_json({"rows": [asdict(row) for row in rows], "bad": bad})
@@ -136,7 +136,7 @@ def _topics(cluster: Cluster, target: Target) -> Iterator[Row]:
         yield Row(f"topic {name}", WARN if lacks else OK, told, do)
 
 
-def _controllers(client: Client) -> Iterator[Row]:
+def _controllers(client: Client, cluster: Cluster) -> Iterator[Row]:
     """Controllers, rights, clocks and streams, as answers of controllers tell."""
     from anabranch.types import Listed
 
@@ -170,14 +170,46 @@ def _controllers(client: Client) -> Iterator[Row]:
             do = 'operations.md, "Streams that are lost"' if one.state == "LOST" else "mend that"
             rows.append(Row(f"stream {one.stream}", BAD, f"{one.state} {one.trouble}".strip(), do))
         for one in streams:
+            if one.rejected:
+                found = ", ".join(f"{n:,} {why}" for why, n in sorted(one.rejected.items()))
+                told = f"records in its journal that are in no commit: {found}"
+                do = 'operations.md, "Rejected records"; the controller\'s log names partitions'
+                rows.append(Row(f"stream {one.stream}", WARN, told, do))
             if one.foreign:
                 told = f"{count_of(one.foreign, 'foreign record')} in its topic"
                 do = "let only controllers write to it: docs/security.md"
                 rows.append(Row(f"stream {one.stream}", WARN, told, do))
     if streams:
+        with _asked(rows, "settings", ""):
+            rows += _settings(cluster, streams)
         with _asked(rows, "clocks", ""):
             rows.append(_clock(client, streams[0].stream))
     yield from rows
+
+
+def _settings(cluster: Cluster, streams: list[StreamDescription]) -> Iterator[Row]:
+    """Streams whose topics have other settings than were asked for: brokers go by the topics'."""
+    from anabranch.core.stream_settings import REPLICATION, RETENTION_MS, TOPIC
+    from anabranch.kafka.admin import describe_topics
+    from anabranch.kafka.wire.cluster import Again
+    from anabranch.topics.declarations import of_stream
+    from anabranch.topics.names import stream_topic
+
+    names = [stream_topic(one.stream) for one in streams]
+    try:
+        found = describe_topics(cluster, names, cluster.deadline(_ANSWER_S))
+    except (LogError, Again) as error:
+        yield Row("settings", OK, f"not looked at: {error}")
+        return
+    for one, name in zip(streams, names, strict=True):
+        asked = {s.name: s.value for s in of_stream(one.stream) if s.name == RETENTION_MS}
+        asked |= {k: v for k, v in one.settings.items() if k in TOPIC and k != REPLICATION}
+        config = found[name].config if name in found else {}
+        for setting, value in asked.items():
+            if config.get(setting, value) != value:
+                told = f"its topic has {setting}={config[setting]}, and {value} was asked for"
+                do = f"`anabranch stream alter {one.stream} --setting {setting}=…`"
+                yield Row(f"stream {one.stream}", WARN, told, do)
 
 
 def _clock(client: Client, stream: str) -> Row:

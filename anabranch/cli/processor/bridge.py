@@ -29,6 +29,13 @@ def command(
     tasks: Annotated[
         int, option("", "Most partitions of the topic, ever: a power of two.", min=1, max=1024)
     ] = TASKS,
+    dead_letter: Annotated[
+        str | None,
+        option(
+            "--dead-letter SCOPE/STREAM",
+            "Where records go that the stream does not take, as too large ones; else the bridge ends at one.",
+        ),
+    ] = None,
     once: Annotated[
         bool, option("--once", "End when all is copied that the topic has, by then.")
     ] = False,
@@ -44,7 +51,8 @@ def command(
 
     A processor named STREAM-bridge keeps the positions, in the commits of what it copies. Run it on several
     machines: they share the partitions. Keys, values, headers and timestamps stay; records of Kafka's own
-    transactions come once they are committed.
+    transactions come once they are committed. A header name that begins with "ab." gets a "_" before it, and bytes
+    of a name that are no UTF-8 become U+FFFD; a timestamp before 1970 or after 9999 becomes the time of the copy.
     """
     from contextlib import closing
 
@@ -56,7 +64,12 @@ def command(
     from anabranch.reading.tasks.lag import input_lags
     from anabranch.schemas.records import ProcessorInfo
 
-    app = Processor(f"{stream}-bridge", tasks=tasks, on_lost="stop" if strict else "skip")
+    app = Processor(
+        f"{stream}-bridge",
+        tasks=tasks,
+        dead_letter=dead_letter,
+        on_lost="stop" if strict else "skip",
+    )
     config = parse_kafka(None, file=from_file)
     records, output = app.topic(topic, bootstrap=source, config=config), app.output(stream)
 

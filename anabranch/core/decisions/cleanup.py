@@ -201,12 +201,14 @@ def moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence[Cop
     """Log the new places of these runs. Their copies are part of the same native transaction."""
     pairs = sorted(zip(lying, copies, strict=True), key=lambda pair: pair[0].txn_id)
     for txn_id, group in groupby(pairs, key=lambda pair: pair[0].txn_id):
-        fresh = [_moved_run(one.run, copy) for one, copy in group]
+        its = list(group)
+        fresh = [_moved_run(one.run, copy) for one, copy in its]
         _forget_former(turn, txn_id, place, {(run.writer, run.first) for run in fresh})
         key = k.moved_key(txn_id, *place, min(run.at for run in fresh))
-        turn.put(key, MovedRow(*place, tuple(fresh)))
+        row = MovedRow(*place, tuple(fresh), max(one.run.latest for one, _ in its))
+        turn.put(key, row)
         for run in fresh:
-            turn.state.keep(*moved_run(txn_id, *place, run))
+            turn.state.keep(*moved_run(txn_id, row, run))
     turn.cleaning.crowded = _without(turn.cleaning.crowded, place)
     # The low water may rise at once, or there is more to move.
     turn.cleaning.next_ms = turn.now_ms

@@ -30,6 +30,7 @@ from anabranch.core.memory import (
 from anabranch.core.read_locks import WindowDraft
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import OpenTxn, State
+from anabranch.core.stream_settings import RETENTION_MS, latest_time
 from anabranch.core.tokens import MAX_KEEPALIVE_MS, Rights, check_right, is_genuine, peek
 from anabranch.core.transaction_states import FINISHED, TRANSACTIONS, Op
 from anabranch.errors import (
@@ -227,6 +228,17 @@ class Turn:
         """A commit timestamp above all before."""
         self.hybrid_time = hybrid_time.next_after(self.hybrid_time, self.now_us)
         return self.hybrid_time
+
+    def latest_time(self, stream: str) -> int:
+        """The latest time that an event may have which the stream takes now, Unix milliseconds.
+
+        By the next commit's timestamp: it never goes back, whatever the clocks of successors say.
+        """
+        settings = self.state.streams[stream].settings
+        if RETENTION_MS not in settings:
+            return limits.LATEST
+        now = hybrid_time.next_after(self.hybrid_time, self.now_us)
+        return latest_time(settings, hybrid_time.to_ms(now))
 
     def move(self, row: TxnRow, op: Op, **changes: Any) -> TxnRow:
         """The transaction's row after a legal op; raises for an illegal one. Does not put it."""

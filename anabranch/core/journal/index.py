@@ -51,6 +51,7 @@ REASONS = (
     "native_transaction",
     "malformed_batch",
     "bad_key",
+    "bad_time",
 )
 
 
@@ -65,12 +66,14 @@ class Weighed:
     size: int  # bytes of the batches to merge, about
     state: int = 0  # … of them, of states of processors
     biggest: dict[str, int] = field(default_factory=dict)  # batch of a stream, bytes
+    latest: dict[str, int] = field(default_factory=dict)  # time of an event of a stream, ms
 
 
 @dataclass(slots=True)
 class JournalIndex:
     """The rows live in the table; this object has the reading positions and the counts of rejections.
 
+    ``unsaid``: rejected records of a stream that no line of the log names yet, by journal partition and reason.
     ``plain_ends``: journal partition -> end of the last plain run that was indexed. ``read``: how many bytes lie
     where. ``copies``: base offsets of batches that this leader moved and has not read again.
     """
@@ -78,6 +81,9 @@ class JournalIndex:
     rows: Rows
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
     rejected: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    unsaid: dict[str, Counter[tuple[int, str]]] = field(
+        default_factory=lambda: defaultdict(Counter)
+    )
     plain_ends: dict[tuple[str, int], int] = field(default_factory=dict)
     read: dict[tuple[str, int], Read] = field(default_factory=dict)
     copies: set[tuple[str, int, int]] = field(default_factory=set)
@@ -124,7 +130,7 @@ class JournalIndex:
             reason = self.verdict(state, stream, partition, run)
             if reason:
                 if run.first >= known_until:
-                    self.rejected[stream][reason] += run.records
+                    self.reject(stream, partition, reason, run.records)
                 # A late run may have been counted as left out at the decision.
                 if run.txn_id in state.open and (run.first >= known_until or reason != "late"):
                     key = rejected_key(run.txn_id, stream, partition, run.first)
@@ -141,7 +147,8 @@ class JournalIndex:
         plain_done = state.plain.get((stream, partition), 0)
         for run in plain:
             if is_state(stream):  # only commits that move positions write there
-                self.rejected[stream]["plain_write"] += run.records * (run.first >= known_until)
+                if run.first >= known_until:
+                    self.reject(stream, partition, "plain_write", run.records)
             elif run.first >= plain_done:
                 _put(changes, prefix, run)
                 self.plain_ends[stream, partition] = run.end
@@ -175,9 +182,10 @@ class JournalIndex:
             return "late"
         return ""
 
-    def reject(self, stream: str, reason: str, count: int) -> None:
-        """Count records that belong to no transaction."""
+    def reject(self, stream: str, partition: int, reason: str, count: int) -> None:
+        """Count rejected records of a journal partition."""
         self.rejected[stream][reason] += count
+        self.unsaid[stream][partition, reason] += count
 
     def rejected_of(self, txn_id: bytes) -> int:
         """How many journal records of an open transaction were rejected, above the low waters."""
@@ -279,6 +287,7 @@ class JournalIndex:
                 del kept[place]
         self.copies = {copy for copy in self.copies if copy[0] != stream}
         self.rejected.pop(stream, None)
+        self.unsaid.pop(stream, None)
 
     def round_done(
         self,
@@ -320,9 +329,9 @@ class JournalIndex:
             if _is_counted(state, key):
                 gone[key] = None
         for txn_id, txn in state.open.items():
-            for (stream, partition, _), row in txn.moved.items():
+            for row in txn.moved.values():
                 for run in row.runs:
-                    gone.update((moved_run(txn_id, stream, partition, run),))
+                    gone.update((moved_run(txn_id, row, run),))
         return gone
 
     def weigh(self, state: State, txn_id: bytes, receipts: Sequence[Receipt]) -> Weighed:
@@ -346,6 +355,7 @@ class JournalIndex:
                         seen[key][1] = (seen[key][1] + run.crc_sum) % CRC_MODULUS
                         out.size += run.batch_size
                         out.biggest[stream] = max(out.biggest.get(stream, 0), run.batch_size)
+                        out.latest[stream] = max(out.latest.get(stream, 0), run.latest)
                         out.state += run.batch_size if is_state(stream) else 0
         for key, (count, crc_sum) in seen.items():
             out.committed += count

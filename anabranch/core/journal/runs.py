@@ -19,12 +19,13 @@ from typing import NamedTuple
 from anabranch.core import rows as k
 from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.core.overlay import Rows
-from anabranch.schemas.records import Extent, MovedRun, Receipt, RunsWanted
+from anabranch.schemas.records import Extent, MovedRow, MovedRun, Receipt, RunsWanted
 
-# End, records, sum of checksums; base offset and size of the batch; new place (0: not moved); pure; CRC.
-_VALUE = struct.Struct(">qqqqqq?I")
+# End, records, sum of checksums; base offset and size of the batch; new place (0: not moved); pure; CRC; latest.
+_VALUE = struct.Struct(">qqqqqq?Iq")
 REFUSED = "plain_write"  # the reason that counts records which the broker does not take
-FORM = 4  # version of these rows and `rows.OUTCOMES`: a table of another one is rebuilt
+FORM = 5  # version of these rows and `rows.OUTCOMES`: a table of another one is rebuilt
+NEVER = (1 << 63) - 1  # a time that no stream takes
 _AFTER_PARTITION = TXN_ID_SIZE + 16  # bytes of an index key: transaction id, writer, first offset
 
 
@@ -53,6 +54,9 @@ class Run(NamedTuple):
     unfit: int = 0  # records whose key no row of a table can have
     # A digest of its keys, for tables (`core.journal.table_writes.Keys`); empty: not known.
     digest: bytes = b""
+    # Times of its records, Unix milliseconds; `NEVER` is the latest if one is below all that are legal.
+    earliest: int = 0
+    latest: int = 0
 
 
 class StoredRun(NamedTuple):
@@ -72,6 +76,7 @@ class StoredRun(NamedTuple):
     pure: bool
     moved_to: int = 0
     batch_crc: int = 0
+    latest: int = 0
 
     @property
     def at(self) -> int:
@@ -101,11 +106,19 @@ def rejected_key(txn_id: bytes, stream: str, partition: int, first: int) -> byte
     return k.REJECTED + txn_id + place + first.to_bytes(8, "big")
 
 
-def moved_run(txn_id: bytes, stream: str, partition: int, run: MovedRun) -> tuple[bytes, bytes]:
-    """Table key and value of a run that was moved."""
-    key = runs_prefix(stream, partition) + txn_id + _run_id(run)
+def moved_run(txn_id: bytes, row: MovedRow, run: MovedRun) -> tuple[bytes, bytes]:
+    """Table key and value of a run that was moved; ``row``: the one that says so."""
+    key = runs_prefix(row.stream, row.partition) + txn_id + _run_id(run)
     value = _VALUE.pack(
-        run.end, run.count, run.crc_sum, run.batch_base, run.batch_size, run.at, run.pure, 0
+        run.end,
+        run.count,
+        run.crc_sum,
+        run.batch_base,
+        run.batch_size,
+        run.at,
+        run.pure,
+        0,
+        row.latest,
     )
     return key, value
 
@@ -150,15 +163,16 @@ def pack_run(run: Run) -> bytes:
         0,
         run.pure,
         run.batch_crc,
+        run.latest,
     )
 
 
 def unpack_run(key: bytes, value: bytes) -> StoredRun:
     """The run of a table key and value."""
-    end, count, crc_sum, base, size, moved_to, pure, crc = _VALUE.unpack(value)
+    end, count, crc_sum, base, size, moved_to, pure, crc, latest = _VALUE.unpack(value)
     writer, first = struct.unpack(">Qq", key[-16:])
     writer -= 1 << 63
-    return StoredRun(writer, first, end, count, crc_sum, base, size, pure, moved_to, crc)
+    return StoredRun(writer, first, end, count, crc_sum, base, size, pure, moved_to, crc, latest)
 
 
 def extents_of(receipts: Sequence[Receipt]) -> dict[tuple[int, str, int], Extent]:

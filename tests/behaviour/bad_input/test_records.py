@@ -38,6 +38,11 @@ RECORDS: dict[str, tuple[Callable[[bytes], list[tuple[str, bytes]]], str]] = {
     "an empty header": (lambda i: [(GOOD, b"")], "bad_header"),
     "the header twice": (lambda i: [(GOOD, header_of(i))] * 2, "bad_header"),
     "another reserved header": (lambda i: [(GOOD, header_of(i)), ("ab.x", b"")], "bad_header"),
+    "too many headers": (
+        lambda i: [(GOOD, header_of(i)), *[("h", b"")] * 1_001],
+        "bad_header",
+    ),
+    "too many headers of a plain write": (lambda _: [("h", b"")] * 1_001, "bad_header"),
     "a reserved header alone": (lambda i: [("ab.x", b"")], "bad_header"),
     "an unknown transaction": (lambda i: [(GOOD, header_of(make_txn_id()))], "unknown_transaction"),
     "an id of zeros": (lambda i: [(GOOD, header_of(bytes(16)))], "unknown_transaction"),

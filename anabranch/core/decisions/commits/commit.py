@@ -367,6 +367,8 @@ def _why_not(
     if weighed.wrong:
         return ReceiptMismatch(weighed.wrong)
     try:
+        for stream, latest in weighed.latest.items():
+            limits.check_ahead(latest, turn.latest_time(stream), stream)
         check_writes(turn.state, txn.row, txn.participants)
         registered.check_commit(turn, txn, pending.writers, pending)
         positions.check_state_size(turn, weighed.state)

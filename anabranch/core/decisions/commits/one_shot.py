@@ -23,6 +23,7 @@ from anabranch.core.decisions.transactions import (
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import is_marked
 from anabranch.core.legal_names import check_name, is_state
+from anabranch.core.limits import LATEST, NO_TIME, RESERVED
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn
 from anabranch.core.stream_settings import MAX_MESSAGE
@@ -279,7 +280,7 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
     """Events by stream and active segment, in order."""
     by_stream: dict[str, list[Event]] = {}
     events: list[Event] = []
-    former, most, may_be_big = None, 0, True
+    former, most, may_be_big, latest = None, 0, True, LATEST
     for event in command.events:
         stream, _, _, _, headers, timestamp = event
         if stream != former:
@@ -293,10 +294,9 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
             former, events = stream, by_stream[stream]
             most = int(turn.state.streams[stream].settings.get(MAX_MESSAGE, limits.MESSAGE.value))
             may_be_big = _FRAMING + turn.command_bytes > most
-        if timestamp != -1 and not 0 <= timestamp <= limits.EVENT_TIME.value:
-            raise InvalidArgument(
-                f"an event's timestamp is {timestamp} ms: -1 (now) to {limits.EVENT_TIME.value}"
-            )
+            latest = turn.latest_time(stream)
+        if not NO_TIME <= timestamp <= latest:
+            limits.check_ahead(timestamp, latest, stream)
         if headers or may_be_big:
             limits.HEADERS.check(len(headers), "an event")
             size = _size_of(event)
@@ -305,7 +305,7 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
                     f"an event of {size:,} bytes; {stream} takes up to {most:,} (its setting {MAX_MESSAGE})"
                 )
             for name, _ in headers:
-                if name.startswith("ab."):
+                if name.startswith(RESERVED):
                     raise InvalidArgument(f"header {name!r}: names that begin so are reserved")
         events.append(event)
     for table in by_stream.keys() & turn.state.tables.keys():

@@ -1,0 +1,76 @@
+"""Records of plain topics that no stream takes as they are: the bridge copies them, or says what to do."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.batches.records import Record
+from anabranch.core.limits import LATEST
+from anabranch.errors import InvalidArgument
+from anabranch.ports import TopicPartition, TopicSpec
+from anabranch.processing.app import Processor
+from anabranch.processing.plain import outputs_of
+from tests.processing.test_worker import Place, steps
+
+Headers = tuple[tuple[str, bytes | None], ...]
+# A record's headers and time -> those of its copy; None: now.
+ODD: dict[str, tuple[Headers, int, Headers, int | None]] = {
+    "nothing odd": ((("h", b"1"), ("é", None)), 5, (("h", b"1"), ("é", None)), 5),
+    "a tag": ((("ab.variant", b"B"), ("h", b"")), 5, (("_ab.variant", b"B"), ("h", b"")), 5),
+    "of another stream": ((("ab.txn", bytes(28)), ("h", b"")), 5, (("h", b""),), 5),
+    "a name that is no UTF-8": ((("\udcff", b"1"),), 5, (("?", b"1"),), 5),
+    "microseconds": ((), 1_735_689_600_000_000, (), None),
+    "2^62": ((), 1 << 62, (), None),
+    "-2^62": ((), -(1 << 62), (), None),
+    "the end of 9999": ((), LATEST, (), LATEST),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+@pytest.mark.parametrize("many", [1, 400])
+def test_odd_records_are_copied(tmp_path: Path, what: str, many: int) -> None:
+    place = Place(tmp_path)
+    headers, timestamp, copied, time = ODD[what]
+    log, orders = place.cluster.log("kafka"), TopicPartition("orders", 0)
+    any_time = dict.fromkeys(
+        ("message.timestamp.after.max.ms", "message.timestamp.before.max.ms"), str((1 << 63) - 1)
+    )
+    log.create_topics([TopicSpec("orders", 1, any_time, 1)])
+    log.produce(orders, [Record(0, timestamp, b"k", b"v", headers)] * many)
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0)
+    out = app.output("nyc/out")
+    app.on(app.topic("orders"), batch=True)(lambda batch: out.write_batch(outputs_of(batch)))
+    with closing(place.worker(app)) as worker:
+        steps(worker)
+    events = place.events("nyc/out")
+    assert len(events) == many
+    its = [pair for pair in events[-1].headers if pair[0] != "ab.txn"]
+    found = [(n.replace("\ufffd", "?"), v) for n, v in its]
+    assert tuple(found) == copied
+    assert events[-1].timestamp_ms == time if time is not None else events[-1].timestamp_ms > 10**11
+
+
+@pytest.mark.parametrize("timestamp", [0, -1, LATEST + 1, True])
+def test_an_output_s_own_time_is_judged_as_any_write_s(tmp_path: Path, timestamp: Any) -> None:
+    place = Place(tmp_path)
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0)
+    out = app.output("nyc/out")
+    seen: list[Exception] = []
+
+    @app.on(app.input("nyc/in"))
+    def handle(event: Any) -> None:
+        try:
+            out.write(b"", timestamp=timestamp)
+        except InvalidArgument as error:
+            seen.append(error)
+        out.write(event.value)
+
+    place.write(b"k")
+    with closing(place.worker(app)) as worker:
+        steps(worker)
+    assert [f"timestamp {timestamp!r}: " in str(error) for error in seen] == [True]
+    assert len(place.events("nyc/out")) == 1
