@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -12,7 +11,16 @@ from anabranch.core.legal_names import PLAIN, check_input, check_type, split_str
 from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import codec_of
 from anabranch.processing.plain import Cluster
-from anabranch.processing.program import Input, Output, Program, Registered, TimerHandler
+from anabranch.processing.program import (
+    Input,
+    Output,
+    Program,
+    Registered,
+    TimerHandler,
+    check_function,
+    check_plain,
+    is_async,
+)
 from anabranch.processing.stores import Store
 from anabranch.processing.timers import Timer, Windows
 from anabranch.reading.history_search import Start
@@ -128,10 +136,11 @@ class Processor(Program):
         """Decorates a function of (key, due): it is called in a commit, once, when its time has come.
 
         Time is the task's event time in Unix milliseconds: the highest timestamp of its events, moved at the ends
-        of input commits, and by ``idle``. ``wall``: the worker's clock.
+        of input commits, and by ``idle``. ``wall``: the worker's clock. Raises: InvalidArgument.
         """
 
         def register(call: TimerHandler) -> Timer:
+            check_plain(f"timer {name}:", call)
             timer: Timer = self._add(name, Timer(name, call, wall=wall))
             self.timers[name] = timer.fire
             return timer
@@ -155,18 +164,19 @@ class Processor(Program):
         """Decorates a handler of these inputs' events: a function, or an ``async`` one, of an `anabranch.Event`.
 
         Its ``value`` is decoded. Events of a key come in order. A handler that raises leaves no trace. ``batch``:
-        it gets a pyarrow.RecordBatch of one commit's events (columns as of Spark's source), values as bytes.
+        it gets a pyarrow.RecordBatch of one commit's events (columns as of Spark's source), values as bytes. A
+        coroutine that a handler returns is awaited. Raises: InvalidArgument.
         """
         if not inputs:
             raise InvalidArgument("name the inputs that the handler is for: @app.on(flights)")
 
         def register(call: F) -> F:
-            is_async = inspect.iscoroutinefunction(call)
-            if batch and is_async:
-                raise InvalidArgument("a handler of batches is a plain function")
+            if batch:
+                check_plain("the handler of batches", call)
+            check_function("the handler", call)
             for one in inputs:
                 some = self.handlers.setdefault(one.stream, [])
-                some.append(Registered(call, is_async, batch))
+                some.append(Registered(call, is_async(call), batch))
                 if len({each.batch for each in some}) > 1:
                     raise InvalidArgument(f"handlers of {one.stream} take events, or all batches")
             return call

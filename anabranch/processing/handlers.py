@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from anabranch.core.legal_names import is_plain
 from anabranch.errors import EventTooLarge, FixCallError, InvalidArgument
 from anabranch.processing.cut import Cut, Doing, begin_doing, time_of
-from anabranch.processing.program import Program, Registered
+from anabranch.processing.program import NotAHandler, Program, Registered, is_awaited
 from anabranch.processing.timers import TimeOfTasks
 from anabranch.reading.tasks.shares import Piece
 from anabranch.reading.tasks.stored import FIRST_STORE
@@ -110,7 +110,7 @@ class Handlers:
             at.task = piece.tasks[0] if is_plain(piece.stream) and piece.tasks else -1
             at.key = at.timestamp = None
             for one in registered:
-                _called(one.call, batch)
+                _called(lambda call: is_awaited(call, call(batch)), one.call)
             return
         decode = self._app.inputs[piece.stream].codec.decode
         if any(one.is_async for one in registered):
@@ -118,6 +118,7 @@ class Handlers:
             return
         calls = [one.call for one in registered]
         event: Event | None = None
+        found: Any
         try:
             for event, at.task in zip(piece.events, piece.tasks, strict=True):
                 stream, at.key, at.value, headers, at.timestamp, *more = event
@@ -126,17 +127,37 @@ class Handlers:
                     fields = (stream, at.key, decode(value), headers, at.timestamp, *more)
                     decoded = _make_event(fields)
                 for call in calls:
-                    call(decoded)
+                    if (found := call(decoded)) is not None and is_awaited(
+                        call, found, may_wait=True
+                    ):
+                        self._await(registered, call, found)
+        except NotAHandler:
+            raise
         except Exception as error:
             raise HandlerFailed(event, error) from error
+
+    def _await(
+        self, registered: Sequence[Registered], call: Callable[..., Any], found: Any
+    ) -> None:
+        """Await what a handler that looked plain returned first; its next events go side by side."""
+        for one in registered:
+            one.is_async = one.is_async or one.call is call
+
+        async def awaiting() -> None:
+            await found
+
+        self._events_loop().run_until_complete(awaiting())
+
+    def _events_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop
 
     def _side_by_side(
         self, at: Doing, piece: Piece, registered: Sequence[Registered],
         decode: Callable[[bytes], Any],
     ) -> None:  # fmt: skip
         """Events of different keys side by side, those of one key in order."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
         chains: dict[Any, list[tuple[int, Event]]] = {}
         for task, event in zip(piece.tasks, piece.events, strict=True):
             key = event.key if event.key is not None else (event.partition, event.offset)
@@ -154,8 +175,10 @@ class Handlers:
                             decoded = event
                         for one in registered:
                             found = one.call(decoded)
-                            if one.is_async:
+                            if found is not None and is_awaited(one.call, found, may_wait=True):
                                 await found
+                    except NotAHandler:
+                        raise
                     except Exception as error:
                         raise HandlerFailed(event, error) from error
 
@@ -169,7 +192,7 @@ class Handlers:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-        self._loop.run_until_complete(all_chains())
+        self._events_loop().run_until_complete(all_chains())
 
     def _without(self, at: Doing, piece: Piece, passed: dict[Place, Passed]) -> Piece:
         """The piece without the events that are passed over; they go to the stream of dead letters."""
@@ -226,5 +249,7 @@ def _of_commit(piece: Piece) -> tuple[str, int]:
 def _called(call: Callable[..., Any], *args: Any) -> None:
     try:
         call(*args)
+    except NotAHandler:
+        raise
     except Exception as error:
         raise HandlerFailed(None, error) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -59,13 +60,60 @@ class Output:
         doing().cut.write_batch(self.stream, batch)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Registered:
-    """A handler. ``batch``: it takes Arrow batches."""
+    """A handler. ``is_async``: its result is awaited. ``batch``: it takes Arrow batches."""
 
     call: Handler
     is_async: bool
     batch: bool
+
+
+class NotAHandler(InvalidArgument):
+    """A function that does nothing when it is called: what it returns would have to be run, and nothing runs it."""
+
+
+def is_async(call: Handler) -> bool:
+    """Whether a call is known to give a coroutine. A decorated one may give one all the same: see `is_awaited`."""
+    call_of_object = getattr(type(call), "__call__", None)  # noqa: B004 - it is looked at, not called
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(call_of_object)
+
+
+def check_function(what: str, call: Handler) -> None:
+    """Raise `NotAHandler` for a function with a ``yield``."""
+    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+        raise NotAHandler(f"{what} {_name(call)} has a yield, so that a call runs nothing of it")
+
+
+def check_plain(what: str, call: Handler) -> None:
+    """Raise `NotAHandler` unless it is a function whose call does all of its work."""
+    check_function(what, call)
+    if is_async(call):
+        raise NotAHandler(
+            f"{what} {_name(call)} is an async function, which is not awaited here: make it a def"
+        )
+
+
+def is_awaited(call: Handler, found: object, *, may_wait: bool = False) -> bool:
+    """Whether what a handler returned is to be awaited; other results, generators aside, do no harm.
+
+    Raises: NotAHandler (it is a generator, or awaitable and ``may_wait`` is False).
+    """
+    if inspect.isgenerator(found) or inspect.isasyncgen(found):
+        raise NotAHandler(f"{_name(call)} returned a generator, and nothing of that has run")
+    if not inspect.isawaitable(found):
+        return False
+    if not may_wait:
+        if inspect.iscoroutine(found):
+            found.close()  # else Python warns of it, too
+        raise NotAHandler(
+            f"{_name(call)} returned an awaitable, which is not awaited here: make it a def"
+        )
+    return True
+
+
+def _name(call: Handler) -> str:
+    return str(getattr(call, "__qualname__", None) or repr(call))
 
 
 class Program:

@@ -14,7 +14,7 @@ from anabranch.core.legal_names import check_type
 from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import RAW, Codec
 from anabranch.processing.cut import Cut, Doing, doing, time_of
-from anabranch.processing.program import Output, TimerHandler
+from anabranch.processing.program import Output, TimerHandler, check_plain, is_awaited
 from anabranch.processing.stores import TIME, Store, after, prefix_of
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Timer(Store):
         """Its time has come."""
         at = doing()
         at.cut.put(at.task, self.prefix + key, None)
-        self._call(key, due)
+        is_awaited(self._call, self._call(key, due))
 
 
 class Window:
@@ -133,7 +133,8 @@ class Windows(Store):
         )
 
     def on_close(self, call: Callable[[Window], Any]) -> Callable[[Window], Any]:
-        """Decorates a function of a `Window`, which is called once as it closes."""
+        """Decorates a function of a `Window`, which is called once as it closes. Raises: InvalidArgument."""
+        check_plain(f"on_close of {self.name}:", call)
         self._closed = call
         return call
 
@@ -180,7 +181,7 @@ class Windows(Store):
         at = doing()
         if self._closed is not None:
             at.key = of
-            self._closed(Window(self, at, of, start))
+            is_awaited(self._closed, self._closed(Window(self, at, of, start)))
         at.cut.put(at.task, self.prefix + key, None)
 
     def _row(self, at: Doing, key: bytes, start: int) -> tuple[int, bytes]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -351,3 +354,128 @@ def test_a_busy_standby_keeps_its_copies_warm(place: Place) -> None:
         mark = busy._table.mark(1)
         assert mark is not None
         assert mark.sequence > 10
+
+
+class Called:
+    """A handler that is an object."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def __call__(self, event: Any) -> None:
+        await self._call(event)
+
+
+def decorated(call: Any) -> Any:
+    """As metrics, retries and tracing decorate it: a plain function."""
+
+    @functools.wraps(call)
+    def called(*args: Any) -> Any:
+        return call(*args)
+
+    return called
+
+
+AWAITED: dict[str, Callable[[Any], Any]] = {
+    "async def": lambda call: call,
+    "decorated": decorated,
+    "object": Called,
+    "lambda": lambda call: lambda event: call(event),
+    "partial": lambda call: functools.partial(call),
+}
+
+
+@pytest.mark.parametrize("how", AWAITED)
+def test_what_a_handler_returns_is_awaited(place: Place, how: str) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0)
+    out = app.output("nyc/out")
+    most = now = 0
+
+    async def handle(event: Any) -> None:
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.001)
+        now -= 1
+        out.write(b"", key=event.key)
+
+    app.on(app.input("nyc/in"))(AWAITED[how](handle))
+    keys = [b"%d" % n for n in range(9)]
+    with closing(place.worker(app)) as worker:
+        for _ in range(2):
+            place.write(*keys)
+            steps(worker)
+    assert sorted(place.written()) == sorted(2 * keys)
+    assert most > 5
+
+
+def returning(found: Callable[[], Any]) -> Any:
+    return decorated(lambda *_: found())
+
+
+async def _nothing(*_: Any) -> None: ...
+
+
+def _yields(*_: Any) -> Any:
+    yield
+
+
+async def _yields_later(*_: Any) -> Any:
+    yield
+
+
+DECLARED: dict[str, Callable[[Processor, Any], Any]] = {
+    "timer": lambda app, call: app.timer("t")(call),
+    "on_close": lambda app, call: app.windows("w", 1).on_close(call),
+    "batch": lambda app, call: app.on(app.input("nyc/in"), batch=True)(call),
+    "events": lambda app, call: app.on(app.input("nyc/in"))(call),
+}
+
+
+@pytest.mark.parametrize("call", [_nothing, _yields, _yields_later], ids=lambda call: call.__name__)
+@pytest.mark.parametrize("what", DECLARED)
+def test_a_function_that_nothing_would_run_is_refused_where_it_is_declared(
+    what: str, call: Any
+) -> None:
+    if what == "events" and call is _nothing:
+        return
+    with pytest.raises(InvalidArgument, match=call.__name__):
+        DECLARED[what](Processor("nyc/p"), call)
+
+
+@pytest.mark.parametrize(
+    "found", [_nothing, _yields, _yields_later], ids=lambda call: call.__name__
+)
+@pytest.mark.parametrize("what", [*DECLARED, "side by side"])
+def test_a_result_that_nothing_would_run_stops_the_worker_before_anything_is_consumed(
+    place: Place, what: str, found: Any
+) -> None:
+    """No dead letter either: the program is wrong, not the event. Other results do no harm."""
+    if what in ("events", "side by side") and found is _nothing:
+        return
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    timer = app.timer("t")(returning(found) if what == "timer" else lambda *_: 1)
+    windows = app.windows("w", 1, value=json)
+    windows.on_close(returning(found) if what == "on_close" else lambda _: [2])
+    source = app.input("nyc/in")
+    if what == "side by side":
+        app.on(source)(_nothing)
+    if what == "batch":
+        app.on(source, batch=True)(returning(found))
+    else:
+
+        @app.on(source)
+        def handle(event: Any) -> Any:
+            timer.set(event.key, 2)
+            for window in windows.of(event):
+                window.value = 1
+            return found() if what in ("events", "side by side") else "anything"
+
+    place.write(b"a")
+    place.write(b"b", timestamp=5000)
+    with closing(place.worker(app)) as worker, pytest.raises(InvalidArgument, match="return"):
+        steps(worker)
+    (task,) = place.client.processor(app.name).tasks
+    assert task.sequence < 2, "the commit that failed"
+    assert place.written("nyc/dead") == []
