@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from heapq import merge
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from anabranch.client.receipt_account import check_event, check_headers, headers_size
 from anabranch.core.partitioner import task_of
@@ -56,7 +56,12 @@ class Cut:
         self._below = table
 
     def write(self, stream: str, event: Written) -> None:
-        """Add an event to the outputs. Raises: InvalidArgument, EventTooLarge (no commit could have it)."""
+        """Add an event to the outputs.
+
+        Raises: IllegalState (the cut is not open), InvalidArgument, EventTooLarge (no commit could have it).
+        """
+        if not self.open:
+            _refuse()
         value, key, headers, timestamp = event
         check_event(key, value, timestamp)
         pairs = check_headers(headers)
@@ -74,7 +79,9 @@ class Cut:
         self.size += size + _ROW_BYTES
 
     def write_batch(self, stream: str, batch: pa.RecordBatch) -> None:
-        """Add the rows of a batch to the outputs."""
+        """Add the rows of a batch to the outputs. Raises: as `write`."""
+        if not self.open:
+            _refuse()
         if stream in self.outputs:
             raise InvalidArgument(f"{stream}: write events or batches in one commit, not both")
         self.batches.setdefault(stream, []).append(batch)
@@ -99,7 +106,9 @@ class Cut:
         return self._below.get(task, row)
 
     def put(self, task: int, row: bytes, value: bytes | None) -> None:
-        """Change a row; None: delete it."""
+        """Change a row; None: delete it. Raises: IllegalState (the cut is not open)."""
+        if not self.open:
+            _refuse()
         changed = self.rows.get(task)
         if changed is None:
             changed = self.rows[task] = {}
@@ -110,9 +119,9 @@ class Cut:
 
     def put_due(self, task: int, kind: bytes, due: int, place: bytes, value: bytes) -> None:
         """Set a row of a kind of timers: what is due at a time."""
+        self.put(task, kind + due.to_bytes(_TIME, "big") + place, value)
         if (task, kind) in self.due:
             self.due[task, kind] = min(self.due[task, kind], due)
-        self.put(task, kind + due.to_bytes(_TIME, "big") + place, value)
 
     def soonest(self, task: int, kind: bytes, stores: Collection[bytes]) -> int:
         """Nothing of a kind, and of these stores, is due before this time."""
@@ -142,6 +151,10 @@ class Cut:
             value = next(same)[1]
             if value is not None:
                 yield row, value
+
+
+def _refuse() -> NoReturn:
+    raise IllegalState("this cut is not open any more: it is being committed, or is dropped")
 
 
 class Doing:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from anabranch.core.legal_names import check_type
-from anabranch.errors import InvalidArgument
+from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processing.codecs import RAW, Codec
 from anabranch.processing.cut import Cut, Doing, doing, time_of
 from anabranch.processing.program import Output, TimerHandler, check_plain, is_awaited
@@ -86,21 +86,23 @@ class Timer(Store):
 
 
 class Window:
-    """The value of a key in a window, from ``start`` up to ``end`` (Unix milliseconds)."""
+    """The value of a key in a window, from ``start`` up to ``end`` (Unix milliseconds). For handlers alone."""
 
-    def __init__(self, windows: Windows, at: Doing, key: bytes, start: int) -> None:
+    def __init__(self, windows: Windows, key: bytes, start: int, *, closed: bool = False) -> None:
         self.key, self.start = key, start
         self.end = start + windows.size
-        self._windows, self._at = windows, at
+        self._windows, self._closed = windows, closed
 
     @property
     def value(self) -> Any:
-        """The value; None if there is none yet."""
-        return self._windows.value(self._at, self.key, self.start)
+        """The value; None if there is none yet. Setting it raises `IllegalState` once the window is closed."""
+        return self._windows.value(self.key, self.start)
 
     @value.setter
     def value(self, value: Any) -> None:
-        self._windows.put(self._at, self.key, self.start, value)
+        if self._closed:
+            self._windows.refuse(self.start)
+        self._windows.put(self.key, self.start, value)
 
 
 class Windows(Store):
@@ -154,7 +156,7 @@ class Windows(Store):
             if start + self.size + self._grace <= now:
                 is_late = True
             else:
-                yield Window(self, at, event.key, start)
+                yield Window(self, event.key, start)
         if is_late:
             at.cut.counts["processor_late_events", self.name] += 1
             if self._late is not None:
@@ -162,18 +164,28 @@ class Windows(Store):
                     self._late.stream, (at.value, event.key, None, time_of(event.timestamp))
                 )
 
-    def value(self, at: Doing, key: bytes, start: int) -> Any:
+    def value(self, key: bytes, start: int) -> Any:
         """The value of a key in a window that begins at ``start``."""
-        task, row = self._row(at, key, start)
-        data = at.cut.get(task, row)
+        at = doing()
+        data = at.cut.get(*self._row(at, key, start))
         return None if data is None else self._codec.decode(data)
 
-    def put(self, at: Doing, key: bytes, start: int, value: Any) -> None:
-        """Set it; the window's end is logged with its first value."""
+    def put(self, key: bytes, start: int, value: Any) -> None:
+        """Set it; the window's end is logged with its first value. Raises: IllegalState (it is closed)."""
+        at = doing()
         task, row = self._row(at, key, start)
         if at.cut.get(task, row) is None:
-            _put_due(at.cut, task, _DUE, start + self.size + self._grace, row)
+            closes = start + self.size + self._grace
+            if closes <= event_time(at.cut, task):
+                self.refuse(start)
+            _put_due(at.cut, task, _DUE, closes, row)
         at.cut.put(task, row, self._codec.encode(value))
+
+    def refuse(self, start: int) -> NoReturn:
+        """Raises: IllegalState."""
+        raise IllegalState(
+            f"window {start} of {self.name} is closed: a value that is set now would be lost"
+        )
 
     def close(self, key: bytes, _: int) -> None:
         """Close the window of a row's key: call the function, and forget the value."""
@@ -181,7 +193,7 @@ class Windows(Store):
         at = doing()
         if self._closed is not None:
             at.key = of
-            is_awaited(self._closed, self._closed(Window(self, at, of, start)))
+            is_awaited(self._closed, self._closed(Window(self, of, start, closed=True)))
         at.cut.put(at.task, self.prefix + key, None)
 
     def _row(self, at: Doing, key: bytes, start: int) -> tuple[int, bytes]:

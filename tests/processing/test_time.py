@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -346,3 +346,64 @@ def test_a_folder_can_be_opened_again_after_a_timer_s_handler_raised(tmp_path: P
     del table, at
     begin_doing(Cut(Table(tmp_path), 1))
     assert kept.tb is not None
+
+
+def test_a_window_that_is_kept_is_of_the_event_at_work(tmp_path: Path) -> None:
+    """Between events it is refused; in a later event it has that one's cut; once it closes it takes nothing."""
+    app = Processor("t/p", tasks=TASKS)
+    source, kept, seen = app.input("t/in"), list[timers.Window](), list[object]()
+    hours = app.windows("hours", 1, value=json)
+
+    @app.on(source)
+    def handle(each: anabranch.Event) -> None:
+        kept.extend(() if kept else hours.of(each))
+        try:
+            kept[0].value = (kept[0].value or 0) + 1
+        except IllegalState as error:
+            seen.append(str(error))
+
+    @hours.on_close
+    def closed(window: timers.Window) -> None:
+        seen.append(window.value)
+        with pytest.raises(IllegalState, match="is closed"):
+            window.value = 7
+
+    table = Table(tmp_path)
+    handlers = Handlers(app, tuple(app.stores))
+
+    def cut(timestamp: int) -> Cut:
+        found = Cut(table, TASKS)
+        handlers.handle(
+            found, [Piece("t/in", timestamp, [event(b"k0", timestamp)], [task_of(b"k0")])], {}
+        )
+        found.open = False
+        table.write(((task, rows.items()) for task, rows in found.rows.items()), {})
+        return found
+
+    first = cut(10)
+    before = str(first.rows)
+    for access in (lambda: kept[0].value, lambda: setattr(kept[0], "value", 9)):
+        with pytest.raises(IllegalState, match="for handlers"):
+            access()
+    cut(20)
+    assert str(first.rows) == before, "what is being committed"
+    cut(5000)
+    assert seen == [3], "the event that closes it is handled before"
+    cut(6000)
+    assert seen[1:] == ["window 0 of hours is closed: a value that is set now would be lost"]
+
+
+def test_a_cut_that_is_not_open_takes_nothing(tmp_path: Path) -> None:
+    """Whoever kept it: its commit may be walking through it."""
+    cut = Cut(Table(tmp_path), TASKS)
+    cut.open = False
+    writes: list[Callable[[], object]] = [
+        lambda: cut.put(0, b"row", b""),
+        lambda: cut.put_due(0, b"kind", 1, b"place", b""),
+        lambda: cut.write("t/out", (b"", None, None, None)),
+        lambda: cut.write_batch("t/out", Any),
+    ]
+    for write in writes:
+        with pytest.raises(IllegalState, match="open"):
+            write()
+    assert [*cut.rows, *cut.outputs, *cut.batches] == []
