@@ -11,16 +11,18 @@ from functools import partial
 
 from anabranch.client.client_reads import Reading
 from anabranch.client.client_streams import Streams
+from anabranch.client.receipt_account import RECORD_OVERHEAD
 from anabranch.client.session import Session
 from anabranch.core.ids import TENURE_SIZE
 from anabranch.core.legal_names import check_scope, check_type, is_plain, split_stream, state_stream
 from anabranch.core.stream_settings import PROCESSOR
 from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized, NotReady
+from anabranch.ports import JournalMissing
 from anabranch.reading.history_search import Start
 from anabranch.reading.tasks.groups import Mirror
 from anabranch.reading.tasks.lag import InputLag
 from anabranch.schemas import records as r
-from anabranch.topics.names import mirror_group
+from anabranch.topics.names import journal_topic, mirror_group
 from anabranch.types import Tenure
 
 DEFAULT_TASKS = 16
@@ -70,16 +72,27 @@ class Processors(Reading, Streams):
 
     def check_outputs(
         self, processor: str, streams: Iterable[str], *, timeout: float | None = None
-    ) -> None:
+    ) -> dict[str, int]:
         """Check that commits of a processor can write to these streams.
 
-        Raises: CrossScope, UnknownScope, UnknownStream, NotReady, DeadlineExceeded.
+        Returns the most bytes of key, value and headers that each takes now, where that can be known. Raises:
+        CrossScope, UnknownScope, UnknownStream, NotReady, DeadlineExceeded.
         """
         deadline, names = self._deadline(timeout), sorted(streams)
         self._session.check_together(names, deadline, beside=split_stream(processor)[0])
-        for name in names:
-            with suppress(NotAuthorized):  # who may only write learns at the first write
-                self._session.describe(name, deadline)
+        found: dict[str, int] = {}
+        journal = self._shared.journals.writer()
+        try:
+            for name in names:
+                # A client that may only write gets an answer at its first write; so does one of a lost stream.
+                with suppress(NotAuthorized, JournalMissing):
+                    segments = self._session.describe(name, deadline).segments
+                    partitions = sorted({segment.partition for segment in segments})
+                    opened = journal.open(journal_topic(name), partitions, deadline)
+                    found[name] = opened.max_event_bytes - RECORD_OVERHEAD
+        finally:
+            journal.discard()
+        return found
 
     def reset_processor(
         self,

@@ -28,7 +28,7 @@ from anabranch.reading.history_search import Start
 F = TypeVar("F", bound=Callable[..., Any])
 COMMIT_INTERVAL_S = 0.1
 CUT_BYTES = 8 << 20
-RETRIES = 2  # of a cut whose handler fails, before `stop` or `dead_letter`
+RETRIES = 2  # of a handler that fails, before `stop` or `dead_letter`
 CONCURRENCY = 64
 _MOST = 1 << 30
 
@@ -39,7 +39,8 @@ class Processor(Program):
     ``name``: ``scope/name``. ``tasks``: a power of two, the most that work side by
     side; it never changes. ``commit_interval``: seconds from one commit to the next, 0: at once. ``cut_bytes``:
     about so many bytes of events are in one commit; a bigger input transaction comes in parts, unless ``whole``.
-    ``dead_letter``: a stream for events whose handler fails time and again; None: the worker stops at such a one.
+    ``dead_letter``: a stream for what a handler, a timer or a window fails at in each of its ``retries``; None: the
+    worker stops there.
     ``concurrency``: so many ``async`` handlers run side by side. ``start``: where a new processor begins, as of
     `Client.read`. ``on_lost``: where retention took what was not consumed the worker stops (`SnapshotExpired`);
     'skip': it goes on behind that, counts it, and passes over whole transactions, in all inputs.
@@ -142,7 +143,7 @@ class Processor(Program):
         def register(call: TimerHandler) -> Timer:
             check_plain(f"timer {name}:", call)
             timer: Timer = self._add(name, Timer(name, call, wall=wall))
-            self.timers[name] = timer.fire
+            self.timers[name] = timer
             return timer
 
         return register
@@ -157,7 +158,7 @@ class Processor(Program):
         ``late``, key and value as they came. Raises: InvalidArgument.
         """
         windows: Windows = self._add(name, Windows(name, codec_of(value), size, every, grace, late))
-        self.timers[name] = windows.close
+        self.timers[name] = windows
         return windows
 
     def on(self, *inputs: Input, batch: bool = False) -> Callable[[F], F]:

@@ -31,7 +31,7 @@ from anabranch.errors import (
     WriteFailed,
 )
 from anabranch.ports import TopicPartition
-from anabranch.processing.cut import Cut, Written
+from anabranch.processing.cut import Cut, Limits, Written
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
 from anabranch.processors.numbers import Numbers
@@ -55,8 +55,9 @@ class Commits:
     """Commits cuts, one after another, beside the handlers. `send` and `wait` are called by one thread."""
 
     def __init__(
-        self, client: Client, table: Table, state: StateReader, metrics: Numbers, *, threads: bool
-    ) -> None:
+        self, client: Client, table: Table, state: StateReader, metrics: Numbers, limits: Limits,
+        *, threads: bool,
+    ) -> None:  # fmt: skip
         self._client = client
         self._table = table
         self.state = state
@@ -68,7 +69,7 @@ class Commits:
         self._future: Future[None] | None = None
         self._sent: Cut | None = None
         self._ends_due = 0.0
-        self._limits: dict[str, int] = {}  # bytes of an event, of streams that refused one
+        self._limits = limits
         self.ending = threading.Event()  # a commit in doubt is not asked for any longer
 
     def new_cut(self, task_count: int) -> Cut:
@@ -133,10 +134,9 @@ class Commits:
                     raise
                 log.warning("%s: the commit is made again: %s", tenure.processor, error)
             except EventTooLarge as error:
-                if not error.most or error.most >= self._limits.get(error.stream, inf):
+                if not error.most or error.most >= self._limits.known.get(error.stream, inf):
                     raise
-                self._limits[error.stream] = error.most
-                # Handled again, the cut tells whose output it is.
+                # The stream took more as the tasks were taken. Handled again, the event that wrote it is known.
                 raise BeginAgainError(str(error)) from error
             except InvalidArgument as error:
                 found = self._client.processor(tenure.processor).tasks
@@ -149,8 +149,6 @@ class Commits:
             for task, sequence in sequences.items()
         }
         self._table.write(((task, rows.items()) for task, rows in cut.rows.items()), marks)
-        if ("processor_dead_letters",) in cut.counts:
-            self._limits.clear()  # an operator may change them: the next refusal tells
         self._count(cut, self._clock.monotonic() - begun)
 
     def _count(self, cut: Cut, seconds: float) -> None:
@@ -208,13 +206,7 @@ def columns_of(events: Sequence[Written]) -> pa.RecordBatch:
     if any(headers):
         pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
         columns["headers"] = pa.array(
-            [
-                [
-                    {"key": k, "value": v}
-                    for k, v in (dict(some).items() if isinstance(some, dict) else some or ())
-                ]
-                for some in headers
-            ],
+            [[{"key": name, "value": value} for name, value in some or ()] for some in headers],
             pairs,
         )
     return pa.record_batch(columns)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from heapq import merge
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+from anabranch.client.arrow import columns_of
 from anabranch.client.receipt_account import check_event, check_headers, headers_size
 from anabranch.core.partitioner import task_of
-from anabranch.errors import EventTooLarge, IllegalState, InvalidArgument
+from anabranch.errors import AnabranchError, EventTooLarge, IllegalState, InvalidArgument
 from anabranch.processing.table import Table
 from anabranch.types import Headers
 
@@ -20,26 +22,50 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Written: TypeAlias = "tuple[bytes | None, bytes | None, Headers | None, int | None]"
+# A dict of rows, a list of outputs or the counts; what was changed in it; and what was there before.
+Undo: TypeAlias = "tuple[Any, Any, Any]"
 _ROW_BYTES = 48  # of an event or a row, besides its bytes
+_INCARNATION = 2  # bytes before a row in the state's topic
 _KNOWN_KEYS = 20_000
 _MISSING: Any = object()
 _TIME = 8  # bytes of a time
 _NUMBER = 2  # … and of a store's number
-NO_LIMITS: Mapping[str, int] = {}
 _NEVER = 1 << 63
 _LAST = b"\xff" * (_TIME + 1)
+
+
+class Limits:
+    """The most bytes of key, value and headers that each stream takes. An operator may change them at any time."""
+
+    def __init__(
+        self, state: str = "", ask: Callable[[Iterable[str]], Mapping[str, int]] | None = None
+    ) -> None:
+        """``state``: the stream that rows are written to. ``ask``: as `Client.check_outputs`."""
+        self.state, self._ask = state, ask
+        self.known: dict[str, int] = {}
+
+    def learn(self, streams: Iterable[str]) -> None:
+        """Ask for these. Raises: as `Client.check_outputs`."""
+        if self._ask is not None:
+            self.known |= self._ask(streams)
+
+    def check(self, stream: str, size: int, what: str) -> None:
+        """Raise `EventTooLarge` if a stream that took fewer bytes before does so now, too."""
+        with suppress(AnabranchError):  # the commit will tell
+            self.learn((stream,))
+        most = self.known.get(stream, size)
+        if size > most:
+            raise EventTooLarge(f"{what} of {size} bytes; {stream} takes up to {most}")
 
 
 class Cut:
     """Outputs and changed rows of one commit to come. One thread."""
 
-    def __init__(
-        self, below: Table | Cut, task_count: int, limits: Mapping[str, int] = NO_LIMITS
-    ) -> None:
-        """``below``: what is stored, or the cut that is being committed. ``limits``: bytes of a stream's event."""
-        self.limits = limits
+    def __init__(self, below: Table | Cut, task_count: int, limits: Limits | None = None) -> None:
+        """``below``: what is stored, or the cut that is being committed."""
+        self.limits = limits or Limits()
+        self.most_of_row = self.limits.known.get(self.limits.state, 1 << 62) - _INCARNATION
         self.open = True
-        self.failed = False  # a handler raised, and nothing of it will be
         self.late = False  # it got full before all fired that is due
         self.size = 0  # bytes of outputs and changes, about
         self.outputs: dict[str, list[Written]] = {}
@@ -54,38 +80,6 @@ class Cut:
     def lie_on(self, table: Table) -> None:
         """The cut below is stored by now."""
         self._below = table
-
-    def write(self, stream: str, event: Written) -> None:
-        """Add an event to the outputs.
-
-        Raises: IllegalState (the cut is not open), InvalidArgument, EventTooLarge (no commit could have it).
-        """
-        if not self.open:
-            _refuse()
-        value, key, headers, timestamp = event
-        check_event(key, value, timestamp)
-        pairs = check_headers(headers)
-        size, most = len(value or b"") + len(key or b""), self.limits.get(stream)
-        if most is not None and size + headers_size(pairs) > most:
-            raise EventTooLarge(
-                f"an event of {size} bytes and headers; {stream} takes up to {most}"
-            )
-        found = self.outputs.get(stream)
-        if found is None:
-            if stream in self.batches:
-                raise InvalidArgument(f"{stream}: write events or batches in one commit, not both")
-            found = self.outputs[stream] = []
-        found.append(event)
-        self.size += size + _ROW_BYTES
-
-    def write_batch(self, stream: str, batch: pa.RecordBatch) -> None:
-        """Add the rows of a batch to the outputs. Raises: as `write`."""
-        if not self.open:
-            _refuse()
-        if stream in self.outputs:
-            raise InvalidArgument(f"{stream}: write events or batches in one commit, not both")
-        self.batches.setdefault(stream, []).append(batch)
-        self.size += batch.nbytes
 
     def task_of(self, key: bytes) -> int:
         """The task of a key."""
@@ -104,24 +98,6 @@ class Cut:
             if value is not _MISSING:
                 return value
         return self._below.get(task, row)
-
-    def put(self, task: int, row: bytes, value: bytes | None) -> None:
-        """Change a row; None: delete it. Raises: IllegalState (the cut is not open)."""
-        if not self.open:
-            _refuse()
-        changed = self.rows.get(task)
-        if changed is None:
-            changed = self.rows[task] = {}
-        if row not in changed:
-            self.size += len(row) + _ROW_BYTES
-        changed[row] = value
-        self.size += len(value or b"")
-
-    def put_due(self, task: int, kind: bytes, due: int, place: bytes, value: bytes) -> None:
-        """Set a row of a kind of timers: what is due at a time."""
-        self.put(task, kind + due.to_bytes(_TIME, "big") + place, value)
-        if (task, kind) in self.due:
-            self.due[task, kind] = min(self.due[task, kind], due)
 
     def soonest(self, task: int, kind: bytes, stores: Collection[bytes]) -> int:
         """Nothing of a kind, and of these stores, is due before this time."""
@@ -153,18 +129,14 @@ class Cut:
                 yield row, value
 
 
-def _refuse() -> NoReturn:
-    raise IllegalState("this cut is not open any more: it is being committed, or is dropped")
-
-
 class Doing:
-    """A handler at work: its cut, the task, key, time and value of its event, as that came.
+    """A handler at work: its cut, the task, key, time and value of its event, as that came. It changes the cut.
 
-    ``over``: its event is done. ``own_key``: it may reach that key's rows alone, for others work beside it.
-    ``strays``: where errors go of what goes on after the end.
+    ``undo``: how to take its changes back. ``over``: its event is done. ``own_key``: it may reach that key's rows
+    alone, for others work beside it. ``strays``: where errors go of what goes on after the end.
     """
 
-    __slots__ = ("cut", "key", "over", "own_key", "strays", "task", "timestamp", "value")
+    __slots__ = ("cut", "key", "over", "own_key", "strays", "task", "timestamp", "undo", "value")
 
     def __init__(self, cut: Cut) -> None:
         self.cut = cut
@@ -174,6 +146,114 @@ class Doing:
         self.value: bytes | None = None
         self.over = self.own_key = False
         self.strays: list[IllegalState] | None = None
+        self.undo: list[Undo] = []
+
+    def write(self, stream: str, event: Written) -> None:
+        """Add an event to the outputs.
+
+        Raises: IllegalState (the cut is not open), InvalidArgument, EventTooLarge (no commit could have it).
+        """
+        cut = self.cut
+        if not cut.open:
+            _refuse()
+        value, key, headers, timestamp = event
+        check_event(key, value, timestamp)
+        size = len(value or b"") + len(key or b"")
+        whole = size
+        if headers is not None:
+            # A list of its own: what the handler gave may change, or be an iterator.
+            pairs = check_headers(headers)
+            event = value, key, pairs, timestamp
+            whole += headers_size(pairs)
+        most = cut.limits.known.get(stream)
+        if most is not None and whole > most:
+            cut.limits.check(stream, whole, "an event")
+        found = cut.outputs.get(stream)
+        if found is None:
+            if stream in cut.batches:
+                raise InvalidArgument(f"{stream}: write events or batches in one commit, not both")
+            found = cut.outputs[stream] = []
+        found.append(event)
+        self.undo.append((found, event, size + _ROW_BYTES))
+        cut.size += size + _ROW_BYTES
+
+    def write_batch(self, stream: str, batch: pa.RecordBatch) -> None:
+        """Add the rows of a batch to the outputs. Raises: as `write`."""
+        cut = self.cut
+        if not cut.open:
+            _refuse()
+        if stream in cut.outputs:
+            raise InvalidArgument(f"{stream}: write events or batches in one commit, not both")
+        size, most = batch.nbytes, cut.limits.known.get(stream)
+        columns = columns_of(batch)
+        if most is not None and size > most:
+            biggest = max((int(some.sizes().max(initial=0)) for some in columns), default=0)
+            if biggest > most:
+                cut.limits.check(stream, biggest, "an event")
+        found = cut.batches.setdefault(stream, [])
+        found.append(batch)
+        self.undo.append((found, batch, size))
+        cut.size += size
+
+    def put(self, task: int, row: bytes, value: bytes | None) -> None:
+        """Change a row; None: delete it.
+
+        Raises: IllegalState (the cut is not open), EventTooLarge (no commit could have it).
+        """
+        cut = self.cut
+        if not cut.open:
+            _refuse()
+        size, here = len(value or b""), len(row)
+        if here + size > cut.most_of_row:
+            cut.limits.check(cut.limits.state, _INCARNATION + here + size, "a row")
+        changed = cut.rows.get(task)
+        if changed is None:
+            changed = cut.rows[task] = {}
+        before = changed.get(row, _MISSING)
+        if before is _MISSING:
+            cut.size += here + _ROW_BYTES
+        self.undo.append((changed, row, before))
+        changed[row] = value
+        cut.size += size
+
+    def put_due(self, task: int, kind: bytes, due: int, place: bytes, value: bytes) -> None:
+        """Set a row of a kind of timers: what is due at a time."""
+        cut = self.cut
+        self.put(task, kind + due.to_bytes(_TIME, "big") + place, value)
+        if (task, kind) in cut.due:
+            cut.due[task, kind] = min(cut.due[task, kind], due)
+
+    def count(self, *what: str) -> None:
+        """Count one, once the cut is committed."""
+        self.cut.counts[what] += 1
+        self.undo.append((self.cut.counts, what, 1))
+
+    def take_back(self) -> None:
+        """Undo all that is noted: a handler failed, and leaves no trace."""
+        cut = self.cut
+        for where, what, before in reversed(self.undo):
+            if where is cut.counts:
+                where[what] -= before
+            elif isinstance(where, list):
+                # Others may have written behind it meanwhile.
+                at = next(n for n in reversed(range(len(where))) if where[n] is what)
+                del where[at]
+                cut.size -= before
+            else:
+                cut.size -= len(where[what] or b"")
+                if before is _MISSING:
+                    cut.size -= len(what) + _ROW_BYTES
+                    del where[what]
+                else:
+                    where[what] = before
+        self.undo.clear()
+        cut.rows = {task: rows for task, rows in cut.rows.items() if rows}
+        cut.outputs = {stream: some for stream, some in cut.outputs.items() if some}
+        cut.batches = {stream: some for stream, some in cut.batches.items() if some}
+
+
+def _refuse() -> NoReturn:
+    raise IllegalState("this cut is not open any more: it is being committed, or is dropped")
 
 
 _DOING: ContextVar[Doing | None] = ContextVar("doing", default=None)
@@ -195,7 +275,7 @@ def doing() -> Doing:
             f"{what}stores and outputs are for handlers, while their event is handled: elsewhere write in a "
             "transaction of its own"
         )
-        if at is not None and at.strays is not None and (at.over or not at.cut.failed):
+        if at is not None and at.strays is not None:
             at.strays.append(error)
         raise error
     return at

@@ -19,6 +19,8 @@ from anabranch.types import Headers
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from anabranch.processing.timers import Timer, Windows
+
 Handler = Callable[..., Any]
 TimerHandler = Callable[[bytes, int], Any]
 
@@ -53,11 +55,11 @@ class Output:
         if value is not None:
             value = self._encode(value)
         raw = key.encode() if isinstance(key, str) else key
-        at.cut.write(self.stream, (value, raw, headers, timestamp or time_of(at.timestamp)))
+        at.write(self.stream, (value, raw, headers, timestamp or time_of(at.timestamp)))
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of an Arrow batch, as of `Transaction.write_batch`; values as bytes or strings."""
-        doing().cut.write_batch(self.stream, batch)
+        doing().write_batch(self.stream, batch)
 
 
 @dataclass(slots=True)
@@ -73,8 +75,12 @@ class NotAHandler(InvalidArgument):
     """A function that does nothing when it is called: what it returns would have to be run, and nothing runs it."""
 
 
+class Awaited(NotAHandler):
+    """The same, of a function whose result has to be awaited."""
+
+
 def is_async(call: Handler) -> bool:
-    """Whether a call is known to give a coroutine. A decorated one may give one all the same: see `is_awaited`."""
+    """Whether a call is known to give a coroutine. A decorated one may, too: see `check_result`."""
     call_of_object = getattr(type(call), "__call__", None)  # noqa: B004 - it is looked at, not called
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(call_of_object)
 
@@ -94,22 +100,16 @@ def check_plain(what: str, call: Handler) -> None:
         )
 
 
-def is_awaited(call: Handler, found: object, *, may_wait: bool = False) -> bool:
-    """Whether what a handler returned is to be awaited; other results, generators aside, do no harm.
-
-    Raises: NotAHandler (it is a generator, or awaitable and ``may_wait`` is False).
-    """
+def check_result(call: Handler, found: object) -> None:
+    """Raise `NotAHandler` for a generator, `Awaited` for an awaitable; other results of handlers do no harm."""
     if inspect.isgenerator(found) or inspect.isasyncgen(found):
         raise NotAHandler(f"{_name(call)} returned a generator, and nothing of that has run")
-    if not inspect.isawaitable(found):
-        return False
-    if not may_wait:
+    if inspect.isawaitable(found):
         if inspect.iscoroutine(found):
             found.close()  # else Python warns of it, too
-        raise NotAHandler(
+        raise Awaited(
             f"{_name(call)} returned an awaitable, which is not awaited here: make it a def"
         )
-    return True
 
 
 def _name(call: Handler) -> str:
@@ -137,7 +137,7 @@ class Program:
         self.inputs: dict[str, Input] = {}
         self.handlers: dict[str, list[Registered]] = {}
         self.stores: dict[str, Store] = {}
-        self.timers: dict[str, TimerHandler] = {}
+        self.timers: dict[str, Timer | Windows] = {}
         self.outputs = set[str]()
         self.cluster: Cluster | None = None  # of plain topics
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from anabranch.errors import InvalidArgument
+from anabranch.errors import EventTooLarge, InvalidArgument
 from anabranch.processing.codecs import Codec
 from anabranch.processing.cut import Doing, doing
 
@@ -61,12 +61,12 @@ class Store:
     def __setitem__(self, key: bytes | str, value: Any) -> None:
         """Set a key's value. A value that is changed in place is not stored: set it again."""
         at = doing()
-        at.cut.put(*self._place(at, key), self._codec.encode(value))
+        self._put(at, *self._place(at, key), self._codec.encode(value))
 
     def __delitem__(self, key: bytes | str) -> None:
         """Delete a key, if it is there."""
         at = doing()
-        at.cut.put(*self._place(at, key), None)
+        at.put(*self._place(at, key), None)
 
     def items(
         self, low: bytes | str = b"", high: bytes | str | None = None, *, prefix: bytes | str = b""
@@ -81,6 +81,13 @@ class Store:
         size = len(self.prefix)
         for row, data in at.cut.scan(at.task, first, end):
             yield row[size:], self._codec.decode(data)
+
+    def _put(self, at: Doing, task: int, row: bytes, value: bytes) -> None:
+        try:
+            at.put(task, row, value)
+        except EventTooLarge as error:
+            key = row[len(self.prefix) :]
+            raise EventTooLarge(f"key {key!r:.100} of store {self.name}: {error}") from error
 
     def _place(self, at: Doing, key: bytes | str) -> tuple[int, bytes]:
         raw = key if key.__class__ is bytes else _bytes(key)

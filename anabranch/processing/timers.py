@@ -6,15 +6,17 @@ A task's event time is a row, too. The end of an input commit moves it, and what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from anabranch.core.legal_names import check_type
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processing.codecs import RAW, Codec
 from anabranch.processing.cut import Cut, Doing, doing, time_of
-from anabranch.processing.program import Output, TimerHandler, check_plain, is_awaited
+from anabranch.processing.failures import Case, Failures, failure_of
+from anabranch.processing.program import Output, TimerHandler, check_plain, check_result
 from anabranch.processing.stores import TIME, Store, after, prefix_of
 
 if TYPE_CHECKING:
@@ -38,10 +40,10 @@ def event_time(cut: Cut, task: int) -> int:
     return int.from_bytes(cut.get(task, _NOW) or b"", "big")
 
 
-def _put_due(cut: Cut, task: int, kind: bytes, due: int, row: bytes) -> None:
+def _put_due(at: Doing, task: int, kind: bytes, due: int, row: bytes) -> None:
     """Set it. If it is due already its value is the event time; a later one fires it, whatever the cuts."""
-    now = event_time(cut, task) if kind == _DUE else -1
-    cut.put_due(task, kind, due, row, _time(now) if due <= now else b"")
+    now = event_time(at.cut, task) if kind == _DUE else -1
+    at.put_due(task, kind, due, row, _time(now) if due <= now else b"")
 
 
 class Timer(Store):
@@ -66,8 +68,8 @@ class Timer(Store):
         doing_now = doing()
         self.cancel(key)
         task, row = self._place(doing_now, key)
-        doing_now.cut.put(task, row, due)
-        _put_due(doing_now.cut, task, self._kind, int(at), row)
+        self._put(doing_now, task, row, due)
+        _put_due(doing_now, task, self._kind, int(at), row)
 
     def cancel(self, key: bytes | str) -> None:
         """Forget the time of this key, if one is set."""
@@ -75,14 +77,18 @@ class Timer(Store):
         task, row = self._place(at, key)
         due = at.cut.get(task, row)
         if due is not None:
-            at.cut.put(task, row, None)
-            at.cut.put(task, self._kind + due + row, None)
+            at.put(task, row, None)
+            at.put(task, self._kind + due + row, None)
 
     def fire(self, key: bytes, due: int) -> None:
         """Its time has come."""
         at = doing()
-        at.cut.put(at.task, self.prefix + key, None)
-        is_awaited(self._call, self._call(key, due))
+        at.put(at.task, self.prefix + key, None)
+        check_result(self._call, self._call(key, due))
+
+    def case(self, place: str, row: bytes, due: int, _: bytes | None) -> Case:
+        """What its function is called with, for a dead letter."""
+        return Case(place, None, row, (), due)
 
 
 class Window:
@@ -158,11 +164,9 @@ class Windows(Store):
             else:
                 yield Window(self, event.key, start)
         if is_late:
-            at.cut.counts["processor_late_events", self.name] += 1
+            at.count("processor_late_events", self.name)
             if self._late is not None:
-                at.cut.write(
-                    self._late.stream, (at.value, event.key, None, time_of(event.timestamp))
-                )
+                at.write(self._late.stream, (at.value, event.key, None, time_of(event.timestamp)))
 
     def value(self, key: bytes, start: int) -> Any:
         """The value of a key in a window that begins at ``start``."""
@@ -178,8 +182,8 @@ class Windows(Store):
             closes = start + self.size + self._grace
             if closes <= event_time(at.cut, task):
                 self.refuse(start)
-            _put_due(at.cut, task, _DUE, closes, row)
-        at.cut.put(task, row, self._codec.encode(value))
+            _put_due(at, task, _DUE, closes, row)
+        self._put(at, task, row, self._codec.encode(value))
 
     def refuse(self, start: int) -> NoReturn:
         """Raises: IllegalState."""
@@ -187,14 +191,18 @@ class Windows(Store):
             f"window {start} of {self.name} is closed: a value that is set now would be lost"
         )
 
-    def close(self, key: bytes, _: int) -> None:
+    def fire(self, key: bytes, _: int) -> None:
         """Close the window of a row's key: call the function, and forget the value."""
         start, of = int.from_bytes(key[:_SIZE], "big"), key[_SIZE:]
         at = doing()
         if self._closed is not None:
             at.key = of
-            is_awaited(self._closed, self._closed(Window(self, of, start, closed=True)))
-        at.cut.put(at.task, self.prefix + key, None)
+            check_result(self._closed, self._closed(Window(self, of, start, closed=True)))
+        at.put(at.task, self.prefix + key, None)
+
+    def case(self, place: str, row: bytes, due: int, data: bytes | None) -> Case:
+        """What its function is called with, for a dead letter. ``data``: the value, as it is stored."""
+        return Case(place, data, row[_SIZE:], (), due)
 
     def _row(self, at: Doing, key: bytes, start: int) -> tuple[int, bytes]:
         task, _ = self._place(at, key)
@@ -205,19 +213,15 @@ class TimeOfTasks:
     """Moves the tasks' event time, and fires what is due."""
 
     def __init__(
-        self, names: dict[bytes, str], handlers: dict[str, TimerHandler], idle: float | None,
-        most: int,
-    ) -> None:  # fmt: skip
-        """``names``: by the prefix of each timer's or windows' rows. ``idle``: seconds, as of `Processor`.
-
-        ``most``: in a cut of so many bytes nothing more fires.
-        """
+        self, timers: Iterable[Timer | Windows], failures: Failures, idle: float | None, most: int
+    ) -> None:
+        """``idle``: seconds, as of `Processor`. ``most``: in a cut of so many bytes nothing more fires."""
         self._most = most
         self._idle_ms = None if idle is None else idle * 1000
         self._wall_ms = self._latest = 0
         self._heard: dict[int, int] = {}  # when a task's last event came, by the wall clock
-        self._names = names
-        self._handlers = handlers
+        self._timers = {one.prefix: one for one in timers}
+        self._failures = failures
         # Tasks and scopes that may have a row of it; a cut tells.
         self._parted = set[tuple[int, bytes]]()
 
@@ -251,7 +255,7 @@ class TimeOfTasks:
         for task, timestamp in latest.items():
             seen = at.cut.get(task, _PART + part) or b""
             timestamp = max(timestamp, int.from_bytes(seen[:_SIZE], "big"))
-            at.cut.put(task, _PART + part, _time(timestamp) + _time(commit))
+            at.put(task, _PART + part, _time(timestamp) + _time(commit))
             self._parted.add((task, part))
 
     def _in_parts(self, cut: Cut, part: bytes, commit: int) -> set[int]:
@@ -269,7 +273,7 @@ class TimeOfTasks:
         cut, row = at.cut, _PART + part
         if (task, part) in self._parted and (seen := cut.get(task, row)) is not None:
             timestamp = max(timestamp, int.from_bytes(seen[:_SIZE], "big"))
-            cut.put(task, row, None)
+            at.put(task, row, None)
         self._latest = max(self._latest, timestamp)
         self._advance(at, task, timestamp)
 
@@ -279,7 +283,7 @@ class TimeOfTasks:
     def _advance(self, at: Doing, task: int, timestamp: int) -> None:
         if timestamp > event_time(at.cut, task):
             at.task = task
-            at.cut.put(task, _NOW, _time(timestamp))
+            at.put(task, _NOW, _time(timestamp))
             self._fire(at, task, _DUE, timestamp)
 
     def fire_wall(self, at: Doing, task: int, now_ms: int) -> None:
@@ -299,7 +303,7 @@ class TimeOfTasks:
 
     def _fire(self, at: Doing, task: int, kind: bytes, until: int) -> None:
         cut = at.cut
-        if (soonest := cut.soonest(task, kind, self._names)) > until:
+        if (soonest := cut.soonest(task, kind, self._timers)) > until:
             return
         # Those that a handler sets meanwhile are looked at next time: so this ends.
         size, now = len(kind), _time(until)
@@ -307,14 +311,30 @@ class TimeOfTasks:
         with closing(cut.scan(task, kind + _time(soonest), kind + _time(until + 1))) as rows:
             for row, _ in rows:
                 place = row[size + _SIZE :]
-                name = self._names.get(place[:_NUMBER])
-                if name is None or cut.get(task, row) in (None, now):
+                timer = self._timers.get(place[:_NUMBER])
+                if timer is None or cut.get(task, row) in (None, now):
                     continue  # another program's, cancelled by one before, or set when it was due already
                 if cut.size >= self._most:
                     cut.late |= kind == _DUE
                     return
-                due = int.from_bytes(row[size : size + _SIZE], "big")
-                at.task, at.key, at.timestamp = task, place[_NUMBER:], due
-                cut.put(task, row, None)
-                self._handlers[name](place[_NUMBER:], due)
-        cut.look_soonest(task, kind, self._names)
+                at.task = task
+                self._call(at, timer, row, size)
+        cut.look_soonest(task, kind, self._timers)
+
+    def _call(self, at: Doing, timer: Timer | Windows, row: bytes, size: int) -> None:
+        """Fire one, or write a dead letter in its place. ``size``: of what is before the time in a row."""
+        due, place = int.from_bytes(row[size : size + _SIZE], "big"), row[size + _SIZE :]
+
+        def fire() -> None:
+            at.undo.clear()
+            at.key, at.timestamp = place[_NUMBER:], due
+            at.put(at.task, row, None)
+            timer.fire(place[_NUMBER:], due)
+
+        def case() -> Case:
+            data = at.cut.get(at.task, place)
+            return timer.case(f"{timer.name}@{due}", place[_NUMBER:], due, data)
+
+        if not self._failures.settle(at, case, partial(failure_of, fire)):
+            for gone in (row, place):
+                at.put(at.task, gone, None)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
+import signal
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -20,6 +23,7 @@ from anabranch.client.transaction import Transaction
 from anabranch.errors import BeginAgainError, IllegalState, InvalidArgument, NotReady, TenureLost
 from anabranch.ports import TableError, TopicPartition, TopicSpec
 from anabranch.processing.app import Processor
+from anabranch.processing.handlers import HandlerFailed
 from anabranch.processing.membership import AllTasks
 from anabranch.processing.plain import import_group, outputs_of
 from anabranch.processing.state import StateReader
@@ -318,8 +322,6 @@ def test_what_a_stream_takes_may_change(place: Place) -> None:
         for key, most in ((b"a", 1_048_588), (b"b", 5_000_000), (b"c", 1_500_000)):
             settings = {topic: {"max.message.bytes": str(most)} for topic in topics_of("nyc/out")}
             place.cluster.log("admin").alter_topics(settings)
-            if key == b"c":  # learned, and no output was too big then
-                worker._commits._limits["nyc/out"] = 5_000_000
             place.write(key, value=b"2000000")
             steps(worker)
     assert (place.written(), place.written("nyc/dead")) == ([b"b"], [b"a", b"c"])
@@ -478,4 +480,191 @@ def test_a_result_that_nothing_would_run_stops_the_worker_before_anything_is_con
         steps(worker)
     (task,) = place.client.processor(app.name).tasks
     assert task.sequence < 2, "the commit that failed"
+    assert place.written("nyc/dead") == []
+
+
+def failing(app: Processor, what: str) -> None:
+    """Handlers that fail at what has the value b'bad', in many ways, after they have written."""
+    out, seen = app.output("nyc/out"), app.store("seen")
+    source = app.input("nyc/in")
+    windows = app.windows("hours", 1, value=bytes)
+
+    @app.timer("due")
+    def due(key: bytes, at: int) -> None:
+        out.write(b"%d" % at, key=key)
+        if what == "timer" and key == b"bad":
+            raise ValueError("no")
+
+    @windows.on_close
+    def closed(window: Any) -> None:
+        out.write(b"closed", key=window.key)
+        if what == "window" and window.key == b"bad":
+            raise ValueError("no")
+
+    def by_event(event: Any) -> None:
+        out.write(event.value, key=event.key)
+        if what == "timer":
+            due.set(event.key, 1500)
+        if what == "window":
+            for window in windows.of(event):
+                window.value = event.value
+        if event.key != b"bad":
+            return
+        if what == "row":
+            seen[event.key] = bytes(1_100_000)
+        elif what == "key of a row":
+            seen[b"k" * 1_100_000] = b""
+        elif what == "window's row":
+            next(windows.of(event)).value = bytes(1_100_000)
+        elif what == "cancelled":
+            raise asyncio.CancelledError
+        elif what == "exit":
+            raise SystemExit(3)
+
+    def by_batch(batch: Any) -> None:
+        out.write_batch(batch.select(["key", "value"]))
+        if b"bad" in batch["key"].to_pylist():
+            raise ValueError("no")
+
+    async def cancels(event: Any) -> None:
+        out.write(event.value, key=event.key)
+        if event.key == b"bad" and what == "cancels itself":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        elif event.key == b"bad":
+            task = asyncio.create_task(ends())
+            await task
+        await asyncio.sleep(0)
+
+    async def ends() -> None:
+        raise SystemExit(3)
+
+    if what == "batch":
+        app.on(source, batch=True)(by_batch)
+    else:
+        app.on(source)(cancels if what in ("cancels itself", "exit of a task") else by_event)
+
+
+FAILS = {
+    "timer": (b"due@1500", None),
+    "window": (b"hours@1000", b"1"),
+    "batch": (b"nyc/in[0]@7", b"1"),
+    "row": (b"nyc/in[0]@7", b"1"),
+    "key of a row": (b"nyc/in[0]@7", b"1"),
+    "window's row": (b"nyc/in[0]@7", b"1"),
+    "cancelled": (b"nyc/in[0]@7", b"1"),
+    "exit": (b"nyc/in[0]@7", b"1"),
+    "cancels itself": (b"nyc/in[0]@7", b"1"),
+    "exit of a task": (b"nyc/in[0]@7", b"1"),
+}
+SAYS = {
+    "row": "EventTooLarge: key b'bad' of store seen: a row of 1100007 bytes; nyc/p.state takes up to",
+    "key of a row": "EventTooLarge: key b'kkk",
+    "window's row": "of store hours: a row of",
+    "cancelled": "CancelledError",
+    "exit": "SystemExit: 3",
+    "cancels itself": "CancelledError",
+    "exit of a task": "SystemExit: 3",
+}
+
+
+@pytest.mark.parametrize("what", FAILS)
+def test_whatever_fails_is_a_dead_letter_alone(place: Place, what: str) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=1, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    failing(app, what)
+    good = [b"%02d" % n for n in range(20)]
+    place.write(*good[:7], b"bad", *good[7:])
+    place.write(b"end", timestamp=1700)
+    with closing(place.worker(app)) as worker:
+        worker.stop.set()  # no pauses between tries
+        steps(worker)
+        assert worker.metrics.total("processor_dead_letters") == 1
+    (dead,) = place.events("nyc/dead")
+    from_, value = FAILS[what]
+    headers = dict(dead.headers)
+    assert (dead.key, dead.value, headers["from"]) == (b"bad", value, from_)
+    assert SAYS.get(what, "ValueError: no").encode() in (headers["error"] or b"")
+    written = [*good, b"end"]
+    if what in ("timer", "window"):  # its event has been handled
+        written += [b"bad", *good, *([b"end"] if what == "timer" else [])]
+    assert sorted(place.written()) == sorted(written)
+    with closing(place.worker(app, "again")) as worker:  # it is gone from the state, too
+        place.write(b"more", timestamp=1900)
+        steps(worker)
+        assert worker.metrics.total("processor_dead_letters") == 0
+
+
+@pytest.mark.parametrize("what", FAILS)
+def test_without_dead_letters_it_stops_the_worker_by_name(place: Place, what: str) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0)
+    failing(app, what)
+    place.write(*([b"0"] * 7), b"bad")
+    place.write(b"end", timestamp=1700)
+    from_, _ = FAILS[what]
+    named = b"nyc/in[0]@0 on" if what == "batch" else from_
+    with closing(place.worker(app)) as worker, pytest.raises(HandlerFailed) as failed:
+        steps(worker)
+    assert named.decode() in str(failed.value)
+    assert SAYS.get(what, "ValueError: no") in str(failed.value)
+
+
+def test_a_failed_event_is_tried_again_by_itself_and_pauses_are_those_of_the_first(
+    place: Place,
+) -> None:
+    """A mistake of a producer is in all of its events; an error that passes is waited for again."""
+    app = Processor("nyc/p", tasks=1, commit_interval=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out, calls = app.output("nyc/out"), list[bytes]()
+
+    @app.on(app.input("nyc/in"))
+    def handle(event: Any) -> None:
+        calls.append(event.key)
+        out.write(event.value, key=event.key)
+        if event.key == b"bad" or (event.key == b"later" and calls.count(b"later") % 3):
+            raise ValueError
+
+    def pauses(*keys: bytes) -> list[float]:
+        calls.clear()
+        place.write(*keys)
+        with (
+            closing(place.worker(app, keys[0].decode())) as worker,
+            patch.object(worker.stop, "wait", side_effect=lambda _: False) as wait,
+        ):
+            steps(worker)
+        return [call.args[0] for call in wait.call_args_list]
+
+    assert pauses(b"a", b"bad", b"b", b"bad", b"c") == [0.1, 0.2, 0, 0]
+    assert calls == [b"a", *[b"bad"] * 3, b"b", *[b"bad"] * 3, b"c"]
+    assert pauses(b"bad", b"later", b"bad") == [0.1, 0.2, 0, 0, 0.1, 0.2]
+    assert place.written() == [b"a", b"b", b"c", b"later"]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_what_a_signal_raises_is_no_failure_of_an_event(
+    place: Place, kind: type[BaseException], side_by_side: bool
+) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+
+    def end(*_: Any) -> None:
+        raise kind("the signal")
+
+    def handle(_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(5)
+
+    async def later(event: Any) -> None:
+        handle(event)
+
+    app.on(app.input("nyc/in"))(later if side_by_side else handle)
+    place.write(b"a")
+    before = signal.signal(signal.SIGUSR1, end)
+    try:
+        with closing(place.worker(app)) as worker, pytest.raises(kind, match="the signal"):
+            steps(worker)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     assert place.written("nyc/dead") == []
