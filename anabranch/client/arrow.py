@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anabranch.batches.columns_write import Bytes, BytesColumn, EventColumns, HeadersColumn, Numbers
+from anabranch.core.limits import HEADERS, LATEST, RESERVED, bad_time, check_header_name
 from anabranch.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -15,9 +16,8 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 65_536
 _NO_BYTES: Bytes = np.empty(0, dtype=np.uint8)
 _COLUMNS = ("value", "key", "headers", "timestamp")
-_RESERVED = b"ab."
+_OURS = RESERVED.encode()
 _PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
-_MOST_MS = (1 << 63) - 1
 
 
 def columns_of(batch: pa.RecordBatch | pa.Table) -> list[EventColumns]:
@@ -127,6 +127,7 @@ def _headers(array: pa.Array) -> HeadersColumn:
     starts, counts = _spans(array, array.buffers()[1], wide, "headers")
     counts = np.maximum(counts, 0)
     pairs = array.values
+    HEADERS.check(int(counts.max(initial=0)), "an event")
     if len(counts) and int((starts + counts).max()) > len(pairs):
         raise InvalidArgument("column 'headers' has offsets beyond its data")
     names = _bytes(pairs.field("key"), "headers.key", text_only=True)
@@ -149,15 +150,16 @@ def _check_names(names: BytesColumn, taken: np.ndarray[tuple[int], np.dtype[np.b
     starts, sizes = names.starts[taken], names.sizes[taken]
     if (sizes < 0).any():
         raise InvalidArgument("column 'headers': a header without a key")
-    long = starts[sizes >= len(_RESERVED)]
+    long = starts[sizes >= len(_OURS)]
     reserved = np.ones(len(long), dtype=np.bool_)
-    for i, byte in enumerate(_RESERVED):
+    for i, byte in enumerate(_OURS):
         reserved &= names.data[long + i] == byte
     if reserved.any():
-        row = int(np.flatnonzero(taken)[sizes >= len(_RESERVED)][reserved][0])
-        raise InvalidArgument(
-            f"header name {names.at(row)!r}: a string that does not begin with {_RESERVED.decode()!r}"
-        )
+        check_header_name(names.at(int(np.flatnonzero(taken)[sizes >= len(_OURS)][reserved][0])))
+    if names.data.max(initial=0) > 127:  # an array that was made of bytes may have any
+        for row in np.flatnonzero(taken).tolist():
+            name = names.at(row) or b""
+            check_header_name(name.decode(errors="surrogateescape"))
 
 
 def _timestamps(array: pa.Array) -> Numbers:
@@ -184,9 +186,8 @@ def _timestamps(array: pa.Array) -> Numbers:
     if per_second > 1000:
         stamps = stamps // (per_second // 1000)
     low, high = int(stamps.min()), int(stamps.max())
-    if low <= 0 or (per_second == 1 and high > _MOST_MS // 1000):
-        bad = low if low <= 0 else high
-        raise InvalidArgument(f"timestamp {bad!r}: Unix milliseconds above 0, or null for now")
+    if low <= 0 or high > (LATEST // 1000 if per_second == 1 else LATEST):
+        raise InvalidArgument(bad_time(low if low <= 0 else high))
     if per_second == 1:
         stamps = stamps * 1000
     if nulls is not None:

@@ -6,13 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anabranch.client.handle import Handle, Shared
-from anabranch.client.receipt_account import (
-    StateRow,
-    StreamLane,
-    headers_size,
-)
+from anabranch.client.receipt_account import StateRow, StreamLane
 from anabranch.client.reservation import WRITER, RightNames, narrow_at
 from anabranch.core.legal_names import check_type, is_state
+from anabranch.core.limits import headers_size
 from anabranch.core.tokens import TokenBytes
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.ports import RecordHeaders

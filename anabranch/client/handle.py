@@ -16,14 +16,13 @@ from anabranch.client.receipt_account import (
     StreamLane,
     WriteFunction,
     WriterAccount,
-    check_event,
     check_fields,
-    check_headers,
     check_layout,
-    check_timestamp,
+    warn_of_seconds,
 )
 from anabranch.client.session import Session
 from anabranch.core.legal_names import check_type, is_state
+from anabranch.core.limits import check_event, check_headers, check_timestamp
 from anabranch.core.stream_states import ACTIVE, FORGOTTEN, WAITING
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
@@ -164,6 +163,7 @@ class Handle:
         pairs = check_headers(headers) if headers is not None else None
         if timestamp is not None:
             check_timestamp(timestamp)
+            warn_of_seconds(timestamp)
         with self._lock:
             try:
                 hot = self._hot.get(stream)

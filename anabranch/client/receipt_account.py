@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
@@ -16,8 +16,9 @@ from zlib import crc32
 from anabranch.client.ports import JournalWriter
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.core.journal.receipts import CRC_MODULUS, left_behind
+from anabranch.core.limits import check_bytes, check_event, check_headers, headers_size
 from anabranch.core.partitioner import mix, record_checksum
-from anabranch.errors import AlreadyCommitted, EventTooLarge, InvalidArgument, MalformedRecord
+from anabranch.errors import AlreadyCommitted, InvalidArgument, MalformedRecord
 from anabranch.ports import JournalRecord, RecordHeaders, TopicPartition
 from anabranch.schemas.records import Extent, Outcome, Receipt, SegmentRange, Touched
 from anabranch.topics.names import journal_topic
@@ -31,9 +32,8 @@ log = logging.getLogger("anabranch.client")
 # Events without a key go to one segment for so many bytes, then to the next.
 STICKY_BYTES = 32 << 10
 RECORD_OVERHEAD = 128  # more than framing and the ab.txn header take of a batch's size
+_SECONDS_MS = 10**11  # March 1973; this many seconds are the year 5138
 _KNOWN_KEYS = 20_000  # the places of the first so many keys are remembered for each stream
-_RESERVED = "ab."
-_SECONDS_MS = 10**11  # March 1973; so many seconds are the year 5138
 
 WriteFunction: TypeAlias = (
     "Callable[[bytes | None, bytes | None, RecordHeaders | None, int | None], None]"
@@ -138,13 +138,7 @@ class StreamLane:
         self._check_bytes(len(key or b"") + len(value or b"") + headers_size(headers))
 
     def _check_bytes(self, size: int) -> None:
-        if size > self._room:
-            error = EventTooLarge(
-                f"an event of {size} bytes; {self.topic} takes up to {self._room} of key, value and headers "
-                "(topic setting max.message.bytes)"
-            )
-            error.stream, error.most = self.stream, self._room
-            raise error
+        check_bytes(size, self._room, self.stream, self.topic)
 
     def _make_write(
         self, segments: Sequence[SegmentRange], journal: JournalWriter, writer: int
@@ -280,48 +274,13 @@ class WriterAccount:
         return Receipt(self.txn_id, self.writer, self._sequence, finished, tuple(extents), seen)
 
 
-def headers_size(headers: RecordHeaders | None) -> int:
-    """About how many bytes headers take in a record."""
-    if not headers:
-        return 0
-    return sum(len(name) + len(value or b"") + 6 for name, value in headers)
-
-
-def check_headers(headers: Headers | None) -> RecordHeaders | None:
-    """Headers as a list of (name, bytes or None). `InvalidArgument`."""
-    if not headers:
-        return None
-    # Callers without a type checker pass anything.
-    pairs: Iterable[tuple[Any, Any]] = headers.items() if isinstance(headers, Mapping) else headers
-    found: list[tuple[str, bytes | None]] = []
-    for name, value in pairs:
-        if not isinstance(name, str) or name.startswith(_RESERVED):
-            raise InvalidArgument(
-                f"header name {name!r}: a string that does not begin with {_RESERVED!r}"
-            )
-        if not name.isascii() and not _is_utf8(name):
-            # librdkafka's producer in Python would end the process.
-            raise InvalidArgument(f"header name {name!r}: a lone surrogate, which no UTF-8 has")
-        if value is not None and not isinstance(value, bytes):
-            raise InvalidArgument(f"header {name!r}: bytes or None, not {type(value).__name__}")
-        found.append((name, value))
-    return found
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _unpack(
     event: EventFields,
 ) -> tuple[bytes | None, bytes | None, RecordHeaders | None, int]:
     """Value, key, headers and timestamp (0: none) of an event that is not given as a pair."""
     check_fields(event)
     value, key, headers, timestamp = (*event, None, None, None)[:4]
+    warn_of_seconds(timestamp)
     return value, key, check_headers(headers), timestamp or 0
 
 
@@ -336,15 +295,6 @@ def check_fields(event: EventFields) -> None:
     check_event(key, value, timestamp)
 
 
-def check_event(key: bytes | None, value: bytes | None, timestamp: int | None) -> None:
-    """Raise `InvalidArgument` for types and ranges that no broker takes."""
-    if key is not None and not isinstance(key, bytes):
-        raise InvalidArgument(f"a key is bytes or None, not {type(key).__name__}")
-    if value is not None and not isinstance(value, bytes):
-        raise InvalidArgument(f"a value is bytes or None, not {type(value).__name__}")
-    check_timestamp(timestamp)
-
-
 def check_layout(stream: str, segments: Sequence[SegmentRange]) -> None:
     """`MalformedRecord` if a controller answered without segments: no key could be placed."""
     if not segments:
@@ -353,20 +303,14 @@ def check_layout(stream: str, segments: Sequence[SegmentRange]) -> None:
         )
 
 
-def check_timestamp(timestamp: object) -> None:
-    """Raise `InvalidArgument` unless it is Unix milliseconds, 1 or more, or None (now)."""
-    if timestamp is not None and (
-        isinstance(timestamp, bool) or not (isinstance(timestamp, int) and 0 < timestamp < 1 << 63)
-    ):
-        raise InvalidArgument(
-            f"timestamp {timestamp!r}: Unix milliseconds above 0, or None for now"
-        )
-    if isinstance(timestamp, int) and timestamp < _SECONDS_MS:
-        _warn_of_seconds(timestamp)
+def warn_of_seconds(timestamp: int | None) -> None:
+    """Log, once a process, that a time is probably in seconds."""
+    if timestamp is not None and timestamp < _SECONDS_MS:
+        _warn(timestamp)
 
 
-@lru_cache(1)  # once a process
-def _warn_of_seconds(timestamp: int) -> None:
+@lru_cache(1)
+def _warn(timestamp: int) -> None:
     log.warning(
         "timestamp %d ms is before 1973: is it in seconds? Retention may delete such events at once",
         timestamp,

@@ -1,15 +1,17 @@
 """All limits of what others send and ask for, in one table: checked before anything is logged.
 
+The rules of events come after it: what key, value, headers, time and size may be, whatever way an event comes in.
+
 `docs/operations.md` prints it, and a test holds the two together. Limits that an operator may choose are in
 `anabranch.core.decisions.turn.Settings`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-from anabranch.errors import InvalidArgument
+from anabranch.errors import EventTooLarge, InvalidArgument
 from anabranch.schemas import records as r
 
 
@@ -57,10 +59,8 @@ UNREAD = Limit(
 EXTENTS = Limit(20_000, "extents", "a receipt")
 RECEIPTS = Limit(3 << 20, "bytes", "the receipts of a transaction's writers, about")
 WAITERS = Limit(1_000, "askers", "askers that wait for one commit")
-HEADERS = Limit(1_000, "headers", "an event of a one-shot")
-EVENT_TIME = Limit(
-    253_402_300_799_999, "ms", "the time of an event of a one-shot, Unix (the end of 9999)"
-)
+HEADERS = Limit(1_000, "headers", "an event")
+EVENT_TIME = Limit(253_402_300_799_999, "ms", "the time of an event, Unix (the end of 9999)")
 SEGMENTS = Limit(10_000, "segments", "a stream, and what one scaling seals or opens")
 STREAM_PARTITIONS = Limit(20_000, "partitions", "a stream")
 MESSAGE = Limit(64 << 20, "bytes", "`max.message.bytes` of a stream")
@@ -174,3 +174,159 @@ def weight(answer: object) -> int:
             return 1024 + 32 * len(answer.segments) + 24 * sum(map(len, maps))
         case _:
             return 1024
+
+
+# -- events: one rule for all ways in -------------------------------------------------------------------
+#
+# Calls refuse an event by name. Records that other programs wrote to journals are rejected by the same rules, and
+# counted: `bad_header`, `bad_time`, `bad_key`.
+
+Pairs: TypeAlias = "Sequence[tuple[str, bytes | None]]"
+
+RESERVED = "ab."  # names of headers that begin so are anabranch's own
+NO_TIME = -1  # the time of a record that has none; in commands: now
+LATEST = EVENT_TIME.value
+AHEAD_MS = 3_600_000  # clocks may be apart, and Kafka allows as much by default
+_HEADER_OVERHEAD = 6  # about what a header takes beside name and value
+
+
+class Room(NamedTuple):
+    """A stream's own limits of an event."""
+
+    stream: str = ""
+    most: int | None = None  # bytes of key, value and headers; None: not known here
+    is_table: bool = False
+    latest: int = LATEST  # the latest time that an event may have now, Unix milliseconds
+
+
+ANY_STREAM = Room()
+
+
+def judge(
+    key: object, value: object, headers: Any, timestamp: object, room: Room = ANY_STREAM
+) -> Pairs | None:
+    """The headers of an event that may be written, as pairs.
+
+    ``headers``: pairs or a mapping, or None. ``timestamp``: Unix milliseconds, or None: now.
+
+    Raises: InvalidArgument, EventTooLarge.
+    """
+    check_event(key, value, timestamp)
+    pairs = check_headers(headers)
+    if isinstance(timestamp, int):
+        check_ahead(timestamp, room.latest, room.stream)
+    if room.is_table:
+        check_row_key(key)
+    if room.most is not None:
+        check_size(key, value, pairs, room.most, room.stream)  # type: ignore[arg-type]
+    return pairs
+
+
+def check_event(key: object, value: object, timestamp: object) -> None:
+    """Raise `InvalidArgument` for a key, value or time that no stream takes."""
+    if key is not None and not isinstance(key, bytes):
+        raise InvalidArgument(f"a key is bytes or None, not {type(key).__name__}")
+    if value is not None and not isinstance(value, bytes):
+        raise InvalidArgument(f"a value is bytes or None, not {type(value).__name__}")
+    check_timestamp(timestamp)
+
+
+def check_timestamp(timestamp: object) -> None:
+    """Raise `InvalidArgument` unless it is Unix milliseconds, from 1 to the end of 9999, or None (now)."""
+    if timestamp is None:
+        return
+    if isinstance(timestamp, bool) or not isinstance(timestamp, int) or not 0 < timestamp <= LATEST:
+        raise InvalidArgument(bad_time(timestamp))
+
+
+def bad_time(timestamp: object) -> str:
+    """The text of the refusal of a time that is out of range."""
+    return f"timestamp {timestamp!r}: Unix milliseconds above 0, up to {LATEST} (the end of 9999), or None for now"
+
+
+def latest_time(now_ms: int, retention_ms: int) -> int:
+    """The latest time that an event may have now, in a stream with this retention (-1: none by time).
+
+    Brokers delete a log's oldest part only once its latest time is older than the retention. So an event may delay
+    that by the retention again, or an hour, and no longer.
+    """
+    return LATEST if retention_ms < 0 else min(LATEST, now_ms + max(retention_ms, AHEAD_MS))
+
+
+def check_ahead(timestamp: int, latest: int, stream: str) -> None:
+    """`InvalidArgument` for a time that would keep the stream's retention off."""
+    if timestamp > latest:
+        raise InvalidArgument(
+            f"timestamp {timestamp} is too far ahead: {stream} has retention.ms, and takes events up to that much "
+            f"ahead, or an hour: {latest} now"
+        )
+
+
+def check_headers(headers: Any) -> Pairs | None:
+    """Headers as (name, bytes or None) pairs; None if there are none. `InvalidArgument`."""
+    if not headers:
+        return None
+    pairs: Iterable[tuple[Any, Any]] = headers.items() if isinstance(headers, Mapping) else headers
+    found: list[tuple[str, bytes | None]] = []
+    try:
+        for name, value in pairs:
+            if type(name) is not str or not name.isascii() or name.startswith(RESERVED):
+                check_header_name(name)
+            if value is not None and not isinstance(value, bytes):
+                raise InvalidArgument(f"header {name!r}: bytes or None, not {type(value).__name__}")
+            found.append((name, value))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"headers are (name, bytes) pairs or a mapping, not {headers!r:.80}"
+        ) from error
+    HEADERS.check(len(found), "an event")
+    return found
+
+
+def check_header_name(name: object) -> None:
+    """Raise `InvalidArgument` unless it is a text that UTF-8 has, and not reserved."""
+    if not isinstance(name, str) or name.startswith(RESERVED):
+        raise InvalidArgument(
+            f"header name {name!r}: a string that does not begin with {RESERVED!r}"
+        )
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            # librdkafka's producer in Python would end the process.
+            raise InvalidArgument(
+                f"header name {name!r}: a lone surrogate, which no UTF-8 has"
+            ) from None
+
+
+def check_row_key(key: object) -> bytes:
+    """The key of a table's row. `InvalidArgument` unless it can be one."""
+    if not isinstance(key, bytes) or not 1 <= len(key) <= ROW_KEY.value:
+        what = f"{len(key)} bytes" if isinstance(key, bytes) else f"{key!r:.100}"
+        raise InvalidArgument(f"a row's key is bytes, 1 to {ROW_KEY.value:,} of them, not {what}")
+    return key
+
+
+def headers_size(headers: Pairs | None) -> int:
+    """About how many bytes headers take in a record."""
+    if not headers:
+        return 0
+    return sum(len(name) + len(value or b"") + _HEADER_OVERHEAD for name, value in headers)
+
+
+def check_size(
+    key: bytes | None, value: bytes | None, headers: Pairs | None, most: int, stream: str
+) -> None:
+    """`EventTooLarge` if the stream takes fewer bytes of key, value and headers."""
+    check_bytes(len(key or b"") + len(value or b"") + headers_size(headers), most, stream)
+
+
+def check_bytes(size: int, most: int, stream: str, topic: str = "") -> None:
+    """`EventTooLarge` if an event has more bytes than the stream takes. ``topic``: the one that refuses it."""
+    if size > most:
+        error = EventTooLarge(
+            f"an event of {size} bytes; {topic or stream} takes up to {most} of key, value and headers "
+            "(topic setting max.message.bytes)"
+        )
+        error.stream, error.most = stream, most
+        raise error

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from anabranch.client.arrow import columns_of
-from anabranch.client.receipt_account import check_event, check_headers, headers_size
+from anabranch.core.limits import check_event, check_headers, headers_size
 from anabranch.core.partitioner import task_of
 from anabranch.errors import AnabranchError, EventTooLarge, IllegalState, InvalidArgument
 from anabranch.processing.table import Table

@@ -9,11 +9,11 @@ from typing import Self, TypeVar
 
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.legal_names import check_type
+from anabranch.core.limits import ROW_KEY, check_row_key
 from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired
 from anabranch.tables.indexes import Indexed
 from anabranch.tables.store import Seen, Store
 
-MAX_KEY_BYTES = 8192
 T = TypeVar("T")
 
 
@@ -73,13 +73,13 @@ class TableSnapshot:
         Raises: InvalidArgument, IllegalState (closed), SnapshotExpired (the table is loaded again).
         """
         number = self._number(table)
-        row = self._store.row(number, check_key(key), self.timestamp)
+        row = self._store.row(number, check_row_key(key), self.timestamp)
         self._number(table)  # still the same, so it was when it was read
         return row
 
     def get_many(self, table: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """The rows of those of these keys that are there, in less time than by `get`; raises as it does."""
-        wanted = sorted({check_key(key) for key in keys})
+        wanted = sorted({check_row_key(key) for key in keys})
         rows = self._store.get_many(self._number(table), wanted, self.timestamp)
         self._number(table)  # still the same, so it was when it was read
         return rows
@@ -139,7 +139,7 @@ class TableSnapshot:
     def look(self, table: str, key: bytes) -> Seen:
         """A key, and its newest version. Raises: as `get`."""
         number = self._number(table)
-        seen = self._store.get(number, check_key(key), self.timestamp)
+        seen = self._store.get(number, check_row_key(key), self.timestamp)
         self._number(table)  # still the same, so it was when it was read
         return seen
 
@@ -149,7 +149,7 @@ class TableSnapshot:
         Each was valid from its ``timestamp`` until that of the one before it. Raises: as `get`.
         """
         number = self._number(table)
-        return self._while_open(self._store.versions(number, check_key(key), self.timestamp))
+        return self._while_open(self._store.versions(number, check_row_key(key), self.timestamp))
 
     def stamped(self, table: str) -> Iterator[tuple[bytes, bytes, int, bytes]]:
         """All rows in the order of their keys: key, row, commit timestamp and transaction id. Raises: as `get`."""
@@ -206,14 +206,6 @@ def taken(
     return TableSnapshot(store, time, {table: m.number for table, m in marks.items()}, closed)
 
 
-def check_key(key: object) -> bytes:
-    """`InvalidArgument` unless it can be a row's key."""
-    if not isinstance(key, bytes) or not 1 <= len(key) <= MAX_KEY_BYTES:
-        what = f"{len(key)} bytes" if isinstance(key, bytes) else f"{key!r:.100}"
-        raise InvalidArgument(f"a row's key is bytes, 1 to {MAX_KEY_BYTES:,} of them, not {what}")
-    return key
-
-
 def check_limit(limit: int | None) -> None:
     """`InvalidArgument` unless so many rows can be asked for."""
     if limit is not None:
@@ -229,9 +221,9 @@ def bounds(
     for end in (low, high, prefix):
         if end is not None and not isinstance(end, bytes):
             raise InvalidArgument(f"ranges and prefixes of keys are bytes, not {end!r:.100}")
-        if len(end or b"") > MAX_KEY_BYTES + 1:  # just behind the longest key
+        if len(end or b"") > ROW_KEY.value + 1:  # just behind the longest key
             raise InvalidArgument(
-                f"an end of a range has {len(end or b''):,} bytes: keys have {MAX_KEY_BYTES:,} at most"
+                f"an end of a range has {len(end or b''):,} bytes: keys have {ROW_KEY.value:,} at most"
             )
     if prefix is not None:
         if low is not None or high is not None:

@@ -9,11 +9,12 @@ from functools import wraps
 from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
 from typing import Concatenate, Literal, NoReturn, ParamSpec, Protocol, TypeVar
 
+from anabranch.core.limits import check_row_key
 from anabranch.errors import IllegalState, InvalidArgument, LocksBroken, RowExists, RowMissing
 from anabranch.schemas.records import WriterAt
 from anabranch.tables.locks import Locks, broken
 from anabranch.tables.own_writes import Local, OwnRows, Written, merged
-from anabranch.tables.snapshot import TableSnapshot, bounds, check_key, check_limit
+from anabranch.tables.snapshot import TableSnapshot, bounds, check_limit
 
 Isolation = Literal["serializable", "snapshot"]
 BROKEN = "its locks are broken"
@@ -105,7 +106,7 @@ class TableWork:
         already), IllegalState (it is over), SnapshotExpired.
         """
         self._check()
-        own = self._own.get(table, check_key(key))
+        own = self._own.get(table, check_row_key(key))
         if own is not None:
             self._note(own.by)
             return own.value
@@ -198,7 +199,7 @@ class TableWork:
         if key is not None and not low is high is prefix is None:
             raise InvalidArgument("give a key, a prefix, or low and high")
         if key is not None:
-            self._locks.point(table, check_key(key))
+            self._locks.point(table, check_row_key(key))
         else:
             self._locks.span(table, *bounds(low, high, prefix))
 
@@ -250,7 +251,7 @@ class TableWork:
         self._view.check_open()
         if self._broken is not None:
             self._fail(self._broken)
-        check_key(key)
+        check_row_key(key)
         if not self._reads_lock:
             self._locks.point(table, key)
         self._wrote = True

@@ -21,6 +21,7 @@ from anabranch.batches.records import Record, decode_records
 from anabranch.client import receipt_account as writing
 from anabranch.client.arrow import columns_of
 from anabranch.client.receipt_account import StreamLane, WriterAccount
+from anabranch.core.limits import LATEST
 from anabranch.core.partitioner import SPACE, even_ranges, position_of
 from anabranch.errors import EventTooLarge
 from anabranch.schemas.records import SegmentRange, Touched
@@ -33,7 +34,7 @@ _BYTES = st.none() | st.binary(max_size=30) | st.binary(min_size=100, max_size=1
 _KEYS = st.none() | st.binary(max_size=12) | st.sampled_from([b"a", b"b", b"c"])
 _NAMES = st.text(max_size=5).filter(lambda name: not name.startswith("ab."))
 _HEADERS = st.none() | st.lists(st.tuples(_NAMES, _BYTES), max_size=3)
-_TIMES = st.none() | st.integers(1, (1 << 63) - 1) | st.integers(NOW - 9000, NOW + 9000)
+_TIMES = st.none() | st.integers(1, LATEST) | st.integers(NOW - 9000, NOW + 9000)
 EVENTS = st.lists(st.tuples(_BYTES, _KEYS, _HEADERS, _TIMES), min_size=1, max_size=60)
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from anabranch import errors
+from anabranch.core.limits import LATEST
 from anabranch.schemas import records as r
 from tests.batches.test_columns_write import HEADERS
 from tests.client.answers import STREAM, token_of
@@ -101,7 +102,7 @@ ACCEPTED: list[tuple[str, pa.Array, list[Any]]] = [
     ("key", pa.array(TEXT, pa.string()), DATA),
     ("key", pa.array(DATA).dictionary_encode(), DATA),
     ("key", pa.nulls(3), [None] * 3),
-    ("timestamp", pa.array([1, None, 1 << 62]), [1, 0, 1 << 62]),
+    ("timestamp", pa.array([1, None, LATEST]), [1, 0, LATEST]),
     ("timestamp", pa.array([1, None, 2], pa.timestamp("s")), [1000, 0, 2000]),
     ("timestamp", pa.array([1, None, 2], pa.timestamp("ms")), [1, 0, 2]),
     ("timestamp", pa.array([1999, None, 2000], pa.timestamp("us")), [1, 0, 2]),

@@ -23,6 +23,7 @@ from anabranch.core.decisions.transactions import (
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import is_marked
 from anabranch.core.legal_names import check_name, is_state
+from anabranch.core.limits import LATEST, NO_TIME, RESERVED
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn
 from anabranch.core.stream_settings import MAX_MESSAGE
@@ -293,10 +294,8 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
             former, events = stream, by_stream[stream]
             most = int(turn.state.streams[stream].settings.get(MAX_MESSAGE, limits.MESSAGE.value))
             may_be_big = _FRAMING + turn.command_bytes > most
-        if timestamp != -1 and not 0 <= timestamp <= limits.EVENT_TIME.value:
-            raise InvalidArgument(
-                f"an event's timestamp is {timestamp} ms: -1 (now) to {limits.EVENT_TIME.value}"
-            )
+        if not NO_TIME <= timestamp <= LATEST:
+            raise InvalidArgument(f"an event's timestamp is {timestamp} ms: -1 (now) to {LATEST}")
         if headers or may_be_big:
             limits.HEADERS.check(len(headers), "an event")
             size = _size_of(event)
@@ -305,7 +304,7 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
                     f"an event of {size:,} bytes; {stream} takes up to {most:,} (its setting {MAX_MESSAGE})"
                 )
             for name, _ in headers:
-                if name.startswith("ab."):
+                if name.startswith(RESERVED):
                     raise InvalidArgument(f"header {name!r}: names that begin so are reserved")
         events.append(event)
     for table in by_stream.keys() & turn.state.tables.keys():

@@ -1,0 +1,140 @@
+"""One rule for events: whatever call a bad event comes by, the answer is the same, and nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from anabranch import errors
+from anabranch.core.limits import LATEST, Room, judge
+from tests.client.answers import STREAM, token_of
+from tests.client.bench import Bench
+
+LIMIT = 5_000  # bytes that the journal takes
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+Event = Mapping[str, Any]
+
+# What is wrong -> the event's fields, besides a good value and key, and a part of the error's text.
+BAD: dict[str, tuple[Event, str]] = {
+    "time 0": ({"timestamp": 0}, "timestamp 0: Unix milliseconds above 0"),
+    "time below 0": ({"timestamp": -2}, "timestamp -2: Unix milliseconds above 0"),
+    "year 10000": ({"timestamp": LATEST + 1}, "timestamp 253402300800000: .*the end of 9999"),
+    "microseconds": ({"timestamp": 1_735_689_600_000_000}, "timestamp 1735689600000000: "),
+    "2^62": ({"timestamp": 1 << 62}, "timestamp 4611686018427387904: "),
+    "beyond 64 bits": ({"timestamp": 1 << 63}, "timestamp 9223372036854775808: "),
+    "time that is no whole number": ({"timestamp": 1.5}, "timestamp 1.5: "),
+    "time that is a truth": ({"timestamp": True}, "timestamp True: "),
+    "text as key": ({"key": "k"}, "a key is bytes or None, not str"),
+    "text as value": ({"value": "v"}, "a value is bytes or None, not str"),
+    "number as value": ({"value": 3}, "a value is bytes or None, not int"),
+    "reserved header": ({"headers": {"ab.variant": b""}}, "does not begin with 'ab.'"),
+    "header name of bytes": ({"headers": [(b"h", b"")]}, "header name b'h'"),
+    "header name that is no UTF-8": ({"headers": {"\udcff": b""}}, "a lone surrogate"),
+    "text as header": ({"headers": {"h": "text"}}, "header 'h': bytes or None, not str"),
+    "headers that are no pairs": ({"headers": ["h"]}, r"\(name, bytes\) pairs or a mapping"),
+    "headers that are a number": ({"headers": 7}, r"\(name, bytes\) pairs or a mapping"),
+    "too many headers": ({"headers": [("h", b"")] * 1001}, "1,001 headers; 1,000 are allowed"),
+}
+GOOD: dict[str, Event] = {
+    "first millisecond": {"timestamp": 1},
+    "last millisecond": {"timestamp": LATEST},
+    "headers": {"headers": [("h", b""), ("h", None), ("é", b"x")]},
+    "many headers": {"headers": [("h", b"")] * 300},
+    "no value": {"value": None},
+    "no key": {"key": None},
+}
+
+
+def fields(event: Event) -> tuple[Any, Any, Any, Any]:
+    whole = {"value": b"v", "key": b"k", "headers": None, "timestamp": None} | dict(event)
+    return whole["value"], whole["key"], whole["headers"], whole["timestamp"]
+
+
+def handle_of(bench: Bench, *, opened: bool) -> Any:
+    txn = bench.client.begin("nyc")
+    if opened:
+        txn.token()
+        txn.write(STREAM, b"first", key=b"k")
+    return txn
+
+
+def by_write(bench: Bench, event: Event, *, opened: bool) -> None:
+    handle_of(bench, opened=opened).write(STREAM, *fields(event))
+
+
+def by_writer(bench: Bench, event: Event) -> None:
+    bench.client.join(token_of()).write(STREAM, *fields(event))
+
+
+def by_many(bench: Bench, event: Event, *, opened: bool, before: int) -> None:
+    events = [*[(b"v", b"k")] * before, fields(event)]
+    handle_of(bench, opened=opened).write_many(STREAM, events)
+
+
+def by_batch(bench: Bench, event: Event, *, opened: bool) -> None:
+    value, key, headers, timestamp = fields(event)
+    if type(timestamp) in (bool, float) or str in (type(key), type(value)):
+        pytest.skip("Arrow makes another type of it")
+    try:
+        pairs = list(headers.items() if isinstance(headers, dict) else headers or ())
+        if any(type(name) is bytes or type(content) is str for name, content in pairs):
+            pytest.skip("Arrow makes another type of it")
+        columns = {
+            "value": pa.array([value], pa.binary()),
+            "key": pa.array([key], pa.binary()),
+            "headers": pa.array([[{"key": k, "value": v} for k, v in pairs]], HEADERS),
+            "timestamp": pa.array([timestamp], pa.int64()),
+        }
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        pytest.skip("no Arrow column can have it")
+    handle_of(bench, opened=opened).write_batch(STREAM, pa.table(columns))
+
+
+def by_rule(_: Bench, event: Event) -> None:
+    value, key, headers, timestamp = fields(event)
+    judge(key, value, headers, timestamp, Room(STREAM, LIMIT))
+
+
+WAYS: dict[str, Callable[[Bench, Event], None]] = {
+    "the rule itself": by_rule,
+    "a buffered write": lambda b, e: by_write(b, e, opened=False),
+    "a write once it is open": lambda b, e: by_write(b, e, opened=True),
+    "a writer": by_writer,
+    "write_many, buffered": lambda b, e: by_many(b, e, opened=False, before=0),
+    "write_many, not its first": lambda b, e: by_many(b, e, opened=True, before=3),
+    "write_many, first of a chunk": lambda b, e: by_many(b, e, opened=True, before=1),
+    "write_batch, buffered": lambda b, e: by_batch(b, e, opened=False),
+    "write_batch once it is open": lambda b, e: by_batch(b, e, opened=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_event_is_refused_by_name(way: str, what: str) -> None:
+    event, text = BAD[what]
+    bench = Bench(limit=LIMIT)
+    with pytest.raises(errors.InvalidArgument, match=text):
+        WAYS[way](bench, event)
+    written = [value for made in bench.journals.made for _, _, _, value, _, _ in made.written]
+    assert set(written) <= {b"first", b"v"}
+    assert fields(event)[0] in (None, b"v") or event["value"] not in written
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_event_that_is_too_large_is_refused_by_name(way: str) -> None:
+    if way == "write_many, buffered" or way.endswith("buffered write"):
+        pytest.skip("what is buffered is judged when it is written")
+    bench = Bench(limit=LIMIT, one_shot_bytes=LIMIT)
+    with pytest.raises(errors.EventTooLarge, match=r"max\.message\.bytes") as refused:
+        WAYS[way](bench, {"value": b"x" * 4_000, "headers": [("h", b"x" * 2_000)]})
+    assert refused.value.stream == STREAM
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("what", GOOD)
+def test_what_is_legal_is_taken(way: str, what: str) -> None:
+    WAYS[way](Bench(limit=LIMIT), GOOD[what])
