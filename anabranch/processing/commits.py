@@ -15,7 +15,6 @@ import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from math import inf
 from typing import TYPE_CHECKING
 
 from anabranch.client.client import Client
@@ -134,7 +133,7 @@ class Commits:
                     raise
                 log.warning("%s: the commit is made again: %s", tenure.processor, error)
             except EventTooLarge as error:
-                if not error.most or error.most >= self._limits.known.get(error.stream, inf):
+                if not error.most or error.most >= self._limits.most_of(error.stream):
                     raise
                 # The stream took more as the tasks were taken. Handled again, the event that wrote it is known.
                 raise BeginAgainError(str(error)) from error

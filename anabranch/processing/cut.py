@@ -6,13 +6,25 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from heapq import merge
 from itertools import groupby
+from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from anabranch.client.arrow import columns_of
-from anabranch.core.limits import check_event, check_headers, headers_size
+from anabranch.core.limits import (
+    ANY_STREAM,
+    LATEST,
+    ROW_KEY,
+    Room,
+    check_bytes,
+    check_event,
+    check_headers,
+    headers_size,
+    judge,
+)
 from anabranch.core.partitioner import task_of
 from anabranch.errors import AnabranchError, EventTooLarge, IllegalState, InvalidArgument
 from anabranch.processing.table import Table
@@ -20,6 +32,8 @@ from anabranch.types import Headers
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from anabranch.batches.columns_write import EventColumns
 
 Written: TypeAlias = "tuple[bytes | None, bytes | None, Headers | None, int | None]"
 # A dict of rows, a list of outputs or the counts; what was changed in it; and what was there before.
@@ -35,27 +49,33 @@ _LAST = b"\xff" * (_TIME + 1)
 
 
 class Limits:
-    """The most bytes of key, value and headers that each stream takes. An operator may change them at any time."""
+    """What events the outputs take, and rows the state. An operator may change that at any time."""
 
     def __init__(
-        self, state: str = "", ask: Callable[[Iterable[str]], Mapping[str, int]] | None = None
+        self, state: str = "", ask: Callable[[Iterable[str]], Mapping[str, Room]] | None = None
     ) -> None:
         """``state``: the stream that rows are written to. ``ask``: as `Client.check_outputs`."""
         self.state, self._ask = state, ask
-        self.known: dict[str, int] = {}
+        self.known: dict[str, Room] = {}
 
     def learn(self, streams: Iterable[str]) -> None:
         """Ask for these. Raises: as `Client.check_outputs`."""
         if self._ask is not None:
             self.known |= self._ask(streams)
 
-    def check(self, stream: str, size: int, what: str) -> None:
-        """Raise `EventTooLarge` if a stream that took fewer bytes before does so now, too."""
-        with suppress(AnabranchError):  # the commit will tell
-            self.learn((stream,))
-        most = self.known.get(stream, size)
-        if size > most:
-            raise EventTooLarge(f"{what} of {size} bytes; {stream} takes up to {most}")
+    def most_of(self, stream: str) -> float:
+        """The most bytes of key, value and headers of an event, as far as is known."""
+        room = self.known.get(stream, ANY_STREAM)
+        return inf if room.most is None else room.most
+
+    def judge(self, stream: str, check: Callable[[Room], object]) -> None:
+        """Let ``check`` raise what it does for a stream's room; before that is believed, the room is asked for."""
+        try:
+            check(self.known.get(stream, ANY_STREAM))
+        except (EventTooLarge, InvalidArgument):
+            with suppress(AnabranchError):  # the commit will tell
+                self.learn((stream,))
+            check(self.known.get(stream, ANY_STREAM))
 
 
 class Cut:
@@ -64,7 +84,7 @@ class Cut:
     def __init__(self, below: Table | Cut, task_count: int, limits: Limits | None = None) -> None:
         """``below``: what is stored, or the cut that is being committed."""
         self.limits = limits or Limits()
-        self.most_of_row = self.limits.known.get(self.limits.state, 1 << 62) - _INCARNATION
+        self.most_of_row = self.limits.most_of(self.limits.state) - _INCARNATION
         self.open = True
         self.late = False  # it got full before all fired that is due
         self.size = 0  # bytes of outputs and changes, about
@@ -159,15 +179,18 @@ class Doing:
         value, key, headers, timestamp = event
         check_event(key, value, timestamp)
         size = len(value or b"") + len(key or b"")
-        whole = size
+        pairs, whole = None, size
         if headers is not None:
             # A list of its own: what the handler gave may change, or be an iterator.
             pairs = check_headers(headers)
             event = value, key, pairs, timestamp
             whole += headers_size(pairs)
-        most = cut.limits.known.get(stream)
-        if most is not None and whole > most:
-            cut.limits.check(stream, whole, "an event")
+        room = cut.limits.known.get(stream)
+        if room is not None:
+            _, most, is_table, latest = room
+            late = timestamp is not None and timestamp > latest
+            if late or is_table or (most is not None and whole > most):
+                cut.limits.judge(stream, lambda room: judge(key, value, pairs, timestamp, room))
         found = cut.outputs.get(stream)
         if found is None:
             if stream in cut.batches:
@@ -184,12 +207,12 @@ class Doing:
             _refuse()
         if stream in cut.outputs:
             raise InvalidArgument(f"{stream}: write events or batches in one commit, not both")
-        size, most = batch.nbytes, cut.limits.known.get(stream)
-        columns = columns_of(batch)
-        if most is not None and size > most:
-            biggest = max((int(some.sizes().max(initial=0)) for some in columns), default=0)
-            if biggest > most:
-                cut.limits.check(stream, biggest, "an event")
+        size, room = batch.nbytes, cut.limits.known.get(stream)
+        for columns in columns_of(batch):
+            if room is not None and not _has_room(columns, size, room):
+                for value, key, headers, timestamp in columns.events():
+                    check = partial(judge, key, value, headers, timestamp)
+                    cut.limits.judge(stream, check)
         found = cut.batches.setdefault(stream, [])
         found.append(batch)
         self.undo.append((found, batch, size))
@@ -205,7 +228,8 @@ class Doing:
             _refuse()
         size, here = len(value or b""), len(row)
         if here + size > cut.most_of_row:
-            cut.limits.check(cut.limits.state, _INCARNATION + here + size, "a row")
+            whole = _INCARNATION + here + size
+            cut.limits.judge(cut.limits.state, lambda room: _check_row(whole, room))
         changed = cut.rows.get(task)
         if changed is None:
             changed = cut.rows[task] = {}
@@ -252,6 +276,21 @@ class Doing:
         cut.batches = {stream: some for stream, some in cut.batches.items() if some}
 
 
+def _has_room(columns: EventColumns, size: int, room: Room) -> bool:
+    """Whether a stream takes all of these events, of so many bytes in all."""
+    if len(columns.timestamps) and int(columns.timestamps.max()) > room.latest:
+        return False
+    keys = columns.keys.sizes
+    if room.is_table and not (len(keys) and 0 < keys.min() <= keys.max() <= ROW_KEY.value):
+        return False
+    return room.most is None or size <= room.most or int(columns.sizes().max()) <= room.most
+
+
+def _check_row(size: int, room: Room) -> None:
+    if room.most is not None:
+        check_bytes(size, room.most, room.stream)
+
+
 def _refuse() -> NoReturn:
     raise IllegalState("this cut is not open any more: it is being committed, or is dropped")
 
@@ -282,8 +321,8 @@ def doing() -> Doing:
 
 
 def time_of(timestamp: int | None) -> int | None:
-    """The time of an output, from that of an event: records of plain topics may have none."""
-    return timestamp if timestamp is not None and timestamp > 0 else None
+    """The time of an output, from that of an event; a plain topic's may be none, or one that no stream takes."""
+    return timestamp if timestamp is not None and 0 < timestamp <= LATEST else None
 
 
 def outside() -> bool:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
+from anabranch.core.limits import HEADERS, RESERVED
 from anabranch.errors import EventTooLarge, FixCallError, InvalidArgument
 from anabranch.ports import TableError
 from anabranch.processing.cut import Doing, time_of
@@ -127,14 +128,17 @@ class Failures:
             *(
                 # No stream takes a name that is no UTF-8; plain topics may have some.
                 (name.encode("utf-8", "replace").decode(), value)
-                for name, value in case.headers
-                if not name.startswith("ab.")
+                for name, value in case.headers[: HEADERS.value - 2]
+                if not name.startswith(RESERVED)
             ),
             ("error", text_of(error).encode("utf-8", "replace")[:_ERROR_BYTES]),
             ("from", case.place.encode()),
         ]
+        time = time_of(case.timestamp)
         try:
-            at.write(stream, (case.value, case.key, headers, time_of(case.timestamp)))
+            # Its time may be what is wrong with it.
+            if failure_of(at.write, stream, (case.value, case.key, headers, time)) is not None:
+                at.write(stream, (case.value, case.key, headers, None))
         except (EventTooLarge, InvalidArgument) as refused:
             raise type(refused)(f"{case.place} can't be a dead letter: {refused}") from refused
         at.count("processor_dead_letters")

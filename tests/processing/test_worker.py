@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
 
+import pyarrow as pa
 import pytest
 
 from anabranch.batches.records import Record
@@ -254,18 +255,41 @@ def test_a_group_is_imported_once_and_its_tasks_are_free(place: Place, begun: bo
     assert (row.holder, row.sequence) == ("", int(begun))
 
 
-@pytest.mark.parametrize(
-    "bad", ["surrogate", "long error", "header", "time", "size", "type", "name"]
-)
-def test_an_event_that_no_commit_could_have_is_a_dead_letter(place: Place, bad: str) -> None:
+LATER = 10**13  # in 2286
+ANY_TIME = {"message.timestamp.after.max.ms": str((1 << 63) - 1)}
+BAD: dict[str, dict[str, Any]] = {
+    "header": {"headers": [("ab.x", b"1")]},
+    "many headers": {"headers": [("a", b"1")] * 1001},
+    "time": {"timestamp": -1},
+    "micros": {"timestamp": 10**15},
+    "far ahead": {"timestamp": LATER},
+    "size": {"value": bytes(2_000_000)},
+    "size of headers": {"headers": [("a", bytes(2_000_000))]},
+    "type": {"value": "text"},
+    "row without a key": {},
+    "long key of a row": {"key": bytes(9000)},
+}
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("bad", ["surrogate", "long error", "name", "old time", *BAD])
+def test_an_event_that_no_commit_could_have_is_a_dead_letter(
+    place: Place, bad: str, batch: bool
+) -> None:
     app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
-    place.client.create_stream("nyc/dead")
+    place.client.create_stream("nyc/dead", settings={"retention.ms": 86_400_000})
     out = app.output("nyc/out")
+    place.client.create_stream("nyc/kept", settings={"retention.ms": 86_400_000})
+    place.client.create_stream("nyc/rows", settings={"table": "true"})
+    kept, rows = app.output("nyc/kept"), app.output("nyc/rows")
+    strange = 10**15 if bad == "old time" else 1000
+    if batch and bad not in BAD:
+        return
 
     log, orders = place.cluster.log("kafka"), TopicPartition("orders", 0)
-    log.create_topics([TopicSpec("orders", 1, {}, 1)])
+    log.create_topics([TopicSpec("orders", 1, ANY_TIME, 1)])
 
-    @app.on(app.topic("orders") if bad == "name" else app.input("nyc/in"))
+    @app.on(app.topic("orders") if bad in ("name", "old time") else app.input("nyc/in"))
     def handle(event: Any) -> None:
         if event.key == b"good":
             out.write(event.value, key=event.key)
@@ -273,20 +297,28 @@ def test_an_event_that_no_commit_could_have_is_a_dead_letter(place: Place, bad: 
             out.write(b"", headers=event.headers)
         elif bad == "surrogate":
             raise ValueError("\ud800")
-        elif bad == "long error":
+        elif bad in ("long error", "old time"):
             raise ValueError("x" * 2_000_000)
-        elif bad == "header":
-            out.write(b"", headers=[("ab.x", b"1")])
-        elif bad == "time":
-            out.write(b"", timestamp=-1)
-        elif bad == "size":
-            out.write(bytes(2_000_000))
         else:
-            out.write("text")
+            to = kept if bad == "far ahead" else rows if "row" in bad else out
+            written = {"value": b"", "headers": None, "timestamp": None, "key": None} | BAD[bad]
+            if not batch:
+                to.write(**written)
+                return
+            pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+            named = [{"key": k, "value": v} for k, v in written["headers"] or ()]
+            columns = {"headers": pa.array([named], pairs)}
+            columns["value"] = pa.array([written["value"]])
+            columns["key"] = pa.array([written["key"]], pa.binary())
+            columns["timestamp"] = pa.array([written["timestamp"]], pa.int64())
+            if bad == "type":
+                columns["value"] = pa.array([1])
+            to.write_batch(pa.record_batch(columns))
 
     place.write(b"good", b"bad", b"good")
     for key in (b"good", b"bad", b"good"):
-        log.produce(orders, [Record(0, 1000, key, b"v", (("\udcff", b"1"),))])
+        headers = (("\udcff", b"1"), *[("more", b"")] * 1000)
+        log.produce(orders, [Record(0, strange, key, b"v", headers)])
     with closing(place.worker(app)) as worker:
         steps(worker)
     assert (place.written(), place.written("nyc/dead")) == ([b"good", b"good"], [b"bad"])
@@ -559,9 +591,9 @@ FAILS = {
     "exit of a task": (b"nyc/in[0]@7", b"1"),
 }
 SAYS = {
-    "row": "EventTooLarge: key b'bad' of store seen: a row of 1100007 bytes; nyc/p.state takes up to",
+    "row": "EventTooLarge: key b'bad' of store seen: an event of 1100007 bytes; nyc/p.state takes up to",
     "key of a row": "EventTooLarge: key b'kkk",
-    "window's row": "of store hours: a row of",
+    "window's row": "of store hours: an event of",
     "cancelled": "CancelledError",
     "exit": "SystemExit: 3",
     "cancels itself": "CancelledError",
