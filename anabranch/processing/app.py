@@ -92,10 +92,12 @@ class Processor(Program):
             self._writes(dead_letter)
 
     def input(self, stream: str, *, value: Any = None) -> Input:
-        """A stream to read, of any scope. ``value``: json, str, bytes (None), or an object with loads and dumps."""
+        """A stream to read, of any scope. ``value``: json, str, bytes (None), or an object with loads and dumps.
+
+        Raises: InvalidArgument (also for another ``value`` than the same stream had before).
+        """
         split_stream(stream)
-        found = self.inputs[stream] = Input(stream, codec_of(value))
-        return found
+        return self._input(stream, value)
 
     def topic(
         self,
@@ -116,8 +118,7 @@ class Processor(Program):
         if self.cluster not in (None, cluster):
             raise InvalidArgument(f"{topic} is of another cluster than the topics before")
         self.cluster = cluster
-        found = self.inputs[PLAIN + topic] = Input(PLAIN + topic, codec_of(value))
-        return found
+        return self._input(PLAIN + topic, value)
 
     def output(self, stream: str, *, value: Any = None) -> Output:
         """A stream to write. Its scope and the processor's share a control partition, or the start is refused."""
@@ -204,6 +205,15 @@ class Processor(Program):
 
         with connect(bootstrap, **options) as client:
             run_worker(self, client, folder=folder, standby=standby, http=http)
+
+    def _input(self, name: str, value: Any) -> Input:
+        codec = codec_of(value)
+        found = self.inputs.setdefault(name, Input(name, codec))
+        if found.codec.decode != codec.decode:
+            raise InvalidArgument(
+                f"{name} is an input already, with another codec: all of its handlers get the same values"
+            )
+        return found
 
     def _writes(self, stream: str) -> None:
         split_stream(stream)

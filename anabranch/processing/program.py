@@ -12,7 +12,7 @@ from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import Codec
 from anabranch.processing.cut import doing, time_of
 from anabranch.processing.plain import Cluster
-from anabranch.processing.stores import Store
+from anabranch.processing.stores import Keyed
 from anabranch.reading.history_search import Start
 from anabranch.types import Headers
 
@@ -136,7 +136,7 @@ class Program:
         self.name = name
         self.inputs: dict[str, Input] = {}
         self.handlers: dict[str, list[Registered]] = {}
-        self.stores: dict[str, Store] = {}
+        self.stores: dict[str, Keyed] = {}
         self.timers: dict[str, Timer | Windows] = {}
         self.outputs = set[str]()
         self.cluster: Cluster | None = None  # of plain topics

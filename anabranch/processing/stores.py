@@ -23,8 +23,8 @@ def after(prefix: bytes) -> bytes:
     return kept[:-1] + bytes([kept[-1] + 1])
 
 
-class Store:
-    """A table of keys (bytes, or text as UTF-8) and values. Only handlers may use it."""
+class Keyed:
+    """Rows by key (bytes, or text as UTF-8), each in the task of its key. Only handlers may use them."""
 
     def __init__(self, name: str, codec: Codec, *, local: bool = False) -> None:
         self.name = name
@@ -35,11 +35,51 @@ class Store:
     @property
     def kind(self) -> str:
         """How its rows are to be read: a program with another kind under this name is refused."""
-        return f"a {'local ' * self.local}store of {self._codec.name or 'values'}"
+        raise NotImplementedError
 
     def number(self, number: int) -> None:
         """Give it its number, which never changes."""
         self.prefix = prefix_of(number)
+
+    def _put(self, at: Doing, task: int, row: bytes, value: bytes) -> None:
+        try:
+            at.put(task, row, value)
+        except EventTooLarge as error:
+            key = row[len(self.prefix) :]
+            raise EventTooLarge(f"key {key!r:.100} of store {self.name}: {error}") from error
+
+    def _place(self, at: Doing, key: bytes | str) -> tuple[int, bytes]:
+        raw = key if key.__class__ is bytes else _bytes(key)
+        self._check_task(at)
+        if at.own_key and raw != at.key:
+            raise InvalidArgument(
+                f"key {raw!r:.100} of store {self.name} is not this event's, and others are handled beside it: use "
+                "concurrency=1, or write to a stream with that key and read it"
+            )
+        if not self.local:
+            task = at.cut.task_of(raw)
+            if task != at.task:
+                raise InvalidArgument(
+                    f"key {raw!r:.100} of store {self.name} belongs to task {task}, this event to task {at.task}: "
+                    "write to a stream with that key and read it, or make the store local=True"
+                )
+        return at.task, self.prefix + raw
+
+    def _check_task(self, at: Doing) -> None:
+        if at.task < 0:
+            raise InvalidArgument(
+                f"store {self.name}: a batch of a stream is of several tasks, whose rows lie apart: handle single "
+                "events, without batch=True"
+            )
+
+
+class Store(Keyed):
+    """A table of keys (bytes, or text as UTF-8) and values. Only handlers may use it."""
+
+    @property
+    def kind(self) -> str:
+        """As of `Keyed`."""
+        return f"a {'local ' * self.local}store of {self._codec.name or 'values'}"
 
     def get(self, key: bytes | str, default: Any = None) -> Any:
         """The value of a key, or ``default``. Raises: InvalidArgument (another task's key), IllegalState."""
@@ -81,37 +121,6 @@ class Store:
         size = len(self.prefix)
         for row, data in at.cut.scan(at.task, first, end):
             yield row[size:], self._codec.decode(data)
-
-    def _put(self, at: Doing, task: int, row: bytes, value: bytes) -> None:
-        try:
-            at.put(task, row, value)
-        except EventTooLarge as error:
-            key = row[len(self.prefix) :]
-            raise EventTooLarge(f"key {key!r:.100} of store {self.name}: {error}") from error
-
-    def _place(self, at: Doing, key: bytes | str) -> tuple[int, bytes]:
-        raw = key if key.__class__ is bytes else _bytes(key)
-        self._check_task(at)
-        if at.own_key and raw != at.key:
-            raise InvalidArgument(
-                f"key {raw!r:.100} of store {self.name} is not this event's, and others are handled beside it: use "
-                "concurrency=1, or write to a stream with that key and read it"
-            )
-        if not self.local:
-            task = at.cut.task_of(raw)
-            if task != at.task:
-                raise InvalidArgument(
-                    f"key {raw!r:.100} of store {self.name} belongs to task {task}, this event to task {at.task}: "
-                    "write to a stream with that key and read it, or make the store local=True"
-                )
-        return at.task, self.prefix + raw
-
-    def _check_task(self, at: Doing) -> None:
-        if at.task < 0:
-            raise InvalidArgument(
-                f"store {self.name}: a batch of a stream is of several tasks, whose rows lie apart: handle single "
-                "events, without batch=True"
-            )
 
 
 def _bytes(key: bytes | str) -> bytes:

@@ -17,7 +17,7 @@ from anabranch.processing.codecs import RAW, Codec
 from anabranch.processing.cut import Cut, Doing, doing, time_of
 from anabranch.processing.failures import Case, Failures, failure_of
 from anabranch.processing.program import Output, TimerHandler, check_plain, check_result
-from anabranch.processing.stores import TIME, Store, after, prefix_of
+from anabranch.processing.stores import TIME, Keyed, after, prefix_of
 
 if TYPE_CHECKING:
     from anabranch.processing.table import Table
@@ -46,7 +46,7 @@ def _put_due(at: Doing, task: int, kind: bytes, due: int, row: bytes) -> None:
     at.put_due(task, kind, due, row, _time(now) if due <= now else b"")
 
 
-class Timer(Store):
+class Timer(Keyed):
     """Times to call a function at, one for each key. Only handlers may use it."""
 
     def __init__(self, name: str, call: TimerHandler, *, wall: bool) -> None:
@@ -56,7 +56,7 @@ class Timer(Store):
 
     @property
     def kind(self) -> str:
-        """As of `Store`."""
+        """As of `Keyed`."""
         return "a timer by the wall clock" if self._kind == _WALL else "a timer by event time"
 
     def set(self, key: bytes | str, at: float) -> None:
@@ -111,7 +111,7 @@ class Window:
         self._windows.put(self.key, self.start, value)
 
 
-class Windows(Store):
+class Windows(Keyed):
     """State by key and window of event time, which ends when the window closes."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Windows(Store):
 
     @property
     def kind(self) -> str:
-        """As of `Store`; grace may change."""
+        """As of `Keyed`; grace may change."""
         return (
             f"windows of {self.size} ms every {self._every} ms, of {self._codec.name or 'values'}"
         )

@@ -700,3 +700,56 @@ def test_what_a_signal_raises_is_no_failure_of_an_event(
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert place.written("nyc/dead") == []
+
+
+def test_calls_that_would_have_no_effect_are_refused(place: Place) -> None:
+    """A window's and a timer's rows are set by their own words; one input has one codec."""
+    app, said = Processor("nyc/p", tasks=1, commit_interval=0), list[str]()
+    windows = app.windows("w", 1)
+    timer: Any = app.timer("t")(lambda *_: None)
+    calls: list[Callable[[Any], object]] = [
+        lambda of: of.__setitem__(b"k", b"1"),
+        lambda of: of[b"k"],
+        lambda of: of.get(b"k"),
+        lambda of: b"k" in of,
+        lambda of: of.__delitem__(b"k"),
+        lambda of: list(of.items()),
+    ]
+
+    @app.on(app.input("nyc/in"))
+    def handle(_: Any) -> None:
+        for of in (windows, timer):
+            for call in calls:
+                with pytest.raises((AttributeError, TypeError)) as refused:
+                    call(of)
+                said.append(str(refused.value))
+
+    place.write(b"a")
+    with closing(place.worker(app)) as worker:
+        steps(worker)
+    assert len(said) == 12
+
+
+def test_an_input_is_declared_twice_with_one_codec_only() -> None:
+    app = Processor("nyc/p")
+
+    class Own:
+        def dumps(self, value: Any) -> bytes:
+            return bytes(value)
+
+        def loads(self, data: bytes) -> Any:
+            return data
+
+    own = Own()
+    for name, value in (("raw", None), ("json", json), ("own", own)):
+        source = app.input(f"nyc/{name}", value=value)
+        assert app.input(f"nyc/{name}", value=value) is source
+        assert app.input("nyc/raw", value=bytes) is app.input("nyc/raw")
+        with pytest.raises(InvalidArgument, match="another codec"):
+            app.input(f"nyc/{name}", value=str)
+    with pytest.raises(InvalidArgument, match="another codec"):
+        app.input("nyc/own", value=Own())
+    app = Processor("nyc/q")
+    app.topic("orders")
+    with pytest.raises(InvalidArgument, match="another codec"):
+        app.topic("orders", value=json)
