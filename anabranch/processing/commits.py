@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
@@ -118,14 +119,14 @@ class Commits:
                     # State first: if it opens the transaction, outputs go as columns at once.
                     for task, rows in state.items():
                         txn.write_state(task, rows)
-                    for stream, events in cut.outputs.items():
-                        if len(events) < _MANY:
-                            txn.write_many(stream, events)
-                        else:
-                            txn.write_batch(stream, columns_of(events))
-                    for stream, batches in cut.batches.items():
-                        for batch in batches:
-                            txn.write_batch(stream, batch)
+                    for stream, written in cut.outputs.items():
+                        for run in runs_of(cut, stream, written):
+                            if not isinstance(run, list):
+                                txn.write_batch(stream, run)
+                            elif len(run) < _MANY:
+                                txn.write_many(stream, run)
+                            else:
+                                txn.write_batch(stream, columns_of(run))
                     self._until_known(txn, consumed)
                 break
             except (TransactionAborted, WriteFailed) as error:
@@ -156,10 +157,10 @@ class Commits:
         self._metrics.took(seconds)
         for key, count in cut.counts.items():
             add(*key, by=count)
-        for stream, events in cut.outputs.items():
-            add("processor_events_out", stream, by=len(events))
-        for stream, batches in cut.batches.items():
-            add("processor_events_out", stream, by=sum(batch.num_rows for batch in batches))
+        for stream, written in cut.outputs.items():
+            runs = runs_of(cut, stream, written)
+            count = sum(len(run) if isinstance(run, list) else run.num_rows for run in runs)
+            add("processor_events_out", stream, by=count)
 
     def _until_known(self, txn: Transaction, consumed: Consumed) -> None:
         give_up = self._clock.monotonic() + _DOUBT_S
@@ -190,6 +191,18 @@ class Commits:
         places = [TopicPartition(self.state.topic, task) for task in tenure.tasks]
         found = self._log.end_offsets(places, now + _ASK_S, committed=True)
         return {place.partition: end for place, end in found.items()}
+
+
+def runs_of(cut: Cut, stream: str, written: list[Any]) -> Iterator[list[Written] | pa.RecordBatch]:
+    """The outputs of a stream in their order: lists of events, and batches."""
+    if stream not in cut.batched:
+        yield written
+        return
+    for is_event, run in groupby(written, lambda one: isinstance(one, tuple)):
+        if is_event:
+            yield list(run)
+        else:
+            yield from run
 
 
 def columns_of(events: Sequence[Written]) -> pa.RecordBatch:

@@ -88,8 +88,8 @@ class Cut:
         self.open = True
         self.late = False  # it got full before all fired that is due
         self.size = 0  # bytes of outputs and changes, about
-        self.outputs: dict[str, list[Written]] = {}
-        self.batches: dict[str, list[pa.RecordBatch]] = {}
+        self.outputs: dict[str, list[Written | pa.RecordBatch]] = {}  # events and batches in order
+        self.batched = set[str]()  # streams that may have batches among them
         self.rows: dict[int, dict[bytes, bytes | None]] = {}
         self.counts = Counter[tuple[str, ...]]()  # metrics, for when it is committed
         self._below = below
@@ -177,8 +177,15 @@ class Doing:
         if not cut.open:
             _refuse()
         value, key, headers, timestamp = event
-        check_event(key, value, timestamp)
-        size = len(value or b"") + len(key or b"")
+        if (
+            type(key) is bytes
+            and type(value) is bytes
+            and (timestamp is None or (type(timestamp) is int and 0 < timestamp <= LATEST))
+        ):
+            size = len(value) + len(key)
+        else:  # the rule itself: a call of it for each event would cost
+            check_event(key, value, timestamp)
+            size = len(value or b"") + len(key or b"")
         pairs, whole = None, size
         if headers is not None:
             # A list of its own: what the handler gave may change, or be an iterator.
@@ -193,8 +200,6 @@ class Doing:
                 cut.limits.judge(stream, lambda room: judge(key, value, pairs, timestamp, room))
         found = cut.outputs.get(stream)
         if found is None:
-            if stream in cut.batches:
-                raise InvalidArgument(f"{stream}: write events or batches in one commit, not both")
             found = cut.outputs[stream] = []
         found.append(event)
         self.undo.append((found, event, size + _ROW_BYTES))
@@ -205,16 +210,15 @@ class Doing:
         cut = self.cut
         if not cut.open:
             _refuse()
-        if stream in cut.outputs:
-            raise InvalidArgument(f"{stream}: write events or batches in one commit, not both")
         size, room = batch.nbytes, cut.limits.known.get(stream)
         for columns in columns_of(batch):
             if room is not None and not _has_room(columns, size, room):
                 for value, key, headers, timestamp in columns.events():
                     check = partial(judge, key, value, headers, timestamp)
                     cut.limits.judge(stream, check)
-        found = cut.batches.setdefault(stream, [])
+        found = cut.outputs.setdefault(stream, [])
         found.append(batch)
+        cut.batched.add(stream)
         self.undo.append((found, batch, size))
         cut.size += size
 
@@ -273,7 +277,6 @@ class Doing:
         self.undo.clear()
         cut.rows = {task: rows for task, rows in cut.rows.items() if rows}
         cut.outputs = {stream: some for stream, some in cut.outputs.items() if some}
-        cut.batches = {stream: some for stream, some in cut.batches.items() if some}
 
 
 def _has_room(columns: EventColumns, size: int, room: Room) -> bool:

@@ -41,12 +41,9 @@ class Keyed:
         """Give it its number, which never changes."""
         self.prefix = prefix_of(number)
 
-    def _put(self, at: Doing, task: int, row: bytes, value: bytes) -> None:
-        try:
-            at.put(task, row, value)
-        except EventTooLarge as error:
-            key = row[len(self.prefix) :]
-            raise EventTooLarge(f"key {key!r:.100} of store {self.name}: {error}") from error
+    def _named(self, row: bytes, error: EventTooLarge) -> EventTooLarge:
+        key = row[len(self.prefix) :]
+        return EventTooLarge(f"key {key!r:.100} of {self.name}: {error}")
 
     def _place(self, at: Doing, key: bytes | str) -> tuple[int, bytes]:
         raw = key if key.__class__ is bytes else _bytes(key)
@@ -101,7 +98,11 @@ class Store(Keyed):
     def __setitem__(self, key: bytes | str, value: Any) -> None:
         """Set a key's value. A value that is changed in place is not stored: set it again."""
         at = doing()
-        self._put(at, *self._place(at, key), self._codec.encode(value))
+        task, row = self._place(at, key)
+        try:
+            at.put(task, row, self._codec.encode(value))
+        except EventTooLarge as error:
+            raise self._named(row, error) from error
 
     def __delitem__(self, key: bytes | str) -> None:
         """Delete a key, if it is there."""

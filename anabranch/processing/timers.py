@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from anabranch.core.legal_names import check_type
-from anabranch.errors import IllegalState, InvalidArgument
+from anabranch.errors import EventTooLarge, IllegalState, InvalidArgument
 from anabranch.processing.codecs import RAW, Codec
 from anabranch.processing.cut import Cut, Doing, doing, time_of
 from anabranch.processing.failures import Case, Failures, failure_of
@@ -68,8 +68,11 @@ class Timer(Keyed):
         doing_now = doing()
         self.cancel(key)
         task, row = self._place(doing_now, key)
-        self._put(doing_now, task, row, due)
-        _put_due(doing_now, task, self._kind, int(at), row)
+        try:
+            doing_now.put(task, row, due)
+            _put_due(doing_now, task, self._kind, int(at), row)
+        except EventTooLarge as error:
+            raise self._named(row, error) from error
 
     def cancel(self, key: bytes | str) -> None:
         """Forget the time of this key, if one is set."""
@@ -183,7 +186,10 @@ class Windows(Keyed):
             if closes <= event_time(at.cut, task):
                 self.refuse(start)
             _put_due(at, task, _DUE, closes, row)
-        self._put(at, task, row, self._codec.encode(value))
+        try:
+            at.put(task, row, self._codec.encode(value))
+        except EventTooLarge as error:
+            raise self._named(row, error) from error
 
     def refuse(self, start: int) -> NoReturn:
         """Raises: IllegalState."""

@@ -591,9 +591,9 @@ FAILS = {
     "exit of a task": (b"nyc/in[0]@7", b"1"),
 }
 SAYS = {
-    "row": "EventTooLarge: key b'bad' of store seen: an event of 1100007 bytes; nyc/p.state takes up to",
+    "row": "EventTooLarge: key b'bad' of seen: an event of 1100007 bytes; nyc/p.state takes up to",
     "key of a row": "EventTooLarge: key b'kkk",
-    "window's row": "of store hours: an event of",
+    "window's row": "of hours: an event of",
     "cancelled": "CancelledError",
     "exit": "SystemExit: 3",
     "cancels itself": "CancelledError",
@@ -753,3 +753,30 @@ def test_an_input_is_declared_twice_with_one_codec_only() -> None:
     app.topic("orders")
     with pytest.raises(InvalidArgument, match="another codec"):
         app.topic("orders", value=json)
+
+
+def test_events_and_batches_of_one_output_share_a_commit_in_their_order(place: Place) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0)
+    out = app.output("nyc/out")
+    place.client.create_stream("nyc/more")
+
+    @app.on(app.input("nyc/in"))
+    def one(event: Any) -> None:
+        out.write(event.value, key=event.key)
+        if event.key == b"b":
+            out.write_batch(pa.record_batch({"key": [b"b1"] * 400, "value": [b""] * 400}))
+            out.write(b"", key=b"b2")
+
+    @app.on(app.input("nyc/more"), batch=True)
+    def some(batch: Any) -> None:
+        out.write_batch(batch.select(["key", "value"]))
+
+    with closing(place.worker(app)) as worker, place.client.begin("nyc") as txn:
+        for key in (b"a", b"b", b"c"):
+            txn.write("nyc/in", b"1", key=key)
+        txn.write("nyc/more", b"1", key=b"d")
+        txn.commit()
+        steps(worker)
+        assert worker.metrics.total("processor_commits") == 1
+        assert worker.metrics.total("processor_events_out") == 405
+    assert place.written() == [b"a", b"b", *[b"b1"] * 400, b"b2", b"c", b"d"]
