@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 from anabranch.core.legal_names import is_plain
+from anabranch.errors import IllegalState
 from anabranch.processing.cut import Cut, Doing, begin_doing
 from anabranch.processing.failures import (
     FAILURES,
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 FULL_BYTES = 8 << 20  # as a controller merges 16 MiB of state in one commit, unless told otherwise
 _END_S = 5.0  # for tasks that are cancelled
+_SAID = 1000  # letters about them
+log = logging.getLogger("anabranch.processor")
 _make_event: Callable[[Sequence[Any]], Event] = partial(tuple.__new__, Event)
 Given = tuple[Event, int]  # an event and its task
 
@@ -59,14 +63,18 @@ class Handlers:
         if app.timers:
             self._time = TimeOfTasks(app.timers.values(), self._failures, app.idle, self.most)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._strays: list[IllegalState] = []  # of tasks that went on after their event
 
     def handle(self, cut: Cut, pieces: Sequence[Piece]) -> list[Piece]:
         """Call the handlers with these events; returns those that have no room in the cut, whole commits.
 
-        Raises: HandlerFailed, NotAHandler, TableError, and the cut is of no more use.
+        Raises: HandlerFailed, NotAHandler, TableError, IllegalState (a task that no handler awaited writes); the cut
+        is of no more use then.
         """
         left = list[Piece]()
         with closed_by_failure(cut) as at:
+            if self._loop is not None and asyncio.all_tasks(self._loop):
+                self._run(asyncio.sleep(0))  # what handlers left goes on, and is met if it writes
             for (scope, number), some in groupby(pieces, key=_of_commit):
                 commit = list(some)
                 if not left and self._time is not None:
@@ -98,6 +106,9 @@ class Handlers:
         if self._loop is None:
             return
         left = asyncio.all_tasks(self._loop)
+        if left:
+            text = "%s: %d tasks that handlers started and did not await are cancelled: %s"
+            log.warning(text, self._app.name, len(left), ", ".join(map(str, left))[:_SAID])
         for task in left:
             task.cancel()
         if left:
@@ -232,6 +243,7 @@ class Handlers:
             while pause is not None:
                 tried += 1
                 at = begin_doing(cut)  # of this asyncio task alone, and of this try
+                at.own_key, at.strays = self._app.concurrency > 1, self._strays
                 error = await failure_in(handle(at, event, task))
                 if ending:
                     raise asyncio.CancelledError
@@ -284,6 +296,8 @@ class Handlers:
         for end in ends:
             if end not in self._failures.exits:
                 raise end
+        if self._strays:
+            raise self._strays[0]
 
 
 @contextmanager

@@ -115,6 +115,11 @@ class Store(Keyed):
         """Rows of this handler's task from ``low`` up to ``high`` (not included), in the order of keys."""
         at = doing()
         self._check_task(at)
+        if at.own_key:
+            raise InvalidArgument(
+                f"store {self.name}: its rows are changed by handlers beside this one, and perhaps taken back: use "
+                "concurrency=1"
+            )
         first = self.prefix + max(_bytes(low), _bytes(prefix))
         end = after(self.prefix + _bytes(prefix))
         if high is not None:

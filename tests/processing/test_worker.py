@@ -780,3 +780,83 @@ def test_events_and_batches_of_one_output_share_a_commit_in_their_order(place: P
         assert worker.metrics.total("processor_commits") == 1
         assert worker.metrics.total("processor_events_out") == 405
     assert place.written() == [b"a", b"b", *[b"b1"] * 400, b"b2", b"c", b"d"]
+
+
+LEFT: dict[
+    str, tuple[float, float]
+] = {  # when the task writes, and when its event and one beside it are over
+    "after its event, beside another": (0.02, 0.2),
+    "after all events": (0.02, 0.0),
+    "long after": (0.3, 0.0),
+}
+
+
+@pytest.mark.parametrize("when", LEFT)
+@pytest.mark.parametrize("what", ["output", "store", "window"])
+def test_a_task_that_no_handler_awaits_and_that_writes_stops_the_worker(
+    place: Place, when: str, what: str
+) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out, seen, windows = app.output("nyc/out"), app.store("seen"), app.windows("w", 1)
+    (later, over), left = LEFT[when], set[Any]()
+
+    async def write(event: Any, window: Any) -> None:
+        await asyncio.sleep(later)
+        if what == "output":
+            out.write(b"", key=b"stray")
+        elif what == "store":
+            seen[event.key] = b"stray"
+        else:
+            window.value = b"stray"
+
+    @app.on(app.input("nyc/in"))
+    async def handle(event: Any) -> None:
+        if event.key == b"a":
+            left.add(asyncio.create_task(write(event, next(windows.of(event)))))
+        await asyncio.sleep(over if event.key == b"b" else 0)
+
+    place.write(b"a", b"b")
+    with (  # noqa: PT012 (not at once)
+        closing(place.worker(app)) as worker,
+        pytest.raises(IllegalState, match="went on after"),
+    ):
+        for _ in range(20):
+            worker.step()
+            time.sleep(0.05)
+    for task in left:
+        task.cancel()
+    assert place.written() == place.written("nyc/dead") == []
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_handlers_side_by_side_reach_the_rows_of_their_own_key(
+    place: Place, concurrency: int
+) -> None:
+    """A running total over an await would lose most of it."""
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, concurrency=concurrency)
+    total, refused = app.store("total", value=json, local=True), list[bytes]()
+    own, out = app.store("own", value=json), app.output("nyc/out", value=json)
+
+    @app.on(app.input("nyc/in"))
+    async def add(event: Any) -> None:
+        own[event.key] = 1
+        calls: list[Callable[[], Any]] = [lambda: total.get("all", 0), lambda: [*own.items()]]
+        if concurrency > 1:
+            for call in calls:
+                with pytest.raises(InvalidArgument, match="concurrency=1"):
+                    call()
+            refused.append(event.key)
+            return
+        before, rows = (call() for call in calls)
+        await asyncio.sleep(0.001)
+        total["all"] = before + 1
+        out.write([before + 1, len(rows)], key=b"all")
+
+    place.write(*(b"%d" % n for n in range(20)))
+    with closing(place.worker(app)) as worker:
+        steps(worker)
+    if concurrency == 1:
+        assert [one.value for one in place.events("nyc/out")][-1] == b"[20,20]"
+    else:
+        assert len(refused) == 20
