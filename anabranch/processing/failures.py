@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from anabranch.core.limits import HEADERS, RESERVED
-from anabranch.errors import EventTooLarge, FixCallError, InvalidArgument
+from anabranch.errors import (
+    AnabranchError,
+    EventTooLarge,
+    FixCallError,
+    InvalidArgument,
+    read_back,
+)
 from anabranch.ports import TableError
 from anabranch.processing.cut import Doing, time_of
 from anabranch.processing.program import NotAHandler, Program
@@ -32,6 +39,15 @@ class HandlerFailed(FixCallError):
         super().__init__(f"{place}{': ' if place else ''}{text_of(error)}")
         self.event = event
         self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As of all errors; one of the program's that can't be sent is replaced by its text."""
+        error = self.error
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # noqa: BLE001 - whatever its class does
+            error = AnabranchError(text_of(error))
+        return read_back, (type(self), self.args, self.__dict__ | {"error": error})
 
 
 class Case(NamedTuple):

@@ -68,7 +68,7 @@ class Handlers:
     def handle(self, cut: Cut, pieces: Sequence[Piece]) -> list[Piece]:
         """Call the handlers with these events; returns those that have no room in the cut, whole commits.
 
-        Raises: HandlerFailed, NotAHandler, TableError, IllegalState (a task that no handler awaited writes); the cut
+        Raises: HandlerFailed, NotAHandler, TableError, IllegalState (an unawaited task writes). The cut
         is of no more use then.
         """
         left = list[Piece]()
