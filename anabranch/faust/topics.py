@@ -83,7 +83,8 @@ class Topic(faust.Topic):
             if stream not in self.app.program.outputs:
                 await asyncio.get_running_loop().run_in_executor(None, self.app.add_output, stream)
                 at = doing()  # its event may be over meanwhile
-            at.write(stream, (data, raw, pairs or None, ms or time_of(at.timestamp)))
+            time_ms = time_of(at.timestamp) if ms is None else ms
+            at.write(stream, (data, raw, pairs or None, time_ms))
         return Sent(stream, timestamp or time.time())
 
     def send_soon(self, **_: Any) -> Any:

@@ -55,7 +55,8 @@ class Output:
         if value is not None:
             value = self._encode(value)
         raw = key.encode() if isinstance(key, str) else key
-        at.write(self.stream, (value, raw, headers, timestamp or time_of(at.timestamp)))
+        time = time_of(at.timestamp) if timestamp is None else timestamp
+        at.write(self.stream, (value, raw, headers, time))
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of an Arrow batch, as of `Transaction.write_batch`; values as bytes or strings."""

@@ -130,9 +130,9 @@ class Windows(Keyed):
             raise InvalidArgument(
                 f"windows {name}: every={every} is above size={size}, so that some events fell into no window"
             )
-        self.size = int(size * 1000)
-        self._every = int((every or size) * 1000)
-        self._grace = int(grace * 1000)
+        self.size = round(size * 1000)
+        self._every = round((every or size) * 1000)
+        self._grace = round(grace * 1000)
         self._late = late
         self._closed: Callable[[Window], Any] | None = None
 

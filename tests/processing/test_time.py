@@ -21,12 +21,14 @@ from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processing import handlers as handlers_module
 from anabranch.processing import timers
 from anabranch.processing.app import Processor
+from anabranch.processing.codecs import RAW
 from anabranch.processing.cut import Cut, begin_doing
 from anabranch.processing.failures import Failures
 from anabranch.processing.handlers import HandlerFailed, Handlers
 from anabranch.processing.metrics import TABLE
 from anabranch.processing.stores import prefix_of
 from anabranch.processing.table import Table
+from anabranch.processing.timers import Windows
 from anabranch.processors.numbers import Numbers
 from anabranch.reading.tasks.shares import Piece
 
@@ -516,3 +518,25 @@ def handled(whole: Piece) -> Iterator[None]:
     move = handlers_module._move_time
     with patch.object(handlers_module, "_move_time", lambda at, time, _: move(at, time, [whole])):
         yield
+
+
+def test_sizes_of_windows_are_to_the_millisecond() -> None:
+    """As decimals read, not as their nearest binary fractions are cut off."""
+    app = Processor("t/p")
+    for ms in range(1, 100_000):
+        windows = Windows(str(ms), RAW, ms / 1000, None, ms / 1000, None)
+        assert (windows.size, windows.kind) == (ms, f"windows of {ms} ms every {ms} ms, of bytes")
+        assert windows._grace == ms
+    assert app.windows("hopping", 64.2, every=32.1, grace=0.0004)._every == 32_100
+
+
+def test_a_time_of_0_is_refused_as_in_a_transaction(tmp_path: Path) -> None:
+    app = Processor("t/p", tasks=TASKS)
+    out = app.output("t/out")
+    app.on(app.input("t/in"))(lambda each: out.write(b"", timestamp=int(each.value)))
+    handlers, cut = Handlers(app, ()), Cut(Table(tmp_path), TASKS)
+    handlers.handle(cut, [Piece("t/in", 1, [event(b"k0", 5, b"7")], [task_of(b"k0")])])
+    assert cut.outputs == {"t/out": [(b"", None, None, 7)]}
+    app.retries = 0
+    with pytest.raises(HandlerFailed, match="InvalidArgument: timestamp 0"):
+        handlers.handle(cut, [Piece("t/in", 2, [event(b"k0", 5, b"0")], [task_of(b"k0")])])
