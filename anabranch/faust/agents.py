@@ -134,6 +134,7 @@ class Stream(faust.Stream[Any]):
             at.task, at.key, at.timestamp = task, given.key, given.timestamp
             at.own_key, at.strays = inbox.own_key, inbox.strays
             event = load(given)
+            at.name = event.key
             tp, offset = event.message.tp, given.offset
             state = event_in(tp, offset, self, event)
             self._set_current_event(event)

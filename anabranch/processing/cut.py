@@ -152,16 +152,20 @@ class Cut:
 class Doing:
     """A handler at work: its cut, the task, key, time and value of its event, as that came. It changes the cut.
 
-    ``undo``: how to take its changes back. ``over``: its event is done. ``own_key``: it may reach that key's rows
-    alone, for others work beside it. ``strays``: where errors go of what goes on after the end.
+    ``undo``: how to take its changes back. ``name``: the key as the program sees it, if that is decoded. ``over``:
+    its event is done. ``own_key``: it may reach that key's rows alone, for others work beside it. ``strays``: where
+    errors go of what goes on after the end.
     """
 
-    __slots__ = ("cut", "key", "over", "own_key", "strays", "task", "timestamp", "undo", "value")
+    __slots__ = (
+        "cut", "key", "name", "over", "own_key", "strays", "task", "timestamp", "undo", "value",
+    )  # fmt: skip
 
     def __init__(self, cut: Cut) -> None:
         self.cut = cut
         self.task = -1
         self.key: bytes | None = None
+        self.name: Any = None
         self.timestamp: int | None = None
         self.value: bytes | None = None
         self.over = self.own_key = False
