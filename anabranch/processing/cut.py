@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import suppress
@@ -303,6 +304,16 @@ def _refuse() -> NoReturn:
 
 
 _DOING: ContextVar[Doing | None] = ContextVar("doing", default=None)
+
+
+def _forget() -> None:
+    """A forked child has a copy of the handler's work, which no commit will have."""
+    at = _DOING.get()
+    if at is not None:
+        at.over, at.strays, at.cut.open = True, None, False
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def begin_doing(cut: Cut) -> Doing:

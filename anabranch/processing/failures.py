@@ -141,12 +141,7 @@ class Failures:
         if stream is None:
             raise HandlerFailed(case.event, error, case.place) from error
         headers = [
-            *(
-                # No stream takes a name that is no UTF-8; plain topics may have some.
-                (name.encode("utf-8", "replace").decode(), value)
-                for name, value in case.headers[: HEADERS.value - 2]
-                if not name.startswith(RESERVED)
-            ),
+            *headers_of_copy(case.headers)[: HEADERS.value - 2],
             ("error", text_of(error).encode("utf-8", "replace")[:_ERROR_BYTES]),
             ("from", case.place.encode()),
         ]
@@ -159,6 +154,17 @@ class Failures:
             raise type(refused)(f"{case.place} can't be a dead letter: {refused}") from refused
         at.count("processor_dead_letters")
         at.undo.clear()
+
+
+def headers_of_copy(
+    headers: Sequence[tuple[str, bytes | None]],
+) -> list[tuple[str, bytes | None]]:
+    """Headers as a stream takes them: plain topics may have names that are no UTF-8, or reserved."""
+    return [
+        (name.encode("utf-8", "replace").decode(), value)
+        for name, value in headers
+        if not name.startswith(RESERVED)
+    ]
 
 
 def text_of(error: BaseException) -> str:

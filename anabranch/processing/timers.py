@@ -15,7 +15,7 @@ from anabranch.core.legal_names import check_type
 from anabranch.errors import EventTooLarge, IllegalState, InvalidArgument
 from anabranch.processing.codecs import RAW, Codec
 from anabranch.processing.cut import Cut, Doing, doing, time_of
-from anabranch.processing.failures import Case, Failures, failure_of
+from anabranch.processing.failures import Case, Failures, failure_of, headers_of_copy
 from anabranch.processing.program import Output, TimerHandler, check_plain, check_result
 from anabranch.processing.stores import TIME, Keyed, after, prefix_of
 
@@ -169,7 +169,8 @@ class Windows(Keyed):
         if is_late:
             at.count("processor_late_events", self.name)
             if self._late is not None:
-                at.write(self._late.stream, (at.value, event.key, None, time_of(event.timestamp)))
+                headers, when = headers_of_copy(event.headers), time_of(event.timestamp)
+                at.write(self._late.stream, (at.value, event.key, headers, when))
 
     def value(self, key: bytes, start: int) -> Any:
         """The value of a key in a window that begins at ``start``."""

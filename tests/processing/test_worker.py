@@ -860,3 +860,59 @@ def test_handlers_side_by_side_reach_the_rows_of_their_own_key(
         assert [one.value for one in place.events("nyc/out")][-1] == b"[20,20]"
     else:
         assert len(refused) == 20
+
+
+def test_late_events_keep_their_headers(place: Place) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0)
+    windows = app.windows("w", 1, value=json, late=app.output("nyc/out"))
+    app.on(app.input("nyc/in"))(lambda event: list(windows.of(event)))
+    with closing(place.worker(app)) as worker:
+        place.write(b"first", timestamp=9000)
+        steps(worker)
+        with place.client.begin("nyc") as txn:
+            txn.write("nyc/in", b"v", key=b"late", headers=[("a", b"b"), ("a", None)], timestamp=7)
+            txn.commit()
+        steps(worker)
+    (late,) = place.events("nyc/out")
+    kept = [header for header in late.headers if not header[0].startswith("ab.")]
+    assert (late.key, late.value, kept) == (b"late", b"v", [("a", b"b"), ("a", None)])
+
+
+def test_a_forked_child_of_a_handler_writes_nothing(place: Place) -> None:
+    """It has a copy of the commit, which nobody sends."""
+    app = Processor("nyc/p", tasks=1, commit_interval=0)
+    out, said = app.output("nyc/out"), list[int]()
+
+    @app.on(app.input("nyc/in"))
+    def handle(event: Any) -> None:
+        child = os.fork()
+        if not child:
+            try:
+                out.write(b"", key=b"child")
+            except IllegalState:
+                os._exit(3)
+            os._exit(0)
+        said.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        out.write(b"", key=event.key)
+
+    place.write(b"a", b"b")
+    with closing(place.worker(app)) as worker:
+        steps(worker)
+    assert (said, place.written()) == ([3, 3], [b"a", b"b"])
+
+
+def test_inputs_may_come_in_another_order(place: Place) -> None:
+    place.client.create_stream("nyc/more")
+    for number, names in enumerate((["in", "more"], ["more", "in"])):
+        app = Processor("nyc/p", tasks=1, commit_interval=0)
+        out = app.output("nyc/out")
+        app.on(*(app.input(f"nyc/{name}") for name in names))(
+            lambda event, out=out: out.write(b"", key=event.key)
+        )
+        with place.client.begin("nyc") as txn:
+            for name in ("in", "more"):
+                txn.write(f"nyc/{name}", b"", key=b"%d-%s" % (number, name.encode()))
+            txn.commit()
+        with closing(place.worker(app, str(number))) as worker:
+            steps(worker)
+    assert sorted(place.written()) == [b"0-in", b"0-more", b"1-in", b"1-more"]
