@@ -13,8 +13,20 @@ from collections.abc import Iterator
 from typing import Any
 
 
+def read_back(
+    kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+) -> BaseException:
+    """An error as it was sent from another process: its constructor may take other arguments than ``args``."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
+
+
 class AnabranchError(Exception):
     """Base of all errors raised on purpose. The message says what to do."""
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return read_back, (type(self), self.args, self.__dict__)
 
 
 class RetryError(AnabranchError):
@@ -39,6 +51,8 @@ class InvariantViolation(AnabranchError):
 
 class NotInstalled(AnabranchError, ModuleNotFoundError):
     """A package is missing that only an extra brings: the message has the command that gets it."""
+
+    __reduce__ = ModuleNotFoundError.__reduce__
 
 
 class NotSupported(AnabranchError):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from anabranch.errors import NotReady
+from anabranch.errors import AnabranchError, NotReady
 
 Entropy: TypeAlias = Callable[[int], bytes]  # a number of random bytes
 Failed: TypeAlias = "MutableMapping[TopicPartition, LogError]"  # what could not be done, and why
@@ -259,6 +259,8 @@ class LogError(Exception):
     def __init__(self, message: str, topics: Iterable[str] = ()) -> None:
         super().__init__(message)
         self.topics = frozenset(topics)
+
+    __reduce__ = AnabranchError.__reduce__
 
 
 class LogUnavailable(LogError):

@@ -11,16 +11,19 @@ from functools import partial
 
 from anabranch.client.client_reads import Reading
 from anabranch.client.client_streams import Streams
+from anabranch.client.receipt_account import RECORD_OVERHEAD
 from anabranch.client.session import Session
 from anabranch.core.ids import TENURE_SIZE
 from anabranch.core.legal_names import check_scope, check_type, is_plain, split_stream, state_stream
-from anabranch.core.stream_settings import PROCESSOR
+from anabranch.core.limits import Room, latest_time
+from anabranch.core.stream_settings import PROCESSOR, is_table
 from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized, NotReady
+from anabranch.ports import JournalMissing
 from anabranch.reading.history_search import Start
 from anabranch.reading.tasks.groups import Mirror
 from anabranch.reading.tasks.lag import InputLag
 from anabranch.schemas import records as r
-from anabranch.topics.names import mirror_group
+from anabranch.topics.names import journal_topic, mirror_group
 from anabranch.types import Tenure
 
 DEFAULT_TASKS = 16
@@ -70,16 +73,30 @@ class Processors(Reading, Streams):
 
     def check_outputs(
         self, processor: str, streams: Iterable[str], *, timeout: float | None = None
-    ) -> None:
+    ) -> dict[str, Room]:
         """Check that commits of a processor can write to these streams.
 
-        Raises: CrossScope, UnknownScope, UnknownStream, NotReady, DeadlineExceeded.
+        Returns what events each takes now, where that can be known. Raises: CrossScope, UnknownScope,
+        UnknownStream, NotReady, DeadlineExceeded.
         """
         deadline, names = self._deadline(timeout), sorted(streams)
         self._session.check_together(names, deadline, beside=split_stream(processor)[0])
-        for name in names:
-            with suppress(NotAuthorized):  # who may only write learns at the first write
-                self._session.describe(name, deadline)
+        found: dict[str, Room] = {}
+        now_ms = int(self._ports.clock.wall() * 1000)
+        journal = self._shared.journals.writer()
+        try:
+            for name in names:
+                # A client that may only write gets an answer at its first write; so does one of a lost stream.
+                with suppress(NotAuthorized, JournalMissing):
+                    info = self._session.describe(name, deadline)
+                    partitions = sorted({segment.partition for segment in info.segments})
+                    opened = journal.open(journal_topic(name), partitions, deadline)
+                    most = opened.max_event_bytes - RECORD_OVERHEAD
+                    latest = latest_time(now_ms, int(info.settings.get("retention.ms", -1)))
+                    found[name] = Room(name, most, is_table(info.settings), latest)
+        finally:
+            journal.discard()
+        return found
 
     def reset_processor(
         self,

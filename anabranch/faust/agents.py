@@ -16,8 +16,8 @@ from faust.types.tuples import Message
 
 from anabranch.errors import IllegalState
 from anabranch.faust.refusals import AGENT, STREAM, refuse, refusing
-from anabranch.processing.cut import Cut, begin_doing
-from anabranch.processing.handlers import HandlerFailed
+from anabranch.processing.cut import Cut, Doing, Undo, begin_doing
+from anabranch.processing.failures import HandlerFailed, is_from_outside
 from anabranch.types import Event
 
 _TURN = 64  # events that an actor handles before others have their turn
@@ -25,11 +25,15 @@ _END_S = 5.0
 
 
 class Hand:
-    """Events of a cut that are given to agents, and what is left of them. The hand is over once all are done."""
+    """Events that are given to agents, and what is left of them. The hand is over once all are done.
 
-    def __init__(self, cut: Cut) -> None:
-        self.cut = cut
+    ``undo``: how to take back what all agents changed meanwhile.
+    """
+
+    def __init__(self, cut: Cut, undo: list[Undo]) -> None:
+        self.cut, self.undo = cut, undo
         self.left = 0
+        self.failed = False
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def done(self) -> None:
@@ -39,8 +43,8 @@ class Hand:
             self.over.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """An agent failed: nothing of the cut counts."""
-        self.cut.open, self.cut.failed = False, True
+        """An agent failed: nothing of the hand counts."""
+        self.failed = True
         if not self.over.done():
             self.over.set_exception(error)
 
@@ -60,6 +64,7 @@ class Inbox:
         self.items: deque[Given] = deque()
         self.own_key, self.strays = own_key, strays
         self.at_work: Event | None = None
+        self.at: Doing | None = None  # of that event
         self.hand: Hand | None = None
         self.ended: BaseException | None = None  # why its actor is no more
         self._wake: asyncio.Future[None] | None = None
@@ -74,6 +79,11 @@ class Inbox:
         """Until there are some."""
         self._wake = asyncio.get_running_loop().create_future()
         await self._wake
+
+    def drop(self) -> None:
+        """Its actor begins again: what it is at may write no more. That is no stray."""
+        if self.at is not None:
+            self.at.over, self.at.strays = True, None
 
     def end(self, error: BaseException) -> None:
         """Its actor is no more."""
@@ -116,13 +126,15 @@ class Stream(faust.Stream[Any]):
             while not items:
                 await inbox.wait()
             hand, task, given = items.popleft()
-            if not hand.cut.open:
+            if hand.failed:
                 continue
             inbox.at_work = given
-            at = begin_doing(hand.cut)
+            inbox.at = at = begin_doing(hand.cut)
+            at.undo = hand.undo
             at.task, at.key, at.timestamp = task, given.key, given.timestamp
             at.own_key, at.strays = inbox.own_key, inbox.strays
             event = load(given)
+            at.name = event.key
             tp, offset = event.message.tp, given.offset
             state = event_in(tp, offset, self, event)
             self._set_current_event(event)
@@ -140,7 +152,7 @@ class Stream(faust.Stream[Any]):
             at.over = True
             self.current_event = None
             event_out(tp, offset, self, event, state)
-            inbox.at_work = None
+            inbox.at_work = inbox.at = None
             hand.done()
             turn += 1
             if turn % _TURN == 0:
@@ -175,7 +187,7 @@ def _loader(app: Any, topic: Any) -> Callable[[Event], Any]:
 
 @refusing("agent", AGENT)
 class Agent(faust.Agent):
-    """An agent whose actors begin again, all of them, after a cut that failed."""
+    """An agent whose actors begin again, all of them, after a hand that failed."""
 
     app: Any
 
@@ -188,7 +200,7 @@ class Agent(faust.Agent):
         if isolated_partitions or options.get("supervisor_strategy") is not None:
             refuse(
                 "isolated_partitions or supervisor_strategy",
-                "use concurrency=; a failed cut is done again",
+                "use concurrency=; what failed is done again",
             )
         super().__init__(fun, **options)
         self.inboxes: list[Inbox] = []
@@ -209,6 +221,8 @@ class Agent(faust.Agent):
 
     async def on_stop(self) -> None:
         """End the actors; what they had at hand is not counted."""
+        for inbox in self.inboxes:
+            inbox.drop()
         tasks, self._running = self._running, []
         for task in tasks:
             task.cancel()
@@ -236,7 +250,8 @@ class Agent(faust.Agent):
             await coro
         except BaseException as raised:
             error = raised
-            if not isinstance(raised, Exception):
+            # An agent that would end the process has failed; asyncio would let that out.
+            if not isinstance(raised, Exception | SystemExit) or is_from_outside(raised):
                 raise
         finally:
             aref.stream.inbox.end(error)

@@ -24,6 +24,7 @@ from anabranch.faust.topics import Topic
 from anabranch.processing.app import Processor
 from anabranch.processing.cut import Written
 from anabranch.processing.worker import Worker
+from anabranch.processors.numbers import Numbers
 
 _HANDOVER_S = 10.0  # a commit under way has so long to end
 _OURS = (
@@ -106,9 +107,11 @@ class Engine(mode.Service):
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         app = self._app
 
-        def handlers(program: Any, stores: Sequence[str]) -> AgentHandlers:
+        def handlers(
+            program: Any, stores: Sequence[str], metrics: Numbers, stop: threading.Event
+        ) -> AgentHandlers:
             agents = list(app.agents.values())
-            self._handlers = AgentHandlers(program, stores, loop, agents, app.strays)
+            self._handlers = AgentHandlers(program, stores, metrics, stop, loop, agents, app.strays)
             return self._handlers
 
         try:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from anabranch.errors import IllegalState
 from anabranch.faust.agents import Agent, Given, Hand, Inbox
-from anabranch.processing.cut import Cut
-from anabranch.processing.handlers import HandlerFailed, Handlers, Passed, Place, closed_by_failure
+from anabranch.processing.cut import Cut, Doing
+from anabranch.processing.failures import Case, HandlerFailed
+from anabranch.processing.handlers import Handlers, closed_by_failure
+from anabranch.processors.numbers import Numbers
 from anabranch.reading.tasks.shares import Piece
+from anabranch.types import Event
 
 _SAY_S = 30.0
 
@@ -19,10 +24,10 @@ class AgentHandlers(Handlers):
     """Agents as the handlers of a worker. All but `end` is called on the worker's thread."""
 
     def __init__(
-        self, app: Any, stores: Sequence[str], loop: asyncio.AbstractEventLoop, agents: Sequence[Agent],
-        strays: list[IllegalState],
+        self, app: Any, stores: Sequence[str], metrics: Numbers, stop: threading.Event,
+        loop: asyncio.AbstractEventLoop, agents: Sequence[Agent], strays: list[IllegalState],
     ) -> None:  # fmt: skip
-        super().__init__(app, stores)
+        super().__init__(app, stores, metrics, stop)
         self._on, self._agents, self._strays = loop, agents, strays
         self._readers: dict[str, list[Agent]] = {}
         for agent in agents:
@@ -31,15 +36,37 @@ class AgentHandlers(Handlers):
         self._hand: Hand | None = None
         self._ended = False
 
-    def handle(self, cut: Cut, pieces: Sequence[Piece], passed: dict[Place, Passed]) -> list[Piece]:
-        """Give events to agents, and wait until each is done. Raises: HandlerFailed, IllegalState (strays)."""
+    def handle(self, cut: Cut, pieces: Sequence[Piece]) -> list[Piece]:
+        """Give events to agents, and wait until each is done. After a failure they get each event by itself.
+
+        Raises: HandlerFailed, IllegalState (strays).
+        """
+        given = [pair for piece in pieces for pair in zip(piece.events, piece.tasks, strict=True)]
         with closed_by_failure(cut) as at:
-            some = [self._without(at, piece, passed) if passed else piece for piece in pieces]
-            if some:
-                asyncio.run_coroutine_threadsafe(self._give(cut, some), self._on).result()
+            failed = self._failed(at, given) if given else None
+            if failed is not None:
+                at.take_back()  # agents work on rows together, so that one event's changes can't be told apart
+                for event, task in given:
+                    case = partial(Case.of, event)
+                    first = failed.error if event is failed.event else None
+                    self._failures.settle(at, case, partial(self._failure, at, event, task), first)
         if self._strays:
             raise self._strays[0]
         return []
+
+    def _failure(self, at: Doing, event: Event, task: int) -> BaseException | None:
+        failed = self._failed(at, [(event, task)])
+        if failed is not None and failed.event is None:
+            raise failed  # its agent does not read
+        return None if failed is None else failed.error
+
+    def _failed(self, at: Doing, given: Sequence[tuple[Event, int]]) -> HandlerFailed | None:
+        try:
+            asyncio.run_coroutine_threadsafe(self._give(at, given), self._on).result()
+        except HandlerFailed as failed:
+            return failed
+        at.undo.clear()
+        return None
 
     def end(self) -> None:
         """Wait no more for agents that don't end. On the loop."""
@@ -47,10 +74,10 @@ class AgentHandlers(Handlers):
         if self._hand is not None:
             self._hand.fail(IllegalState("the worker ends, and an agent is not done"))
 
-    async def _give(self, cut: Cut, pieces: Sequence[Piece]) -> None:
-        hand = self._hand = Hand(cut)
+    async def _give(self, at: Doing, given: Sequence[tuple[Event, int]]) -> None:
+        hand = self._hand = Hand(at.cut, at.undo)
         try:
-            self._deal(hand, pieces)
+            self._deal(hand, given)
             while hand.left:
                 done, _ = await asyncio.wait([hand.over], timeout=_SAY_S)
                 if done:
@@ -68,7 +95,7 @@ class AgentHandlers(Handlers):
         finally:
             self._hand = None
 
-    def _deal(self, hand: Hand, pieces: Sequence[Piece]) -> None:
+    def _deal(self, hand: Hand, given: Sequence[tuple[Event, int]]) -> None:
         """Each agent of the stream gets each event: the actor of its key, if it has several."""
         if self._ended:
             raise IllegalState("the worker ends")
@@ -77,15 +104,14 @@ class AgentHandlers(Handlers):
             for inbox in agent.inboxes:
                 if inbox.ended is not None:
                     raise HandlerFailed(None, inbox.ended)
-        for piece in pieces:
-            for agent in self._readers[piece.stream]:
+        for event, task in given:
+            readers = self._readers[event.stream]
+            hand.left += len(readers)
+            for agent in readers:
                 boxes = agent.inboxes
-                count = len(boxes)
-                hand.left += len(piece.events)
-                for task, event in zip(piece.tasks, piece.events, strict=True):
-                    which = event.offset if event.key is None else hash(event.key)
-                    box = boxes[which % count]
-                    box.items.append(Given(hand, task, event))
-                    woken[box] = None
+                which = event.offset if event.key is None else hash(event.key)
+                box = boxes[which % len(boxes)]
+                box.items.append(Given(hand, task, event))
+                woken[box] = None
         for box in woken:
             box.wake(hand)

@@ -41,7 +41,9 @@ class Table(Store):
         self._key = key_type, key_serializer
 
     def _place(self, at: Doing, key: Any) -> tuple[int, bytes]:
-        if not isinstance(key, bytes | str):
+        if type(key) is type(at.name) and key == at.name and at.key is not None:
+            key = at.key  # the event's own: its bytes, whatever a serializer would make of it
+        elif not isinstance(key, bytes | str):
             typ, serializer = self._key
             key = self._app.serializers.dumps_key(typ, key, serializer=serializer)
         return super()._place(at, key)

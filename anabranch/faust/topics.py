@@ -84,7 +84,7 @@ class Topic(faust.Topic):
                 await asyncio.get_running_loop().run_in_executor(None, self.app.add_output, stream)
                 at = doing()  # its event may be over meanwhile
             time_ms = time_of(at.timestamp) if ms is None else ms
-            at.cut.write(stream, (data, raw, pairs or None, time_ms))
+            at.write(stream, (data, raw, pairs or None, time_ms))
         return Sent(stream, timestamp or time.time())
 
     def send_soon(self, **_: Any) -> Any:

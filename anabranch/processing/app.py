@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -12,7 +11,16 @@ from anabranch.core.legal_names import PLAIN, check_input, check_type, split_str
 from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import codec_of
 from anabranch.processing.plain import Cluster
-from anabranch.processing.program import Input, Output, Program, Registered, TimerHandler
+from anabranch.processing.program import (
+    Input,
+    Output,
+    Program,
+    Registered,
+    TimerHandler,
+    check_function,
+    check_plain,
+    is_async,
+)
 from anabranch.processing.stores import Store
 from anabranch.processing.timers import Timer, Windows
 from anabranch.reading.history_search import Start
@@ -20,7 +28,7 @@ from anabranch.reading.history_search import Start
 F = TypeVar("F", bound=Callable[..., Any])
 COMMIT_INTERVAL_S = 0.1
 CUT_BYTES = 8 << 20
-RETRIES = 2  # of a cut whose handler fails, before `stop` or `dead_letter`
+RETRIES = 2  # of a handler that fails, before `stop` or `dead_letter`
 CONCURRENCY = 64
 _MOST = 1 << 30
 
@@ -31,7 +39,8 @@ class Processor(Program):
     ``name``: ``scope/name``. ``tasks``: a power of two, the most that work side by
     side; it never changes. ``commit_interval``: seconds from one commit to the next, 0: at once. ``cut_bytes``:
     about so many bytes of events are in one commit; a bigger input transaction comes in parts, unless ``whole``.
-    ``dead_letter``: a stream for events whose handler fails time and again; None: the worker stops at such a one.
+    ``dead_letter``: a stream for what a handler, a timer or a window fails at in each of its ``retries``; None: the
+    worker stops there.
     ``concurrency``: so many ``async`` handlers run side by side. ``start``: where a new processor begins, as of
     `Client.read`. ``on_lost``: where retention took what was not consumed the worker stops (`SnapshotExpired`);
     'skip': it goes on behind that, counts it, and passes over whole transactions, in all inputs.
@@ -83,10 +92,12 @@ class Processor(Program):
             self._writes(dead_letter)
 
     def input(self, stream: str, *, value: Any = None) -> Input:
-        """A stream to read, of any scope. ``value``: json, str, bytes (None), or an object with loads and dumps."""
+        """A stream to read, of any scope. ``value``: json, str, bytes (None), or an object with loads and dumps.
+
+        Raises: InvalidArgument (also for another ``value`` than the same stream had before).
+        """
         split_stream(stream)
-        found = self.inputs[stream] = Input(stream, codec_of(value))
-        return found
+        return self._input(stream, value)
 
     def topic(
         self,
@@ -107,8 +118,7 @@ class Processor(Program):
         if self.cluster not in (None, cluster):
             raise InvalidArgument(f"{topic} is of another cluster than the topics before")
         self.cluster = cluster
-        found = self.inputs[PLAIN + topic] = Input(PLAIN + topic, codec_of(value))
-        return found
+        return self._input(PLAIN + topic, value)
 
     def output(self, stream: str, *, value: Any = None) -> Output:
         """A stream to write. Its scope and the processor's share a control partition, or the start is refused."""
@@ -128,12 +138,13 @@ class Processor(Program):
         """Decorates a function of (key, due): it is called in a commit, once, when its time has come.
 
         Time is the task's event time in Unix milliseconds: the highest timestamp of its events, moved at the ends
-        of input commits, and by ``idle``. ``wall``: the worker's clock.
+        of input commits, and by ``idle``. ``wall``: the worker's clock. Raises: InvalidArgument.
         """
 
         def register(call: TimerHandler) -> Timer:
+            check_plain(f"timer {name}:", call)
             timer: Timer = self._add(name, Timer(name, call, wall=wall))
-            self.timers[name] = timer.fire
+            self.timers[name] = timer
             return timer
 
         return register
@@ -148,25 +159,26 @@ class Processor(Program):
         ``late``, key and value as they came. Raises: InvalidArgument.
         """
         windows: Windows = self._add(name, Windows(name, codec_of(value), size, every, grace, late))
-        self.timers[name] = windows.close
+        self.timers[name] = windows
         return windows
 
     def on(self, *inputs: Input, batch: bool = False) -> Callable[[F], F]:
         """Decorates a handler of these inputs' events: a function, or an ``async`` one, of an `anabranch.Event`.
 
         Its ``value`` is decoded. Events of a key come in order. A handler that raises leaves no trace. ``batch``:
-        it gets a pyarrow.RecordBatch of one commit's events (columns as of Spark's source), values as bytes.
+        it gets a pyarrow.RecordBatch of one commit's events (columns as of Spark's source), values as bytes. A
+        coroutine that a handler returns is awaited. Raises: InvalidArgument.
         """
         if not inputs:
             raise InvalidArgument("name the inputs that the handler is for: @app.on(flights)")
 
         def register(call: F) -> F:
-            is_async = inspect.iscoroutinefunction(call)
-            if batch and is_async:
-                raise InvalidArgument("a handler of batches is a plain function")
+            if batch:
+                check_plain("the handler of batches", call)
+            check_function("the handler", call)
             for one in inputs:
                 some = self.handlers.setdefault(one.stream, [])
-                some.append(Registered(call, is_async, batch))
+                some.append(Registered(call, is_async(call), batch))
                 if len({each.batch for each in some}) > 1:
                     raise InvalidArgument(f"handlers of {one.stream} take events, or all batches")
             return call
@@ -193,6 +205,15 @@ class Processor(Program):
 
         with connect(bootstrap, **options) as client:
             run_worker(self, client, folder=folder, standby=standby, http=http)
+
+    def _input(self, name: str, value: Any) -> Input:
+        codec = codec_of(value)
+        found = self.inputs.setdefault(name, Input(name, codec))
+        if found.codec.decode != codec.decode:
+            raise InvalidArgument(
+                f"{name} is an input already, with another codec: all of its handlers get the same values"
+            )
+        return found
 
     def _writes(self, stream: str) -> None:
         split_stream(stream)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from math import inf
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
@@ -31,7 +31,7 @@ from anabranch.errors import (
     WriteFailed,
 )
 from anabranch.ports import TopicPartition
-from anabranch.processing.cut import Cut, Written
+from anabranch.processing.cut import Cut, Limits, Written
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
 from anabranch.processors.numbers import Numbers
@@ -55,8 +55,9 @@ class Commits:
     """Commits cuts, one after another, beside the handlers. `send` and `wait` are called by one thread."""
 
     def __init__(
-        self, client: Client, table: Table, state: StateReader, metrics: Numbers, *, threads: bool
-    ) -> None:
+        self, client: Client, table: Table, state: StateReader, metrics: Numbers, limits: Limits,
+        *, threads: bool,
+    ) -> None:  # fmt: skip
         self._client = client
         self._table = table
         self.state = state
@@ -68,7 +69,7 @@ class Commits:
         self._future: Future[None] | None = None
         self._sent: Cut | None = None
         self._ends_due = 0.0
-        self._limits: dict[str, int] = {}  # bytes of an event, of streams that refused one
+        self._limits = limits
         self.ending = threading.Event()  # a commit in doubt is not asked for any longer
 
     def new_cut(self, task_count: int) -> Cut:
@@ -118,14 +119,14 @@ class Commits:
                     # State first: if it opens the transaction, outputs go as columns at once.
                     for task, rows in state.items():
                         txn.write_state(task, rows)
-                    for stream, events in cut.outputs.items():
-                        if len(events) < _MANY:
-                            txn.write_many(stream, events)
-                        else:
-                            txn.write_batch(stream, columns_of(events))
-                    for stream, batches in cut.batches.items():
-                        for batch in batches:
-                            txn.write_batch(stream, batch)
+                    for stream, written in cut.outputs.items():
+                        for run in runs_of(cut, stream, written):
+                            if not isinstance(run, list):
+                                txn.write_batch(stream, run)
+                            elif len(run) < _MANY:
+                                txn.write_many(stream, run)
+                            else:
+                                txn.write_batch(stream, columns_of(run))
                     self._until_known(txn, consumed)
                 break
             except (TransactionAborted, WriteFailed) as error:
@@ -133,10 +134,9 @@ class Commits:
                     raise
                 log.warning("%s: the commit is made again: %s", tenure.processor, error)
             except EventTooLarge as error:
-                if not error.most or error.most >= self._limits.get(error.stream, inf):
+                if not error.most or error.most >= self._limits.most_of(error.stream):
                     raise
-                self._limits[error.stream] = error.most
-                # Handled again, the cut tells whose output it is.
+                # The stream took more as the tasks were taken. Handled again, the event that wrote it is known.
                 raise BeginAgainError(str(error)) from error
             except InvalidArgument as error:
                 found = self._client.processor(tenure.processor).tasks
@@ -149,8 +149,6 @@ class Commits:
             for task, sequence in sequences.items()
         }
         self._table.write(((task, rows.items()) for task, rows in cut.rows.items()), marks)
-        if ("processor_dead_letters",) in cut.counts:
-            self._limits.clear()  # an operator may change them: the next refusal tells
         self._count(cut, self._clock.monotonic() - begun)
 
     def _count(self, cut: Cut, seconds: float) -> None:
@@ -159,10 +157,10 @@ class Commits:
         self._metrics.took(seconds)
         for key, count in cut.counts.items():
             add(*key, by=count)
-        for stream, events in cut.outputs.items():
-            add("processor_events_out", stream, by=len(events))
-        for stream, batches in cut.batches.items():
-            add("processor_events_out", stream, by=sum(batch.num_rows for batch in batches))
+        for stream, written in cut.outputs.items():
+            runs = runs_of(cut, stream, written)
+            count = sum(len(run) if isinstance(run, list) else run.num_rows for run in runs)
+            add("processor_events_out", stream, by=count)
 
     def _until_known(self, txn: Transaction, consumed: Consumed) -> None:
         give_up = self._clock.monotonic() + _DOUBT_S
@@ -195,6 +193,18 @@ class Commits:
         return {place.partition: end for place, end in found.items()}
 
 
+def runs_of(cut: Cut, stream: str, written: list[Any]) -> Iterator[list[Written] | pa.RecordBatch]:
+    """The outputs of a stream in their order: lists of events, and batches."""
+    if stream not in cut.batched:
+        yield written
+        return
+    for is_event, run in groupby(written, lambda one: isinstance(one, tuple)):
+        if is_event:
+            yield list(run)
+        else:
+            yield from run
+
+
 def columns_of(events: Sequence[Written]) -> pa.RecordBatch:
     """Outputs as an Arrow batch, as `Transaction.write_batch` takes it: for many of them the quicker way."""
     import pyarrow as pa
@@ -208,13 +218,7 @@ def columns_of(events: Sequence[Written]) -> pa.RecordBatch:
     if any(headers):
         pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
         columns["headers"] = pa.array(
-            [
-                [
-                    {"key": k, "value": v}
-                    for k, v in (dict(some).items() if isinstance(some, dict) else some or ())
-                ]
-                for some in headers
-            ],
+            [[{"key": name, "value": value} for name, value in some or ()] for some in headers],
             pairs,
         )
     return pa.record_batch(columns)

@@ -2,48 +2,95 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from heapq import merge
 from itertools import groupby
+from math import inf
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from anabranch.core.limits import check_event, check_headers, copied_time, headers_size
+from anabranch.client.arrow import columns_of
+from anabranch.core.limits import (
+    ANY_STREAM,
+    ROW_KEY,
+    Room,
+    check_bytes,
+    check_event,
+    check_headers,
+    copied_time,
+    headers_size,
+    judge,
+)
 from anabranch.core.partitioner import task_of
-from anabranch.errors import EventTooLarge, IllegalState, InvalidArgument
+from anabranch.errors import AnabranchError, EventTooLarge, IllegalState, InvalidArgument
 from anabranch.processing.table import Table
 from anabranch.types import Headers
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from anabranch.batches.columns_write import EventColumns
+
 Written: TypeAlias = "tuple[bytes | None, bytes | None, Headers | None, int | None]"
+# A dict of rows, a list of outputs or the counts; what was changed in it; and what was there before.
+Undo: TypeAlias = "tuple[Any, Any, Any]"
 _ROW_BYTES = 48  # of an event or a row, besides its bytes
+_INCARNATION = 2  # bytes before a row in the state's topic
 _KNOWN_KEYS = 20_000
 _MISSING: Any = object()
 _TIME = 8  # bytes of a time
 _NUMBER = 2  # … and of a store's number
-NO_LIMITS: Mapping[str, int] = {}
 _NEVER = 1 << 63
 _LAST = b"\xff" * (_TIME + 1)
+
+
+class Limits:
+    """What events the outputs take, and rows the state. An operator may change that at any time."""
+
+    def __init__(
+        self, state: str = "", ask: Callable[[Iterable[str]], Mapping[str, Room]] | None = None
+    ) -> None:
+        """``state``: the stream that rows are written to. ``ask``: as `Client.check_outputs`."""
+        self.state, self._ask = state, ask
+        self.known: dict[str, Room] = {}
+
+    def learn(self, streams: Iterable[str]) -> None:
+        """Ask for these. Raises: as `Client.check_outputs`."""
+        if self._ask is not None:
+            self.known |= self._ask(streams)
+
+    def most_of(self, stream: str) -> float:
+        """The most bytes of key, value and headers of an event, as far as is known."""
+        room = self.known.get(stream, ANY_STREAM)
+        return inf if room.most is None else room.most
+
+    def judge(self, stream: str, check: Callable[[Room], object]) -> None:
+        """Let ``check`` raise what it does for a stream's room; before that is believed, the room is asked for."""
+        try:
+            check(self.known.get(stream, ANY_STREAM))
+        except (EventTooLarge, InvalidArgument):
+            with suppress(AnabranchError):  # the commit will tell
+                self.learn((stream,))
+            check(self.known.get(stream, ANY_STREAM))
 
 
 class Cut:
     """Outputs and changed rows of one commit to come. One thread."""
 
-    def __init__(
-        self, below: Table | Cut, task_count: int, limits: Mapping[str, int] = NO_LIMITS
-    ) -> None:
-        """``below``: what is stored, or the cut that is being committed. ``limits``: bytes of a stream's event."""
-        self.limits = limits
+    def __init__(self, below: Table | Cut, task_count: int, limits: Limits | None = None) -> None:
+        """``below``: what is stored, or the cut that is being committed."""
+        self.limits = limits or Limits()
+        self.most_of_row = self.limits.most_of(self.limits.state) - _INCARNATION
         self.open = True
-        self.failed = False  # a handler raised, and nothing of it will be
         self.late = False  # it got full before all fired that is due
         self.size = 0  # bytes of outputs and changes, about
-        self.outputs: dict[str, list[Written]] = {}
-        self.batches: dict[str, list[pa.RecordBatch]] = {}
+        self.outputs: dict[str, list[Written | pa.RecordBatch]] = {}  # events and batches in order
+        self.batched = set[str]()  # streams that may have batches among them
         self.rows: dict[int, dict[bytes, bytes | None]] = {}
         self.counts = Counter[tuple[str, ...]]()  # metrics, for when it is committed
         self._below = below
@@ -54,31 +101,6 @@ class Cut:
     def lie_on(self, table: Table) -> None:
         """The cut below is stored by now."""
         self._below = table
-
-    def write(self, stream: str, event: Written) -> None:
-        """Add an event to the outputs. Raises: InvalidArgument, EventTooLarge (no commit could have it)."""
-        value, key, headers, timestamp = event
-        check_event(key, value, timestamp)
-        pairs = check_headers(headers)
-        size, most = len(value or b"") + len(key or b""), self.limits.get(stream)
-        if most is not None and size + headers_size(pairs) > most:
-            raise EventTooLarge(
-                f"an event of {size} bytes and headers; {stream} takes up to {most}"
-            )
-        found = self.outputs.get(stream)
-        if found is None:
-            if stream in self.batches:
-                raise InvalidArgument(f"{stream}: write events or batches in one commit, not both")
-            found = self.outputs[stream] = []
-        found.append(event)
-        self.size += size + _ROW_BYTES
-
-    def write_batch(self, stream: str, batch: pa.RecordBatch) -> None:
-        """Add the rows of a batch to the outputs."""
-        if stream in self.outputs:
-            raise InvalidArgument(f"{stream}: write events or batches in one commit, not both")
-        self.batches.setdefault(stream, []).append(batch)
-        self.size += batch.nbytes
 
     def task_of(self, key: bytes) -> int:
         """The task of a key."""
@@ -97,22 +119,6 @@ class Cut:
             if value is not _MISSING:
                 return value
         return self._below.get(task, row)
-
-    def put(self, task: int, row: bytes, value: bytes | None) -> None:
-        """Change a row; None: delete it."""
-        changed = self.rows.get(task)
-        if changed is None:
-            changed = self.rows[task] = {}
-        if row not in changed:
-            self.size += len(row) + _ROW_BYTES
-        changed[row] = value
-        self.size += len(value or b"")
-
-    def put_due(self, task: int, kind: bytes, due: int, place: bytes, value: bytes) -> None:
-        """Set a row of a kind of timers: what is due at a time."""
-        if (task, kind) in self.due:
-            self.due[task, kind] = min(self.due[task, kind], due)
-        self.put(task, kind + due.to_bytes(_TIME, "big") + place, value)
 
     def soonest(self, task: int, kind: bytes, stores: Collection[bytes]) -> int:
         """Nothing of a kind, and of these stores, is due before this time."""
@@ -145,25 +151,169 @@ class Cut:
 
 
 class Doing:
-    """A handler at work: its cut, the task, key, time and value of its event, as that came.
+    """A handler at work: its cut, the task, key, time and value of its event, as that came. It changes the cut.
 
-    ``over``: its event is done. ``own_key``: it may reach that key's rows alone, for others work beside it.
-    ``strays``: where errors go of what goes on after the end.
+    ``undo``: how to take its changes back. ``name``: the key as the program sees it, if that is decoded. ``over``:
+    its event is done. ``own_key``: it may reach that key's rows alone, for others work beside it. ``strays``: where
+    errors go of what goes on after the end.
     """
 
-    __slots__ = ("cut", "key", "over", "own_key", "strays", "task", "timestamp", "value")
+    __slots__ = (
+        "cut", "key", "name", "over", "own_key", "strays", "task", "timestamp", "undo", "value",
+    )  # fmt: skip
 
     def __init__(self, cut: Cut) -> None:
         self.cut = cut
         self.task = -1
         self.key: bytes | None = None
+        self.name: Any = None
         self.timestamp: int | None = None
         self.value: bytes | None = None
         self.over = self.own_key = False
         self.strays: list[IllegalState] | None = None
+        self.undo: list[Undo] = []
+
+    def write(self, stream: str, event: Written) -> None:
+        """Add an event to the outputs.
+
+        Raises: IllegalState (the cut is not open), InvalidArgument, EventTooLarge (no commit could have it).
+        """
+        cut = self.cut
+        if not cut.open:
+            _refuse()
+        value, key, headers, timestamp = event
+        if (
+            type(key) is bytes
+            and type(value) is bytes
+            and (timestamp is None or (type(timestamp) is int and 0 < timestamp <= LATEST))
+        ):
+            size = len(value) + len(key)
+        else:  # the rule itself: a call of it for each event would cost
+            check_event(key, value, timestamp)
+            size = len(value or b"") + len(key or b"")
+        pairs, whole = None, size
+        if headers is not None:
+            # A list of its own: what the handler gave may change, or be an iterator.
+            pairs = check_headers(headers)
+            event = value, key, pairs, timestamp
+            whole += headers_size(pairs)
+        room = cut.limits.known.get(stream)
+        if room is not None:
+            _, most, is_table, latest = room
+            late = timestamp is not None and timestamp > latest
+            if late or is_table or (most is not None and whole > most):
+                cut.limits.judge(stream, lambda room: judge(key, value, pairs, timestamp, room))
+        found = cut.outputs.get(stream)
+        if found is None:
+            found = cut.outputs[stream] = []
+        found.append(event)
+        self.undo.append((found, event, size + _ROW_BYTES))
+        cut.size += size + _ROW_BYTES
+
+    def write_batch(self, stream: str, batch: pa.RecordBatch) -> None:
+        """Add the rows of a batch to the outputs. Raises: as `write`."""
+        cut = self.cut
+        if not cut.open:
+            _refuse()
+        size, room = batch.nbytes, cut.limits.known.get(stream)
+        for columns in columns_of(batch):
+            if room is not None and not _has_room(columns, size, room):
+                for value, key, headers, timestamp in columns.events():
+                    check = partial(judge, key, value, headers, timestamp)
+                    cut.limits.judge(stream, check)
+        found = cut.outputs.setdefault(stream, [])
+        found.append(batch)
+        cut.batched.add(stream)
+        self.undo.append((found, batch, size))
+        cut.size += size
+
+    def put(self, task: int, row: bytes, value: bytes | None) -> None:
+        """Change a row; None: delete it.
+
+        Raises: IllegalState (the cut is not open), EventTooLarge (no commit could have it).
+        """
+        cut = self.cut
+        if not cut.open:
+            _refuse()
+        size, here = len(value or b""), len(row)
+        if here + size > cut.most_of_row:
+            whole = _INCARNATION + here + size
+            cut.limits.judge(cut.limits.state, lambda room: _check_row(whole, room))
+        changed = cut.rows.get(task)
+        if changed is None:
+            changed = cut.rows[task] = {}
+        before = changed.get(row, _MISSING)
+        if before is _MISSING:
+            cut.size += here + _ROW_BYTES
+        self.undo.append((changed, row, before))
+        changed[row] = value
+        cut.size += size
+
+    def put_due(self, task: int, kind: bytes, due: int, place: bytes, value: bytes) -> None:
+        """Set a row of a kind of timers: what is due at a time."""
+        cut = self.cut
+        self.put(task, kind + due.to_bytes(_TIME, "big") + place, value)
+        if (task, kind) in cut.due:
+            cut.due[task, kind] = min(cut.due[task, kind], due)
+
+    def count(self, *what: str) -> None:
+        """Count one, once the cut is committed."""
+        self.cut.counts[what] += 1
+        self.undo.append((self.cut.counts, what, 1))
+
+    def take_back(self) -> None:
+        """Undo all that is noted: a handler failed, and leaves no trace."""
+        cut = self.cut
+        for where, what, before in reversed(self.undo):
+            if where is cut.counts:
+                where[what] -= before
+            elif isinstance(where, list):
+                # Others may have written behind it meanwhile.
+                at = next(n for n in reversed(range(len(where))) if where[n] is what)
+                del where[at]
+                cut.size -= before
+            else:
+                cut.size -= len(where[what] or b"")
+                if before is _MISSING:
+                    cut.size -= len(what) + _ROW_BYTES
+                    del where[what]
+                else:
+                    where[what] = before
+        self.undo.clear()
+        cut.rows = {task: rows for task, rows in cut.rows.items() if rows}
+        cut.outputs = {stream: some for stream, some in cut.outputs.items() if some}
+
+
+def _has_room(columns: EventColumns, size: int, room: Room) -> bool:
+    """Whether a stream takes all of these events, of so many bytes in all."""
+    if len(columns.timestamps) and int(columns.timestamps.max()) > room.latest:
+        return False
+    keys = columns.keys.sizes
+    if room.is_table and not (len(keys) and 0 < keys.min() <= keys.max() <= ROW_KEY.value):
+        return False
+    return room.most is None or size <= room.most or int(columns.sizes().max()) <= room.most
+
+
+def _check_row(size: int, room: Room) -> None:
+    if room.most is not None:
+        check_bytes(size, room.most, room.stream)
+
+
+def _refuse() -> NoReturn:
+    raise IllegalState("this cut is not open any more: it is being committed, or is dropped")
 
 
 _DOING: ContextVar[Doing | None] = ContextVar("doing", default=None)
+
+
+def _forget() -> None:
+    """A forked child has a copy of the handler's work, which no commit will have."""
+    at = _DOING.get()
+    if at is not None:
+        at.over, at.strays, at.cut.open = True, None, False
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def begin_doing(cut: Cut) -> Doing:
@@ -182,7 +332,7 @@ def doing() -> Doing:
             f"{what}stores and outputs are for handlers, while their event is handled: elsewhere write in a "
             "transaction of its own"
         )
-        if at is not None and at.strays is not None and (at.over or not at.cut.failed):
+        if at is not None and at.strays is not None:
             at.strays.append(error)
         raise error
     return at

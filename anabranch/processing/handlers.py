@@ -1,94 +1,100 @@
-"""Calling handlers: for each event, side by side, or with Arrow batches; and what becomes of those that fail."""
+"""Calling handlers: for each event, side by side, or with Arrow batches. One that fails leaves no trace."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from inspect import isawaitable
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Any
 
 from anabranch.core.legal_names import is_plain
-from anabranch.errors import EventTooLarge, FixCallError, InvalidArgument
-from anabranch.processing.cut import Cut, Doing, begin_doing, time_of
-from anabranch.processing.program import Program, Registered
+from anabranch.errors import IllegalState
+from anabranch.processing.cut import Cut, Doing, begin_doing
+from anabranch.processing.failures import (
+    FAILURES,
+    Case,
+    Failures,
+    failure_in,
+    failure_of,
+    is_from_outside,
+)
+from anabranch.processing.failures import HandlerFailed as HandlerFailed
+from anabranch.processing.metrics import TABLE
+from anabranch.processing.program import Awaited, Program, Registered, check_result
 from anabranch.processing.timers import TimeOfTasks
+from anabranch.processors.numbers import Numbers
 from anabranch.reading.tasks.shares import Piece
 from anabranch.reading.tasks.stored import FIRST_STORE
 from anabranch.types import Event
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from anabranch.processing.table import Table
 
-log = logging.getLogger("anabranch.processor")
-
 FULL_BYTES = 8 << 20  # as a controller merges 16 MiB of state in one commit, unless told otherwise
-_ERROR_BYTES = 1024
+_END_S = 5.0  # for tasks that are cancelled
+_SAID = 1000  # letters about them
+log = logging.getLogger("anabranch.processor")
 _make_event: Callable[[Sequence[Any]], Event] = partial(tuple.__new__, Event)
-Place = tuple[str, int, int]  # stream, partition, offset of an event
-
-
-class HandlerFailed(FixCallError):
-    """A handler raised: ``event`` (None: a timer's, or a batch's) is the one that it was called with."""
-
-    def __init__(self, event: Event | None, error: BaseException) -> None:
-        super().__init__(f"{type(error).__name__}: {error}")
-        self.event = event
-        self.error = error
-
-
-class Passed(NamedTuple):
-    """An event that is passed over, and the error of its handler."""
-
-    event: Event
-    error: str
+Given = tuple[Event, int]  # an event and its task
 
 
 class Handlers:
     """The handlers of a processor, ready to be called. One thread."""
 
-    def __init__(self, app: Program, stores: Sequence[str]) -> None:
-        """``stores``: the names of the processor's stores, in the order of their numbers."""
+    def __init__(
+        self, app: Program, stores: Sequence[str], metrics: Numbers | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:  # fmt: skip
+        """``stores``: names of the processor's stores, in the order of their numbers. ``stop``: see `Failures`."""
         self._app = app
         self.most = min(app.cut_bytes, FULL_BYTES)
+        self._failures = Failures(app, metrics or Numbers(TABLE), stop or threading.Event())
         for number, name in enumerate(stores, FIRST_STORE):
             if name in app.stores:
                 app.stores[name].number(number)
-        names = {app.stores[name].prefix: name for name in app.timers}
         self._time: TimeOfTasks | None = None
         if app.timers:
-            self._time = TimeOfTasks(names, app.timers, app.idle, self.most)
+            self._time = TimeOfTasks(app.timers.values(), self._failures, app.idle, self.most)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._strays: list[IllegalState] = []  # of tasks that went on after their event
 
-    def handle(self, cut: Cut, pieces: Sequence[Piece], passed: dict[Place, Passed]) -> list[Piece]:
+    def handle(self, cut: Cut, pieces: Sequence[Piece]) -> list[Piece]:
         """Call the handlers with these events; returns those that have no room in the cut, whole commits.
 
-        Raises: HandlerFailed, and the cut is of no more use.
+        Raises: HandlerFailed, NotAHandler, TableError, IllegalState (an unawaited task writes). The cut
+        is of no more use then.
         """
         left = list[Piece]()
         with closed_by_failure(cut) as at:
+            if self._loop is not None and asyncio.all_tasks(self._loop):
+                self._run(asyncio.sleep(0))  # what handlers left goes on, and is met if it writes
             for (scope, number), some in groupby(pieces, key=_of_commit):
                 commit = list(some)
                 if not left and self._time is not None:
-                    _called(self._time.before, at, scope, number)
+                    self._time.before(at, scope, number)
                 full = cut.late or cut.size >= self.most
                 if left or (full and (commit[0] is pieces[0] or not commit[0].is_inside)):
                     left += commit
                     continue
                 for piece in commit:
-                    self._piece(at, piece, passed)
+                    self._piece(at, piece)
                 if self._time is not None:
-                    self._move_time(at, self._time, commit)
+                    _move_time(at, self._time, commit)
         return left
 
     def fire_wall(self, cut: Cut, tasks: Iterable[int], now_ms: int) -> None:
-        """Fire what was due before, and timers of the wall clock. Raises: HandlerFailed."""
+        """Fire what was due before, and timers of the wall clock. Raises: as `handle`."""
         if self._time is not None:
             with closed_by_failure(cut) as at:
                 for task in tasks:
-                    _called(self._time.fire_wall, at, task, now_ms)
+                    self._time.fire_wall(at, task, now_ms)
 
     def resume(self, table: Table, tasks: Collection[int]) -> None:
         """These are the worker's tasks now, and their rows are in the table."""
@@ -97,134 +103,234 @@ class Handlers:
 
     def close(self) -> None:
         """End what asynchronous handlers left."""
-        if self._loop is not None:
-            self._loop.close()
+        if self._loop is None:
+            return
+        left = asyncio.all_tasks(self._loop)
+        if left:
+            text = "%s: %d tasks that handlers started and did not await are cancelled: %s"
+            log.warning(text, self._app.name, len(left), ", ".join(map(str, left))[:_SAID])
+        for task in left:
+            task.cancel()
+        if left:
+            self._loop.run_until_complete(asyncio.wait(left, timeout=_END_S))
+        self._loop.close()
 
-    def _piece(self, at: Doing, piece: Piece, passed: dict[Place, Passed]) -> None:
+    def _piece(self, at: Doing, piece: Piece) -> None:
         registered = self._app.handlers[piece.stream]
-        if passed:
-            piece = self._without(at, piece, passed)
         if registered[0].batch:
-            batch = piece.batch()
-            # A partition of a plain topic is one task's; a stream's batch has events of several.
-            at.task = piece.tasks[0] if is_plain(piece.stream) and piece.tasks else -1
-            at.key = at.timestamp = None
-            for one in registered:
-                _called(one.call, batch)
+            self._batch(at, piece, registered)
             return
         decode = self._app.inputs[piece.stream].codec.decode
+        given = zip(piece.events, piece.tasks, strict=True)
         if any(one.is_async for one in registered):
-            self._side_by_side(at, piece, registered, decode)
+            self._side_by_side(at.cut, given, registered, decode)
+        else:
+            self._in_turn(at, given, registered, decode)
+
+    # -- batches --------------------------------------------------------------------------------------
+
+    def _batch(self, at: Doing, piece: Piece, registered: Sequence[Registered]) -> None:
+        # A partition of a plain topic is one task's; a stream's batch has events of several.
+        at.task = piece.tasks[0] if is_plain(piece.stream) and piece.tasks else -1
+        at.key = at.timestamp = None
+        batch = piece.batch()
+
+        def handle(rows: pa.RecordBatch) -> None:
+            at.undo.clear()
+            for one in registered:
+                check_result(one.call, one.call(rows))
+
+        attempt = partial(failure_of, handle, batch)
+        error = self._failures.tries(at, lambda: _case_of_batch(list(piece.events)), attempt)
+        if error is not None:
+            self._halves(at, list(piece.events), batch, error, handle)
+
+    def _halves(
+        self, at: Doing, events: Sequence[Event], batch: pa.RecordBatch, error: BaseException,
+        handle: Callable[[pa.RecordBatch], None],
+    ) -> None:  # fmt: skip
+        """Handle a batch that failed in halves, so that bad events alone are dead letters."""
+        if len(events) == 1 or self._app.dead_letter is None:
+            case = Case.of(events[0]) if len(events) == 1 else _case_of_batch(events)
+            self._failures.bury(at, case, error)
             return
+        middle = len(events) // 2
+        for part in (slice(0, middle), slice(middle, len(events))):
+            some, rows = events[part], batch.slice(part.start, part.stop - part.start)
+            case_of = partial(_case_of_batch, some)
+            attempt = partial(failure_of, handle, rows)
+            failed = self._failures.tries(at, case_of, attempt, retries=0)
+            if failed is not None:
+                self._halves(at, some, rows, failed, handle)
+
+    # -- single events --------------------------------------------------------------------------------
+
+    def _in_turn(
+        self, at: Doing, given: Iterator[Given], registered: Sequence[Registered],
+        decode: Callable[[bytes], Any],
+    ) -> None:  # fmt: skip
+        """One event after the other."""
         calls = [one.call for one in registered]
+        undo = at.undo
         event: Event | None = None
-        try:
-            for event, at.task in zip(piece.events, piece.tasks, strict=True):
-                stream, at.key, at.value, headers, at.timestamp, *more = event
-                decoded = event
-                if (value := at.value) is not None:
-                    fields = (stream, at.key, decode(value), headers, at.timestamp, *more)
-                    decoded = _make_event(fields)
-                for call in calls:
-                    call(decoded)
-        except Exception as error:
-            raise HandlerFailed(event, error) from error
+        error: BaseException
+
+        def handle(event: Event) -> None:
+            undo.clear()
+            at.key, at.value, at.timestamp = event.key, event.value, event.timestamp
+            decoded = event
+            if event.value is not None:
+                decoded = event._replace(value=decode(event.value))
+            for call in calls:
+                check_result(call, call(decoded))
+
+        while True:
+            try:
+                for event, at.task in given:  # the body is `handle` again: a call would cost more
+                    undo.clear()
+                    stream, at.key, at.value, headers, at.timestamp, *more = event
+                    decoded = event
+                    if (value := at.value) is not None:
+                        fields = (stream, at.key, decode(value), headers, at.timestamp, *more)
+                        decoded = _make_event(fields)
+                    for call in calls:
+                        if (found := call(decoded)) is not None:
+                            check_result(call, found)
+                    event = None
+                return
+            except FAILURES as raised:
+                if event is None:  # it is the reader's
+                    raise
+                error = raised
+            failed, event = event, None
+            case, attempt = partial(Case.of, failed), partial(failure_of, handle, failed)
+            try:
+                self._failures.settle(at, case, attempt, error)
+            except Awaited:  # a decorated async function: known only now
+                at.take_back()
+                for one in registered:
+                    one.is_async = True
+                self._side_by_side(at.cut, chain([(failed, at.task)], given), registered, decode)
+                return
 
     def _side_by_side(
-        self, at: Doing, piece: Piece, registered: Sequence[Registered],
+        self, cut: Cut, given: Iterable[Given], registered: Sequence[Registered],
         decode: Callable[[bytes], Any],
     ) -> None:  # fmt: skip
         """Events of different keys side by side, those of one key in order."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-        chains: dict[Any, list[tuple[int, Event]]] = {}
-        for task, event in zip(piece.tasks, piece.events, strict=True):
+        chains: dict[Any, list[Given]] = {}
+        for event, task in given:
             key = event.key if event.key is not None else (event.partition, event.offset)
-            chains.setdefault(key, []).append((task, event))
+            chains.setdefault(key, []).append((event, task))
+        ending = False
 
-        async def chain(some: list[tuple[int, Event]], slots: asyncio.Semaphore) -> None:
+        async def handle(at: Doing, event: Event, task: int) -> None:
+            at.task, at.key, at.value, at.timestamp = task, event.key, event.value, event.timestamp
+            decoded = event
+            if event.value is not None:
+                decoded = event._replace(value=decode(event.value))
+            for one in registered:
+                found = one.call(decoded)
+                if isawaitable(found):
+                    await found
+                else:
+                    check_result(one.call, found)
+
+        async def settle(event: Event, task: int) -> None:
+            tried, case = 0, partial(Case.of, event)
+            failed: BaseException | None = None
+            pause: float | None = 0.0
+            while pause is not None:
+                tried += 1
+                at = begin_doing(cut)  # of this asyncio task alone, and of this try
+                at.own_key, at.strays = self._app.concurrency > 1, self._strays
+                error = await failure_in(handle(at, event, task))
+                if ending:
+                    raise asyncio.CancelledError
+                _forget_cancellation(error)
+                if error is None:
+                    pause = None
+                    if failed is not None:
+                        self._failures.healed(failed)
+                else:
+                    failed, pause = error, self._failures.judge(at, case, error, tried)
+                    if pause is None:
+                        self._failures.bury(at, case(), error)
+                at.over = True
+                if pause is not None:
+                    await asyncio.sleep(pause)
+
+        async def in_order(some: list[Given], slots: asyncio.Semaphore) -> None:
             async with slots:
-                own = begin_doing(at.cut)  # of this asyncio task alone
-                for own.task, event in some:
-                    try:
-                        own.key, own.value, own.timestamp = event.key, event.value, event.timestamp
-                        if event.value is not None:
-                            decoded = event._replace(value=decode(event.value))
-                        else:
-                            decoded = event
-                        for one in registered:
-                            found = one.call(decoded)
-                            if one.is_async:
-                                await found
-                    except Exception as error:
-                        raise HandlerFailed(event, error) from error
+                for event, task in some:
+                    await settle(event, task)
 
         async def all_chains() -> None:
+            nonlocal ending
             slots = asyncio.Semaphore(self._app.concurrency)
-            tasks = [asyncio.create_task(chain(some, slots)) for some in chains.values()]
+            tasks = [asyncio.create_task(in_order(some, slots)) for some in chains.values()]
             try:
                 await asyncio.gather(*tasks)
             finally:
+                ending = True
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-        self._loop.run_until_complete(all_chains())
+        self._run(all_chains())
 
-    def _without(self, at: Doing, piece: Piece, passed: dict[Place, Passed]) -> Piece:
-        """The piece without the events that are passed over; they go to the stream of dead letters."""
-        events, tasks = list[Event](), list[int]()
-        for event, task in zip(piece.events, piece.tasks, strict=True):
-            found = passed.get((event.stream, event.partition, event.offset))
-            if found is None:
-                events.append(event)
-                tasks.append(task)
-            elif self._app.dead_letter is not None:
-                place = f"{event.stream}[{event.partition}]@{event.offset}"
-                headers = [
-                    *(
-                        # No stream takes a name that is no UTF-8; plain topics may have some.
-                        (name.encode("utf-8", "replace").decode(), value)
-                        for name, value in event.headers
-                        if not name.startswith("ab.")
-                    ),
-                    ("error", found.error.encode("utf-8", "replace")[:_ERROR_BYTES]),
-                    ("from", place.encode()),
-                ]
-                time = time_of(event.timestamp)
-                try:
-                    at.cut.write(self._app.dead_letter, (event.value, event.key, headers, time))
-                except (EventTooLarge, InvalidArgument) as error:
-                    raise type(error)(f"{place} can't be a dead letter: {error}") from error
-        return piece._replace(events=events, tasks=tasks)
-
-    def _move_time(self, at: Doing, time: TimeOfTasks, commit: Sequence[Piece]) -> None:
-        latest: dict[int, int] = {}
-        for piece in commit:
-            for task, event in zip(piece.tasks, piece.events, strict=True):
-                if event.timestamp > latest.get(task, 0):
-                    latest[task] = event.timestamp
-        move = partial(time.move, whole=commit[-1].whole)
-        _called(move, at, *_of_commit(commit[-1]), latest)
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        task = self._loop.create_task(work)
+        ends: list[SystemExit] = []
+        while True:
+            try:
+                self._loop.run_until_complete(task)
+                break
+            except SystemExit as error:
+                # asyncio lets that of any task out; the handler that awaits that task gets it, too.
+                if is_from_outside(error) or (task.done() and task.exception() is error):
+                    raise
+                ends.append(error)
+        for end in ends:
+            if end not in self._failures.exits:
+                raise end
+        if self._strays:
+            raise self._strays[0]
 
 
 @contextmanager
 def closed_by_failure(cut: Cut) -> Iterator[Doing]:
-    """A handler that outlives a failed cut must not write to it."""
+    """A handler that outlives a cut that is dropped must not write to it."""
     try:
         yield begin_doing(cut)
-    except HandlerFailed:
-        cut.open, cut.failed = False, True
+    except BaseException:
+        cut.open = False
         cut.due.clear()
         raise
 
 
+def _forget_cancellation(error: BaseException | None) -> None:
+    """What a handler cancelled was the handling of its event, not what follows."""
+    task = asyncio.current_task()
+    while isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        task.uncancel()
+
+
+def _move_time(at: Doing, time: TimeOfTasks, commit: Sequence[Piece]) -> None:
+    latest: dict[int, int] = {}
+    for piece in commit:
+        for task, event in zip(piece.tasks, piece.events, strict=True):
+            if event.timestamp > latest.get(task, 0):
+                latest[task] = event.timestamp
+    time.move(at, *_of_commit(commit[-1]), latest, whole=commit[-1].whole)
+
+
+def _case_of_batch(events: Sequence[Event]) -> Case:
+    first = Case.of(events[0])
+    return Case(f"a batch of {len(events)} from {first.place} on", None, None, (), None)
+
+
 def _of_commit(piece: Piece) -> tuple[str, int]:
     return piece.stream.partition("/")[0], piece.timestamp
-
-
-def _called(call: Callable[..., Any], *args: Any) -> None:
-    try:
-        call(*args)
-    except Exception as error:
-        raise HandlerFailed(None, error) from error

@@ -12,7 +12,7 @@ NUMBERS = {
     "processor_late_events": Number(
         "counter", "Events that came too late for a window, in its commits", ("windows",)
     ),
-    "processor_dead_letters": Number("counter", "Events passed over as their handler failed"),
+    "processor_dead_letters": Number("counter", "Events, timers and windows that are dead letters"),
     "processor_failures": Number("counter", "Times that a handler failed"),
     "processor_lost": Number(
         "counter",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,14 @@ from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import Codec
 from anabranch.processing.cut import doing, time_of
 from anabranch.processing.plain import Cluster
-from anabranch.processing.stores import Store
+from anabranch.processing.stores import Keyed
 from anabranch.reading.history_search import Start
 from anabranch.types import Headers
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from anabranch.processing.timers import Timer, Windows
 
 Handler = Callable[..., Any]
 TimerHandler = Callable[[bytes, int], Any]
@@ -53,20 +56,65 @@ class Output:
             value = self._encode(value)
         raw = key.encode() if isinstance(key, str) else key
         time = time_of(at.timestamp) if timestamp is None else timestamp
-        at.cut.write(self.stream, (value, raw, headers, time))
+        at.write(self.stream, (value, raw, headers, time))
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of an Arrow batch, as of `Transaction.write_batch`; values as bytes or strings."""
-        doing().cut.write_batch(self.stream, batch)
+        doing().write_batch(self.stream, batch)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Registered:
-    """A handler. ``batch``: it takes Arrow batches."""
+    """A handler. ``is_async``: its result is awaited. ``batch``: it takes Arrow batches."""
 
     call: Handler
     is_async: bool
     batch: bool
+
+
+class NotAHandler(InvalidArgument):
+    """A function that does nothing when it is called: what it returns would have to be run, and nothing runs it."""
+
+
+class Awaited(NotAHandler):
+    """The same, of a function whose result has to be awaited."""
+
+
+def is_async(call: Handler) -> bool:
+    """Whether a call is known to give a coroutine. A decorated one may, too: see `check_result`."""
+    call_of_object = getattr(type(call), "__call__", None)  # noqa: B004 - it is looked at, not called
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(call_of_object)
+
+
+def check_function(what: str, call: Handler) -> None:
+    """Raise `NotAHandler` for a function with a ``yield``."""
+    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+        raise NotAHandler(f"{what} {_name(call)} has a yield, so that a call runs nothing of it")
+
+
+def check_plain(what: str, call: Handler) -> None:
+    """Raise `NotAHandler` unless it is a function whose call does all of its work."""
+    check_function(what, call)
+    if is_async(call):
+        raise NotAHandler(
+            f"{what} {_name(call)} is an async function, which is not awaited here: make it a def"
+        )
+
+
+def check_result(call: Handler, found: object) -> None:
+    """Raise `NotAHandler` for a generator, `Awaited` for an awaitable; other results of handlers do no harm."""
+    if inspect.isgenerator(found) or inspect.isasyncgen(found):
+        raise NotAHandler(f"{_name(call)} returned a generator, and nothing of that has run")
+    if inspect.isawaitable(found):
+        if inspect.iscoroutine(found):
+            found.close()  # else Python warns of it, too
+        raise Awaited(
+            f"{_name(call)} returned an awaitable, which is not awaited here: make it a def"
+        )
+
+
+def _name(call: Handler) -> str:
+    return str(getattr(call, "__qualname__", None) or repr(call))
 
 
 class Program:
@@ -89,8 +137,8 @@ class Program:
         self.name = name
         self.inputs: dict[str, Input] = {}
         self.handlers: dict[str, list[Registered]] = {}
-        self.stores: dict[str, Store] = {}
-        self.timers: dict[str, TimerHandler] = {}
+        self.stores: dict[str, Keyed] = {}
+        self.timers: dict[str, Timer | Windows] = {}
         self.outputs = set[str]()
         self.cluster: Cluster | None = None  # of plain topics
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from anabranch.errors import InvalidArgument
+from anabranch.errors import EventTooLarge, InvalidArgument
 from anabranch.processing.codecs import Codec
 from anabranch.processing.cut import Doing, doing
 
@@ -23,8 +23,8 @@ def after(prefix: bytes) -> bytes:
     return kept[:-1] + bytes([kept[-1] + 1])
 
 
-class Store:
-    """A table of keys (bytes, or text as UTF-8) and values. Only handlers may use it."""
+class Keyed:
+    """Rows by key (bytes, or text as UTF-8), each in the task of its key. Only handlers may use them."""
 
     def __init__(self, name: str, codec: Codec, *, local: bool = False) -> None:
         self.name = name
@@ -35,52 +35,15 @@ class Store:
     @property
     def kind(self) -> str:
         """How its rows are to be read: a program with another kind under this name is refused."""
-        return f"a {'local ' * self.local}store of {self._codec.name or 'values'}"
+        raise NotImplementedError
 
     def number(self, number: int) -> None:
         """Give it its number, which never changes."""
         self.prefix = prefix_of(number)
 
-    def get(self, key: bytes | str, default: Any = None) -> Any:
-        """The value of a key, or ``default``. Raises: InvalidArgument (another task's key), IllegalState."""
-        at = doing()
-        data = at.cut.get(*self._place(at, key))
-        return default if data is None else self._codec.decode(data)
-
-    def __getitem__(self, key: bytes | str) -> Any:
-        at = doing()
-        data = at.cut.get(*self._place(at, key))
-        if data is None:
-            raise KeyError(key)
-        return self._codec.decode(data)
-
-    def __contains__(self, key: bytes | str) -> bool:
-        at = doing()
-        return at.cut.get(*self._place(at, key)) is not None
-
-    def __setitem__(self, key: bytes | str, value: Any) -> None:
-        """Set a key's value. A value that is changed in place is not stored: set it again."""
-        at = doing()
-        at.cut.put(*self._place(at, key), self._codec.encode(value))
-
-    def __delitem__(self, key: bytes | str) -> None:
-        """Delete a key, if it is there."""
-        at = doing()
-        at.cut.put(*self._place(at, key), None)
-
-    def items(
-        self, low: bytes | str = b"", high: bytes | str | None = None, *, prefix: bytes | str = b""
-    ) -> Iterator[tuple[bytes, Any]]:
-        """Rows of this handler's task from ``low`` up to ``high`` (not included), in the order of keys."""
-        at = doing()
-        self._check_task(at)
-        first = self.prefix + max(_bytes(low), _bytes(prefix))
-        end = after(self.prefix + _bytes(prefix))
-        if high is not None:
-            end = min(end, self.prefix + _bytes(high))
-        size = len(self.prefix)
-        for row, data in at.cut.scan(at.task, first, end):
-            yield row[size:], self._codec.decode(data)
+    def _named(self, row: bytes, error: EventTooLarge) -> EventTooLarge:
+        key = row[len(self.prefix) :]
+        return EventTooLarge(f"key {key!r:.100} of {self.name}: {error}")
 
     def _place(self, at: Doing, key: bytes | str) -> tuple[int, bytes]:
         raw = key if key.__class__ is bytes else _bytes(key)
@@ -105,6 +68,65 @@ class Store:
                 f"store {self.name}: a batch of a stream is of several tasks, whose rows lie apart: handle single "
                 "events, without batch=True"
             )
+
+
+class Store(Keyed):
+    """A table of keys (bytes, or text as UTF-8) and values. Only handlers may use it."""
+
+    @property
+    def kind(self) -> str:
+        """As of `Keyed`."""
+        return f"a {'local ' * self.local}store of {self._codec.name or 'values'}"
+
+    def get(self, key: bytes | str, default: Any = None) -> Any:
+        """The value of a key, or ``default``. Raises: InvalidArgument (another task's key), IllegalState."""
+        at = doing()
+        data = at.cut.get(*self._place(at, key))
+        return default if data is None else self._codec.decode(data)
+
+    def __getitem__(self, key: bytes | str) -> Any:
+        at = doing()
+        data = at.cut.get(*self._place(at, key))
+        if data is None:
+            raise KeyError(key)
+        return self._codec.decode(data)
+
+    def __contains__(self, key: bytes | str) -> bool:
+        at = doing()
+        return at.cut.get(*self._place(at, key)) is not None
+
+    def __setitem__(self, key: bytes | str, value: Any) -> None:
+        """Set a key's value. A value that is changed in place is not stored: set it again."""
+        at = doing()
+        task, row = self._place(at, key)
+        try:
+            at.put(task, row, self._codec.encode(value))
+        except EventTooLarge as error:
+            raise self._named(row, error) from error
+
+    def __delitem__(self, key: bytes | str) -> None:
+        """Delete a key, if it is there."""
+        at = doing()
+        at.put(*self._place(at, key), None)
+
+    def items(
+        self, low: bytes | str = b"", high: bytes | str | None = None, *, prefix: bytes | str = b""
+    ) -> Iterator[tuple[bytes, Any]]:
+        """Rows of this handler's task from ``low`` up to ``high`` (not included), in the order of keys."""
+        at = doing()
+        self._check_task(at)
+        if at.own_key:
+            raise InvalidArgument(
+                f"store {self.name}: its rows are changed by handlers beside this one, and perhaps taken back: use "
+                "concurrency=1"
+            )
+        first = self.prefix + max(_bytes(low), _bytes(prefix))
+        end = after(self.prefix + _bytes(prefix))
+        if high is not None:
+            end = min(end, self.prefix + _bytes(high))
+        size = len(self.prefix)
+        for row, data in at.cut.scan(at.task, first, end):
+            yield row[size:], self._codec.decode(data)
 
 
 def _bytes(key: bytes | str) -> bytes:

@@ -6,16 +6,18 @@ A task's event time is a row, too. The end of an input commit moves it, and what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from anabranch.core.legal_names import check_type
-from anabranch.errors import InvalidArgument
+from anabranch.errors import EventTooLarge, IllegalState, InvalidArgument
 from anabranch.processing.codecs import RAW, Codec
 from anabranch.processing.cut import Cut, Doing, doing, time_of
-from anabranch.processing.program import Output, TimerHandler
-from anabranch.processing.stores import TIME, Store, after, prefix_of
+from anabranch.processing.failures import Case, Failures, failure_of, headers_of_copy
+from anabranch.processing.program import Output, TimerHandler, check_plain, check_result
+from anabranch.processing.stores import TIME, Keyed, after, prefix_of
 
 if TYPE_CHECKING:
     from anabranch.processing.table import Table
@@ -38,13 +40,13 @@ def event_time(cut: Cut, task: int) -> int:
     return int.from_bytes(cut.get(task, _NOW) or b"", "big")
 
 
-def _put_due(cut: Cut, task: int, kind: bytes, due: int, row: bytes) -> None:
+def _put_due(at: Doing, task: int, kind: bytes, due: int, row: bytes) -> None:
     """Set it. If it is due already its value is the event time; a later one fires it, whatever the cuts."""
-    now = event_time(cut, task) if kind == _DUE else -1
-    cut.put_due(task, kind, due, row, _time(now) if due <= now else b"")
+    now = event_time(at.cut, task) if kind == _DUE else -1
+    at.put_due(task, kind, due, row, _time(now) if due <= now else b"")
 
 
-class Timer(Store):
+class Timer(Keyed):
     """Times to call a function at, one for each key. Only handlers may use it."""
 
     def __init__(self, name: str, call: TimerHandler, *, wall: bool) -> None:
@@ -54,7 +56,7 @@ class Timer(Store):
 
     @property
     def kind(self) -> str:
-        """As of `Store`."""
+        """As of `Keyed`."""
         return "a timer by the wall clock" if self._kind == _WALL else "a timer by event time"
 
     def set(self, key: bytes | str, at: float) -> None:
@@ -66,8 +68,11 @@ class Timer(Store):
         doing_now = doing()
         self.cancel(key)
         task, row = self._place(doing_now, key)
-        doing_now.cut.put(task, row, due)
-        _put_due(doing_now.cut, task, self._kind, int(at), row)
+        try:
+            doing_now.put(task, row, due)
+            _put_due(doing_now, task, self._kind, int(at), row)
+        except EventTooLarge as error:
+            raise self._named(row, error) from error
 
     def cancel(self, key: bytes | str) -> None:
         """Forget the time of this key, if one is set."""
@@ -75,35 +80,41 @@ class Timer(Store):
         task, row = self._place(at, key)
         due = at.cut.get(task, row)
         if due is not None:
-            at.cut.put(task, row, None)
-            at.cut.put(task, self._kind + due + row, None)
+            at.put(task, row, None)
+            at.put(task, self._kind + due + row, None)
 
     def fire(self, key: bytes, due: int) -> None:
         """Its time has come."""
         at = doing()
-        at.cut.put(at.task, self.prefix + key, None)
-        self._call(key, due)
+        at.put(at.task, self.prefix + key, None)
+        check_result(self._call, self._call(key, due))
+
+    def case(self, place: str, row: bytes, due: int, _: bytes | None) -> Case:
+        """What its function is called with, for a dead letter."""
+        return Case(place, None, row, (), due)
 
 
 class Window:
-    """The value of a key in a window, from ``start`` up to ``end`` (Unix milliseconds)."""
+    """The value of a key in a window, from ``start`` up to ``end`` (Unix milliseconds). For handlers alone."""
 
-    def __init__(self, windows: Windows, at: Doing, key: bytes, start: int) -> None:
+    def __init__(self, windows: Windows, key: bytes, start: int, *, closed: bool = False) -> None:
         self.key, self.start = key, start
         self.end = start + windows.size
-        self._windows, self._at = windows, at
+        self._windows, self._closed = windows, closed
 
     @property
     def value(self) -> Any:
-        """The value; None if there is none yet."""
-        return self._windows.value(self._at, self.key, self.start)
+        """The value; None if there is none yet. Setting it raises `IllegalState` once the window is closed."""
+        return self._windows.value(self.key, self.start)
 
     @value.setter
     def value(self, value: Any) -> None:
-        self._windows.put(self._at, self.key, self.start, value)
+        if self._closed:
+            self._windows.refuse(self.start)
+        self._windows.put(self.key, self.start, value)
 
 
-class Windows(Store):
+class Windows(Keyed):
     """State by key and window of event time, which ends when the window closes."""
 
     def __init__(
@@ -119,21 +130,22 @@ class Windows(Store):
             raise InvalidArgument(
                 f"windows {name}: every={every} is above size={size}, so that some events fell into no window"
             )
-        self.size = int(size * 1000)
-        self._every = int((every or size) * 1000)
-        self._grace = int(grace * 1000)
+        self.size = round(size * 1000)
+        self._every = round((every or size) * 1000)
+        self._grace = round(grace * 1000)
         self._late = late
         self._closed: Callable[[Window], Any] | None = None
 
     @property
     def kind(self) -> str:
-        """As of `Store`; grace may change."""
+        """As of `Keyed`; grace may change."""
         return (
             f"windows of {self.size} ms every {self._every} ms, of {self._codec.name or 'values'}"
         )
 
     def on_close(self, call: Callable[[Window], Any]) -> Callable[[Window], Any]:
-        """Decorates a function of a `Window`, which is called once as it closes."""
+        """Decorates a function of a `Window`, which is called once as it closes. Raises: InvalidArgument."""
+        check_plain(f"on_close of {self.name}:", call)
         self._closed = call
         return call
 
@@ -153,35 +165,51 @@ class Windows(Store):
             if start + self.size + self._grace <= now:
                 is_late = True
             else:
-                yield Window(self, at, event.key, start)
+                yield Window(self, event.key, start)
         if is_late:
-            at.cut.counts["processor_late_events", self.name] += 1
+            at.count("processor_late_events", self.name)
             if self._late is not None:
-                at.cut.write(
-                    self._late.stream, (at.value, event.key, None, time_of(event.timestamp))
-                )
+                headers, when = headers_of_copy(event.headers), time_of(event.timestamp)
+                at.write(self._late.stream, (at.value, event.key, headers, when))
 
-    def value(self, at: Doing, key: bytes, start: int) -> Any:
+    def value(self, key: bytes, start: int) -> Any:
         """The value of a key in a window that begins at ``start``."""
-        task, row = self._row(at, key, start)
-        data = at.cut.get(task, row)
+        at = doing()
+        data = at.cut.get(*self._row(at, key, start))
         return None if data is None else self._codec.decode(data)
 
-    def put(self, at: Doing, key: bytes, start: int, value: Any) -> None:
-        """Set it; the window's end is logged with its first value."""
+    def put(self, key: bytes, start: int, value: Any) -> None:
+        """Set it; the window's end is logged with its first value. Raises: IllegalState (it is closed)."""
+        at = doing()
         task, row = self._row(at, key, start)
         if at.cut.get(task, row) is None:
-            _put_due(at.cut, task, _DUE, start + self.size + self._grace, row)
-        at.cut.put(task, row, self._codec.encode(value))
+            closes = start + self.size + self._grace
+            if closes <= event_time(at.cut, task):
+                self.refuse(start)
+            _put_due(at, task, _DUE, closes, row)
+        try:
+            at.put(task, row, self._codec.encode(value))
+        except EventTooLarge as error:
+            raise self._named(row, error) from error
 
-    def close(self, key: bytes, _: int) -> None:
+    def refuse(self, start: int) -> NoReturn:
+        """Raises: IllegalState."""
+        raise IllegalState(
+            f"window {start} of {self.name} is closed: a value that is set now would be lost"
+        )
+
+    def fire(self, key: bytes, _: int) -> None:
         """Close the window of a row's key: call the function, and forget the value."""
         start, of = int.from_bytes(key[:_SIZE], "big"), key[_SIZE:]
         at = doing()
         if self._closed is not None:
             at.key = of
-            self._closed(Window(self, at, of, start))
-        at.cut.put(at.task, self.prefix + key, None)
+            check_result(self._closed, self._closed(Window(self, of, start, closed=True)))
+        at.put(at.task, self.prefix + key, None)
+
+    def case(self, place: str, row: bytes, due: int, data: bytes | None) -> Case:
+        """What its function is called with, for a dead letter. ``data``: the value, as it is stored."""
+        return Case(place, data, row[_SIZE:], (), due)
 
     def _row(self, at: Doing, key: bytes, start: int) -> tuple[int, bytes]:
         task, _ = self._place(at, key)
@@ -192,19 +220,15 @@ class TimeOfTasks:
     """Moves the tasks' event time, and fires what is due."""
 
     def __init__(
-        self, names: dict[bytes, str], handlers: dict[str, TimerHandler], idle: float | None,
-        most: int,
-    ) -> None:  # fmt: skip
-        """``names``: by the prefix of each timer's or windows' rows. ``idle``: seconds, as of `Processor`.
-
-        ``most``: in a cut of so many bytes nothing more fires.
-        """
+        self, timers: Iterable[Timer | Windows], failures: Failures, idle: float | None, most: int
+    ) -> None:
+        """``idle``: seconds, as of `Processor`. ``most``: in a cut of so many bytes nothing more fires."""
         self._most = most
         self._idle_ms = None if idle is None else idle * 1000
         self._wall_ms = self._latest = 0
         self._heard: dict[int, int] = {}  # when a task's last event came, by the wall clock
-        self._names = names
-        self._handlers = handlers
+        self._timers = {one.prefix: one for one in timers}
+        self._failures = failures
         # Tasks and scopes that may have a row of it; a cut tells.
         self._parted = set[tuple[int, bytes]]()
 
@@ -238,7 +262,7 @@ class TimeOfTasks:
         for task, timestamp in latest.items():
             seen = at.cut.get(task, _PART + part) or b""
             timestamp = max(timestamp, int.from_bytes(seen[:_SIZE], "big"))
-            at.cut.put(task, _PART + part, _time(timestamp) + _time(commit))
+            at.put(task, _PART + part, _time(timestamp) + _time(commit))
             self._parted.add((task, part))
 
     def _in_parts(self, cut: Cut, part: bytes, commit: int) -> set[int]:
@@ -256,7 +280,7 @@ class TimeOfTasks:
         cut, row = at.cut, _PART + part
         if (task, part) in self._parted and (seen := cut.get(task, row)) is not None:
             timestamp = max(timestamp, int.from_bytes(seen[:_SIZE], "big"))
-            cut.put(task, row, None)
+            at.put(task, row, None)
         self._latest = max(self._latest, timestamp)
         self._advance(at, task, timestamp)
 
@@ -266,7 +290,7 @@ class TimeOfTasks:
     def _advance(self, at: Doing, task: int, timestamp: int) -> None:
         if timestamp > event_time(at.cut, task):
             at.task = task
-            at.cut.put(task, _NOW, _time(timestamp))
+            at.put(task, _NOW, _time(timestamp))
             self._fire(at, task, _DUE, timestamp)
 
     def fire_wall(self, at: Doing, task: int, now_ms: int) -> None:
@@ -286,7 +310,7 @@ class TimeOfTasks:
 
     def _fire(self, at: Doing, task: int, kind: bytes, until: int) -> None:
         cut = at.cut
-        if (soonest := cut.soonest(task, kind, self._names)) > until:
+        if (soonest := cut.soonest(task, kind, self._timers)) > until:
             return
         # Those that a handler sets meanwhile are looked at next time: so this ends.
         size, now = len(kind), _time(until)
@@ -294,14 +318,30 @@ class TimeOfTasks:
         with closing(cut.scan(task, kind + _time(soonest), kind + _time(until + 1))) as rows:
             for row, _ in rows:
                 place = row[size + _SIZE :]
-                name = self._names.get(place[:_NUMBER])
-                if name is None or cut.get(task, row) in (None, now):
+                timer = self._timers.get(place[:_NUMBER])
+                if timer is None or cut.get(task, row) in (None, now):
                     continue  # another program's, cancelled by one before, or set when it was due already
                 if cut.size >= self._most:
                     cut.late |= kind == _DUE
                     return
-                due = int.from_bytes(row[size : size + _SIZE], "big")
-                at.task, at.key, at.timestamp = task, place[_NUMBER:], due
-                cut.put(task, row, None)
-                self._handlers[name](place[_NUMBER:], due)
-        cut.look_soonest(task, kind, self._names)
+                at.task = task
+                self._call(at, timer, row, size)
+        cut.look_soonest(task, kind, self._timers)
+
+    def _call(self, at: Doing, timer: Timer | Windows, row: bytes, size: int) -> None:
+        """Fire one, or write a dead letter in its place. ``size``: of what is before the time in a row."""
+        due, place = int.from_bytes(row[size : size + _SIZE], "big"), row[size + _SIZE :]
+
+        def fire() -> None:
+            at.undo.clear()
+            at.key, at.timestamp = place[_NUMBER:], due
+            at.put(at.task, row, None)
+            timer.fire(place[_NUMBER:], due)
+
+        def case() -> Case:
+            data = at.cut.get(at.task, place)
+            return timer.case(f"{timer.name}@{due}", place[_NUMBER:], due, data)
+
+        if not self._failures.settle(at, case, partial(failure_of, fire)):
+            for gone in (row, place):
+                at.put(at.task, gone, None)

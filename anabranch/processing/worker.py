@@ -33,8 +33,7 @@ from anabranch.errors import (
     TenureLost,
 )
 from anabranch.processing.commits import PAUSES_S, Commits
-from anabranch.processing.cut import Cut
-from anabranch.processing.gathered import SLICE_BYTES, Gathered
+from anabranch.processing.cut import Cut, Limits
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.membership import AllTasks, Lost, Membership
 from anabranch.processing.metrics import TABLE
@@ -63,6 +62,39 @@ _HANDOVER_S = 3.0
 _LOOK_S = 0.002
 _MIRROR_S = 5.0
 _SILENT_S = 60.0
+SLICE_BYTES = 256 << 10  # so much is read before it is handled
+_READ_AHEAD = 4  # times as many bytes are read for a commit, at most, as it may write
+
+
+class Gathered:
+    """A cut, and the pieces that it is made of. ``left``: of the last ones, for the next cut: this one is full."""
+
+    def __init__(self, handlers: Handlers, cut: Cut) -> None:
+        self._handlers, self.cut = handlers, cut
+        self.pieces: list[Piece] = []
+        self.left: list[Piece] = []
+        self._slices = 0
+
+    def add(self, some: Sequence[Piece]) -> None:
+        """Handle these events, too. Raises: as `Handlers.handle`."""
+        self._slices += bool(some)
+        self.left = self._handlers.handle(self.cut, some)
+        self.pieces += some[: len(some) - len(self.left)]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is to be sent, early or late."""
+        most = self._handlers.most
+        if self.left or self.cut.late:
+            return True
+        return self.cut.size >= most or self._slices * SLICE_BYTES >= _READ_AHEAD * most
+
+    def closed(self) -> Cut:
+        """The cut, when all is handled, with its counts."""
+        self.cut.open = False
+        for piece in self.pieces:
+            self.cut.counts["processor_events_in", piece.stream] += len(piece.events)
+        return self.cut
 
 
 class Worker:
@@ -77,7 +109,7 @@ class Worker:
         tasks: AllTasks | None = None,
         standby: bool = False,
         threads: bool = True,
-        handlers: Callable[[Program, Sequence[str]], Handlers] = Handlers,
+        handlers: Callable[[Program, Sequence[str], Numbers, threading.Event], Handlers] = Handlers,
     ) -> None:
         """Raises as `Client.create_processor`.
 
@@ -106,13 +138,16 @@ class Worker:
             self._incarnation = info.incarnation
             columns_read.warm()
             columns_write.warm()
-            self._handlers = handlers(app, info.stores)
+            self._handlers = handlers(app, info.stores, self.metrics, self.stop)
             self._stack.callback(self._handlers.close)
             self._table = Table(folder)
             self._stack.callback(self._table.close)
             self._source = self._stack.enter_context(closing(ports.committed_log(_ASK_S)))
             state = StateReader(self._source, self._table, app.name, info.incarnation)
-            self._commits = Commits(client, self._table, state, self.metrics, threads=threads)
+            self._limits = Limits(state_stream(app.name), partial(client.check_outputs, app.name))
+            self._commits = Commits(
+                client, self._table, state, self.metrics, self._limits, threads=threads
+            )
             self._stack.callback(self._commits.close)
             topic = stream_topic(state_stream(app.name))
             group = f"{app.scope}.{app.name.partition('/')[2]}.workers"
@@ -236,6 +271,7 @@ class Worker:
 
         state = self._commits.state
         state.forget(wanted)
+        self._limits.learn({*self._app.outputs, self._limits.state})
         try:
             rows = state.restore(tenure.tasks, _RESTORE_S, heard)
         except IllegalState:
@@ -294,20 +330,18 @@ class Worker:
     def _handle_cut(self, tenure: Tenure, reader: TaskReader | PlainReader) -> bool:
         """Handle what comes until the commit is due, and send it. False: there was nothing."""
         app, clock = self._app, self._clock
-        gathered = Gathered(
-            app, self._handlers, self.metrics, lambda: self._commits.new_cut(app.tasks),
-            lambda cut: self._fire(cut, tenure), self.stop,
-        )  # fmt: skip
+        gathered = Gathered(self._handlers, self._commits.new_cut(app.tasks))
         due, generation = clock.monotonic() + _IDLE_S, self._member.generation
         while True:
             self._seen_at = now = clock.monotonic()
             until = min(due, now + _IDLE_S)
             if self._behind:
-                gathered.add(())  # what is due goes before any event
+                self._fire(gathered, tenure)  # what is due goes before any event
                 self._behind = gathered.cut.late
             some, self._left = self._left, []
             if not some and not self._behind:
                 some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
+            self._fire(gathered, tenure)
             gathered.add(some)
             if not gathered.pieces or gathered.is_full or self.stop.is_set():
                 break
@@ -329,8 +363,9 @@ class Worker:
         self._commits.send(tenure, cut, reader.consumed(cut.rows.keys(), gathered.left))
         return True
 
-    def _fire(self, cut: Cut, tenure: Tenure) -> None:
-        self._handlers.fire_wall(cut, tenure.tasks, int(self._clock.wall() * 1000))
+    def _fire(self, gathered: Gathered, tenure: Tenure) -> None:
+        if not gathered.pieces:
+            self._handlers.fire_wall(gathered.cut, tenure.tasks, int(self._clock.wall() * 1000))
 
 
 def make_processor(client: Client, app: Program) -> ProcessorInfo:

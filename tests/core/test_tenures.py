@@ -17,8 +17,9 @@ from anabranch.core.decisions import decide as decide_module
 from anabranch.core.decisions import tenures, transactions
 from anabranch.core.decisions.commits import commit, one_shot, positions
 from anabranch.core.decisions.streams import give_up_stream
+from anabranch.core.decisions.tenures import create_processor
 from anabranch.core.ids import make_marked_id
-from anabranch.errors import AnabranchError
+from anabranch.errors import AnabranchError, IllegalState
 from anabranch.schemas import records as r
 from tests.core.harness import World, event
 from tests.core.labels import MINUTE, SECRET
@@ -358,6 +359,17 @@ def creating_again_changes_nothing() -> None:
         (8, INPUTS), (4, INPUTS[:1]), (4, (INPUTS[0], r.ProcessorInput("lax/in", "b" * 32, 0, 0))),
     ):  # fmt: skip
         assert w.create(tasks, inputs) == "IllegalState"
+    assert w.create(4, INPUTS[::-1]) == f"{NAME} 4 tasks", "their order means nothing"
+    assert w.state.processors[NAME].inputs == INPUTS
+    other = r.ProcessorInput("nyc/other", "", 0, 0)
+    for tasks, asked, text in (
+        (8, INPUTS, "exists with 4 tasks, not 8:"),
+        (4, INPUTS[:1], "exists with the input lax/in, too:"),
+        (4, (*INPUTS, other), "exists with its inputs, without nyc/other:"),
+        (4, (INPUTS[0], r.ProcessorInput("lax/in", "b" * 32, 0, 0)), "created again since:"),
+    ):
+        with pytest.raises(IllegalState, match=text):
+            create_processor(w.new_turn(), r.CreateProcessor(NAME, tasks, tuple(asked)), None)
 
 
 def an_id_is_told_later() -> None:

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from anabranch.processing import timers
 from anabranch.processing.commits import Commits
-from anabranch.processing.cut import Cut
+from anabranch.processing.cut import Cut, Doing
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.worker import Worker
 from anabranch.reading.tasks.reader import TaskReader
@@ -74,13 +74,13 @@ def two_in_flight() -> Any:
 
 def fired_twice() -> Any:
     """A timer's due row is not deleted as it fires."""
-    put = Cut.put
+    put = Doing.put
 
-    def kept(self: Cut, task: int, row: bytes, value: bytes | None) -> None:
+    def kept(self: Doing, task: int, row: bytes, value: bytes | None) -> None:
         if value is not None or not row.startswith(timers._DUE):
             put(self, task, row, value)
 
-    return patch.object(Cut, "put", kept)
+    return patch.object(Doing, "put", kept)
 
 
 def positions_ahead() -> Any:
@@ -88,10 +88,10 @@ def positions_ahead() -> Any:
     handle = Handlers.handle
     held: list[Any] = []
 
-    def late(self: Handlers, cut: Cut, pieces: Iterable[Any], passed: Any) -> Any:
+    def late(self: Handlers, cut: Cut, pieces: Iterable[Any]) -> Any:
         some = [*held, *pieces]
         held[:] = some[-1:] if len(some) > len(held) else []
-        return handle(self, cut, some[:-1] if held else some, passed)
+        return handle(self, cut, some[:-1] if held else some)
 
     return patch.object(Handlers, "handle", late)
 

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 import anabranch
 from anabranch.core.partitioner import SPACE, position_of
 from anabranch.errors import IllegalState, InvalidArgument
+from anabranch.processing import handlers as handlers_module
 from anabranch.processing import timers
 from anabranch.processing.app import Processor
+from anabranch.processing.codecs import RAW
 from anabranch.processing.cut import Cut, begin_doing
+from anabranch.processing.failures import Failures
 from anabranch.processing.handlers import HandlerFailed, Handlers
+from anabranch.processing.metrics import TABLE
 from anabranch.processing.stores import prefix_of
 from anabranch.processing.table import Table
+from anabranch.processing.timers import Windows
+from anabranch.processors.numbers import Numbers
 from anabranch.reading.tasks.shares import Piece
 
 TASKS = 4
@@ -88,11 +98,11 @@ class Program:
         """One cut, and its commit; more of them if not all has room."""
         cut = Cut(self.table, TASKS)
         self.handlers.fire_wall(cut, range(TASKS), 0)
-        left = self.handlers.handle(cut, pieces, {})
+        left = self.handlers.handle(cut, pieces)
         cut.open = False
         self.table.write(((task, rows.items()) for task, rows in cut.rows.items()), {})
         for stream, events in cut.outputs.items():
-            self.written += [(stream, value) for value, *_ in events]
+            self.written += [(stream, one[0]) for one in events if isinstance(one, tuple)]
         if left or cut.late:
             self.run(left)
 
@@ -197,7 +207,7 @@ def test_the_wall_clock_s_timers_fire_once_and_are_cancelled(tmp_path: Path) -> 
         cut = Cut(table, TASKS)
         handlers.fire_wall(cut, tasks, now)
         places = [task_of(each.key or b"") for each in events]
-        handlers.handle(cut, [Piece("t/in", now, list(events), places)], {})
+        handlers.handle(cut, [Piece("t/in", now, list(events), places)])
         table.write(((task, rows.items()) for task, rows in cut.rows.items()), {})
 
     step(0, event(b"a", 0, b"1000"), event(b"b", 0, b"1000"), event(b"c", 0, b"2000"))
@@ -233,9 +243,7 @@ def test_an_idle_task_follows_the_others(tmp_path: Path) -> None:
         cut = Cut(table, TASKS)
         handlers.fire_wall(cut, tasks, now)
         places = [task_of(each.key or b"") for each in events]
-        handlers.handle(
-            cut, [Piece("t/in", now, list(events), places, whole)] if events else [], {}
-        )
+        handlers.handle(cut, [Piece("t/in", now, list(events), places, whole)] if events else [])
         table.write(((task, rows.items()) for task, rows in cut.rows.items()), {})
         return len(cut.rows)
 
@@ -284,17 +292,21 @@ def test_stores_are_for_keys_of_their_task_and_for_handlers_at_work(tmp_path: Pa
     handlers, table = Handlers(app, tuple(app.stores)), Table(tmp_path)
     for number in (1, 2):
         cut = Cut(table, TASKS)
-        handlers.handle(cut, [Piece("t/in", 1, [event(b"k0", 1)], [task_of(b"k0")])], {})
+        handlers.handle(cut, [Piece("t/in", 1, [event(b"k0", 1)], [task_of(b"k0")])])
         table.write(((task, rows.items()) for task, rows in cut.rows.items()), {})
         rows = [(b"k0", 0), (b"k0-a", 2), (b"k0-b", 1)]
         assert asked[-2:] == [[number, rows, rows[1:], False], rows[1:2]]
     cut = Cut(table, TASKS)
     with pytest.raises(HandlerFailed, match=r"belongs to task \d.*local=True"):
-        handlers.handle(cut, [Piece("t/in", 1, [event(b"k0", 1, b"bad")], [task_of(b"k0")])], {})
+        handlers.handle(cut, [Piece("t/in", 1, [event(b"k0", 1, b"bad")], [task_of(b"k0")])])
     with pytest.raises(IllegalState, match="for handlers"):
         out.write(b"x")
     with pytest.raises(InvalidArgument, match="a name of its own"):
         app.store("s")
+
+
+def failures() -> Failures:
+    return Failures(Processor("t/p", retries=0), Numbers(TABLE), threading.Event())
 
 
 class CountingTable(Table):
@@ -315,7 +327,9 @@ def test_what_is_due_is_looked_at_once_beside_timers_of_another_program(tmp_path
     for due, store in [*dues, (2000, live), (3000, gone), (4000, live)]:
         row = timers._DUE + timers._time(due) + store + b"key"
         table.write([(0, [(row, b"")])], {}, logged=False)
-    time = timers.TimeOfTasks({live: ""}, {"": lambda _, due: fired.append(due)}, None, 2000)
+    timer = timers.Timer("t", lambda _, due: fired.append(due), wall=False)
+    timer.number(10)
+    time = timers.TimeOfTasks([timer], failures(), None, 2000)
     looked = list[int]()
     for now in (1000, 2000, 4000):
         table.looked = 0
@@ -338,11 +352,191 @@ def test_a_folder_can_be_opened_again_after_a_timer_s_handler_raised(tmp_path: P
 
     table = Table(tmp_path)
     table.write([(0, [(timers._DUE + timers._time(1) + prefix_of(10), b"")])], {})
-    time = timers.TimeOfTasks({prefix_of(10): ""}, {"": fail}, None, 2000)
+    timer = timers.Timer("t", fail, wall=False)
+    timer.number(10)
+    time = timers.TimeOfTasks([timer], failures(), None, 2000)
     at = begin_doing(Cut(table, 1))
-    with pytest.raises(ValueError, match="1") as kept:
+    with pytest.raises(HandlerFailed, match="ValueError: 1") as kept:
         time.move(at, "t", 2, {0: 2}, whole=True)
     table.close()
     del table, at
     begin_doing(Cut(Table(tmp_path), 1))
     assert kept.tb is not None
+
+
+def test_a_window_that_is_kept_is_of_the_event_at_work(tmp_path: Path) -> None:
+    """Between events it is refused; in a later event it has that one's cut; once it closes it takes nothing."""
+    app = Processor("t/p", tasks=TASKS)
+    source, kept, seen = app.input("t/in"), list[timers.Window](), list[object]()
+    hours = app.windows("hours", 1, value=json)
+
+    @app.on(source)
+    def handle(each: anabranch.Event) -> None:
+        kept.extend(() if kept else hours.of(each))
+        try:
+            kept[0].value = (kept[0].value or 0) + 1
+        except IllegalState as error:
+            seen.append(str(error))
+
+    @hours.on_close
+    def closed(window: timers.Window) -> None:
+        seen.append(window.value)
+        with pytest.raises(IllegalState, match="is closed"):
+            window.value = 7
+
+    table = Table(tmp_path)
+    handlers = Handlers(app, tuple(app.stores))
+
+    def cut(timestamp: int) -> Cut:
+        found = Cut(table, TASKS)
+        handlers.handle(
+            found, [Piece("t/in", timestamp, [event(b"k0", timestamp)], [task_of(b"k0")])]
+        )
+        found.open = False
+        table.write(((task, rows.items()) for task, rows in found.rows.items()), {})
+        return found
+
+    first = cut(10)
+    before = str(first.rows)
+    for access in (lambda: kept[0].value, lambda: setattr(kept[0], "value", 9)):
+        with pytest.raises(IllegalState, match="for handlers"):
+            access()
+    cut(20)
+    assert str(first.rows) == before, "what is being committed"
+    cut(5000)
+    assert seen == [3], "the event that closes it is handled before"
+    cut(6000)
+    assert seen[1:] == ["window 0 of hours is closed: a value that is set now would be lost"]
+
+
+def test_a_cut_that_is_not_open_takes_nothing(tmp_path: Path) -> None:
+    """Whoever kept it: its commit may be walking through it."""
+    cut = Cut(Table(tmp_path), TASKS)
+    at, cut.open = begin_doing(cut), False
+    writes: list[Callable[[], object]] = [
+        lambda: at.put(0, b"row", b""),
+        lambda: at.put_due(0, b"kind", 1, b"place", b""),
+        lambda: at.write("t/out", (b"", None, None, None)),
+        lambda: at.write_batch("t/out", Any),
+    ]
+    for write in writes:
+        with pytest.raises(IllegalState, match="open"):
+            write()
+    assert [*cut.rows, *cut.outputs] == []
+
+
+def changing(app: Processor, rng: random.Random, *, side_by_side: bool) -> Callable[[Any], Any]:
+    """A handler that changes all kinds of things; with the value 'bad' it fails somewhere, after some of them."""
+    out, more = app.output("t/out"), app.output("t/more")
+    store, late = app.store("s", value=json), app.output("t/late")
+    windows = app.windows("w", 1, every=0.5, value=json, late=late)
+    timer = app.timer("t")(lambda key, due: out.write(b"%d" % due, key=key))
+
+    def add(each: Any) -> None:
+        for window in windows.of(each):
+            window.value = (window.value or 0) + 1
+
+    def acts(each: Any) -> list[Callable[[], object]]:
+        number = int(each.timestamp)
+        return [
+            lambda: store.__setitem__(each.key, number),
+            lambda: store.__setitem__(each.key, store.get(each.key, 0) + 1),
+            lambda: store.__delitem__(each.key),
+            lambda: timer.set(each.key, number + 300),
+            lambda: timer.cancel(each.key),
+            lambda: out.write(b"%d" % number, key=each.key, headers={"a": b"b"}),
+            lambda: more.write(None, key=each.key),
+            lambda: add(each),
+        ]
+
+    def chosen(each: Any) -> list[Callable[[], object]]:
+        return random.Random(f"{each.offset}").choices(acts(each), k=6)
+
+    def handle(each: Any) -> None:
+        for act in chosen(each):
+            act()
+            if each.value == b"bad" and rng.random() < 0.3:
+                break
+        if each.value == b"bad":
+            raise ValueError
+
+    async def handle_later(each: Any) -> None:
+        for act in chosen(each):
+            act()
+            if each.value == b"bad" and rng.random() < 0.3:
+                break
+            await asyncio.sleep(rng.choice((0, 0, 0.0001)))
+        if each.value == b"bad":
+            raise asyncio.CancelledError
+
+    return handle_later if side_by_side else handle
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_fails_leaves_no_trace_in_a_cut(tmp_path: Path, seed: int, side_by_side: bool) -> None:
+    """All is as if the bad events had not come, but for their dead letters and their event times."""
+    rng = random.Random(seed)
+    offsets = iter(range(10_000))
+
+    def marked(piece: Piece) -> Piece:
+        events = [
+            each._replace(offset=next(offsets), value=rng.choice((b"bad", b"good")))
+            for each in piece.events
+        ]
+        return piece._replace(events=events)
+
+    with_bad = [marked(piece) for piece in commits(rng, 40 if seed > 2 else 1)]
+    found, letters = list[Any](), list[int]()
+    for number, keep in enumerate((True, False)):
+        app = Processor("t/p", tasks=TASKS, retries=1, dead_letter="t/dead")
+        app.on(app.input("t/in"))(changing(app, rng, side_by_side=side_by_side))
+        stop = threading.Event()
+        stop.set()
+        handlers = Handlers(app, tuple(app.stores), stop=stop)
+        cut = Cut(Table(tmp_path / str(number)), TASKS)
+        for piece in with_bad:
+            pairs = zip(piece.events, piece.tasks, strict=True)
+            kept = [(each, task) for each, task in pairs if keep or each.value == b"good"]
+            events, tasks = [each for each, _ in kept], [task for _, task in kept]
+            with handled(piece):
+                handlers.handle(cut, [piece._replace(events=events, tasks=tasks)])
+        handlers.close()
+        dead = cut.outputs.pop("t/dead", [])
+        letters.append(len(dead))
+        assert cut.counts.pop(("processor_dead_letters",), 0) == len(dead)
+        size = cut.size - sum(len(v or b"") + len(k or b"") + 48 for v, k, *_ in dead)
+        outputs = {stream: sorted(map(str, some)) for stream, some in cut.outputs.items()}
+        found.append([cut.rows, outputs, size, +cut.counts])
+    assert letters == [sum(e.value == b"bad" for piece in with_bad for e in piece.events), 0]
+    assert found[0] == found[1]
+
+
+@contextmanager
+def handled(whole: Piece) -> Iterator[None]:
+    """Event time moves by all events of the piece, good or bad."""
+    move = handlers_module._move_time
+    with patch.object(handlers_module, "_move_time", lambda at, time, _: move(at, time, [whole])):
+        yield
+
+
+def test_sizes_of_windows_are_to_the_millisecond() -> None:
+    """As decimals read, not as their nearest binary fractions are cut off."""
+    app = Processor("t/p")
+    for ms in range(1, 100_000):
+        windows = Windows(str(ms), RAW, ms / 1000, None, ms / 1000, None)
+        assert (windows.size, windows.kind) == (ms, f"windows of {ms} ms every {ms} ms, of bytes")
+        assert windows._grace == ms
+    assert app.windows("hopping", 64.2, every=32.1, grace=0.0004)._every == 32_100
+
+
+def test_a_time_of_0_is_refused_as_in_a_transaction(tmp_path: Path) -> None:
+    app = Processor("t/p", tasks=TASKS)
+    out = app.output("t/out")
+    app.on(app.input("t/in"))(lambda each: out.write(b"", timestamp=int(each.value)))
+    handlers, cut = Handlers(app, ()), Cut(Table(tmp_path), TASKS)
+    handlers.handle(cut, [Piece("t/in", 1, [event(b"k0", 5, b"7")], [task_of(b"k0")])])
+    assert cut.outputs == {"t/out": [(b"", None, None, 7)]}
+    app.retries = 0
+    with pytest.raises(HandlerFailed, match="InvalidArgument: timestamp 0"):
+        handlers.handle(cut, [Piece("t/in", 2, [event(b"k0", 5, b"0")], [task_of(b"k0")])])

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
+import os
+import signal
+import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
 
+import pyarrow as pa
 import pytest
 
 from anabranch.batches.records import Record
@@ -17,6 +24,7 @@ from anabranch.client.transaction import Transaction
 from anabranch.errors import BeginAgainError, IllegalState, InvalidArgument, NotReady, TenureLost
 from anabranch.ports import TableError, TopicPartition, TopicSpec
 from anabranch.processing.app import Processor
+from anabranch.processing.handlers import HandlerFailed
 from anabranch.processing.membership import AllTasks
 from anabranch.processing.plain import import_group, outputs_of
 from anabranch.processing.state import StateReader
@@ -247,18 +255,41 @@ def test_a_group_is_imported_once_and_its_tasks_are_free(place: Place, begun: bo
     assert (row.holder, row.sequence) == ("", int(begun))
 
 
-@pytest.mark.parametrize(
-    "bad", ["surrogate", "long error", "header", "time", "size", "type", "name"]
-)
-def test_an_event_that_no_commit_could_have_is_a_dead_letter(place: Place, bad: str) -> None:
+LATER = 10**13  # in 2286
+ANY_TIME = {"message.timestamp.after.max.ms": str((1 << 63) - 1)}
+BAD: dict[str, dict[str, Any]] = {
+    "header": {"headers": [("ab.x", b"1")]},
+    "many headers": {"headers": [("a", b"1")] * 1001},
+    "time": {"timestamp": -1},
+    "micros": {"timestamp": 10**15},
+    "far ahead": {"timestamp": LATER},
+    "size": {"value": bytes(2_000_000)},
+    "size of headers": {"headers": [("a", bytes(2_000_000))]},
+    "type": {"value": "text"},
+    "row without a key": {},
+    "long key of a row": {"key": bytes(9000)},
+}
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("bad", ["surrogate", "long error", "name", "old time", *BAD])
+def test_an_event_that_no_commit_could_have_is_a_dead_letter(
+    place: Place, bad: str, batch: bool
+) -> None:
     app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
-    place.client.create_stream("nyc/dead")
+    place.client.create_stream("nyc/dead", settings={"retention.ms": 86_400_000})
     out = app.output("nyc/out")
+    place.client.create_stream("nyc/kept", settings={"retention.ms": 86_400_000})
+    place.client.create_stream("nyc/rows", settings={"table": "true"})
+    kept, rows = app.output("nyc/kept"), app.output("nyc/rows")
+    strange = 10**15 if bad == "old time" else 1000
+    if batch and bad not in BAD:
+        return
 
     log, orders = place.cluster.log("kafka"), TopicPartition("orders", 0)
-    log.create_topics([TopicSpec("orders", 1, {}, 1)])
+    log.create_topics([TopicSpec("orders", 1, ANY_TIME, 1)])
 
-    @app.on(app.topic("orders") if bad == "name" else app.input("nyc/in"))
+    @app.on(app.topic("orders") if bad in ("name", "old time") else app.input("nyc/in"))
     def handle(event: Any) -> None:
         if event.key == b"good":
             out.write(event.value, key=event.key)
@@ -266,20 +297,28 @@ def test_an_event_that_no_commit_could_have_is_a_dead_letter(place: Place, bad: 
             out.write(b"", headers=event.headers)
         elif bad == "surrogate":
             raise ValueError("\ud800")
-        elif bad == "long error":
+        elif bad in ("long error", "old time"):
             raise ValueError("x" * 2_000_000)
-        elif bad == "header":
-            out.write(b"", headers=[("ab.x", b"1")])
-        elif bad == "time":
-            out.write(b"", timestamp=-1)
-        elif bad == "size":
-            out.write(bytes(2_000_000))
         else:
-            out.write("text")
+            to = kept if bad == "far ahead" else rows if "row" in bad else out
+            written = {"value": b"", "headers": None, "timestamp": None, "key": None} | BAD[bad]
+            if not batch:
+                to.write(**written)
+                return
+            pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+            named = [{"key": k, "value": v} for k, v in written["headers"] or ()]
+            columns = {"headers": pa.array([named], pairs)}
+            columns["value"] = pa.array([written["value"]])
+            columns["key"] = pa.array([written["key"]], pa.binary())
+            columns["timestamp"] = pa.array([written["timestamp"]], pa.int64())
+            if bad == "type":
+                columns["value"] = pa.array([1])
+            to.write_batch(pa.record_batch(columns))
 
     place.write(b"good", b"bad", b"good")
     for key in (b"good", b"bad", b"good"):
-        log.produce(orders, [Record(0, 1000, key, b"v", (("\udcff", b"1"),))])
+        headers = (("\udcff", b"1"), *[("more", b"")] * 1000)
+        log.produce(orders, [Record(0, strange, key, b"v", headers)])
     with closing(place.worker(app)) as worker:
         steps(worker)
     assert (place.written(), place.written("nyc/dead")) == ([b"good", b"good"], [b"bad"])
@@ -315,8 +354,6 @@ def test_what_a_stream_takes_may_change(place: Place) -> None:
         for key, most in ((b"a", 1_048_588), (b"b", 5_000_000), (b"c", 1_500_000)):
             settings = {topic: {"max.message.bytes": str(most)} for topic in topics_of("nyc/out")}
             place.cluster.log("admin").alter_topics(settings)
-            if key == b"c":  # learned, and no output was too big then
-                worker._commits._limits["nyc/out"] = 5_000_000
             place.write(key, value=b"2000000")
             steps(worker)
     assert (place.written(), place.written("nyc/dead")) == ([b"b"], [b"a", b"c"])
@@ -351,3 +388,531 @@ def test_a_busy_standby_keeps_its_copies_warm(place: Place) -> None:
         mark = busy._table.mark(1)
         assert mark is not None
         assert mark.sequence > 10
+
+
+class Called:
+    """A handler that is an object."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def __call__(self, event: Any) -> None:
+        await self._call(event)
+
+
+def decorated(call: Any) -> Any:
+    """As metrics, retries and tracing decorate it: a plain function."""
+
+    @functools.wraps(call)
+    def called(*args: Any) -> Any:
+        return call(*args)
+
+    return called
+
+
+AWAITED: dict[str, Callable[[Any], Any]] = {
+    "async def": lambda call: call,
+    "decorated": decorated,
+    "object": Called,
+    "lambda": lambda call: lambda event: call(event),
+    "partial": lambda call: functools.partial(call),
+}
+
+
+@pytest.mark.parametrize("how", AWAITED)
+def test_what_a_handler_returns_is_awaited(place: Place, how: str) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0)
+    out = app.output("nyc/out")
+    most = now = 0
+
+    async def handle(event: Any) -> None:
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.001)
+        now -= 1
+        out.write(b"", key=event.key)
+
+    app.on(app.input("nyc/in"))(AWAITED[how](handle))
+    keys = [b"%d" % n for n in range(9)]
+    with closing(place.worker(app)) as worker:
+        for _ in range(2):
+            place.write(*keys)
+            steps(worker)
+    assert sorted(place.written()) == sorted(2 * keys)
+    assert most > 5
+
+
+def returning(found: Callable[[], Any]) -> Any:
+    return decorated(lambda *_: found())
+
+
+async def _nothing(*_: Any) -> None: ...
+
+
+def _yields(*_: Any) -> Any:
+    yield
+
+
+async def _yields_later(*_: Any) -> Any:
+    yield
+
+
+DECLARED: dict[str, Callable[[Processor, Any], Any]] = {
+    "timer": lambda app, call: app.timer("t")(call),
+    "on_close": lambda app, call: app.windows("w", 1).on_close(call),
+    "batch": lambda app, call: app.on(app.input("nyc/in"), batch=True)(call),
+    "events": lambda app, call: app.on(app.input("nyc/in"))(call),
+}
+
+
+@pytest.mark.parametrize("call", [_nothing, _yields, _yields_later], ids=lambda call: call.__name__)
+@pytest.mark.parametrize("what", DECLARED)
+def test_a_function_that_nothing_would_run_is_refused_where_it_is_declared(
+    what: str, call: Any
+) -> None:
+    if what == "events" and call is _nothing:
+        return
+    with pytest.raises(InvalidArgument, match=call.__name__):
+        DECLARED[what](Processor("nyc/p"), call)
+
+
+@pytest.mark.parametrize(
+    "found", [_nothing, _yields, _yields_later], ids=lambda call: call.__name__
+)
+@pytest.mark.parametrize("what", [*DECLARED, "side by side"])
+def test_a_result_that_nothing_would_run_stops_the_worker_before_anything_is_consumed(
+    place: Place, what: str, found: Any
+) -> None:
+    """No dead letter either: the program is wrong, not the event. Other results do no harm."""
+    if what in ("events", "side by side") and found is _nothing:
+        return
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    timer = app.timer("t")(returning(found) if what == "timer" else lambda *_: 1)
+    windows = app.windows("w", 1, value=json)
+    windows.on_close(returning(found) if what == "on_close" else lambda _: [2])
+    source = app.input("nyc/in")
+    if what == "side by side":
+        app.on(source)(_nothing)
+    if what == "batch":
+        app.on(source, batch=True)(returning(found))
+    else:
+
+        @app.on(source)
+        def handle(event: Any) -> Any:
+            timer.set(event.key, 2)
+            for window in windows.of(event):
+                window.value = 1
+            return found() if what in ("events", "side by side") else "anything"
+
+    place.write(b"a")
+    place.write(b"b", timestamp=5000)
+    with closing(place.worker(app)) as worker, pytest.raises(InvalidArgument, match="return"):
+        steps(worker)
+    (task,) = place.client.processor(app.name).tasks
+    assert task.sequence < 2, "the commit that failed"
+    assert place.written("nyc/dead") == []
+
+
+def failing(app: Processor, what: str) -> None:
+    """Handlers that fail at what has the value b'bad', in many ways, after they have written."""
+    out, seen = app.output("nyc/out"), app.store("seen")
+    source = app.input("nyc/in")
+    windows = app.windows("hours", 1, value=bytes)
+
+    @app.timer("due")
+    def due(key: bytes, at: int) -> None:
+        out.write(b"%d" % at, key=key)
+        if what == "timer" and key == b"bad":
+            raise ValueError("no")
+
+    @windows.on_close
+    def closed(window: Any) -> None:
+        out.write(b"closed", key=window.key)
+        if what == "window" and window.key == b"bad":
+            raise ValueError("no")
+
+    def by_event(event: Any) -> None:
+        out.write(event.value, key=event.key)
+        if what == "timer":
+            due.set(event.key, 1500)
+        if what == "window":
+            for window in windows.of(event):
+                window.value = event.value
+        if event.key != b"bad":
+            return
+        if what == "row":
+            seen[event.key] = bytes(1_100_000)
+        elif what == "key of a row":
+            seen[b"k" * 1_100_000] = b""
+        elif what == "window's row":
+            next(windows.of(event)).value = bytes(1_100_000)
+        elif what == "cancelled":
+            raise asyncio.CancelledError
+        elif what == "exit":
+            raise SystemExit(3)
+
+    def by_batch(batch: Any) -> None:
+        out.write_batch(batch.select(["key", "value"]))
+        if b"bad" in batch["key"].to_pylist():
+            raise ValueError("no")
+
+    async def cancels(event: Any) -> None:
+        out.write(event.value, key=event.key)
+        if event.key == b"bad" and what == "cancels itself":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        elif event.key == b"bad":
+            task = asyncio.create_task(ends())
+            await task
+        await asyncio.sleep(0)
+
+    async def ends() -> None:
+        raise SystemExit(3)
+
+    if what == "batch":
+        app.on(source, batch=True)(by_batch)
+    else:
+        app.on(source)(cancels if what in ("cancels itself", "exit of a task") else by_event)
+
+
+FAILS = {
+    "timer": (b"due@1500", None),
+    "window": (b"hours@1000", b"1"),
+    "batch": (b"nyc/in[0]@7", b"1"),
+    "row": (b"nyc/in[0]@7", b"1"),
+    "key of a row": (b"nyc/in[0]@7", b"1"),
+    "window's row": (b"nyc/in[0]@7", b"1"),
+    "cancelled": (b"nyc/in[0]@7", b"1"),
+    "exit": (b"nyc/in[0]@7", b"1"),
+    "cancels itself": (b"nyc/in[0]@7", b"1"),
+    "exit of a task": (b"nyc/in[0]@7", b"1"),
+}
+SAYS = {
+    "row": "EventTooLarge: key b'bad' of seen: an event of 1100007 bytes; nyc/p.state takes up to",
+    "key of a row": "EventTooLarge: key b'kkk",
+    "window's row": "of hours: an event of",
+    "cancelled": "CancelledError",
+    "exit": "SystemExit: 3",
+    "cancels itself": "CancelledError",
+    "exit of a task": "SystemExit: 3",
+}
+
+
+@pytest.mark.parametrize("what", FAILS)
+def test_whatever_fails_is_a_dead_letter_alone(place: Place, what: str) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=1, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    failing(app, what)
+    good = [b"%02d" % n for n in range(20)]
+    place.write(*good[:7], b"bad", *good[7:])
+    place.write(b"end", timestamp=1700)
+    with closing(place.worker(app)) as worker:
+        worker.stop.set()  # no pauses between tries
+        steps(worker)
+        assert worker.metrics.total("processor_dead_letters") == 1
+    (dead,) = place.events("nyc/dead")
+    from_, value = FAILS[what]
+    headers = dict(dead.headers)
+    assert (dead.key, dead.value, headers["from"]) == (b"bad", value, from_)
+    assert SAYS.get(what, "ValueError: no").encode() in (headers["error"] or b"")
+    written = [*good, b"end"]
+    if what in ("timer", "window"):  # its event has been handled
+        written += [b"bad", *good, *([b"end"] if what == "timer" else [])]
+    assert sorted(place.written()) == sorted(written)
+    with closing(place.worker(app, "again")) as worker:  # it is gone from the state, too
+        place.write(b"more", timestamp=1900)
+        steps(worker)
+        assert worker.metrics.total("processor_dead_letters") == 0
+
+
+@pytest.mark.parametrize("what", FAILS)
+def test_without_dead_letters_it_stops_the_worker_by_name(place: Place, what: str) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0)
+    failing(app, what)
+    place.write(*([b"0"] * 7), b"bad")
+    place.write(b"end", timestamp=1700)
+    from_, _ = FAILS[what]
+    named = b"nyc/in[0]@0 on" if what == "batch" else from_
+    with closing(place.worker(app)) as worker, pytest.raises(HandlerFailed) as failed:
+        steps(worker)
+    assert named.decode() in str(failed.value)
+    assert SAYS.get(what, "ValueError: no") in str(failed.value)
+
+
+def test_a_failed_event_is_tried_again_by_itself_and_pauses_are_those_of_the_first(
+    place: Place,
+) -> None:
+    """A mistake of a producer is in all of its events; an error that passes is waited for again."""
+    app = Processor("nyc/p", tasks=1, commit_interval=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out, calls = app.output("nyc/out"), list[bytes]()
+
+    @app.on(app.input("nyc/in"))
+    def handle(event: Any) -> None:
+        calls.append(event.key)
+        out.write(event.value, key=event.key)
+        if event.key == b"bad" or (event.key == b"later" and calls.count(b"later") % 3):
+            raise ValueError
+
+    def pauses(*keys: bytes) -> list[float]:
+        calls.clear()
+        place.write(*keys)
+        with (
+            closing(place.worker(app, keys[0].decode())) as worker,
+            patch.object(worker.stop, "wait", side_effect=lambda _: False) as wait,
+        ):
+            steps(worker)
+        return [call.args[0] for call in wait.call_args_list]
+
+    assert pauses(b"a", b"bad", b"b", b"bad", b"c") == [0.1, 0.2, 0, 0]
+    assert calls == [b"a", *[b"bad"] * 3, b"b", *[b"bad"] * 3, b"c"]
+    assert pauses(b"bad", b"later", b"bad") == [0.1, 0.2, 0, 0, 0.1, 0.2]
+    assert place.written() == [b"a", b"b", b"c", b"later"]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_what_a_signal_raises_is_no_failure_of_an_event(
+    place: Place, kind: type[BaseException], side_by_side: bool
+) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+
+    def end(*_: Any) -> None:
+        raise kind("the signal")
+
+    def handle(_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(5)
+
+    async def later(event: Any) -> None:
+        handle(event)
+
+    app.on(app.input("nyc/in"))(later if side_by_side else handle)
+    place.write(b"a")
+    before = signal.signal(signal.SIGUSR1, end)
+    try:
+        with closing(place.worker(app)) as worker, pytest.raises(kind, match="the signal"):
+            steps(worker)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert place.written("nyc/dead") == []
+
+
+def test_calls_that_would_have_no_effect_are_refused(place: Place) -> None:
+    """A window's and a timer's rows are set by their own words; one input has one codec."""
+    app, said = Processor("nyc/p", tasks=1, commit_interval=0), list[str]()
+    windows = app.windows("w", 1)
+    timer: Any = app.timer("t")(lambda *_: None)
+    calls: list[Callable[[Any], object]] = [
+        lambda of: of.__setitem__(b"k", b"1"),
+        lambda of: of[b"k"],
+        lambda of: of.get(b"k"),
+        lambda of: b"k" in of,
+        lambda of: of.__delitem__(b"k"),
+        lambda of: list(of.items()),
+    ]
+
+    @app.on(app.input("nyc/in"))
+    def handle(_: Any) -> None:
+        for of in (windows, timer):
+            for call in calls:
+                with pytest.raises((AttributeError, TypeError)) as refused:
+                    call(of)
+                said.append(str(refused.value))
+
+    place.write(b"a")
+    with closing(place.worker(app)) as worker:
+        steps(worker)
+    assert len(said) == 12
+
+
+def test_an_input_is_declared_twice_with_one_codec_only() -> None:
+    app = Processor("nyc/p")
+
+    class Own:
+        def dumps(self, value: Any) -> bytes:
+            return bytes(value)
+
+        def loads(self, data: bytes) -> Any:
+            return data
+
+    own = Own()
+    for name, value in (("raw", None), ("json", json), ("own", own)):
+        source = app.input(f"nyc/{name}", value=value)
+        assert app.input(f"nyc/{name}", value=value) is source
+        assert app.input("nyc/raw", value=bytes) is app.input("nyc/raw")
+        with pytest.raises(InvalidArgument, match="another codec"):
+            app.input(f"nyc/{name}", value=str)
+    with pytest.raises(InvalidArgument, match="another codec"):
+        app.input("nyc/own", value=Own())
+    app = Processor("nyc/q")
+    app.topic("orders")
+    with pytest.raises(InvalidArgument, match="another codec"):
+        app.topic("orders", value=json)
+
+
+def test_events_and_batches_of_one_output_share_a_commit_in_their_order(place: Place) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0)
+    out = app.output("nyc/out")
+    place.client.create_stream("nyc/more")
+
+    @app.on(app.input("nyc/in"))
+    def one(event: Any) -> None:
+        out.write(event.value, key=event.key)
+        if event.key == b"b":
+            out.write_batch(pa.record_batch({"key": [b"b1"] * 400, "value": [b""] * 400}))
+            out.write(b"", key=b"b2")
+
+    @app.on(app.input("nyc/more"), batch=True)
+    def some(batch: Any) -> None:
+        out.write_batch(batch.select(["key", "value"]))
+
+    with closing(place.worker(app)) as worker, place.client.begin("nyc") as txn:
+        for key in (b"a", b"b", b"c"):
+            txn.write("nyc/in", b"1", key=key)
+        txn.write("nyc/more", b"1", key=b"d")
+        txn.commit()
+        steps(worker)
+        assert worker.metrics.total("processor_commits") == 1
+        assert worker.metrics.total("processor_events_out") == 405
+    assert place.written() == [b"a", b"b", *[b"b1"] * 400, b"b2", b"c", b"d"]
+
+
+LEFT: dict[
+    str, tuple[float, float]
+] = {  # when the task writes, and when its event and one beside it are over
+    "after its event, beside another": (0.02, 0.2),
+    "after all events": (0.02, 0.0),
+    "long after": (0.3, 0.0),
+}
+
+
+@pytest.mark.parametrize("when", LEFT)
+@pytest.mark.parametrize("what", ["output", "store", "window"])
+def test_a_task_that_no_handler_awaits_and_that_writes_stops_the_worker(
+    place: Place, when: str, what: str
+) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out, seen, windows = app.output("nyc/out"), app.store("seen"), app.windows("w", 1)
+    (later, over), left = LEFT[when], set[Any]()
+
+    async def write(event: Any, window: Any) -> None:
+        await asyncio.sleep(later)
+        if what == "output":
+            out.write(b"", key=b"stray")
+        elif what == "store":
+            seen[event.key] = b"stray"
+        else:
+            window.value = b"stray"
+
+    @app.on(app.input("nyc/in"))
+    async def handle(event: Any) -> None:
+        if event.key == b"a":
+            left.add(asyncio.create_task(write(event, next(windows.of(event)))))
+        await asyncio.sleep(over if event.key == b"b" else 0)
+
+    place.write(b"a", b"b")
+    with (  # noqa: PT012 (not at once)
+        closing(place.worker(app)) as worker,
+        pytest.raises(IllegalState, match="went on after"),
+    ):
+        for _ in range(20):
+            worker.step()
+            time.sleep(0.05)
+    for task in left:
+        task.cancel()
+    assert place.written() == place.written("nyc/dead") == []
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_handlers_side_by_side_reach_the_rows_of_their_own_key(
+    place: Place, concurrency: int
+) -> None:
+    """A running total over an await would lose most of it."""
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, concurrency=concurrency)
+    total, refused = app.store("total", value=json, local=True), list[bytes]()
+    own, out = app.store("own", value=json), app.output("nyc/out", value=json)
+
+    @app.on(app.input("nyc/in"))
+    async def add(event: Any) -> None:
+        own[event.key] = 1
+        calls: list[Callable[[], Any]] = [lambda: total.get("all", 0), lambda: [*own.items()]]
+        if concurrency > 1:
+            for call in calls:
+                with pytest.raises(InvalidArgument, match="concurrency=1"):
+                    call()
+            refused.append(event.key)
+            return
+        before, rows = (call() for call in calls)
+        await asyncio.sleep(0.001)
+        total["all"] = before + 1
+        out.write([before + 1, len(rows)], key=b"all")
+
+    place.write(*(b"%d" % n for n in range(20)))
+    with closing(place.worker(app)) as worker:
+        steps(worker)
+    if concurrency == 1:
+        assert [one.value for one in place.events("nyc/out")][-1] == b"[20,20]"
+    else:
+        assert len(refused) == 20
+
+
+def test_late_events_keep_their_headers(place: Place) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0)
+    windows = app.windows("w", 1, value=json, late=app.output("nyc/out"))
+    app.on(app.input("nyc/in"))(lambda event: list(windows.of(event)))
+    with closing(place.worker(app)) as worker:
+        place.write(b"first", timestamp=9000)
+        steps(worker)
+        with place.client.begin("nyc") as txn:
+            txn.write("nyc/in", b"v", key=b"late", headers=[("a", b"b"), ("a", None)], timestamp=7)
+            txn.commit()
+        steps(worker)
+    (late,) = place.events("nyc/out")
+    kept = [header for header in late.headers if not header[0].startswith("ab.")]
+    assert (late.key, late.value, kept) == (b"late", b"v", [("a", b"b"), ("a", None)])
+
+
+def test_a_forked_child_of_a_handler_writes_nothing(place: Place) -> None:
+    """It has a copy of the commit, which nobody sends."""
+    app = Processor("nyc/p", tasks=1, commit_interval=0)
+    out, said = app.output("nyc/out"), list[int]()
+
+    @app.on(app.input("nyc/in"))
+    def handle(event: Any) -> None:
+        child = os.fork()
+        if not child:
+            try:
+                out.write(b"", key=b"child")
+            except IllegalState:
+                os._exit(3)
+            os._exit(0)
+        said.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        out.write(b"", key=event.key)
+
+    place.write(b"a", b"b")
+    with closing(place.worker(app)) as worker:
+        steps(worker)
+    assert (said, place.written()) == ([3, 3], [b"a", b"b"])
+
+
+def test_inputs_may_come_in_another_order(place: Place) -> None:
+    place.client.create_stream("nyc/more")
+    for number, names in enumerate((["in", "more"], ["more", "in"])):
+        app = Processor("nyc/p", tasks=1, commit_interval=0)
+        out = app.output("nyc/out")
+        app.on(*(app.input(f"nyc/{name}") for name in names))(
+            lambda event, out=out: out.write(b"", key=event.key)
+        )
+        with place.client.begin("nyc") as txn:
+            for name in ("in", "more"):
+                txn.write(f"nyc/{name}", b"", key=b"%d-%s" % (number, name.encode()))
+            txn.commit()
+        with closing(place.worker(app, str(number))) as worker:
+            steps(worker)
+    assert sorted(place.written()) == [b"0-in", b"0-more", b"1-in", b"1-more"]

@@ -68,8 +68,7 @@ def create_processor(turn: Turn, command: CreateProcessor, to: ReplyTo | None) -
         turn.put(k.processor_key(name), row)
     elif row.tasks != command.tasks or (known := _same(row.inputs, inputs)) is None:
         raise IllegalState(
-            f"processor {name} exists with {row.tasks} tasks (asked for: {command.tasks}), or other inputs, or "
-            "with streams that were created again since: choose another name"
+            f"processor {name} exists with {_difference(row, command.tasks, inputs)}: choose another name"
         )
     elif (stores, kinds, known) != (row.stores, row.kinds, row.inputs):
         check_told(turn, k.processor_key(name), to)  # stores are only added
@@ -126,14 +125,25 @@ def _kinds_of(
 def _same(
     known: Sequence[ProcessorInput], asked: Sequence[ProcessorInput]
 ) -> tuple[ProcessorInput, ...] | None:
-    """The known inputs, with ids that were unknown so far; None: others are asked for."""
-    if [one.stream for one in known] != [one.stream for one in asked]:
+    """The known inputs, with ids that were unknown so far; None: others are asked for, in whatever order."""
+    by_name = {one.stream: one for one in asked}
+    if by_name.keys() != {one.stream for one in known}:
         return None
-    told = [
-        replace(x, topic_id=x.topic_id or y.topic_id) for x, y in zip(known, asked, strict=True)
-    ]
-    same = all(y.topic_id in ("", x.topic_id) for x, y in zip(told, asked, strict=True))
+    told = [replace(x, topic_id=x.topic_id or by_name[x.stream].topic_id) for x in known]
+    same = all(by_name[x.stream].topic_id in ("", x.topic_id) for x in told)
     return tuple(told) if same else None
+
+
+def _difference(row: ProcessorRow, tasks: int, inputs: Sequence[ProcessorInput]) -> str:
+    """What a processor has that is not as asked for."""
+    if row.tasks != tasks:
+        return f"{row.tasks} tasks, not {tasks}"
+    there, asked = {one.stream for one in row.inputs}, {one.stream for one in inputs}
+    if gone := sorted(there - asked):
+        return f"the input {', '.join(gone)}, too"
+    if more := sorted(asked - there):
+        return f"its inputs, without {', '.join(more)}"
+    return "streams of these names that were created again since"
 
 
 def describe_processors(turn: Turn, command: DescribeProcessors, to: ReplyTo | None) -> None:

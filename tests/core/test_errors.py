@@ -1,0 +1,79 @@
+"""Every error of the product can be sent to another process: so a pool of processes shows the cause."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import pkgutil
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch.errors import IllegalState
+from anabranch.ports import TopicPartition
+from anabranch.processing.failures import HandlerFailed
+from anabranch.types import Event
+
+EVENT = Event("s/a", b"k", b"v", [("h", None)], 1, None, 2, 3, 4, 5)
+# What an error is made with, where that is not one text.
+MADE: dict[str, tuple[Any, ...]] = {
+    "Again": (IllegalState("no"),),
+    "HandlerFailed": (EVENT, IllegalState("no"), "s/a[4]@5"),
+    "HashMismatch": ("file", "expected", "found"),
+    "LogRefused": ("no", 5, ("t",)),
+    "OffsetOutOfRange": (TopicPartition("t", 1), 7),
+    "PortTaken": (9092,),
+    "TopicGone": ("gone", "t"),
+}
+
+
+def all_errors() -> Iterator[type[BaseException]]:
+    seen: set[type] = set()
+    for module in pkgutil.walk_packages(anabranch.__path__, "anabranch."):
+        if module.name.endswith("__main__") or ".kernels" in module.name:
+            continue
+        for found in vars(importlib.import_module(module.name)).values():
+            if isinstance(found, type) and issubclass(found, BaseException) and found not in seen:
+                seen.add(found)
+                if found.__module__.startswith("anabranch"):
+                    yield found
+
+
+def test_every_error_is_read_back_as_it_was() -> None:
+    count = 0
+    for kind in all_errors():
+        error = kind(*MADE.get(kind.__name__, ("a text",)))
+        error.noted = 7  # type: ignore[attr-defined]
+        back = pickle.loads(pickle.dumps(error))
+        assert type(back) is kind
+        assert (back.args, str(back)) == (error.args, str(error)), kind
+        told = {name: str(value) for name, value in vars(error).items()}
+        assert {name: str(value) for name, value in vars(back).items()} == told, kind
+        count += 1
+    assert count > 70
+
+
+class Unsendable(Exception):
+    """As programs have them: two arguments, one in `args`; and something that can't be pickled."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(f"{text} {number}")
+        self.call = lambda: number
+
+
+def fail() -> None:
+    raise HandlerFailed(EVENT, Unsendable(5, "five"), "s/a[4]@5")
+
+
+def test_what_a_handler_raised_comes_out_of_a_pool_of_processes() -> None:
+    with (
+        ProcessPoolExecutor(1, get_context("spawn")) as pool,
+        pytest.raises(HandlerFailed, match=r"s/a\[4\]@5: Unsendable: five 5") as failed,
+    ):
+        pool.submit(fail).result()
+    assert failed.value.event == EVENT
+    assert "Unsendable: five 5" in str(failed.value.error)
