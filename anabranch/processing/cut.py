@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from anabranch.client.arrow import columns_of
 from anabranch.core.limits import (
     ANY_STREAM,
+    LATEST,
     ROW_KEY,
     Room,
     check_bytes,
