@@ -63,6 +63,17 @@ class Session:
         self._mine = Row(txn_id, BEGUN, attempt, 0, former=False)
         self._ledger.held[txn_id] = self
 
+    def guard(self) -> None:
+        """The block runs no statement of its own here …"""
+
+    def check_same(self) -> None:
+        """… that could end the database's transaction."""
+        assert self._holds()
+
+    def is_early(self, txn_id: bytes) -> bool:
+        row = self._ledger.rows.get(txn_id)
+        return row is not None and row.outcome == BEGUN
+
     def _refusal(self, txn_id: bytes) -> AnabranchError:
         row = self._ledger.rows.get(txn_id)
         done = row is not None and row.outcome == COMMIT
