@@ -58,7 +58,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         ReadLockRow.read_from ReadsLocked.locks
         """,
     ),
-    (b"", "Outcome.prepared_by ProcessorRow.reset_by SeriesRow.set_by"),
+    (b"", "Outcome.prepared_by"),
 )
 DEFAULTS = {name: value for value, names in _DEFAULTS for name in _names(names)}
 # Texts of few values, which have a type of their own.

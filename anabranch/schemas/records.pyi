@@ -310,7 +310,6 @@ class ForgottenRow:
 
     stream: str
     times: int
-    forgotten_by: bytes
 
 @dataclass(frozen=True, slots=True)
 class GetState:
@@ -704,7 +703,6 @@ class ProcessorRow:
     owner: str
     stores: tuple[str, ...] = ()
     resets: int = 0
-    reset_by: bytes = b""
     first_term: int = 0
     kinds: tuple[str, ...] = ()
 
@@ -974,7 +972,6 @@ class SeriesRow:
     earlier_txn_id: bytes
     runs: tuple[int, ...]
     owner: str
-    set_by: bytes = b""
 
 @dataclass(frozen=True, slots=True)
 class SetAsideRow:
@@ -1070,7 +1067,6 @@ class StreamRow:
     partitions: int
     wanted_partitions: int
     scaling: Scaling | None
-    scaled_by: bytes
     correlation_id: bytes
     reply_partition: int
     reply_lane: str

@@ -191,7 +191,7 @@ def test_a_deletion_hides_what_was_committed_before_it_and_a_loss_all() -> None:
     assert world.controller is not None
     rows = dict(world.controller.state.streams)
     rows["t/lost"] = replace(rows["t/lost"], state=LOST)
-    forgotten = [(encode(ForgottenRow(name, 1, b"")), 1_000_000) for name in ("t/gone", "t/again")]
+    forgotten = [(encode(ForgottenRow(name, 1)), 1_000_000) for name in ("t/gone", "t/again")]
     there = scopes_of(0, 7, [*((encode(row), 1) for row in rows.values()), *forgotten])
     deleted = hybrid_time.from_us(4_600_000_000)  # and an hour
     assert there.streams == ("t/again", "t/there")

@@ -155,7 +155,6 @@ def _without_topics(command: CreateStream, owner: str) -> StreamRow:
         partitions=0,
         wanted_partitions=0,
         scaling=None,
-        scaled_by=b"",
         topic_ids=(),
         owner=owner,
         **asked(None),
@@ -311,7 +310,7 @@ def _begin_forget(turn: Turn, stream: str, to: ReplyTo | None = None) -> None:
     times = before.times + 1 if before is not None else 1
     note_change(turn, k.stream_key(stream), to)
     note_change(turn, k.segments_key(stream))  # a copy of a scaling must not scale its successor
-    turn.put(k.forgotten_key(stream), ForgottenRow(stream, times, b""))
+    turn.put(k.forgotten_key(stream), ForgottenRow(stream, times))
     _move(turn, turn.state.streams[stream], "begin_forget", to)
 
 
