@@ -81,7 +81,7 @@ class Inbox:
         await self._wake
 
     def drop(self) -> None:
-        """Its actor begins again: what it is at may write no more. That is no stray."""
+        """Its actor begins again: the event at work may write no more, and is no stray."""
         if self.at is not None:
             self.at.over, self.at.strays = True, None
 

@@ -144,7 +144,7 @@ class Processor(Program):
         def register(call: TimerHandler) -> Timer:
             check_plain(f"timer {name}:", call)
             timer: Timer = self._add(name, Timer(name, call, wall=wall))
-            self.timers[name] = timer
+            self.timers.add(name)
             return timer
 
         return register
@@ -159,7 +159,7 @@ class Processor(Program):
         ``late``, key and value as they came. Raises: InvalidArgument.
         """
         windows: Windows = self._add(name, Windows(name, codec_of(value), size, every, grace, late))
-        self.timers[name] = windows
+        self.timers.add(name)
         return windows
 
     def on(self, *inputs: Input, batch: bool = False) -> Callable[[F], F]:

@@ -51,7 +51,7 @@ _LAST = b"\xff" * (_TIME + 1)
 
 
 class Limits:
-    """What events the outputs take, and rows the state. An operator may change that at any time."""
+    """Limits of the outputs' events and of the state's rows. An operator may change them at any time."""
 
     def __init__(
         self, state: str = "", ask: Callable[[Iterable[str]], Mapping[str, Room]] | None = None
@@ -152,7 +152,7 @@ class Cut:
 
 
 class Doing:
-    """A handler at work: its cut, the task, key, time and value of its event, as that came. It changes the cut.
+    """A handler at work: its cut, the task, key, time and value of its event, as that came.
 
     ``undo``: how to take its changes back. ``name``: the key as the program sees it, if that is decoded. ``over``:
     its event is done. ``own_key``: it may reach that key's rows alone, for others work beside it. ``strays``: where

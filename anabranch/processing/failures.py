@@ -28,7 +28,7 @@ log = logging.getLogger("anabranch.processor")
 
 _ERROR_BYTES = 1024
 _PAUSE_S, _LONGEST_S = 0.1, 2.0  # between tries
-# What handlers raise. A time-out or a library may cancel a task or end the process in the middle of one.
+# Handlers raise these. A time-out or a library may cancel a task or end the process in the middle of one.
 FAILURES = (Exception, asyncio.CancelledError, SystemExit)
 
 
@@ -51,7 +51,7 @@ class HandlerFailed(FixCallError):
 
 
 class Case(NamedTuple):
-    """What a handler was called with, as a dead letter has it. ``place``: where that can be found again."""
+    """The arguments of a failed call, as a dead letter has them. ``place``: where they can be found again."""
 
     place: str
     value: bytes | None
@@ -173,7 +173,7 @@ def text_of(error: BaseException) -> str:
 
 
 def failure_of(call: Callable[..., Any], *args: Any) -> BaseException | None:
-    """What a call raises, if it is a failure."""
+    """The failure that a call raises, or None."""
     try:
         call(*args)
     except FAILURES as error:

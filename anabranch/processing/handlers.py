@@ -26,7 +26,7 @@ from anabranch.processing.failures import (
 from anabranch.processing.failures import HandlerFailed as HandlerFailed
 from anabranch.processing.metrics import TABLE
 from anabranch.processing.program import Awaited, Program, Registered, check_result
-from anabranch.processing.timers import TimeOfTasks
+from anabranch.processing.timers import TimeOfTasks, Timer, Windows
 from anabranch.processors.numbers import Numbers
 from anabranch.reading.tasks.shares import Piece
 from anabranch.reading.tasks.stored import FIRST_STORE
@@ -61,7 +61,8 @@ class Handlers:
                 app.stores[name].number(number)
         self._time: TimeOfTasks | None = None
         if app.timers:
-            self._time = TimeOfTasks(app.timers.values(), self._failures, app.idle, self.most)
+            timers = [one for one in app.stores.values() if isinstance(one, Timer | Windows)]
+            self._time = TimeOfTasks(timers, self._failures, app.idle, self.most)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._strays: list[IllegalState] = []  # of tasks that went on after their event
 
@@ -312,7 +313,7 @@ def closed_by_failure(cut: Cut) -> Iterator[Doing]:
 
 
 def _forget_cancellation(error: BaseException | None) -> None:
-    """What a handler cancelled was the handling of its event, not what follows."""
+    """A handler that cancels its task gives up its own event, not those that follow."""
     task = asyncio.current_task()
     while isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
         task.uncancel()

@@ -19,8 +19,6 @@ from anabranch.types import Headers
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from anabranch.processing.timers import Timer, Windows
-
 Handler = Callable[..., Any]
 TimerHandler = Callable[[bytes, int], Any]
 
@@ -138,7 +136,7 @@ class Program:
         self.inputs: dict[str, Input] = {}
         self.handlers: dict[str, list[Registered]] = {}
         self.stores: dict[str, Keyed] = {}
-        self.timers: dict[str, Timer | Windows] = {}
+        self.timers = set[str]()  # which of the stores are timers or windows
         self.outputs = set[str]()
         self.cluster: Cluster | None = None  # of plain topics
 

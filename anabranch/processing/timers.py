@@ -90,7 +90,7 @@ class Timer(Keyed):
         check_result(self._call, self._call(key, due))
 
     def case(self, place: str, row: bytes, due: int, _: bytes | None) -> Case:
-        """What its function is called with, for a dead letter."""
+        """The arguments of its function, for a dead letter."""
         return Case(place, None, row, (), due)
 
 
@@ -208,7 +208,7 @@ class Windows(Keyed):
         at.put(at.task, self.prefix + key, None)
 
     def case(self, place: str, row: bytes, due: int, data: bytes | None) -> Case:
-        """What its function is called with, for a dead letter. ``data``: the value, as it is stored."""
+        """The arguments of its function, for a dead letter. ``data``: the value, as it is stored."""
         return Case(place, data, row[_SIZE:], (), due)
 
     def _row(self, at: Doing, key: bytes, start: int) -> tuple[int, bytes]:

@@ -135,7 +135,7 @@ def _same(
 
 
 def _difference(row: ProcessorRow, tasks: int, inputs: Sequence[ProcessorInput]) -> str:
-    """What a processor has that is not as asked for."""
+    """The first thing of a processor that is not as asked for."""
     if row.tasks != tasks:
         return f"{row.tasks} tasks, not {tasks}"
     there, asked = {one.stream for one in row.inputs}, {one.stream for one in inputs}
