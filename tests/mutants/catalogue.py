@@ -81,6 +81,7 @@ IN_MEMORY = "tests/tables/test_transactions.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 FREEZING = TABLED | {"chunk_bytes": 100}  # … of which all are carried that go by journals
 PREPARED = {"prepared": 1.0, "linger": 0.8}
+STALE = CALM | {"stale_reads_s": 2.0, "readers": 3, "lose_s": 0, "lag_s": 0, "streams": 1}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
 
@@ -312,6 +313,7 @@ CATALOGUE: tuple[Mutant, ...] = (
            broker="steady"),
     Mutant("a snapshot's streams are cut at different times", clients.uneven_cut,
            weather=READING, by_clients=True, broker="steady"),
+    Mutant("ends are not sure", clients.unsure_ends, quick=True, weather=STALE, by_clients=True),
     Mutant("a difference begins too early", clients.early_difference, weather=READING,
            by_clients=True),
     Mutant("the latest is as of the oldest stream", clients.latest_of_the_oldest,

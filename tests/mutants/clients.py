@@ -59,6 +59,24 @@ def stale_cut() -> Planted:
     return patch.object(readers, "take", take)
 
 
+def unsure_ends() -> Planted:
+    """Where a partition ends is believed of whichever broker answers, also of a former leader."""
+    real = CommittedLog.end_offsets
+
+    def end_offsets(
+        log: CommittedLog, places: Any, deadline: float, *, committed: bool = False
+    ) -> Any:
+        asked = log.raw.end_offsets
+
+        def of_any_broker(*given: Any, sure: bool, **more: Any) -> Any:
+            return asked(*given, **more)
+
+        with patch.object(log.raw, "end_offsets", of_any_broker):
+            return real(log, places, deadline, committed=committed)
+
+    return patch.object(CommittedLog, "end_offsets", end_offsets)
+
+
 def uneven_cut() -> Planted:
     """Of a snapshot's streams the last one is cut later: to the end that it has by then."""
     real = snapshot._cut

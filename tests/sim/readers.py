@@ -245,11 +245,13 @@ class RawReader:
         return bool(found)
 
     def _go_on(self, error: LogError) -> None:
-        """Where the log begins now, as by `auto.offset.reset=earliest`; if it is anything else, later."""
+        """Where the log begins now, if that is ahead; if it is anything else, as an old leader's end, later."""
         try:
             if isinstance(error, OffsetOutOfRange):
-                self._positions |= self._log.start_offsets([error.partition])
-                return
+                start = self._log.start_offsets([error.partition])[error.partition]
+                if start > error.position:
+                    self._positions[error.partition] = start
+                    return
         except LogError:
             pass
         self._machine.world.sleep(0.2)

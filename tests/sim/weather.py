@@ -71,6 +71,7 @@ class Weather:
     refusing_s: float = 0.0
     denying_s: float = 0.0
     stale_s: float = 0.0  # a broker that leads no more answers one machine
+    stale_reads_s: float = 0.0  # … answers all readers. Never drawn
     small_limit_s: float = 0.0
     control_s: float = 0.0  # the same of a control topic's partition, for a moment
     trouble_for_s: float = 15.0  # so long it lasts after all other faults have ended
