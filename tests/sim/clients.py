@@ -320,11 +320,11 @@ class Worker:
     def _abort(self, deal: Deal, abort: Callable[[], None]) -> None:
         """What is answered counts, unless the network sent the commit twice."""
         recorded: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if deal.txn_id not in self.ledger.doubled:
+        if deal.label not in self.ledger.doubled:
             recorded = self.ledger.history.here.asking("abort", txn=deal.label)
         with contextlib.suppress(*FINE), recorded:
             abort()
-            if deal.txn_id not in self.ledger.doubled:
+            if deal.label not in self.ledger.doubled:
                 deal.aborted_at = self.world.now
 
     def _journal(self, client: Client) -> None:

@@ -400,7 +400,7 @@ class TaskMachine:
         self.world.spawn(self.world.current, "abort", abort)
 
     def _abort(self, deal: Deal, txn: Transaction) -> None:
-        is_sure = txn.txn_id not in self.ledger.doubled
+        is_sure = deal.label not in self.ledger.doubled
         asking = self.ledger.history.here.asking("abort", txn=deal.label)
         with contextlib.suppress(*self._allowed), asking if is_sure else contextlib.nullcontext():
             txn.abort("left by an error", timeout=2.0)

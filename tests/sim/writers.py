@@ -143,7 +143,7 @@ def commit_one(
         attempt.in_doubt = isinstance(error, OutcomeUnknown | Expired)
         attempt.error = None if attempt.in_doubt else error
         recorded: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if txn.txn_id not in ledger.doubled:
+        if deal.label not in ledger.doubled:
             recorded = ledger.history.here.asking("abort", txn=deal.label)
         with contextlib.suppress(AnabranchError), recorded:
             txn.abort("left by an error", timeout=timeout)
