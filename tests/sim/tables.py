@@ -388,10 +388,7 @@ class TableMachine:
             self._scan(txn, TABLES[0])
             self._pair(txn)
 
-        # An id that is too old, or too new, is refused each time.
-        tasks = self.world._tasks
-        skews = [t.process.skew for t in tasks if t.process.kind == "controller"]
-        self.world.current.skew = self._random.choice(skews or [0.0])
+        self.world.set_clocks()  # by a wrong one each new id may be too old, or too new
         rows = self._recorded(replica)
         result = rows.transact(use, timeout=_TIMEOUT_S)
         self._noted.told = max(self._noted.told, result.commit_timestamp)
