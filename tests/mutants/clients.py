@@ -9,7 +9,7 @@ from unittest.mock import Mock, patch
 from anabranch.client import exchange
 from anabranch.client.transaction import Transaction
 from anabranch.errors import AnabranchError
-from anabranch.ports import OffsetOutOfRange, TopicPartition
+from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
 from anabranch.reading import reader_factory as readers
 from anabranch.reading import snapshot
 from anabranch.reading import stream_order as ordered
@@ -75,6 +75,19 @@ def unsure_ends() -> Planted:
             return real(log, places, deadline, committed=committed)
 
     return patch.object(CommittedLog, "end_offsets", end_offsets)
+
+
+def bare_errors() -> Planted:
+    """A question that brokers don't answer in time ends with their own error, which is none of the library's."""
+    real = CommittedLog._ask
+
+    def ask(log: CommittedLog, *given: Any) -> Any:
+        try:
+            return real(log, *given)
+        except AnabranchError as error:
+            raise (error.__cause__ if isinstance(error.__cause__, LogError) else error) from None
+
+    return patch.object(CommittedLog, "_ask", ask)
 
 
 def uneven_cut() -> Planted:

@@ -22,7 +22,6 @@ from anabranch.errors import (
     TopicMisconfigured,
     UnknownStream,
 )
-from anabranch.ports import LogError, TopicGone
 from anabranch.types import Receipt, Result
 from tests.sim.faults import Faults
 from tests.sim.ledger import Attempt, Deal, Ledger
@@ -178,8 +177,7 @@ class Worker:
         """Beside the jobs, as long as there are any."""
         while self.jobs:
             self.world.sleep(self.faults.span(self.faults.weather.plain_s))
-            with contextlib.suppress(LogError):
-                self.noise.burst()
+            self.noise.burst()
 
     def _poison(self, client: Client, mean_s: float, send: Callable[[Client], None]) -> None:
         """Beside the jobs, as long as there are any."""
@@ -190,7 +188,7 @@ class Worker:
             self.ledger.poisoned = True
             try:
                 send(client)
-            except (AnabranchError, LogError) as error:
+            except AnabranchError as error:
                 self.world.note(self.name, f"poison: {type(error).__name__}: {error}"[:200])
 
     def _scale(self, client: Client) -> None:
@@ -200,8 +198,7 @@ class Worker:
             self.world.sleep(self.faults.span(self.faults.weather.scale_s))
             stream = random.choice(self.ledger.streams)
             if random.random() < 0.15:
-                with contextlib.suppress(LogError):
-                    self.noise.send_scaling_twice(stream)
+                self.noise.send_scaling_twice(stream)
                 continue
             try:
                 with self.ledger.history.here.asking("scale", stream=stream):
@@ -230,17 +227,17 @@ class Worker:
         chosen = self.world.random.choices([j for _, j in jobs], [w for w, _ in jobs])[0]
         try:
             chosen(client)
-        except (LogError, *ENDS) as error:
-            if not isinstance(error, (TopicGone, *self._allowed)):
+        except ENDS as error:
+            if not isinstance(error, self._allowed):
                 raise
             self.world.note(self.name, f"{type(error).__name__}: {error}")
 
     @property
     def _allowed(self) -> tuple[type[Exception], ...]:
-        """What a job may come to; a program that knows nothing of the library meets the brokers' errors."""
+        """What a job may come to: errors of the library, never the brokers' own."""
         spoiled = SPOILED if self.ledger.deleted else ()
         lawful = (NotAuthorized,) if self.ledger.lanes else ()
-        troubled = (LogError, NotAuthorized, *REFUSED) if self.ledger.troubled else ()
+        troubled = (NotAuthorized, *REFUSED) if self.ledger.troubled else ()
         return (*FINE, *spoiled, *lawful, *troubled)
 
     def _open(self, kind: str, name: str | None = None, keepalive: float = 0.0) -> Deal:

@@ -126,7 +126,7 @@ class ReaderMachine:
                 try:
                     worker = worker or self._open(client, process)
                     went_on = worker.round()
-                except (AnabranchError, LogError) as error:
+                except AnabranchError as error:
                     if not (self.is_spoiled or isinstance(error, (*_WAIT, *FINE))):
                         raise
                     self.world.note(process.name, f"{type(error).__name__}: {error}")
