@@ -412,7 +412,10 @@ class SnapshotTaker:
                 self._expired(self._is_deleted(streams))
         if not self._machine.faults.weather.offsets_expire_s:
             offsets = partial(self._machine.cluster.groups.offsets, "group")
-            self._instants.copy(streams[0], "group", offsets)
+            try:
+                self._instants.copy(streams[0], "group", offsets)
+            except SnapshotExpired:  # a partition that the group has not begun may be deleted unread
+                self._expired(self._is_deleted(streams[:1]))
         return False
 
     def _is_deleted(self, streams: Sequence[str]) -> bool:
