@@ -150,6 +150,8 @@ CATALOGUE: tuple[Mutant, ...] = (
            weather=PREPARED | LOSING),
     Mutant("all of a prepared one is left out with a stream", prepared.all_is_left_out,
            weather=PREPARED | LOSING),
+    Mutant("what a prepared one leaves out is not counted", prepared.uncounted, quick=True, seed=8,
+           weather=PREPARED | {"lose_s": 1.0}),
     Mutant("a refused merge aborts a prepared one", prepared.refused_and_aborted,
            weather=PREPARED | {"small_limit_s": 2.0}),
     Mutant("a ledger takes no answer for no commit", prepared.no_answer_is_no_commit,

@@ -119,7 +119,6 @@ def check_deal(picture: Picture, ledger: Ledger, deal: Deal, events: list[Placed
     committed = bool(events) or (row is not None and row.state == "COMMITTED")
     counts: Counts = defaultdict(int)
     gone = left_out(picture, txn_id)
-    events = [event for event in events if event.stream not in gone]  # some were carried before
     if committed:
         hold(deal.attempts, f"{deal.label}: committed, and nobody asked for it")
         for event in events:

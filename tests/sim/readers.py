@@ -414,7 +414,9 @@ class SnapshotTaker:
             offsets = partial(self._machine.cluster.groups.offsets, "group")
             try:
                 self._instants.copy(streams[0], "group", offsets)
-            except SnapshotExpired:  # a partition that the group has not begun may be deleted unread
+            except (
+                SnapshotExpired
+            ):  # a partition that the group has not begun may be deleted unread
                 self._expired(self._is_deleted(streams[:1]))
         return False
 

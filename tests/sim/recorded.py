@@ -98,6 +98,7 @@ def told_commit(told: dict[str, Any], deal: Deal, result: Result) -> None:
     told["txn_id"] = result.txn_id.hex()
     told["timestamp"] = result.commit_timestamp
     told["committed"] = result.counts.committed
+    told["left_out"] = result.counts.left_out
     told["replayed"] = deal.claims and result.txn_id != deal.txn_id
 
 
