@@ -100,7 +100,7 @@ class Chronicle:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """An answer about a transaction. ``events``: how many are committed, ``left_out``: how many are not; if told."""
+    """An answer about a transaction. ``events``: how many are committed, ``left_out``: how many not, if told."""
 
     op: Operation
     state: str
