@@ -318,6 +318,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("ends are not sure", clients.unsure_ends, quick=True, weather=STALE, by_clients=True),
     Mutant("brokers' errors reach the caller", clients.bare_errors, by_clients=True, quick=True, seed=2,
            weather=TABLED | {"leaderless_s": 2.0, "workers": 2}),
+    Mutant("a write that is taken says 'call again'", clients.taken_and_refused, quick=True,
+           weather=CALM | {"repeats": 1.0}, by_clients=True),
     Mutant("a difference begins too early", clients.early_difference, weather=READING,
            by_clients=True),
     Mutant("the latest is as of the oldest stream", clients.latest_of_the_oldest,

@@ -7,8 +7,9 @@ from typing import Any
 from unittest.mock import Mock, patch
 
 from anabranch.client import exchange
+from anabranch.client.handle import Handle
 from anabranch.client.transaction import Transaction
-from anabranch.errors import AnabranchError
+from anabranch.errors import AnabranchError, DeadlineExceeded
 from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
 from anabranch.reading import reader_factory as readers
 from anabranch.reading import snapshot
@@ -88,6 +89,19 @@ def bare_errors() -> Planted:
             raise (error.__cause__ if isinstance(error.__cause__, LogError) else error) from None
 
     return patch.object(CommittedLog, "_ask", ask)
+
+
+def taken_and_refused() -> Planted:
+    """A write says "call again" of an event that it has queued, the first time that it is given it."""
+    real, given = Handle.write, set[bytes | None]()
+
+    def write(handle: Any, stream: str, value: bytes | None = None, *more: Any) -> None:
+        real(handle, stream, value, *more)
+        if value not in given:
+            given.add(value)
+            raise DeadlineExceeded("no room in the queue; call again")
+
+    return patch.object(Handle, "write", write)
 
 
 def uneven_cut() -> Planted:
