@@ -29,6 +29,10 @@ from tests.mutants import (
 
 Plant = Callable[[], AbstractContextManager[object]]
 CARRYING = {"chunk_bytes": 250, "scale_s": 0.7}
+# … by leaders that die in the middle of it.
+CARRIED_ON = CARRYING | {
+    "chunk_bytes": 60, "director_s": 2.0, "crash": 0.002, "machines": 2, "jobs": 8, "linger": 0.8,
+}  # fmt: skip
 CLEANING = {"cleaning": True, "linger": 0.8}
 SAFE = {"safe_s": 0.3, "readers": 3}
 # Nothing goes wrong but what is said besides, and much is done.
@@ -62,8 +66,10 @@ HOPPING = CALM | {
 LIVING = CALM | {"lives_s": 0.1, "clients": 1, "jobs": 1}
 WAITING = HOPPING | {"error_s": 0.5, "skew_s": 0.5, "jump_s": 0}
 PLAINLY = CALM | {"plain_s": 0.5}
+BURSTS: dict[str, float] = {"plain_s": 0.5, "readers": 2}
 MARKERS = {"marker_delay_s": 0.05, "chunk_bytes": 16 << 20, "cleaning": False, "readers": 0}
 LOSING = {"lose_s": 3.0, "linger": 0.8}
+LOSING_SOON = LOSING | {"lose_s": 1.0}
 LAGGING = {"lag_s": 1.0, "linger": 0.8}
 # One stream is in trouble for long, and little else is wrong: what others feel of it comes of that.
 LEADERLESS = CALM | {"leaderless_s": 2.0, "lose_s": 0, "lag_s": 0}
@@ -151,7 +157,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("all of a prepared one is left out with a stream", prepared.all_is_left_out,
            weather=PREPARED | LOSING),
     Mutant("what a prepared one leaves out is not counted", prepared.uncounted, quick=True, seed=8,
-           weather=PREPARED | {"lose_s": 1.0}),
+           weather=PREPARED | LOSING_SOON),
     Mutant("a refused merge aborts a prepared one", prepared.refused_and_aborted,
            weather=PREPARED | {"small_limit_s": 2.0}),
     Mutant("a ledger takes no answer for no commit", prepared.no_answer_is_no_commit,
@@ -166,7 +172,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a repeated commit moves its deadline", decisions.moving_deadline, simulated=False,
            play=plays.a_commit_is_sent_again_and_again),
     Mutant("a commit is in doubt only after it was sent", clients.doubt_after_sending,
-           quick=True, seed=16, weather={"interrupt": 0.05}, by_clients=True,
+           quick=True, seed=8, weather={"interrupt": 0.05}, by_clients=True,
            play=plays.an_interrupt_ends_a_commit),
     Mutant("another commit's outcome is taken for one's own", decisions.others_receipts, quick=True,
            seed=52, weather={"two_committers": 1.0}),
@@ -236,21 +242,22 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("segment numbers are used again", merges.numbers_again, quick=True, seed=1),
     # -- merges that are carried aside
     Mutant("carried partitions are not reserved", merges.nothing_reserved, weather=CARRYING),
-    Mutant("a chunk is carried again", merges.carry_again, weather=CARRYING, broker="carrying"),
-    Mutant("a run is left out of what is carried", merges.skip_a_run, weather=CARRYING,
+    Mutant("a chunk is carried again", merges.carry_again, weather=CARRIED_ON, broker="carrying"),
+    Mutant("a run is left out of what is carried", merges.skip_a_run, weather=CARRIED_ON,
            broker="carrying"),
-    Mutant("a carrier's cursor is logged a chunk late", merges.carry_row_late, weather=CARRYING,
+    Mutant("a carrier's cursor is logged a chunk late", merges.carry_row_late, weather=CARRIED_ON,
            broker="carrying"),
     Mutant("the table's position moves on while carrying", merges.position_moves_on,
            weather=CARRYING),
-    Mutant("carried on before the journals are read", merges.begin_unread, weather=CARRYING),
+    Mutant("carried on before the journals are read", merges.begin_unread, weather=CARRIED_ON),
     # -- journals
     Mutant("a zombie writes its journal index", journals.zombie_index, weather=BLIND,
            play=plays.a_zombie_reads_on),
-    Mutant("plain writes are lost", journals.plain_lost, quick=True, seed=44, broker="steady"),
-    Mutant("plain writes are committed twice", journals.plain_twice, quick=True, seed=33,
+    Mutant("plain writes are lost", journals.plain_lost, quick=True, weather=BURSTS, broker="steady"),
+    Mutant("plain writes are committed twice", journals.plain_twice, quick=True, weather=BURSTS,
            broker="steady"),
-    Mutant("plain writes are misplaced", journals.plain_misplaced, quick=True, seed=42, broker="steady"),
+    Mutant("plain writes are misplaced", journals.plain_misplaced, quick=True, weather=BURSTS,
+           broker="steady"),
     Mutant("plain writes are committed backwards", journals.plain_backwards, weather=PLAINLY,
            broker="steady", play=plays.plain_writes_wait_together),
     Mutant("how far plain writes are committed is logged late", journals.plain_position_late,
@@ -290,7 +297,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a stream is given up at once", topics.given_up_at_once, weather=LAGGING),
     Mutant("a lost stream's transactions go on", topics.lost_and_going_on, weather=LOSING),
     Mutant("what a lost stream stops is committed elsewhere", topics.finished_elsewhere,
-           weather=LOSING),
+           weather=LOSING_SOON),
     Mutant("a topic made anew is taken for the old one", topics.taken_for_the_old_one,
            weather=LOSING),
     # -- streams that are altered, truncated and deleted

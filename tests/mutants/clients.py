@@ -33,9 +33,9 @@ def doubt_after_sending() -> Planted:
     def forgetful(name: str) -> Any:
         real = getattr(Transaction, name)
 
-        def commit(handle: Any, *given: Any) -> Any:
+        def commit(handle: Any, *given: Any, **named: Any) -> Any:
             try:
-                return real(handle, *given)
+                return real(handle, *given, **named)
             except AnabranchError:
                 raise
             except BaseException:  # KeyboardInterrupt, or the simulator's own

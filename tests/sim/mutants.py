@@ -20,6 +20,11 @@ Judge = Literal["any", "own", "checker"]
 MUTANTS = tuple(mutant for mutant in CATALOGUE if mutant.simulated)
 BY_CHECKER = "the checker:"
 BY_ITSELF = " failed with\n"
+_UNFIT = (
+    "TypeError: ",
+    "AttributeError: ",
+    "NameError: ",
+)  # the planted code fails, not what it breaks
 
 
 def hunt(mutant: Mutant, start: int, seeds: int, judge: Judge = "any") -> Report | None:
@@ -36,6 +41,11 @@ def hunt(mutant: Mutant, start: int, seeds: int, judge: Judge = "any") -> Report
             if not report.violation:
                 continue
             if judge == "own" and report.violation.startswith(BY_CHECKER):
+                continue
+            if report.violation.strip().splitlines()[-1].startswith(_UNFIT):
+                print(
+                    f"not counted, {mutant.name!r} does not fit the product: {report}", flush=True
+                )
                 continue
             unplanted = simulate(seed, **settings)
         if not unplanted.violation:
