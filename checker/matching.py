@@ -94,7 +94,9 @@ def _bind_answers(history: History, report: Report) -> None:
 
 def _answer(txn: Txn, op: Operation) -> None:
     told = op.result
-    txn.answers.append(Answer(op, "committed", told["timestamp"], told["committed"]))
+    txn.answers.append(
+        Answer(op, "committed", told["timestamp"], told["committed"], told.get("left_out"))
+    )
 
 
 def _two_of_an_id(history: History, report: Report, txn: Txn, op: Operation) -> None:
@@ -322,7 +324,7 @@ def _match(
 def _is_adrift(history: History, event: Event) -> bool:
     """Whether it was carried but can't be merged, because a topic of its transaction was deleted."""
     txn = event.txn
-    if txn is not None and txn.is_prepared and history.is_spoiled(event.stream):
+    if history.may_be_left_out(event):
         return True
     if txn is None or txn.answered("committed", "aborted") or not txn.answered("committing"):
         return False

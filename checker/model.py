@@ -100,12 +100,13 @@ class Chronicle:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """An answer about a transaction. ``events``: how many are committed, if the answer has it."""
+    """An answer about a transaction. ``events``: how many are committed, ``left_out``: how many not, if told."""
 
     op: Operation
     state: str
     timestamp: int | None = None
     events: int | None = None
+    left_out: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -259,6 +260,19 @@ class History:
     def is_spoiled(self, stream: str) -> bool:
         """Whether one of its topics was deleted: then its plain writes need not be committed any more."""
         return any(name == stream for name, _ in self.deleted)
+
+    def is_due(self, event: Event) -> bool:
+        """Whether log and snapshots have to have an event that a commit took. Retention is another question."""
+        if event.is_adrift:
+            return False
+        return event.part is not None or not self.may_be_left_out(event)
+
+    def may_be_left_out(self, event: Event) -> bool:
+        """Whether its transaction may be committed without it: a prepared one, without a stream that is lost."""
+        txn = event.txn
+        if txn is None or not txn.is_prepared or not self.is_spoiled(event.stream):
+            return False
+        return all(answer.left_out != 0 for answer in txn.answered("committed"))
 
     def clock_of(self, name: str) -> str:
         """The clock of a scope, or of a stream ``scope/stream``: scopes with the same one share transactions."""

@@ -79,7 +79,7 @@ def _expected(history: History) -> dict[str, list[Event]]:
     found: dict[str, list[Event]] = defaultdict(list)
     must: dict[Txn, set[Event]] = {}
     for event in history.events.values():
-        if event.timestamp is None:
+        if event.timestamp is None or not history.is_due(event):
             continue
         if event.part is None:
             txn = event.txn

@@ -178,8 +178,8 @@ def _is_judged(history: History, txn: Txn, event: Event) -> bool:
     """Whether the log would show it: it was read, and retention has deleted nothing of the transaction."""
     if not history.is_whole(event.stream):
         return False
-    if txn.is_prepared and history.is_spoiled(event.stream):
-        return False  # it may be committed without a stream that is lost
+    if not history.is_due(event):
+        return False
     if event.part is not None or not history.is_trimmed(event.stream, event):
         return True
     for record in txn.records:

@@ -68,6 +68,32 @@ WIDE = {
     "anabranch/spark/pipelines/place.py": (1, "the rows may be committed whatever the job says"),
     "anabranch/web/hub.py": (1, "a page of the web process shows it"),
 }
+# Ports, each with several makes: what a caller asks for must not be dropped by one of them.
+PORTS = "anabranch/ports.py", "anabranch/client/ports.py", "anabranch/reading/committed_log.py"
+DROPPED = {
+    "tests/client/doubles.py: ListJournal.flush(deadline)",
+    "tests/client/doubles.py: ListJournal.open(deadline)",
+    "tests/client/doubles.py: ListJournal.open(topic)",
+    "tests/client/doubles.py: ListJournal.write_columns(columns)",  # it takes none
+    "tests/client/doubles.py: ListJournal.write_columns(placing)",
+    "tests/client/doubles.py: ListJournal.write_columns(topic)",
+    "tests/client/doubles.py: ScriptedBus.cluster_id(deadline)",
+    "tests/client/doubles.py: ScriptedBus.control_partitions(deadline)",
+    "tests/client/doubles.py: ScriptedBus.send(more)",
+    "tests/client/memory.py: MemoryBus.cluster_id(deadline)",
+    "tests/client/memory.py: MemoryBus.control_partitions(deadline)",
+    "tests/client/memory.py: MemoryBus.control_partitions(least)",  # their number never changes
+    "tests/client/test_administration.py: Place.allow(_)",
+    "tests/client/test_administration.py: Place.listed(_)",
+    "tests/client/memory.py: MemoryJournal.write_columns(columns)",  # nor does this one
+    "tests/client/memory.py: MemoryJournal.write_columns(placing)",
+    "tests/client/memory.py: MemoryJournal.write_columns(topic)",
+    "tests/memory/log.py: MemoryLog.default_replication_factor(topic)",
+    "tests/reading/test_ordered_reader.py: Member.commit(wait)",
+    "tests/reading/test_ordered_reader.py: Member.join(topics)",
+    "tests/reading/test_ordered_reader.py: Member.serve(wait)",
+    "tests/sim/groups.py: Member.commit(wait)",  # it always waits
+}
 # A docstring's subject comes first, and the code names it.
 _HEADLESS = re.compile(r"^(?:Who|What|That|Of|It|Where|Whatever|Whoever)\b")
 _COMMENT = re.compile(r"(?:^|  )# (.*)$", re.MULTILINE)
@@ -235,6 +261,63 @@ def _is_there(dotted: str) -> bool:
             found = getattr(found, part, None)
         return True
     return False
+
+
+def test_no_make_of_a_port_drops_an_argument() -> None:
+    classes = [
+        (path.relative_to(ROOT).as_posix(), node)
+        for path in listed(".py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    by_name = {node.name: node for _, node in reversed(classes)}
+    ports = [node for path, node in classes if path in PORTS and "Protocol" in _bases(node)]
+    makes = {port.name: 0 for port in ports}
+    dropped = set()
+    for path, node in classes:
+        if "Protocol" in _bases(node):
+            continue
+        for port in ports:
+            if not _methods(port).keys() <= _all_methods(node, by_name):
+                continue
+            makes[port.name] += 1
+            dropped |= {
+                f"{path}: {node.name}.{name}({argument})"
+                for name, method in _methods(node).items()
+                if name in _methods(port)
+                for argument in _dropped(method)
+            }
+    assert dropped == DROPPED
+    assert makes["Log"] >= 5, "the rule does not see the makes of the log any more"
+
+
+def _bases(node: ast.ClassDef) -> list[str]:
+    return [base.id for base in node.bases if isinstance(base, ast.Name)]
+
+
+def _methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    found = (method for method in node.body if isinstance(method, ast.FunctionDef))
+    return {method.name: method for method in found if not method.name.startswith("__")}
+
+
+def _all_methods(node: ast.ClassDef, by_name: dict[str, ast.ClassDef]) -> set[str]:
+    names, left, seen = set[str](), [node], set[ast.ClassDef]()
+    while left:
+        one = left.pop()
+        seen.add(one)
+        names |= _methods(one).keys()
+        bases = (by_name[base] for base in _bases(one) if base in by_name)
+        left += [base for base in bases if base not in seen]
+    return names
+
+
+def _dropped(method: ast.FunctionDef) -> list[str]:
+    """The arguments that a method's body does not name; none of one that only raises."""
+    if isinstance(method.body[-1], ast.Raise):
+        return []
+    names = {n.id for line in method.body for n in ast.walk(line) if isinstance(n, ast.Name)}
+    arguments = [*method.args.args[1:], *method.args.kwonlyargs]
+    return [argument.arg for argument in arguments if argument.arg not in names]
 
 
 def test_the_layers_page_names_each_package() -> None:

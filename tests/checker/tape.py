@@ -72,7 +72,7 @@ class Tape:
     ) -> None:
         """Asked and told."""
         told = {"txn_id": txn_id, "timestamp": timestamp, "committed": committed}
-        told |= {"replayed": more.pop("replayed")} if "replayed" in more else {}
+        told |= {name: more.pop(name) for name in ("replayed", "left_out") if name in more}
         names = list(writers) if writers is not None else None
         self.do(file, "commit", told, txn=txn, writers=names, **more)
 

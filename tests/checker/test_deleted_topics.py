@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from checker import BrokenHistory
@@ -88,6 +90,65 @@ def the_history_was_deleted_and_the_stream_lacks_an_event(tape: Tape) -> None:
     commit_one(tape, "t", ONE, 10, "a")
     delete(tape, "history")
     tape.log(0)
+
+
+def prepare_in_two(tape: Tape, left_out: int | None) -> None:
+    """A prepared transaction with an event in s/a, whose journal is deleted, and one in s/b, and what is there."""
+    tape.begin("t", ONE)
+    tape.write("t", "a")
+    tape.write("t", "b", stream="s/b")
+    delete(tape, "journal")
+    told: dict[str, Any] = {} if left_out is None else {"left_out": left_out}
+    tape.commit("t", ONE, 10, 2 if left_out == 0 else 1, prepares=True, **told)
+    tape.log(0, [0, "k", "b", ONE], stream="s/b")
+    tape.commits([1, 10, [ONE], [[0, 0, 1]]], stream="s/b")
+
+
+def look_at_both(tape: Tape) -> None:
+    """A snapshot of later, which shows nothing of s/a."""
+    asked = {"snapshot": "x", "streams": ["s/a", "s/b"], "asked_for": 20}
+    tape.do("r", "snapshot", {"timestamp": 20}, **asked)
+    tape.do("r", "snapshot_read", {"events": []}, snapshot="x", stream="s/a")
+
+
+@right
+def a_prepared_one_was_committed_without_the_stream(tape: Tape) -> None:
+    prepare_in_two(tape, 1)
+    look_at_both(tape)
+    tape.log(0)
+    tape.commits()
+
+
+@right
+def of_a_prepared_one_some_was_carried_before(tape: Tape) -> None:
+    prepare_in_two(tape, 1)
+    look_at_both(tape)
+    tape.log(0, [0, "k", "a", ONE])
+    tape.commits()
+
+
+@right
+def nobody_was_told_whether_a_prepared_one_left_something_out(tape: Tape) -> None:
+    prepare_in_two(tape, None)
+    look_at_both(tape)
+    tape.log(0)
+    tape.commits()
+
+
+@wrong("lost-write", "torn-transaction", "snapshot-not-prefix")
+def a_prepared_one_was_told_to_be_whole(tape: Tape) -> None:
+    prepare_in_two(tape, 0)
+    look_at_both(tape)
+    tape.log(0)
+    tape.commits()
+
+
+@wrong("unexplained", "snapshot-not-prefix")
+def of_a_prepared_one_that_is_whole_no_record_names_a_part(tape: Tape) -> None:
+    prepare_in_two(tape, 0)
+    look_at_both(tape)
+    tape.log(0, [0, "k", "a", ONE])
+    tape.commits()
 
 
 @right

@@ -29,6 +29,10 @@ from tests.mutants import (
 
 Plant = Callable[[], AbstractContextManager[object]]
 CARRYING = {"chunk_bytes": 250, "scale_s": 0.7}
+# … by leaders that die in the middle of it.
+CARRIED_ON = CARRYING | {
+    "chunk_bytes": 60, "director_s": 2.0, "crash": 0.002, "machines": 2, "jobs": 8, "linger": 0.8,
+}  # fmt: skip
 CLEANING = {"cleaning": True, "linger": 0.8}
 SAFE = {"safe_s": 0.3, "readers": 3}
 # Nothing goes wrong but what is said besides, and much is done.
@@ -63,10 +67,12 @@ LIVING = CALM | {"lives_s": 0.1, "clients": 1, "jobs": 1}
 COPIED = LIVING | {"double_command": 0.1, "late_command": 0.05, "lanes": 2, "rights_s": 1.0}
 WAITING = HOPPING | {"error_s": 0.5, "skew_s": 0.5, "jump_s": 0}
 PLAINLY = CALM | {"plain_s": 0.5}
+BURSTS: dict[str, float] = {"plain_s": 0.5, "readers": 2}
 MARKERS = {"marker_delay_s": 0.05, "chunk_bytes": 16 << 20, "cleaning": False, "readers": 0}
 LOSING = {"lose_s": 3.0, "linger": 0.8}
 # Topics are deleted, and little is done: nothing is written to some of the streams.
 IDLE = CALM | {"lose_s": 2.0, "clients": 1, "jobs": 1, "work_s": 20.0, "lag_s": 0}
+LOSING_SOON = LOSING | {"lose_s": 1.0}
 LAGGING = {"lag_s": 1.0, "linger": 0.8}
 # One stream is in trouble for long, and little else is wrong: what others feel of it comes of that.
 LEADERLESS = CALM | {"leaderless_s": 2.0, "lose_s": 0, "lag_s": 0}
@@ -89,6 +95,7 @@ RETAINING = CALM | {
     "readers": 6, "retain_s": 0.2, "scale_s": 0.5, "cleaning": True, "small": True, "streams": 1,
     "machines": 1, "clients": 1, "client_freeze": 0.005, "delay": 0.2, "delay_s": 0.05, "work_s": 10.0,
 }  # fmt: skip
+STALE = CALM | {"stale_reads_s": 2.0, "readers": 3, "lose_s": 0, "lag_s": 0, "streams": 1}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
 
@@ -157,6 +164,8 @@ CATALOGUE: tuple[Mutant, ...] = (
            weather=PREPARED | LOSING),
     Mutant("all of a prepared one is left out with a stream", prepared.all_is_left_out,
            weather=PREPARED | LOSING),
+    Mutant("what a prepared one leaves out is not counted", prepared.uncounted, quick=True, seed=8,
+           weather=PREPARED | LOSING_SOON),
     Mutant("a refused merge aborts a prepared one", prepared.refused_and_aborted,
            weather=PREPARED | {"small_limit_s": 2.0}),
     Mutant("a ledger takes no answer for no commit", prepared.no_answer_is_no_commit,
@@ -171,7 +180,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a repeated commit moves its deadline", decisions.moving_deadline, simulated=False,
            play=plays.a_commit_is_sent_again_and_again),
     Mutant("a commit is in doubt only after it was sent", clients.doubt_after_sending,
-           quick=True, seed=16, weather={"interrupt": 0.05}, by_clients=True,
+           quick=True, seed=8, weather={"interrupt": 0.05}, by_clients=True,
            play=plays.an_interrupt_ends_a_commit),
     Mutant("another commit's outcome is taken for one's own", decisions.others_receipts, quick=True,
            seed=52, weather={"two_committers": 1.0}),
@@ -241,21 +250,22 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("segment numbers are used again", merges.numbers_again, quick=True, seed=1),
     # -- merges that are carried aside
     Mutant("carried partitions are not reserved", merges.nothing_reserved, weather=CARRYING),
-    Mutant("a chunk is carried again", merges.carry_again, weather=CARRYING, broker="carrying"),
-    Mutant("a run is left out of what is carried", merges.skip_a_run, weather=CARRYING,
+    Mutant("a chunk is carried again", merges.carry_again, weather=CARRIED_ON, broker="carrying"),
+    Mutant("a run is left out of what is carried", merges.skip_a_run, weather=CARRIED_ON,
            broker="carrying"),
-    Mutant("a carrier's cursor is logged a chunk late", merges.carry_row_late, weather=CARRYING,
+    Mutant("a carrier's cursor is logged a chunk late", merges.carry_row_late, weather=CARRIED_ON,
            broker="carrying"),
     Mutant("the table's position moves on while carrying", merges.position_moves_on,
            weather=CARRYING),
-    Mutant("carried on before the journals are read", merges.begin_unread, weather=CARRYING),
+    Mutant("carried on before the journals are read", merges.begin_unread, weather=CARRIED_ON),
     # -- journals
     Mutant("a zombie writes its journal index", journals.zombie_index, weather=BLIND,
            play=plays.a_zombie_reads_on),
-    Mutant("plain writes are lost", journals.plain_lost, quick=True, seed=44, broker="steady"),
-    Mutant("plain writes are committed twice", journals.plain_twice, quick=True, seed=33,
+    Mutant("plain writes are lost", journals.plain_lost, quick=True, weather=BURSTS, broker="steady"),
+    Mutant("plain writes are committed twice", journals.plain_twice, quick=True, weather=BURSTS,
            broker="steady"),
-    Mutant("plain writes are misplaced", journals.plain_misplaced, quick=True, seed=42, broker="steady"),
+    Mutant("plain writes are misplaced", journals.plain_misplaced, quick=True, weather=BURSTS,
+           broker="steady"),
     Mutant("plain writes are committed backwards", journals.plain_backwards, weather=PLAINLY,
            broker="steady", play=plays.plain_writes_wait_together),
     Mutant("how far plain writes are committed is logged late", journals.plain_position_late,
@@ -295,7 +305,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a stream is given up at once", topics.given_up_at_once, weather=LAGGING),
     Mutant("a lost stream's transactions go on", topics.lost_and_going_on, weather=LOSING),
     Mutant("what a lost stream stops is committed elsewhere", topics.finished_elsewhere,
-           weather=LOSING),
+           weather=LOSING_SOON),
     Mutant("a topic made anew is taken for the old one", topics.taken_for_the_old_one,
            weather=LOSING),
     # -- streams that are altered, truncated and deleted
@@ -329,6 +339,11 @@ CATALOGUE: tuple[Mutant, ...] = (
            broker="steady"),
     Mutant("a snapshot's streams are cut at different times", clients.uneven_cut,
            weather=READING, by_clients=True, broker="steady"),
+    Mutant("ends are not sure", clients.unsure_ends, quick=True, weather=STALE, by_clients=True),
+    Mutant("brokers' errors reach the caller", clients.bare_errors, by_clients=True, quick=True, seed=2,
+           weather=TABLED | {"leaderless_s": 2.0, "workers": 2}),
+    Mutant("a write that is taken says 'call again'", clients.taken_and_refused, quick=True,
+           weather=CALM | {"repeats": 1.0}, by_clients=True),
     Mutant("a difference begins too early", clients.early_difference, weather=READING,
            by_clients=True),
     Mutant("the latest is as of the oldest stream", clients.latest_of_the_oldest,

@@ -7,9 +7,10 @@ from typing import Any
 from unittest.mock import Mock, patch
 
 from anabranch.client import exchange
+from anabranch.client.handle import Handle
 from anabranch.client.transaction import Transaction
-from anabranch.errors import AnabranchError
-from anabranch.ports import OffsetOutOfRange, TopicPartition
+from anabranch.errors import AnabranchError, DeadlineExceeded
+from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
 from anabranch.reading import reader_factory as readers
 from anabranch.reading import snapshot
 from anabranch.reading import stream_order as ordered
@@ -33,9 +34,9 @@ def doubt_after_sending() -> Planted:
     def forgetful(name: str) -> Any:
         real = getattr(Transaction, name)
 
-        def commit(handle: Any, *given: Any) -> Any:
+        def commit(handle: Any, *given: Any, **named: Any) -> Any:
             try:
-                return real(handle, *given)
+                return real(handle, *given, **named)
             except AnabranchError:
                 raise
             except BaseException:  # KeyboardInterrupt, or the simulator's own
@@ -58,6 +59,50 @@ def stale_cut() -> Planted:
         return plan._replace(timestamp=timestamp)
 
     return patch.object(readers, "take", take)
+
+
+def unsure_ends() -> Planted:
+    """Where a partition ends is believed of whichever broker answers, also of a former leader."""
+    real = CommittedLog.end_offsets
+
+    def end_offsets(
+        log: CommittedLog, places: Any, deadline: float, *, committed: bool = False
+    ) -> Any:
+        asked = log.raw.end_offsets
+
+        def of_any_broker(*given: Any, sure: bool, **more: Any) -> Any:
+            return asked(*given, **more)
+
+        with patch.object(log.raw, "end_offsets", of_any_broker):
+            return real(log, places, deadline, committed=committed)
+
+    return patch.object(CommittedLog, "end_offsets", end_offsets)
+
+
+def bare_errors() -> Planted:
+    """A question that brokers don't answer in time ends with their own error, which is none of the library's."""
+    real = CommittedLog._ask
+
+    def ask(log: CommittedLog, *given: Any) -> Any:
+        try:
+            return real(log, *given)
+        except AnabranchError as error:
+            raise (error.__cause__ if isinstance(error.__cause__, LogError) else error) from None
+
+    return patch.object(CommittedLog, "_ask", ask)
+
+
+def taken_and_refused() -> Planted:
+    """A write says "call again" of an event that it has queued, the first time that it is given it."""
+    real, given = Handle.write, set[bytes | None]()
+
+    def write(handle: Any, stream: str, value: bytes | None = None, *more: Any) -> None:
+        real(handle, stream, value, *more)
+        if value not in given:
+            given.add(value)
+            raise DeadlineExceeded("no room in the queue; call again")
+
+    return patch.object(Handle, "write", write)
 
 
 def uneven_cut() -> Planted:

@@ -39,7 +39,7 @@ def late_writes() -> Planted:
 def zombie_writers() -> Planted:
     """A commit takes every writer that ever registered, also the dead attempts that its receipts leave out."""
 
-    def choose(txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
+    def choose(_: object, txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
         chosen = dict(txn.writers)
         for receipt in (*command.own, *(command.receipts or ())):
             known = chosen.get(receipt.writer)

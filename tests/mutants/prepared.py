@@ -67,6 +67,16 @@ def all_is_left_out() -> Planted:
     )
 
 
+def uncounted() -> Planted:
+    """A commit without a LOST stream does not count the events that it leaves out."""
+    usual = prepared.without
+    return patch.object(
+        prepared,
+        "without",
+        lambda row, events, gone: usual(row, events, gone)._replace(left_out=row.left_out),
+    )
+
+
 def refused_and_aborted() -> Planted:
     """A merge that a broker refuses aborts what its coordinator has committed."""
     return _leads("begin_commit", "COMMIT_IN_PROGRESS")

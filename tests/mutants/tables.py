@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -221,7 +221,7 @@ def broken_by_what_it_read() -> Planted:
     """A version at the snapshot breaks a lock, not only one above it."""
     real = Locks.look
 
-    def look(locks: Locks, view: Any) -> Any:
+    def look(locks: Locks, view: Any, _: object = None) -> Any:
         before = SimpleNamespace(timestamp=view.timestamp - 1, look=view.look, walk=view.walk)
         return real(locks, before)  # type: ignore[arg-type]
 
@@ -362,7 +362,7 @@ def finished_missed() -> Planted:
     return _as_if(finished=False)
 
 
-class _Late:
+class _Late(Mapping[str, tuple[int, int]]):
     """Marks that are taken when they are used, and a step before that."""
 
     def __init__(self, replica: Replica) -> None:
@@ -372,6 +372,12 @@ class _Late:
         with contextlib.suppress(AnabranchError, LogError):
             self._replica.step(self._replica._clock.monotonic() + 0.1)
         return self._replica._follower.marks()[table]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._replica._follower.marks())
+
+    def __len__(self) -> int:
+        return len(self._replica._follower.marks())
 
 
 def marks_after_the_look() -> Planted:

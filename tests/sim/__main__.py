@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import subprocess
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +21,13 @@ def main() -> int:
     """Run what the arguments say; 1 if anything was found that must not be."""
     parser = argparse.ArgumentParser(prog="scripts/simulate", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="how many (default 1000)")
-    parser.add_argument("--start", type=int, default=0, help="the first one")
+    parser.add_argument(
+        "--start", type=_start, default=0, metavar="SEED", help="the first one; HEAD: by the commit"
+    )
+    parser.add_argument("--step", type=int, default=1, help="from one seed to the next (default 1)")
+    parser.add_argument(
+        "--at-once", type=int, default=1, metavar="N", help="in so many processes (default 1)"
+    )
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after so long, 0: never")
     parser.add_argument("--trace", action="store_true", help="print each port call")
     parser.add_argument("--keep-going", action="store_true", help="go on after a violation")
@@ -44,7 +51,34 @@ def main() -> int:
         parser.error(f"no such mutant; there are {', '.join(mutant.name for mutant in MUTANTS)}")
     if given.shrink is not None:
         return _shrink(given)
-    return _seeds(given)
+    return _seeds(given) if given.at_once == 1 else _at_once(given, sys.argv[1:])
+
+
+def _start(given: str) -> int:
+    """A seed, or the one that a commit stands for: each commit has others."""
+    if given.isdecimal():
+        return int(given)
+    asked = ["git", "rev-parse", "--verify", f"{given}^{{commit}}"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise argparse.ArgumentTypeError(found.stderr.strip())
+    start = int(found.stdout[:8], 16)
+    print(f"commit {found.stdout[:8]}: seeds from {start}", flush=True)
+    return start
+
+
+def _at_once(given: argparse.Namespace, arguments: list[str]) -> int:
+    """Each process plays every n-th seed; later options win over those that are given."""
+    many = given.at_once
+    begun = []
+    if "--start" in arguments:
+        arguments[arguments.index("--start") + 1] = "0"  # no child asks which commit it is
+    for number in range(many):
+        own = ["--at-once", "1", "--start", str(given.start + number * given.step)]
+        own += ["--step", str(given.step * many)]
+        own += ["--seeds", str(len(range(number, given.seeds, many)))]
+        begun.append(subprocess.Popen([sys.executable, "-m", "tests.sim", *arguments, *own]))
+    return max(process.wait() for process in begun)
 
 
 def _weather(given: str) -> dict[str, float]:
@@ -90,7 +124,8 @@ def _seeds(given: argparse.Namespace) -> int:
     virtual_s = 0.0
     failed: list[int] = []
     plant, weather = _planted(given)
-    for seed in range(given.start, given.start + given.seeds):
+    for number in range(given.seeds):
+        seed = given.start + number * given.step
         if given.minutes and time.monotonic() - began > given.minutes * 60:
             break
         report = simulate(
@@ -110,8 +145,9 @@ def _seeds(given: argparse.Namespace) -> int:
             failed.append(seed)
             if not given.keep_going:
                 break
+    every = f", every {given.step}" if given.step > 1 else ""
     print(
-        f"{done} seeds from {given.start}: {len(failed)} failed {failed or ''}; {commits} commits, "
+        f"{done} seeds from {given.start}{every}: {len(failed)} failed {failed or ''}; {commits} commits, "
         f"{epochs}, "
         f"{steps} steps, {virtual_s / 3600:.1f} virtual hours in {time.monotonic() - began:.0f} s"
     )

@@ -119,7 +119,6 @@ def check_deal(picture: Picture, ledger: Ledger, deal: Deal, events: list[Placed
     committed = bool(events) or (row is not None and row.state == "COMMITTED")
     counts: Counts = defaultdict(int)
     gone = left_out(picture, txn_id)
-    events = [event for event in events if event.stream not in gone]  # some were carried before
     if committed:
         hold(deal.attempts, f"{deal.label}: committed, and nobody asked for it")
         for event in events:
@@ -134,6 +133,11 @@ def check_deal(picture: Picture, ledger: Ledger, deal: Deal, events: list[Placed
             hold(
                 attempt.result.txn_id != deal.txn_id or counts[label] == expected,
                 f"{deal.label}: told committed, with {counts[label]} of {expected} own events",
+            )
+        if committed and isinstance(attempt.error, AlreadyCommitted) and not deal.claims:
+            hold(
+                _lacks(deal, attempt, counts, gone),
+                f"{deal.label}: refused, though all that it named is committed: {attempt.error}",
             )
         if attempt.error is not None and ledger.is_final(deal):
             told = isinstance(attempt.error, AlreadyCommitted)
@@ -150,6 +154,15 @@ def check_deal(picture: Picture, ledger: Ledger, deal: Deal, events: list[Placed
 def _due(deal: Deal, label: str, count: int | None, gone: set[str]) -> int:
     """How many of a writer's first events (None: of all) were not to these streams."""
     return sum(told.stream not in gone for told in deal.writers[label].told[:count])
+
+
+def _lacks(deal: Deal, attempt: Attempt, counts: Counts, gone: set[str]) -> bool:
+    """Whether something of what this call named is not committed: then another commit was taken."""
+    named: dict[str, int | None] = dict(attempt.receipts or {})
+    named |= {attempt.own[0]: attempt.own[1]} if attempt.own is not None else {}
+    return attempt.is_false or any(
+        counts[label] < _due(deal, label, count, gone) for label, count in named.items()
+    )
 
 
 def _differs(deal: Deal, attempt: Attempt, counts: Counts, gone: set[str]) -> str:

@@ -22,7 +22,6 @@ from anabranch.errors import (
     TopicMisconfigured,
     UnknownStream,
 )
-from anabranch.ports import LogError, TopicGone
 from anabranch.types import Receipt, Result
 from tests.sim.faults import Faults
 from tests.sim.ledger import Attempt, Deal, Ledger
@@ -36,6 +35,7 @@ from tests.sim.recorded import (
     recorded_commit,
     told_commit,
 )
+from tests.sim.repeats import repeating
 from tests.sim.safe_times import ask_safe_time
 from tests.sim.scaling import scale_somehow
 from tests.sim.world import Interrupt, Process, SimClock, Violation, World
@@ -126,8 +126,11 @@ class Worker:
             threads=False,
         )
         self._create_streams(client, ports.clock)
+        plain, repeats = client, self.faults.weather.repeats
+        if repeats and self.world.random.random() < repeats:
+            client = repeating(self.world, client)
         self.client = client
-        self.world.spawn(process, "heart", lambda: beat(self.world, client, process))
+        self.world.spawn(process, "heart", lambda: beat(self.world, plain, process))
         if self.faults.weather.scale_s:
             self.world.spawn(process, "scaler", lambda: self._scale(client))
         if self.faults.weather.safe_s:
@@ -178,8 +181,7 @@ class Worker:
         """Beside the jobs, as long as there are any."""
         while self.jobs:
             self.world.sleep(self.faults.span(self.faults.weather.plain_s))
-            with contextlib.suppress(LogError):
-                self.noise.burst()
+            self.noise.burst()
 
     def _poison(self, client: Client, mean_s: float, send: Callable[[Client], None]) -> None:
         """Beside the jobs, as long as there are any."""
@@ -190,7 +192,7 @@ class Worker:
             self.ledger.poisoned = True
             try:
                 send(client)
-            except (AnabranchError, LogError) as error:
+            except AnabranchError as error:
                 self.world.note(self.name, f"poison: {type(error).__name__}: {error}"[:200])
 
     def _scale(self, client: Client) -> None:
@@ -200,8 +202,7 @@ class Worker:
             self.world.sleep(self.faults.span(self.faults.weather.scale_s))
             stream = random.choice(self.ledger.streams)
             if random.random() < 0.15:
-                with contextlib.suppress(LogError):
-                    self.noise.send_scaling_twice(stream)
+                self.noise.send_scaling_twice(stream)
                 continue
             try:
                 with self.ledger.history.here.asking("scale", stream=stream):
@@ -230,17 +231,17 @@ class Worker:
         chosen = self.world.random.choices([j for _, j in jobs], [w for w, _ in jobs])[0]
         try:
             chosen(client)
-        except (LogError, *ENDS) as error:
-            if not isinstance(error, (TopicGone, *self._allowed)):
+        except ENDS as error:
+            if not isinstance(error, self._allowed):
                 raise
             self.world.note(self.name, f"{type(error).__name__}: {error}")
 
     @property
     def _allowed(self) -> tuple[type[Exception], ...]:
-        """What a job may come to; a program that knows nothing of the library meets the brokers' errors."""
+        """What a job may come to: errors of the library, never the brokers' own."""
         spoiled = SPOILED if self.ledger.deleted else ()
         lawful = (NotAuthorized,) if self.ledger.lanes else ()
-        troubled = (LogError, NotAuthorized, *REFUSED) if self.ledger.troubled else ()
+        troubled = (NotAuthorized, *REFUSED) if self.ledger.troubled else ()
         return (*FINE, *spoiled, *lawful, *troubled)
 
     def _open(self, kind: str, name: str | None = None, keepalive: float = 0.0) -> Deal:
@@ -320,11 +321,11 @@ class Worker:
     def _abort(self, deal: Deal, abort: Callable[[], None]) -> None:
         """What is answered counts, unless the network sent the commit twice."""
         recorded: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if deal.txn_id not in self.ledger.doubled:
+        if deal.label not in self.ledger.doubled:
             recorded = self.ledger.history.here.asking("abort", txn=deal.label)
         with contextlib.suppress(*FINE), recorded:
             abort()
-            if deal.txn_id not in self.ledger.doubled:
+            if deal.label not in self.ledger.doubled:
                 deal.aborted_at = self.world.now
 
     def _journal(self, client: Client) -> None:
@@ -442,7 +443,10 @@ class Worker:
             lambda t: txn.commit(receipts, name=claimed, number=number, timeout=t),
             receipts, (claimed, number),
         )  # fmt: skip
-        self._commit(deal, call, attempt, None if deal.label in self.ledger.prepared else txn.abort)
+        is_prepared = deal.label in self.ledger.prepared
+        if not is_prepared:
+            self._succeed(deal, token, helpers, attempt)
+        self._commit(deal, call, attempt, None if is_prepared else txn.abort)
 
     def _race(self, deal: Deal, token: bytes, helpers: list[Helper]) -> None:
         """Another client commits at the same time, with receipts that it chose."""
@@ -459,7 +463,8 @@ class Worker:
     def _help(self, deal: Deal, token: bytes | Reservation) -> Helper:
         """Start a writer here or elsewhere."""
         worker = self.world.random.choice(self._holders(token))
-        return start_helper(self.world, self.ledger, worker.process, worker.client, deal, token)
+        given = (self.world, self.ledger, worker.process, worker.client, deal, token)
+        return start_helper(*given, stays=self.faults.weather.repeats / 2)
 
     def _holders(self, token: bytes | Reservation) -> list[Worker]:
         """Those to whom it may be handed: a reservation is begun in its own lane."""
@@ -469,6 +474,9 @@ class Worker:
     def _choose(self, helpers: list[Helper]) -> tuple[list[Receipt] | None, dict[str, int] | None]:
         """Some receipts to name, or None for all finished writers."""
         random = self.world.random
+        if any(helper.flush is not None for helper in helpers):  # not finished: each is named
+            newest = {helper.label: helper.receipts[-1] for helper in helpers if helper.receipts}
+            return [found[0] for found in newest.values()], {w: n for w, (_, n) in newest.items()}
         if random.random() < 0.4:
             return None, None
         receipts, named = [], {}
@@ -505,6 +513,38 @@ class Worker:
         if client is None:
             return
         receipts, named = self._choose(helpers)
+        attempt = deal.attempt(self.world.now, None, named)
+        self._succeed(deal, token, helpers, attempt)
+        self._commit(deal, lambda t: client.commit(token, receipts, timeout=t), attempt)
+
+    def _succeed(
+        self, deal: Deal, token: bytes | Reservation, helpers: list[Helper], first: Attempt
+    ) -> None:
+        """A successor, if this commit has no answer soon: it asks the writers for receipts again, and commits."""
+        repeats = self.faults.weather.repeats
+        if deal.claims or not repeats or self.world.random.random() >= repeats:
+            return
+
+        def succeed() -> None:
+            self.world.sleep(self.world.random.expovariate(2.0))
+            client = self.world.random.choice(self._holders(token)).client
+            try:
+                if first.result is None and client is not None:
+                    self._commit_afresh(client, deal, token, helpers)
+            except ENDS as error:
+                self.world.note(self.name, f"successor: {type(error).__name__}: {error}")
+
+        self.world.spawn(self.world.current, "successor", succeed)
+
+    def _commit_afresh(
+        self, client: Client, deal: Deal, token: bytes | Reservation, helpers: list[Helper]
+    ) -> None:
+        receipts, named = [], {}
+        for helper in helpers:
+            if helper.flush is not None:
+                receipts.append(helper.flush())
+                named[helper.label] = len(deal.writers[helper.label].told)
+        self.world.sleep(self.world.random.expovariate(1.0))
         attempt = deal.attempt(self.world.now, None, named)
         self._commit(deal, lambda t: client.commit(token, receipts, timeout=t), attempt)
 

@@ -218,8 +218,8 @@ class Ledger:
         self.highest = 0  # number that a commit has asked for
         self.plain: dict[bytes, PlainTold] = {}  # by value
         self.heard: dict[bytes, list[float]] = defaultdict(list)  # commands that arrived, by id
-        self.doubled: set[bytes] = set()  # ids of one-shots that the network delivers twice
-        self.doubled_commits: set[bytes] = set()  # … and of such commits
+        self.doubled: set[str] = set()  # deals whose one-shot the network delivers twice
+        self.doubled_commits: set[bytes] = set()  # … and ids of those whose commit it does
         self.stale: dict[bytes, list[float]] = defaultdict(list)  # rounds that found it stale
         self.terms: dict[int, list[float]] = defaultdict(list)  # by control partition
         self._undecided: dict[Native, list[tuple[list[Any], object]]] = defaultdict(list)
@@ -331,13 +331,18 @@ class Ledger:
         for record in records:
             command = decode(record.value or b"")
             if isinstance(command, r.OneShot):
-                self.doubled.add(command.txn_id)
+                self.doubled |= self._labels(command)
             elif isinstance(command, r.Commit):
                 self.doubled_commits.add(peek(command.token).txn_id)
 
+    def _labels(self, shot: r.OneShot) -> set[str]:
+        """The deals that a one-shot is of, by what it says: the handle may forget the id that it was sent with."""
+        found = [self.deal_of(event.value) for event in shot.events if event.value is not None]
+        return {origin[0].label for origin in found if origin is not None}
+
     def is_final(self, deal: Deal) -> bool:
         """Whether a refusal of its commit says that it is never committed: one command, of one client."""
-        return deal.kind == "one-shot" and not deal.opened and deal.txn_id not in self.doubled
+        return deal.kind == "one-shot" and not deal.opened and deal.label not in self.doubled
 
     def settle(self, native: Native, *, commit: bool) -> None:
         """A native transaction has ended."""
@@ -349,7 +354,7 @@ class Ledger:
 
     def deal_of(self, value: bytes) -> tuple[Deal, WriterLog, int] | None:
         """Where an event is from."""
-        parts = value.decode().split("/")
+        parts = value.decode(errors="replace").split("/")
         deal = self.deals.get(parts[0])
         if len(parts) != 3 or deal is None or parts[1] not in deal.writers:
             return None

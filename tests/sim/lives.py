@@ -12,7 +12,7 @@ from random import Random
 from anabranch.client.client import Client
 from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import AnabranchError, UnknownStream
-from anabranch.ports import LogError, TopicPartition
+from anabranch.ports import TopicPartition
 from anabranch.topics.names import history_topic, stream_topic, topics_of
 from tests.sim.check_log import hold
 from tests.sim.faults import Faults
@@ -71,7 +71,7 @@ class Lives:
             self._world.sleep(self._random.expovariate(1 / self._faults.weather.lives_s))
             try:
                 steps[self._step](client, operator)
-            except (AnabranchError, LogError) as error:
+            except AnabranchError as error:
                 self._world.note("life", f"{type(error).__name__}: {error}"[:200])
                 failed += self._faults.calm
                 if failed == _TRIES:  # in calm: a wrong clock stays so, or time is short

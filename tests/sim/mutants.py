@@ -20,10 +20,15 @@ Judge = Literal["any", "own", "checker"]
 MUTANTS = tuple(mutant for mutant in CATALOGUE if mutant.simulated)
 BY_CHECKER = "the checker:"
 BY_ITSELF = " failed with\n"
+_UNFIT = (
+    "TypeError: ",
+    "AttributeError: ",
+    "NameError: ",
+)  # the planted code fails, not what it breaks
 
 
 def hunt(mutant: Mutant, start: int, seeds: int, judge: Judge = "any") -> Report | None:
-    """The first seed that finds the bug.
+    """The first seed that finds the bug: it fails with the bug, and passes without it in the same weather.
 
     ``judge``: ``own``: the simulator's own checks, and the product's; ``checker``: nothing but the checker, on
     what was recorded; ``any``: whichever comes first.
@@ -33,8 +38,19 @@ def hunt(mutant: Mutant, start: int, seeds: int, judge: Judge = "any") -> Report
     for seed in range(start, start + seeds):
         with checker_alone() if judge == "checker" else nullcontext():
             report = simulate(seed, bug=mutant.plant(), **settings)
-        if report.violation and not (judge == "own" and report.violation.startswith(BY_CHECKER)):
+            if not report.violation:
+                continue
+            if judge == "own" and report.violation.startswith(BY_CHECKER):
+                continue
+            if report.violation.strip().splitlines()[-1].startswith(_UNFIT):
+                print(
+                    f"not counted, {mutant.name!r} does not fit the product: {report}", flush=True
+                )
+                continue
+            unplanted = simulate(seed, **settings)
+        if not unplanted.violation:
             return report
+        print(f"not counted, it fails without {mutant.name!r} too: {unplanted}", flush=True)
     return None
 
 

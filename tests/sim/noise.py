@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 from zlib import crc32
@@ -84,8 +85,14 @@ class Noise:
         records = [Record(0, now_ms, event.key, event.value) for event in told]
         place = TopicPartition(journal_topic(stream), partition)
         events = [[text(record.key), event_id(record.value)] for record in records]
-        with self._ledger.history.here.asking("plain", stream=stream, events=events):
+        asking = self._ledger.history.here.asking("plain", stream=stream, events=events)
+        with suppress(LogError), asking:
             self._cluster.log_of(self._world.current).produce_batch(place, encode_batch(records))
+
+    def _send(self, place: TopicPartition, data: bytes) -> None:
+        """Send a batch and don't mind what becomes of it: any topic may be in trouble."""
+        with suppress(LogError):
+            self._cluster.log_of(self._world.current).produce_batch(place, data)
 
     def _foreign_write(self) -> None:
         """A WRITE of a known transaction by a writer without receipt, or in a wrong place, or natively."""
@@ -113,7 +120,7 @@ class Noise:
         if native:
             self._natively(place, data)
         else:
-            self._cluster.log_of(self._world.current).produce_batch(place, data)
+            self._send(place, data)
 
     def _foreign_command(self) -> None:
         """An abort sent inside a native transaction, which is aborted itself: it must have no effect."""
@@ -127,19 +134,16 @@ class Noise:
 
     def _natively(self, place: TopicPartition, data: bytes) -> None:
         log = self._cluster.log_of(self._world.current)
-        try:
+        with suppress(LogError):
             producer = log.producer(FOREIGN_ID, timeout=5.0)
             producer.append([(place, data)])
             if self._random.random() < 0.5:
                 self._world.sleep(self._random.expovariate(1.0))
                 producer.abort()
-        except LogError:
-            pass
 
     def _garbage(self) -> None:
         place = TopicPartition(commands_topic(self._ledger.prefix), 0)
-        data = self._batch(None, self._random.randbytes(20), ())
-        self._cluster.log_of(self._world.current).produce_batch(place, data)
+        self._send(place, self._batch(None, self._random.randbytes(20), ()))
 
     def _batch(
         self, key: bytes | None, value: bytes, headers: tuple[tuple[str, bytes], ...]
@@ -190,9 +194,7 @@ class Noise:
         for _ in range(self._random.choice((2, 2, 3))):
             number = crc32(b"s") % self._cluster.faults.weather.control_partitions
             place = TopicPartition(commands_topic(self._ledger.prefix), number)
-            self._cluster.log_of(self._world.current).produce_batch(
-                place, self._batch(None, command, headers)
-            )
+            self._send(place, self._batch(None, command, headers))
             self._world.sleep(self._random.expovariate(4.0))
 
     def send_one_shot(self, txn_id: bytes) -> None:
@@ -202,6 +204,4 @@ class Noise:
         place = TopicPartition(
             commands_topic(self._ledger.prefix), int.from_bytes(txn_id[:2], "big")
         )
-        self._cluster.log_of(self._world.current).produce_batch(
-            place, self._batch(None, command, ())
-        )
+        self._send(place, self._batch(None, command, ()))

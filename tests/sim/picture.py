@@ -182,9 +182,10 @@ class Picture:
         control_partitions: int,
         carriers: Iterable[int] = (),
         deleted: Mapping[str, str] | None = None,
+        left_out: Mapping[bytes, list[str]] | None = None,
     ) -> Picture:
         """Read everything."""
-        picture = cls(carriers=set(carriers), deleted=dict(deleted or {}))
+        picture = cls(carriers=set(carriers), deleted=dict(deleted or {}), left_out=left_out or {})
         for number in range(control_partitions):
             place = TopicPartition(status_topic(prefix), number)
             table = fold(cluster, place).open("picture")
@@ -262,10 +263,16 @@ class Picture:
             if place in cluster.partitions:
                 self.starts[stream, number] = cluster.partitions[place].start_offset
             self.carried |= {event.txn_id for event in found if event.native[0] in self.carriers}
-            # Of those that are stuck some may have been carried.
-            self.events[stream, number] = [e for e in found if e.txn_id not in self.stuck]
+            self.events[stream, number] = [e for e in found if self._is_due(e)]
         history = visible(cluster, TopicPartition(history_topic(stream), 0))
         self.history[stream] = histories_of(history)
+
+    def _is_due(self, event: Placed) -> bool:
+        """Whether it counts. Chunks may have been carried of one that is stuck, or that left out this stream."""
+        if event.txn_id in self.stuck:
+            return False
+        is_carried = event.native[0] in self.carriers
+        return not (is_carried and event.stream in left_out(self, event.txn_id))
 
     def commits(self) -> list[tuple[str, Seen, r.CommitRecord]]:
         """All COMMIT records."""

@@ -16,6 +16,7 @@ from anabranch.client.ports import ClientPorts
 from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import WriteFailed
 from anabranch.ports import (
+    Failed,
     Fetched,
     LogError,
     LogFenced,
@@ -32,6 +33,7 @@ from tests.memory.broker import Transactions
 from tests.memory.log import MemoryCluster, MemoryLog, MemoryProducer
 from tests.memory.partition import Partition
 from tests.memory.table import MemoryStore, MemoryTable
+from tests.memory.trouble import Kind, Trouble, error_of
 from tests.sim.faults import Faults, LateEnd
 from tests.sim.groups import Groups
 from tests.sim.ledger import Ledger, Native
@@ -52,6 +54,7 @@ _CHANGES = (
 PATIENCE_S = 1.5  # of a call to brokers, for what may pass
 FOREIGN_ID = "raw.x"  # a transactional id of another client's
 _LATE_S = 2.0  # mean time that something late is under way
+_NOT_SURE = 0.3  # how often nobody says where a partition ends whose old leader answers
 
 
 class SimCluster(MemoryCluster):
@@ -265,7 +268,23 @@ class SimLog(MemoryLog):
     ) -> dict[TopicPartition, int]:
         """See `anabranch.ports.Log.end_offsets`."""
         known = self._known(partitions, failed)
-        return super().end_offsets(known, committed=committed, failed=failed)
+        if sure:
+            known = self._led(known, failed)
+        return super().end_offsets(known, committed=committed, failed=failed, sure=sure)
+
+    def _led(self, places: Iterable[TopicPartition], failed: Failed | None) -> list[TopicPartition]:
+        """The partitions whose new leader is reached where an old one answers; the others may be refused."""
+        led = []
+        for place in places:
+            stale = self.sim.troubles.of([place], self.process, Kind.STALE)
+            if not stale or not self.sim.faults.strikes(_NOT_SURE, "not sure of an end"):
+                led.append(place)
+                continue
+            error = error_of(place, Trouble(Kind.LEADERLESS))
+            if failed is None:
+                raise error
+            failed[place] = error
+        return led
 
     def start_offsets(
         self,

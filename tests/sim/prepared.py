@@ -17,7 +17,6 @@ from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
 from anabranch.errors import AlreadyCommitted, AnabranchError, OutcomeUnknown, TransactionAborted
 from anabranch.ledger.book import ABORT, BEGUN, COMMIT, FIRST, Meta, Row
-from anabranch.ports import LogError
 from anabranch.types import Receipt, Result
 from tests.sim.ledger import Deal, Ledger
 from tests.sim.picture import STUCK
@@ -211,7 +210,7 @@ def recover(world: World, faults: Faults, ledger: Ledger, client: Client, name: 
         try:
             service: Any = _Recovering(client, ledger)
             found = _Ledger(world, ledger, client.cluster, None).recover(service, older_than=-1e12)
-        except (AnabranchError, LogError) as error:
+        except AnabranchError as error:
             world.note(name, f"recovery: {type(error).__name__}: {error}")
         else:
             # A clock that jumps lets outcomes expire before a recovery asks; `check_prepared` looks at the rest.

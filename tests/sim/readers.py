@@ -126,7 +126,7 @@ class ReaderMachine:
                 try:
                     worker = worker or self._open(client, process)
                     went_on = worker.round()
-                except (AnabranchError, LogError) as error:
+                except AnabranchError as error:
                     if not (self.is_spoiled or isinstance(error, (*_WAIT, *FINE))):
                         raise
                     self.world.note(process.name, f"{type(error).__name__}: {error}")
@@ -245,11 +245,13 @@ class RawReader:
         return bool(found)
 
     def _go_on(self, error: LogError) -> None:
-        """Where the log begins now, as by `auto.offset.reset=earliest`; if it is anything else, later."""
+        """Where the log begins now, if that is ahead; if it is anything else, as an old leader's end, later."""
         try:
             if isinstance(error, OffsetOutOfRange):
-                self._positions |= self._log.start_offsets([error.partition])
-                return
+                start = self._log.start_offsets([error.partition])[error.partition]
+                if start > error.position:
+                    self._positions[error.partition] = start
+                    return
         except LogError:
             pass
         self._machine.world.sleep(0.2)
@@ -410,7 +412,12 @@ class SnapshotTaker:
                 self._expired(self._is_deleted(streams))
         if not self._machine.faults.weather.offsets_expire_s:
             offsets = partial(self._machine.cluster.groups.offsets, "group")
-            self._instants.copy(streams[0], "group", offsets)
+            try:
+                self._instants.copy(streams[0], "group", offsets)
+            except (
+                SnapshotExpired
+            ):  # a partition that the group has not begun may be deleted unread
+                self._expired(self._is_deleted(streams[:1]))
         return False
 
     def _is_deleted(self, streams: Sequence[str]) -> bool:

@@ -422,8 +422,10 @@ class _Run:
         for place, producer_id in list(self.cluster.lost_markers):
             if place.topic in given_up:  # no leader looks there; it is judged as it was decided
                 self.cluster.land_lost(place, producer_id)
-        picture = Picture.take(self.cluster, PREFIX, self.partitions, self.ledger.carriers, deleted)
-        picture.left_out = self.ledger.left_out
+        left_out = self.ledger.left_out
+        picture = Picture.take(
+            self.cluster, PREFIX, self.partitions, self.ledger.carriers, deleted, left_out
+        )
         check_lost(picture, self.ledger)
         check_safe_times(picture, self.ledger.safe_answers, self.partitions)
         check_log(picture)

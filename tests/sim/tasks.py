@@ -29,7 +29,7 @@ from anabranch.errors import (
     UnknownScope,
     UnknownStream,
 )
-from anabranch.ports import LogError
+from anabranch.reading.committed_log import client_errors
 from anabranch.reading.tasks.reader import TaskReader
 from anabranch.schemas.records import Consumed
 from anabranch.topics.names import history_topic, stream_topic
@@ -115,7 +115,7 @@ class TaskMachine:
                 place = self._workplace(client)
                 if place is not None:
                     found = self._work(client, place)
-            except (AnabranchError, LogError) as error:
+            except AnabranchError as error:
                 spoiled = place is not None and place.inputs_in(self.ledger.deleted)
                 if not spoiled and not isinstance(error, (SnapshotExpired, *_WAIT, *self._allowed)):
                     raise
@@ -130,7 +130,7 @@ class TaskMachine:
     @property
     def _allowed(self) -> tuple[type[Exception], ...]:
         refused = (NotAuthorized, InvalidArgument, EventTooLarge, TopicMisconfigured)
-        return (LogError, *FINE, *(refused if self.ledger.troubled else ()))
+        return (*FINE, *(refused if self.ledger.troubled else ()))
 
     # -- which tasks ----------------------------------------------------------------------------------
 
@@ -190,7 +190,8 @@ class TaskMachine:
         with recorded_take(self.ledger, place, tasks) as label, self.world.interruptible():
             tenure = client.take(place.name, tasks, holder=label, timeout=5.0)
         log = self.cluster.log_of(self.world.current)
-        state = restore(log, self.ledger, tenure) if place.stores else None
+        with client_errors():  # of a restore by hand
+            state = restore(log, self.ledger, tenure) if place.stores else None
         inputs = list(place.inputs)
         if len(inputs) > 1 and random.random() < 0.15 and not self.finishing:
             inputs.remove(random.choice(inputs))
@@ -299,7 +300,7 @@ class TaskMachine:
             if not finished and random.random() < 0.5:
                 self._abort(deal, txn)
             return finished
-        except (AnabranchError, LogError) as error:
+        except AnabranchError as error:
             if not isinstance(error, self._allowed):
                 raise
             self.world.note(deal.label, f"{type(error).__name__}: {error}"[:200])
@@ -393,14 +394,14 @@ class TaskMachine:
         def abort() -> None:
             self.world.sleep(self.world.random.expovariate(20.0))
             asking = self.ledger.history.here.asking("abort", txn=deal.label)
-            with contextlib.suppress(LogError, *self._allowed), asking:
+            with contextlib.suppress(*self._allowed), asking:
                 other.abort(token, timeout=2.0)
                 deal.aborted_at = self.world.now
 
         self.world.spawn(self.world.current, "abort", abort)
 
     def _abort(self, deal: Deal, txn: Transaction) -> None:
-        is_sure = txn.txn_id not in self.ledger.doubled
+        is_sure = deal.label not in self.ledger.doubled
         asking = self.ledger.history.here.asking("abort", txn=deal.label)
         with contextlib.suppress(*self._allowed), asking if is_sure else contextlib.nullcontext():
             txn.abort("left by an error", timeout=2.0)

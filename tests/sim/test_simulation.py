@@ -12,6 +12,7 @@ from anabranch.batches.records import Record, encode_batch
 from anabranch.core.decisions.commits.prepared import without
 from anabranch.core.rows import txn_key
 from anabranch.core.transaction_states import born
+from anabranch.errors import AlreadyCommitted
 from anabranch.ports import TopicPartition
 from anabranch.schemas.codec import encode
 from anabranch.topics.names import status_topic
@@ -109,6 +110,26 @@ def test_a_full_disk_ends_the_process_and_nothing_else() -> None:
         struck += report.faults.get("full disk", 0)
         assert report.commits > 0
     assert struck > 1
+
+
+def test_a_refusal_that_names_a_missing_writer_is_held_against_what_is_committed() -> None:
+    ledger, native, txn_id = Ledger("p", ("s/a",), Mock()), (1, 0), bytes(16)
+    deal = ledger.open("s", "journal")
+    for writer in ("w1", "w2"):
+        deal.event(deal.writer(writer), "s/a", b"k")
+    deal.attempt(0.0, None, {"w1": 1})
+    other = deal.attempt(0.0, None, {"w1": 1, "w2": 1})
+    other.error = AlreadyCommitted("it was committed without a writer; write that again")
+    row = born("one_shot", txn_id, 0, scope="s", owner="open", committed=1)._replace(
+        state="COMMITTED"
+    )
+    picture = Picture(rows={txn_id: row})
+    record = Record(0, 0, b"k", f"{deal.label}/w1/0".encode())
+    seen = [Placed("s/a", 0, 0, native, record, txn_id, 0)]
+    check_deal(picture, ledger, deal, seen)
+    other.receipts = {"w1": 1}
+    with pytest.raises(Violation, match="all that it named is committed"):
+        check_deal(picture, ledger, deal, seen)
 
 
 def test_what_was_left_out_is_known_though_the_row_is_forgotten() -> None:

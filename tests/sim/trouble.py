@@ -32,6 +32,7 @@ _POLICY = 44
 _RIGHTS = 29
 _LIMIT = "max.message.bytes"
 _CONTROLLERS = "c"  # processes that are called so
+_READERS = "r"
 _KINDS = {
     "leaderless_s": Kind.LEADERLESS,
     "few_replicas_s": Kind.FEW_REPLICAS,
@@ -39,6 +40,7 @@ _KINDS = {
     "refusing_s": Kind.REFUSING,
     "denying_s": Kind.DENYING,
     "stale_s": Kind.STALE,
+    "stale_reads_s": Kind.STALE,
     "small_limit_s": None,
 }
 _PASSING = (Kind.LEADERLESS, Kind.FEW_REPLICAS, Kind.FAILED_DISK, Kind.STALE)
@@ -64,7 +66,8 @@ class Outages:
     def start(self) -> None:
         """From now on, if the weather has it."""
         for name, kind in _KINDS.items():
-            self._later(getattr(self._faults.weather, name), self._spoiling(kind))
+            whose = _READERS if name == "stale_reads_s" else ""
+            self._later(getattr(self._faults.weather, name), self._spoiling(kind, whose))
         self._later(self._faults.weather.control_s, self._control)
         self._later(self._faults.weather.lane_s, self._spoil_lane)
 
@@ -74,7 +77,7 @@ class Outages:
 
     # -- it comes -------------------------------------------------------------------------------------
 
-    def _spoiling(self, kind: Kind | None) -> Callable[[], None]:
+    def _spoiling(self, kind: Kind | None, whose: str = "") -> Callable[[], None]:
         loses = kind is Kind.LEADERLESS and bool(self._faults.weather.lose_markers)
         armed = False
 
@@ -91,7 +94,7 @@ class Outages:
             elif not armed or self._cluster.on_end is not None:
                 self._cluster.on_end = None
                 name = self._random.choice(sorted(NAMES))
-                self._put(NAMES[name](self.stream), kind)
+                self._put(NAMES[name](self.stream), kind, whose=whose)
 
         return spoil
 
@@ -109,7 +112,11 @@ class Outages:
             self._put(place.topic, Kind.LEADERLESS, [place])
 
     def _put(
-        self, topic: str, kind: Kind | None, places: list[TopicPartition] | None = None
+        self,
+        topic: str,
+        kind: Kind | None,
+        places: list[TopicPartition] | None = None,
+        whose: str = "",
     ) -> None:
         """On one partition, or on all of them: as a broker goes, or the topic's settings are."""
         if places is None:
@@ -125,17 +132,17 @@ class Outages:
         if kind is None:
             self._cluster.hands.alter(topic, _LIMIT, self._random.choice(_LIMITS))
         else:
-            made = {place: self._trouble(kind, place) for place in places}
+            made = {place: self._trouble(kind, place, whose) for place in places}
             self._lasting |= made
             self._cluster.troubles.update(made)
         self._world.changed()
 
-    def _trouble(self, kind: Kind, place: TopicPartition) -> Trouble:
+    def _trouble(self, kind: Kind, place: TopicPartition, whose: str = "") -> Trouble:
         if kind is Kind.STALE:
             log = self._cluster.partition(place)
             ends = [log.start_offset, *(entry.next_offset for entry in log.entries)]
             known = [end for end in ends if end <= log.stable_offset][-4:]
-            process = self._random.choice(["c0.", "c0.", "k0.", "r0."])
+            process = whose or self._random.choice(["c0.", "c0.", "k0.", "r0."])
             return Trouble(kind, process=process, end=self._random.choice(known))
         if kind in (Kind.REFUSING, Kind.DENYING):
             code = _RIGHTS if kind is Kind.DENYING else self._random.choice((_RIGHTS, _POLICY))

@@ -71,6 +71,7 @@ class Weather:
     refusing_s: float = 0.0
     denying_s: float = 0.0
     stale_s: float = 0.0  # a broker that leads no more answers one machine
+    stale_reads_s: float = 0.0  # … answers all readers. Never drawn
     small_limit_s: float = 0.0
     control_s: float = 0.0  # the same of a control topic's partition, for a moment
     trouble_for_s: float = 15.0  # so long it lasts after all other faults have ended
@@ -78,6 +79,7 @@ class Weather:
     refusals: float = 0.0  # of jobs: a one-shot to a stream that is being made
     two_committers: float = 0.0  # of transactions with helpers
     prepared: float = 0.0  # of transactions by journals: a database decides
+    repeats: float = 0.0  # of client processes: they repeat calls, and ask for receipts again
     offsets_expire_s: float = (
         0.0  # mean time between expiries of offsets that no member subscribes to
     )
@@ -194,7 +196,9 @@ class Weather:
         hops = Random(f"{own}/time").choice((0.0, 1.0)) if drawn.control_partitions > 1 else 0.0
         lives = Random(f"{own}/lives").choice((0.0, 0.0, 0.3, 1.0))
         tables = Random(f"{own}/tables").choice((0, 0, 0, 1, 2))
-        return drawn.changed({"hop_s": hops, "lives_s": lives, "tables": tables})
+        repeats = Random(f"{own}/repeats").choice((0.0, 0.0, 1.0))
+        others = {"lives_s": lives, "tables": tables, "repeats": repeats}
+        return drawn.changed({"hop_s": hops, **others})
 
     def changed(self, values: Mapping[str, float]) -> Weather:
         """With these instead."""
@@ -234,7 +238,7 @@ _NO_LANES: dict[str, float] = {"lanes": 0, "rights_s": 0.0, "lane_s": 0.0}
 CLEAR: dict[str, float] = (
     dict.fromkeys(_KINDS, 0.0)
     | _NO_LANES
-    | {"workers": 0, "prepared": 0, "hop_s": 0.0, "lives_s": 0.0, "tables": 0}
+    | {"workers": 0, "prepared": 0, "hop_s": 0.0, "lives_s": 0.0, "tables": 0, "repeats": 0.0}
 )  # none of it
 
 

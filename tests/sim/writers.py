@@ -51,6 +51,9 @@ FINE = (
 )
 
 
+_STAYS_S = 8.0  # so long a writer that writes no more can be asked for its receipt
+
+
 @dataclass
 class Helper:
     """Such a writer, and what it hands back: receipts, with the number of its events by then."""
@@ -58,6 +61,9 @@ class Helper:
     label: str
     receipts: list[tuple[Receipt, int]] = field(default_factory=list)
     done: bool = False
+    flush: Callable[[], Receipt] | None = (
+        None  # of one that writes no more: a receipt, as often as asked
+    )
 
 
 def new_event(random: Random, deal: Deal, account: WriterLog) -> Told:
@@ -77,8 +83,9 @@ def start_helper(
     client: Client | None,
     deal: Deal,
     token: bytes | Reservation,
+    stays: float = 0.0,
 ) -> Helper:
-    """Start a writer in a process, if that lives."""
+    """Start a writer in a process, if that lives. ``stays``: how often it waits to be asked for receipts again."""
     helper = Helper(f"w{len(deal.writers)}")
     account = deal.writer(helper.label)
     if client is None or process is None or process.dead:
@@ -88,7 +95,7 @@ def start_helper(
     def body() -> None:
         writer = client.join(token, heartbeat=world.random.random() < 0.3)
         try:
-            _write(world, ledger, writer, deal, account, helper)
+            _write(world, ledger, writer, deal, account, helper, stays)
         except (InvalidArgument, EventTooLarge, NotAuthorized, *FINE) as error:
             in_trouble = ledger.deleted or ledger.troubled
             lawful = ledger.lanes if isinstance(error, NotAuthorized) else in_trouble
@@ -143,7 +150,7 @@ def commit_one(
         attempt.in_doubt = isinstance(error, OutcomeUnknown | Expired)
         attempt.error = None if attempt.in_doubt else error
         recorded: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if txn.txn_id not in ledger.doubled:
+        if deal.label not in ledger.doubled:
             recorded = ledger.history.here.asking("abort", txn=deal.label)
         with contextlib.suppress(AnabranchError), recorded:
             txn.abort("left by an error", timeout=timeout)
@@ -154,7 +161,13 @@ def commit_one(
 
 
 def _write(
-    world: World, ledger: Ledger, writer: Writer, deal: Deal, account: WriterLog, helper: Helper
+    world: World,
+    ledger: Ledger,
+    writer: Writer,
+    deal: Deal,
+    account: WriterLog,
+    helper: Helper,
+    stays: float,
 ) -> None:
     random = world.random
     for _ in range(some_events(random)):
@@ -165,7 +178,13 @@ def _write(
             account.flushed.append(len(account.told))
         if random.random() < 0.1:
             world.sleep(random.expovariate(1.0))
-    if random.random() < 0.8:
+    if stays and random.random() < stays:
+        helper.receipts.append((writer.flush(), len(account.told)))
+        account.flushed.append(len(account.told))
+        helper.flush, helper.done = writer.flush, True
+        world.sleep(_STAYS_S)
+        helper.flush = None
+    elif random.random() < 0.8:
         account.finishing = True
         account.flushed.append(len(account.told))
         with contextlib.ExitStack() as stack:
