@@ -425,3 +425,30 @@ client.close()
 def test_a_forked_child_is_told_and_ends(cluster: Cluster, stream: str, unique: str) -> None:
     done = run(FORK, cluster.bootstrap, stream, f"g{unique}")
     assert done.returncode == 0, done.stderr
+
+
+# What a program prints that gevent has patched, and then commits an event.
+PATCHED = """
+import sys
+from gevent import monkey
+monkey.patch_all(thread=sys.argv[1] == "threads")
+import anabranch
+from anabranch.errors import NotSupported
+try:
+    with anabranch.connect(sys.argv[2]) as client:
+        client.create_stream(sys.argv[3])
+        with client.begin(sys.argv[3].partition("/")[0]) as txn:
+            txn.write(sys.argv[3], b"1", key=b"k")
+            print(txn.commit().counts.committed)
+except NotSupported as error:
+    print("NotSupported", "patch_all(thread=False)" in str(error))
+"""
+
+
+@pytest.mark.unsecured
+@pytest.mark.parametrize(("what", "says"), [("threads", "NotSupported True"), ("io alone", "1")])
+def test_a_program_that_gevent_has_patched(what: str, says: str, cluster: Cluster) -> None:
+    stream = f"gevent/{what.replace(' ', '-')}"
+    command = [sys.executable, "-W", "ignore", "-c", PATCHED, what, cluster.bootstrap, stream]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.strip(), done.stderr[-2000:]) == (says, "")

@@ -786,7 +786,6 @@ def test_indexes(client: anabranch.Client, tables: tuple[str, str], tmp_path: Pa
             client.replica(*tables, index=wrong)
     broken: list[tuple[Any, str]] = [
         (lambda *_: 7, "gave 7 for row"),
-        (lambda *_: int("no number"), "failed for row"),
         (lambda *_: "text", "give bytes"),
     ]
     for function, why in broken:
@@ -795,6 +794,10 @@ def test_indexes(client: anabranch.Client, tables: tuple[str, str], tmp_path: Pa
             pytest.raises(InvalidArgument, match=why),
         ):
             bank.snapshot(timeout=20.0)
+    failing = {"n": lambda *_: int("no number")}
+    with client.replica(one, index=failing) as bank, pytest.raises(ValueError) as raised:
+        bank.snapshot(timeout=20.0)
+    assert "in the function of index 'n', for row" in raised.value.__notes__[0]
 
 
 @pytest.fixture

@@ -137,10 +137,10 @@ def test_texts_that_it_takes_as_they_are(text: str) -> None:
 
 
 def _of_gevent() -> None:
-    """In the place of a function of `_thread`, as `patch_all` puts one there."""
+    """In the place of a function of `_thread`, as `monkey_patch` puts one there; gevent has a test of its own."""
 
 
-@pytest.mark.parametrize("library", ["gevent.thread", "eventlet.green.thread"])
+@pytest.mark.parametrize("library", ["eventlet.green.thread"])
 @pytest.mark.parametrize("call", ["start_new_thread", "allocate_lock"])
 def test_threads_that_are_greenlets_are_refused(
     monkeypatch: pytest.MonkeyPatch, library: str, call: str
