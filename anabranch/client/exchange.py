@@ -177,7 +177,7 @@ class Exchange:
         self, copy: _Copy, command: Any, deadline: float, unheard: list[bytes]
     ) -> Any | None:
         digests = (command_digest(copy.payload),)
-        pause = FIRST_REPEAT_S
+        pause, is_first = FIRST_REPEAT_S, not unheard
         waits = copy.correlation_id in unheard  # each copy is answered: first hear those of before
         try:
             while True:
@@ -194,7 +194,7 @@ class Exchange:
                     return None
                 pause = min(pause * 2, LONGEST_REPEAT_S)
         except NotAuthorized as error:
-            if pause == FIRST_REPEAT_S:
+            if is_first and pause == FIRST_REPEAT_S:
                 raise
             raise NotAuthorized(f"{error}; what was sent before may be carried out") from error
 
