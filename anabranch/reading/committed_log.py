@@ -298,12 +298,16 @@ class CommittedLog:
         """Wait a little after what may pass, for at most ``left`` seconds. Raises what does not."""
         with client_errors():
             if isinstance(error, OffsetOutOfRange):
-                start = self.raw.start_offsets([error.partition])[error.partition]
-                self.check_read((error.partition,))
-                if error.position < start:
-                    raise expired(str(error)) from error
-                # Its broker is behind, or the range ends too high.
-            elif not self.may_pass(topic, error):
+                try:
+                    start = self.raw.start_offsets([error.partition])[error.partition]
+                    self.check_read((error.partition,))
+                except LogUnavailable as unavailable:
+                    error = unavailable
+                else:
+                    if error.position < start:
+                        raise expired(str(error)) from error
+            # Else its broker is behind, or the range ends too high.
+            if not isinstance(error, OffsetOutOfRange) and not self.may_pass(topic, error):
                 raise error
         self.trouble = str(error)
         if self.closed:

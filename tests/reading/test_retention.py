@@ -323,7 +323,8 @@ def test_one_broker_s_word_makes_no_other_stream(away: bool) -> None:
         assert told.count(history_topic(A)) == told.count(stream_topic(A)) == 3
 
 
-def test_another_stream_is_told_while_a_broker_is_away() -> None:
+@pytest.mark.parametrize("position", [0, 9])
+def test_another_stream_is_told_while_a_broker_is_away(position: int) -> None:
     """That the others know the topic must not begin the wait for that broker again, at each fetch."""
     world = World()
     client = operator(world)
@@ -339,7 +340,7 @@ def test_another_stream_is_told_while_a_broker_is_away() -> None:
 
     def fetch() -> None:
         while world.clock.monotonic() < began + 20:
-            source.fetch(TopicPartition(history_topic(A), 0), 0, began + 30, 1 << 20)
+            source.fetch(TopicPartition(history_topic(A), 0), position, began + 30, 1 << 20)
 
     with pytest.raises(UnknownStream, match="another one"):
         fetch()
