@@ -71,7 +71,9 @@ class Exchange:
         self._max_clock_skew = ports.max_clock_skew
         self._raising = threading.Lock()
         self.highest_timestamp = 0
-        self._told: dict[int, int] = {}  # … and by each control partition alone
+        self._told: dict[
+            int, int
+        ] = {}  # control partition -> the highest hybrid time that it answered with
         self._closed = False
 
     def close(self) -> None:
@@ -106,7 +108,9 @@ class Exchange:
 
     def _new_copy(self, partition: int, command: Any, payload: bytes) -> _Copy:
         headers = self.seen
-        if isinstance(command, SETS):  # judged by what that control partition told: clocks differ
+        if isinstance(
+            command, SETS
+        ):  # judged by what that control partition answered: clocks differ
             headers = [(TIME_HEADER, hybrid_time.to_bytes(self._told.get(partition, 0)))]
         return _Copy(partition, self.new_correlation_id(), payload, headers)
 
@@ -177,8 +181,10 @@ class Exchange:
         self, copy: _Copy, command: Any, deadline: float, unheard: list[bytes]
     ) -> Any | None:
         digests = (command_digest(copy.payload),)
-        pause = FIRST_REPEAT_S
-        waits = copy.correlation_id in unheard  # each copy is answered: first hear those of before
+        pause, is_first = FIRST_REPEAT_S, not unheard
+        waits = (
+            copy.correlation_id in unheard
+        )  # first for answers to the copies that were sent before
         try:
             while True:
                 if not waits:
@@ -194,7 +200,7 @@ class Exchange:
                     return None
                 pause = min(pause * 2, LONGEST_REPEAT_S)
         except NotAuthorized as error:
-            if pause == FIRST_REPEAT_S:
+            if is_first and pause == FIRST_REPEAT_S:
                 raise
             raise NotAuthorized(f"{error}; what was sent before may be carried out") from error
 

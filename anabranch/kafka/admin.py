@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import time
 import uuid
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from anabranch.kafka.wire import calls, codes, data
@@ -275,7 +275,7 @@ def count_partitions(cluster: Cluster, topic: str, deadline: float) -> int:
 def is_gone(cluster: Cluster, topic: str, partitions: int, topic_id: str, deadline: float) -> bool:
     """`anabranch.ports.Log.is_gone`: the quorum's controller answers both dry runs."""
     if topic_id:
-        ids = _ids(cluster, topic, deadline)
+        ids = [_id(cluster, topic, node, deadline) for node in cluster.nodes]
         if ids and all(found not in (None, "", topic_id) for found in ids):
             return True
     answers = _create(cluster, [TopicSpec(topic, partitions)], deadline, dry=True)
@@ -288,26 +288,29 @@ def is_known(cluster: Cluster, topic: str, deadline: float) -> bool:
     """`anabranch.ports.Log.is_known`: one broker's word is enough, if it knows the topic."""
     if topic in cluster.refresh([topic], deadline):
         return True
+    return _any_says(cluster, topic, deadline, lambda id_: id_ is not None) or not cluster.nodes
+
+
+def is_agreed(cluster: Cluster, topic: str, topic_id: str, deadline: float) -> bool:
+    """`anabranch.ports.Log.is_agreed`: one broker's word is enough, if it knows no such topic, or another id."""
+    return not _any_says(cluster, topic, deadline, lambda id_: id_ not in ("", topic_id))
+
+
+def _any_says(
+    cluster: Cluster, topic: str, deadline: float, says: Callable[[str | None], bool]
+) -> bool:
+    """Whether a broker says so of the id that `_id` tells. `LogUnavailable`: none does, and one can't be asked."""
     nodes, away = cluster.nodes, None
     for number, node in enumerate(nodes):
         share = (deadline - time.monotonic()) / (len(nodes) - number)
         try:
-            if _id(cluster, topic, node, cluster.deadline(share)) is not None:
+            if says(_id(cluster, topic, node, cluster.deadline(share))):
                 return True
         except ConnectionBroken as error:
             away = error
     if away is not None:  # not asked again: the caller may go on without it
-        raise LogUnavailable(f"who knows {topic}: {away}", (topic,)) from away
-    return not nodes
-
-
-def is_agreed(cluster: Cluster, topic: str, topic_id: str, deadline: float) -> bool:
-    """`anabranch.ports.Log.is_agreed`."""
-    return all(found in ("", topic_id) for found in _ids(cluster, topic, deadline))
-
-
-def _ids(cluster: Cluster, topic: str, deadline: float) -> list[str | None]:
-    return [_id(cluster, topic, node, deadline) for node in cluster.nodes]
+        raise LogUnavailable(f"what is known of {topic}: {away}", (topic,)) from away
+    return False
 
 
 def _id(cluster: Cluster, topic: str, node: int, deadline: float) -> str | None:

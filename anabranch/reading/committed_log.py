@@ -135,6 +135,9 @@ class CommittedLog:
         self.is_gone = False
         self._ids: dict[str, str] = {}  # of topics, as they were read first
         self._missing: dict[str, float] = {}  # topic -> since when no broker knows it
+        self._doubted: dict[
+            str, float
+        ] = {}  # topic -> since when a broker knows another one of its name
         self._asked: dict[str, float] = {}  # topic -> when brokers were asked for it
         # The answers of `wait_for`, with the positions that were asked for, and places without news.
         self._ahead: dict[TopicPartition, tuple[int, Fetched]] = {}
@@ -200,12 +203,13 @@ class CommittedLog:
             known = self.raw.id_read(topic)
             if known and self._ids.setdefault(topic, known) != known:
                 self._replaced(topic, known)
+            self._doubted.pop(topic, None)
         for topic in topics:
             self._missing.pop(topic, None)
 
     def _replaced(self, topic: str, topic_id: str) -> Never:
         """A broker has another topic of the name: raises what `check_read` says."""
-        since = self._missing.setdefault(topic, self.clock.monotonic())
+        since = self._doubted.setdefault(topic, self.clock.monotonic())
         if self._is_agreed(topic, topic_id, since + _UNKNOWN_S):
             raise self.gone(
                 f"{topic} was deleted, and is another one now: positions in the former one mean nothing in it; "
@@ -294,12 +298,16 @@ class CommittedLog:
         """Wait a little after what may pass, for at most ``left`` seconds. Raises what does not."""
         with client_errors():
             if isinstance(error, OffsetOutOfRange):
-                start = self.raw.start_offsets([error.partition])[error.partition]
-                self.check_read((error.partition,))
-                if error.position < start:
-                    raise expired(str(error)) from error
-                # Its broker is behind, or the range ends too high.
-            elif not self.may_pass(topic, error):
+                try:
+                    start = self.raw.start_offsets([error.partition])[error.partition]
+                    self.check_read((error.partition,))
+                except LogUnavailable as unavailable:
+                    error = unavailable
+                else:
+                    if error.position < start:
+                        raise expired(str(error)) from error
+            # Else its broker is behind, or the range ends too high.
+            if not isinstance(error, OffsetOutOfRange) and not self.may_pass(topic, error):
                 raise error
         self.trouble = str(error)
         if self.closed:

@@ -84,7 +84,11 @@ class SnapshotReader(Iteration[Event]):
         self._ordered = OrderedStream(source, self._feed, None, stream, timeout)
         self._closed = False
         if self._unread:
-            _check_history(source, stream, cut, timeout)
+            try:
+                _check_history(source, stream, cut, timeout)
+            except BaseException:
+                source.close()
+                raise
         self._ordered.begin(cut.start_offsets, cut.offsets)
         self._feed.assign(
             {TopicPartition(self._topic, p): cut.start_offsets[p] for p in self._unread}

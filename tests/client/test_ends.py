@@ -141,8 +141,9 @@ def test_a_right_that_is_taken_leaves_a_commit_in_doubt(answers: dict[str, Any])
     assert bench.bus.of(r.Abort) == []
 
 
-def test_a_right_that_is_taken_refuses_a_question() -> None:
-    bench = Bench(override(DescribeStreams=[None, DENIED]))
+@pytest.mark.parametrize("between", [[], [refusal("NotReady")]])
+def test_a_right_that_is_taken_refuses_a_question(between: list[Any]) -> None:
+    bench = Bench(override(DescribeStreams=[None, *between, DENIED]))
     begun = bench.clock.now
     with pytest.raises(
         errors.NotAuthorized, match=r"Write on the topic .*before may be carried out"

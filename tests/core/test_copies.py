@@ -16,7 +16,12 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import ADD, RULES, TAKE, Right
 from anabranch.core.decisions.alter import stream_changed
 from anabranch.core.decisions.decide import decide_due
-from anabranch.core.decisions.scale import partitions_added, partitions_refused, start
+from anabranch.core.decisions.scale import (
+    duplicate_active,
+    partitions_added,
+    partitions_refused,
+    start,
+)
 from anabranch.core.decisions.streams import (
     forget_refused,
     give_up_stream,
@@ -163,6 +168,16 @@ def autoscale(turn: Turn) -> None:
     start(turn, row, *even_plan(row.segments, 1), to=None)
 
 
+def roll(turn: Turn) -> None:
+    """A rolling commit opens the same segments in a later epoch."""
+    row = turn.state.streams[A]
+    epoch = row.stream_epoch + 2
+    turn.put(
+        k.stream_key(A),
+        replace(row, stream_epoch=epoch, segments=duplicate_active(row, epoch)),
+    )
+
+
 def hand_plan(world: World) -> r.Scale:
     """Split the first segment of nyc/a."""
     first = world.state.streams[A].segments[0]
@@ -283,6 +298,16 @@ def test_a_copy_of_what_the_brokers_refused_is_tried_again(row: Row) -> None:
     world.refuses = None
     (answer,) = world.say("first", command, told)
     assert isinstance(answer, r.StreamList)
+
+
+def test_a_copy_of_a_refused_scaling_is_not_answered_as_done() -> None:
+    """A rolling commit in between gives the segments, which are as they were, other ids."""
+    world, command, told = played(next(row for row in ROWS if row.name == "a scaling by hand"))
+    world.refuses = InvalidArgument("so say the brokers")
+    world.say("first", command, told)
+    world.refuses = None
+    world.act(roll)
+    assert world.say("first", command, told) == ["InvalidArgument"]
 
 
 @pytest.mark.parametrize("row", WORK, ids=lambda row: row.name)

@@ -151,6 +151,17 @@ def test_another_id_is_every_brokers_word(
     assert kafka_admin.is_agreed(cluster, "t", OURS.hex, 0.0) is agreed
 
 
+@pytest.mark.parametrize("told", [{1: BLIND, 2: OTHER}, {1: OTHER, 2: BLIND}])
+def test_brokers_disagree_though_one_can_not_be_asked(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, told: dict[int, UUID | None]
+) -> None:
+    _tell(cluster, monkeypatch, told)
+    assert not kafka_admin.is_agreed(cluster, "t", OURS.hex, 0.0)
+    _tell(cluster, monkeypatch, {1: BLIND, 2: OURS})
+    with pytest.raises(LogUnavailable, match="no brokers so far"):
+        kafka_admin.is_agreed(cluster, "t", OURS.hex, 0.0)
+
+
 @pytest.mark.parametrize(
     ("leads", "coordinates", "questions", "why"),
     [

@@ -323,6 +323,46 @@ def test_one_broker_s_word_makes_no_other_stream(away: bool) -> None:
         assert told.count(history_topic(A)) == told.count(stream_topic(A)) == 3
 
 
+def test_a_reader_of_a_former_stream_s_snapshot_frees_its_connections() -> None:
+    world = World()
+    client = operator(world)
+    client.create_stream(A)
+    write(world, 0, A)
+    cut = client.snapshot(A).plan().cuts[A]
+    client.delete_stream(A)
+    client.create_stream(A)
+    log: Any = world.cluster.log("reader")
+    log.close = Mock()
+    ports: Any = ReaderPorts(lambda _: log, lambda _: None, world.clock)  # type: ignore[arg-type, return-value]
+    with pytest.raises(UnknownStream):
+        SnapshotReader(ports, A, cut, 30.0)
+    log.close.assert_called_once()
+
+
+@pytest.mark.parametrize("position", [0, 9])
+def test_another_stream_is_told_while_a_broker_is_away(position: int) -> None:
+    """That the others know the topic must not begin the wait for that broker again, at each fetch."""
+    world = World()
+    client = operator(world)
+    client.create_stream(A)
+    cut = client.snapshot(A).plan().cuts[A]
+    client.delete_stream(A)
+    client.create_stream(A)
+    log: Any = world.cluster.log("reader")
+    log.is_agreed = Mock(side_effect=LogUnavailable("a broker is away"))
+    source = CommittedLog(log, world.clock)
+    source.expect(A, cut.ids)
+    began = world.clock.monotonic()
+
+    def fetch() -> None:
+        while world.clock.monotonic() < began + 20:
+            source.fetch(TopicPartition(history_topic(A), 0), position, began + 30, 1 << 20)
+
+    with pytest.raises(UnknownStream, match="another one"):
+        fetch()
+    assert 2 <= world.clock.monotonic() - began < 4
+
+
 def test_a_lag_behind_a_cut_history_counts_what_is_left() -> None:
     world = World()
     world.client.create_stream(A)

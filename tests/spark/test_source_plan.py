@@ -5,6 +5,9 @@ from __future__ import annotations
 import pickle
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pyspark.sql.datasource import (
@@ -23,16 +26,19 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from anabranch.errors import InvalidArgument
+from anabranch.errors import InvalidArgument, UnknownStream
+from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.event_columns import SCHEMA
 from anabranch.spark.clients import connect
 from anabranch.spark.columns import EVENT_SCHEMA, check_schema, chosen
 from anabranch.spark.options import Options, moment
 from anabranch.spark.pipelines.place import options_of
 from anabranch.spark.source.filters import Interval, Selection
+from anabranch.spark.source.histories import Histories
 from anabranch.spark.source.plan import Cutting, EventRange, streams_of
 from anabranch.spark.source.reader import SnapshotReader
 from anabranch.spark.source.stream_reader import StreamReader
+from tests.client.world import World
 
 # -- filters ---------------------------------------------------------------------------------------------
 
@@ -180,3 +186,14 @@ def test_the_lane_travels_to_tasks_and_pipelines(
     assert Options(options_of(connection)).connection() == connection
     with pytest.raises(InvalidArgument, match="'ETL' is not a lane"):
         Options({"bootstrap": "b:1", "lane": "ETL"}).connection()
+
+
+def test_a_planner_of_a_stream_that_is_gone_frees_its_connections() -> None:
+    world = World()
+    log: Any = world.cluster.log("planner")
+    log.close = Mock()
+    ports = ReaderPorts(lambda _: log, lambda _: None, world.clock)  # type: ignore[arg-type, return-value]
+    connection: Any = SimpleNamespace(timeout=5.0, reader_ports=lambda: ports)
+    with pytest.raises(UnknownStream):
+        Histories(connection, ["nyc/gone"])
+    log.close.assert_called_once()

@@ -109,7 +109,8 @@ def check_told(turn: Turn, thing: bytes, to: ReplyTo | None) -> None:
         return
     if not is_repeated(turn, thing, to):
         raise NotReady(
-            "this was changed meanwhile, and the sender was not told of it: ask again; nothing was changed"
+            "what this command sets was changed, and its sender had not heard of that change: ask again; nothing "
+            "was changed"
         )
 
 

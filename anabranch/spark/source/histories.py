@@ -38,7 +38,11 @@ class Histories:
         self._searches: dict[str, HistorySearch] = {}
         self._tails: dict[str, HistoryTail] = {}
         self._asked_at = self._source.clock.monotonic()
-        self.ids = ids_of(self._source, self.streams, self._deadline(), agreed=agreed)
+        try:
+            self.ids = ids_of(self._source, self.streams, self._deadline(), agreed=agreed)
+        except BaseException:
+            self.close()
+            raise
         self.expect(self.ids)
 
     def expect(self, ids: Mapping[str, StreamIds]) -> None:
