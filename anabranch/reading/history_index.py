@@ -16,7 +16,7 @@ from anabranch.core.ids import NO_TXN
 from anabranch.core.vectors import told
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.epoch_order import StreamOrder
-from anabranch.reading.history import HistoryCursor
+from anabranch.reading.history import HistoryCursor, HistoryRecord
 from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.records import CommitRecord, EpochRecord
 
@@ -50,11 +50,9 @@ class HistoryIndex:
         self._ahead = 0
         self._vector: dict[int, int] = {}
         self._last: int | None = None  # offset of the record that was read last
-        self._adopted: dict[int, int] = {}  # partition -> its end when the stream was created
-        self._adopted_at = 0
-        self._cut: dict[
-            int, int
-        ] = {}  # partition -> below it all is deleted, and no commit is told
+        # Partition -> where what no record names ends, and the timestamp that all of it is at or before.
+        self._adopted: dict[int, tuple[int, int]] = {}  # in the topic when the stream was created
+        self._cut: dict[int, tuple[int, int]] = {}  # its records are gone from the history
         self.order = StreamOrder(())
 
     def cover(self, positions: Mapping[int, int], own: Container[int]) -> None:
@@ -105,12 +103,15 @@ class HistoryIndex:
 
     def _unnamed(self, partition: int, offset: int, end: int) -> Span:
         """Records from this offset to ``end`` at most, which the history has passed without naming them."""
-        cut, adopted = self._cut.get(partition, 0), self._adopted.get(partition, 0)
-        if offset < adopted:
-            return Span(offset, min(end, adopted), None, self._adopted_at, NO_SEGMENT)
-        if offset < cut:
-            return Span(offset, min(end, cut), None, 0, DELETED)
+        for known, segment in ((self._adopted, NO_SEGMENT), (self._cut, DELETED)):
+            until, timestamp = known.get(partition, (0, 0))
+            if offset < until:
+                return Span(offset, min(end, until), None, timestamp, segment)
         return Span(offset, end, None, 0, FOREIGN)
+
+    def keep(self, partition: int) -> None:
+        """Name what is in the partition though its records are cut off the history, as if it had been adopted."""
+        self._adopted[partition] = self._cut.pop(partition)
 
     def drop(self, partition: int, offset: int) -> None:
         """Nothing below this offset will be asked for."""
@@ -126,12 +127,10 @@ class HistoryIndex:
         found = self._cursor.next(deadline)
         for at in found:
             record = at.record
-            if (
-                at.before == NO_PREVIOUS
-            ):  # the stream's very first: what it does not name was there before
-                self._adopted, self._adopted_at = at.vector(), record.timestamp
+            if at.before == NO_PREVIOUS:  # the stream's very first
+                self._adopted = _ends(at)
             elif at.before != self._last:  # the history may be cut up to here
-                self._cut |= at.vector()
+                self._cut |= _ends(at)
             self._last = at.offset
             if isinstance(record, EpochRecord):
                 self.order.add(record)
@@ -147,3 +146,8 @@ class HistoryIndex:
                 spans = self._spans.setdefault(part.partition, deque())
                 spans.append(Span(part.first, part.end, txn_id, record.timestamp, part.segment_id))
                 self._ahead += 1
+
+
+def _ends(at: HistoryRecord) -> dict[int, tuple[int, int]]:
+    """Partition -> its end as of a record, and the record's timestamp."""
+    return {partition: (end, at.record.timestamp) for partition, end in at.vector().items()}

@@ -202,10 +202,18 @@ class OrderedStream:
                 portion.go_on(at)
                 return step
             if span is not None and span.segment_id == DELETED:
+                start = self._start_of(partition)
+                if start is None:
+                    self._held[partition] = offset
+                    return None
+                if start <= offset:
+                    self.index.keep(partition)
+                    continue
+                passed = bisect_left(offsets, min(start, span.end, portion.end), at, most) - at
                 log.warning(
                     "retention has deleted events of %s[%d] that were fetched and not given yet: reading goes on "
-                    "at offset %d",
-                    *(self.topic, partition, span.end),
+                    "after offset %d",
+                    *(self.topic, partition, offsets[at + passed - 1]),
                 )
             else:
                 if span is not None and span.segment_id != FOREIGN:
@@ -213,6 +221,15 @@ class OrderedStream:
                 self._foreign.passed_over(partition, offset, passed)
             portion.go_on(at + passed)
         return None
+
+    def _start_of(self, partition: int) -> int | None:
+        """The first offset that is still there; None: no broker says so now."""
+        place = TopicPartition(self.topic, partition)
+        try:
+            return self._source.start_offsets([place], self._clock.monotonic() + _AT_ONCE_S)[place]
+        except RetryError as error:
+            log.info("%s: %s", self.topic, error)
+            return None
 
     def _turn(self, partition: int, offset: int, wait: float) -> Span | None:
         self._cover()
