@@ -188,7 +188,7 @@ class Options:
 
     def reader(self, group: str, start: str) -> dict[str, Any]:
         """For a reader's member of its group, which fetches nothing."""
-        own = {"group.id": check_text("a group", group), "auto.offset.reset": start}
+        own = {"group.id": check_text("a group's name", group), "auto.offset.reset": start}
         return self._base() | self._consumer | _READER | own
 
     @property

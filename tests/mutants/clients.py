@@ -35,12 +35,13 @@ def doubt_after_sending() -> Planted:
         real = getattr(Transaction, name)
 
         def commit(handle: Any, *given: Any, **named: Any) -> Any:
+            before = handle.state
             try:
                 return real(handle, *given, **named)
             except AnabranchError:
                 raise
             except BaseException:  # KeyboardInterrupt, or the simulator's own
-                handle._in_doubt = False
+                handle.state = before
                 raise
 
         return commit
