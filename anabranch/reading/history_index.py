@@ -54,7 +54,7 @@ class HistoryIndex:
         self._adopted_at = 0
         self._cut: dict[
             int, int
-        ] = {}  # partition -> below it all is deleted, and no commit is told
+        ] = {}  # partition -> offset below which all is deleted, and no commit is known
         self.order = StreamOrder(())
 
     def cover(self, positions: Mapping[int, int], own: Container[int]) -> None:
@@ -128,9 +128,9 @@ class HistoryIndex:
             record = at.record
             if (
                 at.before == NO_PREVIOUS
-            ):  # the stream's very first: what it does not name was there before
+            ):  # the stream's first record: events that it does not name were there before
                 self._adopted, self._adopted_at = at.vector(), record.timestamp
-            elif at.before != self._last:  # the history may be cut up to here
+            elif at.before != self._last:  # the history may be deleted up to here
                 self._cut |= at.vector()
             self._last = at.offset
             if isinstance(record, EpochRecord):
