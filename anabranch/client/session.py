@@ -119,7 +119,7 @@ class Session(StreamCalls):
         """Commit until the outcome is COMMITTED; with ``prepare``, until it is PREPARED.
 
         `OutcomeUnknown` at the deadline; refusals leave it open. `AlreadyCommitted`: a series is beyond the number.
-        It sets how long the controller may wait. Raises `NotReady` while registered locks have to be checked.
+        The call says how long the controller may wait. Raises `NotReady` while registered locks have to be checked.
         """
         answer = self.try_commit(command, deadline)
         if isinstance(answer, r.LookAgain):

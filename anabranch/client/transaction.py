@@ -51,7 +51,7 @@ log = logging.getLogger("anabranch.client")
 
 
 class Reads(Protocol):
-    """What the commit of an open transaction on tables needs to know of its reads."""
+    """The reads of an open transaction on tables, as far as its commit needs them."""
 
     @property
     def vouched(self) -> tuple[r.Vouched, ...]:

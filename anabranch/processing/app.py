@@ -164,9 +164,9 @@ class Processor(Program):
     def on(self, *inputs: Input, batch: bool = False) -> Callable[[F], F]:
         """Decorates a handler of these inputs' events: a function, or an ``async`` one, of an `anabranch.Event`.
 
-        Its ``value`` is decoded. Events of a key come in order. What a handler that raises has changed is taken
-        back. ``batch``: it gets a pyarrow.RecordBatch of one commit's events (columns as of Spark's source), values
-        as bytes. A coroutine that a handler returns is awaited. Raises: InvalidArgument.
+        Its ``value`` is decoded. Events of a key come in order. If the handler raises, its changes are taken back.
+        ``batch``: it gets a pyarrow.RecordBatch of one commit's events (columns as of Spark's source), values as
+        bytes. A coroutine that a handler returns is awaited. Raises: InvalidArgument.
         """
         if not inputs:
             raise InvalidArgument("name the inputs that the handler is for: @app.on(flights)")

@@ -28,7 +28,7 @@ log = logging.getLogger("anabranch.processor")
 
 _ERROR_BYTES = 1024
 _PAUSE_S, _LONGEST_S = 0.1, 2.0  # between tries
-# What a failing handler may raise: a time-out may also cancel its task, and a library may call `sys.exit`.
+# Errors that count as a handler's failure: a time-out may cancel its task, and a library may call `sys.exit`.
 FAILURES = (Exception, asyncio.CancelledError, SystemExit)
 
 

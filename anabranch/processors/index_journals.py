@@ -110,7 +110,7 @@ def scan(batch: RawBatch, *, digests: bool = False) -> Scanned:
 class _TimeLimit:
     """The latest time that a stream accepts in plain records.
 
-    The commits' time decides first. It may lag behind the clock, so the clock is asked about later times. Thus no
+    The commits' time decides first. The clock may be later, so it is asked about times after that. Thus no
     leader decides by its own clock alone. Transactions are checked at commit (`core.decisions.commits.commit`).
     """
 

@@ -32,7 +32,7 @@ log = logging.getLogger("anabranch.compiled")
 MALFORMED_RESULT = -1
 NO_ROOM = -2
 
-# What numba raises for a damaged file of compiled code, which is a pickle.
+# Errors of numba for a damaged file of compiled code, which is a pickle.
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ImportError, RuntimeError, EOFError)
 _DAMAGED += (OverflowError, MemoryError, pickle.UnpicklingError)
 _MIN_RECORD = 7

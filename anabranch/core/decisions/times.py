@@ -110,7 +110,7 @@ def check_told(turn: Turn, thing: bytes, to: ReplyTo | None) -> None:
         return
     if not is_repeated(turn, thing, to):
         raise NotReady(
-            "this was changed meanwhile, and the sender was not told of it: ask again; nothing was changed"
+            "another command changed this, and the sender does not know of it: ask again; nothing was changed"
         )
 
 

@@ -232,7 +232,7 @@ class Turn:
     def latest_time(self, stream: str) -> int:
         """The latest time that an event may have in the stream now, Unix milliseconds.
 
-        It depends on the next commit's timestamp, which never goes back, whatever the clocks of later leaders say.
+        The next commit's timestamp decides: it never goes back, whatever the clocks of later leaders say.
         """
         settings = self.state.streams[stream].settings
         if RETENTION_MS not in settings:
@@ -324,7 +324,7 @@ class Turn:
             # A forgotten id was older than half the retention by the clock at that time.
             wrong_ms += self.settings.retention_ms - self.settings.max_ahead_ms
             raise ClockSkew(
-                f"the controller's clock is {wrong_ms} ms or more behind what it was when outcomes were "
+                f"the controller's clock is {wrong_ms} ms or more earlier than when outcomes were "
                 "forgotten: set the clock of the controller"
             )
         if made_ms <= max(self.expired_ms, self.wall_ms - self.settings.retention_ms):

@@ -19,7 +19,7 @@ from anabranch.errors import InvalidArgument
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOP = "topLevelRecord"
-# What json and fastavro raise for a text that is no schema.
+# Errors of json and fastavro for a text that is no schema.
 _NO_SCHEMA = (
     SchemaParseException,
     ValueError,
