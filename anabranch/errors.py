@@ -16,7 +16,7 @@ from typing import Any
 def read_back(
     kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
 ) -> BaseException:
-    """An error as it was sent from another process: its constructor may take other arguments than ``args``."""
+    """Rebuild an error from another process, whose constructor may take other arguments than ``args``."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error
@@ -56,7 +56,7 @@ class NotInstalled(AnabranchError, ModuleNotFoundError):
 
 
 class NotSupported(AnabranchError):
-    """This operating system, or this kind of threads, can't do it; the message says which one can."""
+    """This operating system, or this kind of threads, does not support it; the message says which one does."""
 
 
 def check(condition: bool, message: str) -> None:

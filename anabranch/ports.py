@@ -341,9 +341,9 @@ class CorruptBatch(LogError):
 
 
 def answered(question: Callable[[Failed], T]) -> T:
-    """The answer to a question that takes a mapping for what failed. Raises the first such error.
+    """The answer to a question that puts failures into a mapping. Raises the first of them.
 
-    So no leader is waited for: a partition in trouble holds up none of the others.
+    Such a question does not wait for leaders, so a partition in trouble does not delay the others.
     """
     failed: dict[TopicPartition, LogError] = {}
     answer = question(failed)

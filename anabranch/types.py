@@ -35,7 +35,7 @@ U = TypeVar("U")
 
 
 class Listed(list[T]):
-    """A list of what control partitions have. ``missing``: those that did not answer, and why."""
+    """A list of what control partitions have. ``missing``: the partitions that did not answer, and why."""
 
     def __init__(
         self, found: Iterable[T] = (), missing: Mapping[int, AnabranchError] | None = None
@@ -48,11 +48,11 @@ class Listed(list[T]):
         return Listed(map(made, self), self.missing)
 
     def check(self) -> Self:
-        """The list, if it is whole; else `NotReady`."""
+        """The list, if no control partition is missing. Raises: NotReady."""
         for error in self.missing.values():
             lacking = ", ".join(map(str, sorted(self.missing)))
             raise NotReady(
-                f"no answer of control partition {lacking}: what it has is missing in the list ({error})"
+                f"no answer of control partition {lacking}: the list lacks what it has ({error})"
             )
         return self
 

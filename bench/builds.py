@@ -1,12 +1,14 @@
 """CPU of a commit by two builds of anabranch: the one of this checkout, and another one, in turn on one broker.
 
-A rate can't show five percent on a busy machine; CPU time can. Each build has a controller and a client process of
-its own for the whole run, with topics of its own on the same warm broker. A pair is one turn of each build; a turn
-does the same work, and counts the CPU seconds of client, controller and broker from its begin to its end. The
-figures are medians over all pairs; the ratio is the median of the pairs' ratios, this build / the other one.
+On a busy machine a rate can't show a difference of five percent; CPU time can. Each build has a controller and a
+client process of its own for the whole run, with topics of its own on the same warm broker. A pair is one turn of
+each build; a turn does the same work, and counts the CPU seconds of client, controller and broker from its begin to
+its end. The figures are medians over all pairs; the ratio is the median of the pairs' ratios, this build / the
+other one.
 
 Works: single-request transactions of ten events, 1 and 64 in flight; transfers between two of 10,000 rows, 64 in
-flight; a processor that copies 20,000 events (CPU of an event there, start and end of the worker included).
+flight; a processor that copies 20,000 events (there the figure is CPU of an event, with the worker's start and
+end).
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ class _Build:
 @contextmanager
 def _build(name: str, folder: Path, broker: EmbeddedBroker) -> Iterator[_Build]:
     """A controller and a client process that import `anabranch` from this folder."""
-    # Safe paths: the folder that a process starts in is not where it imports from.
+    # Safe path: the process must not import from the folder that it starts in.
     where = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "PYTHONSAFEPATH": "1"}
     prefix = f"bench-{name}"
     with ExitStack() as stack:

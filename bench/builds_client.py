@@ -1,6 +1,6 @@
 """The client process of `bench.builds`: ``python -m bench.builds_client BOOTSTRAP PREFIX SCOPE``.
 
-It reads a line of JSON for each turn and prints one when the turn is over. It uses only calls that all builds have.
+It reads a line of JSON for each turn and prints a line when the turn is over. All builds have the calls it uses.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Chronicle:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """An answer about a transaction. ``events``: how many are committed, ``left_out``: how many not, if told."""
+    """An answer about a transaction. ``events``: how many are committed; ``left_out``: how many not, if stated."""
 
     op: Operation
     state: str
@@ -262,13 +262,13 @@ class History:
         return any(name == stream for name, _ in self.deleted)
 
     def is_due(self, event: Event) -> bool:
-        """Whether log and snapshots have to have an event that a commit took. Retention is another question."""
+        """Whether log and snapshots must have an event that a commit took. Retention is not considered."""
         if event.is_adrift:
             return False
         return event.part is not None or not self.may_be_left_out(event)
 
     def may_be_left_out(self, event: Event) -> bool:
-        """Whether its transaction may be committed without it: a prepared one, without a stream that is lost."""
+        """Whether its transaction may be committed without it: a prepared one may, without a lost stream."""
         txn = event.txn
         if txn is None or not txn.is_prepared or not self.is_spoiled(event.stream):
             return False

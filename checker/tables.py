@@ -269,7 +269,7 @@ def _judge_first_committer(
 def _judge_broken(
     history: History, report: Report, tables: dict[str, Rows | None], op: Operation
 ) -> None:
-    """Broken locks name another's write, above the snapshot; no committed transaction is told of them."""
+    """Broken locks name a later write of another transaction; none are reported of a committed one."""
     table, key, by, timestamp = (op.told or {})["broken"]
     txn, rows = history.txns[op.asked["txn"]], tables.get(table)
     before = [a.op for a in txn.answered("committed") if a.op.ended_before(op)]

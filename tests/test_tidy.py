@@ -34,8 +34,8 @@ IMPORTERS = {
     ),
     "confluent_kafka": ("anabranch/librdkafka/",),
 }
-# Handlers of every `Exception` that don't raise it again, by file. A signal's handler may raise one anywhere in the
-# caller's thread (Celery's limit of a task's time, say): it has to come out as it is.
+# Handlers that catch every `Exception` and don't raise it again, by file. A signal handler may raise an exception
+# at any line of the caller's thread (Celery's time limit of a task, say): it has to come out unchanged.
 WIDE = {
     "anabranch/cli/main.py": (1, "the end of the process: each error has its exit code"),
     "anabranch/cli/options.py": (1, "a shell's completion shows no errors"),
@@ -68,7 +68,7 @@ WIDE = {
     "anabranch/spark/pipelines/place.py": (1, "the rows may be committed whatever the job says"),
     "anabranch/web/hub.py": (1, "a page of the web process shows it"),
 }
-# Ports, each with several makes: what a caller asks for must not be dropped by one of them.
+# Ports, each with several implementations: none of them may ignore what a caller asks for.
 PORTS = "anabranch/ports.py", "anabranch/client/ports.py", "anabranch/reading/committed_log.py"
 DROPPED = {
     "tests/client/doubles.py: ListJournal.flush(deadline)",
@@ -183,9 +183,9 @@ def test_a_library_has_its_room(library: str) -> None:
 
 
 def is_wide(handler: ast.ExceptHandler) -> bool:
-    """Whether a handler takes every exception, and keeps it or renames it.
+    """Whether a handler catches every exception, and keeps it or renames it.
 
-    It may end with a bare `raise`, or begin with an `if` that raises again what is of others.
+    It may end with a bare `raise`, or begin with an `if` that raises again the errors that are not its own.
     """
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     names = [getattr(kind, "id", getattr(kind, "attr", "")) for kind in kinds]
@@ -288,7 +288,7 @@ def test_no_make_of_a_port_drops_an_argument() -> None:
                 for argument in _dropped(method)
             }
     assert dropped == DROPPED
-    assert makes["Log"] >= 5, "the rule does not see the makes of the log any more"
+    assert makes["Log"] >= 5, "the rule no longer sees the implementations of the log"
 
 
 def _bases(node: ast.ClassDef) -> list[str]:
@@ -312,7 +312,7 @@ def _all_methods(node: ast.ClassDef, by_name: dict[str, ast.ClassDef]) -> set[st
 
 
 def _dropped(method: ast.FunctionDef) -> list[str]:
-    """The arguments that a method's body does not name; none of one that only raises."""
+    """The arguments that a method's body does not use; empty for a method that only raises."""
     if isinstance(method.body[-1], ast.Raise):
         return []
     names = {n.id for line in method.body for n in ast.walk(line) if isinstance(n, ast.Name)}

@@ -160,7 +160,8 @@ def _show(found: Recovered, *, as_json: bool, always: bool) -> None:
     more += [f"\nwaiting {txn_id.hex()}: {why}" for txn_id, why in found.waiting.items()]
     more += [f"\nno answer of control partition {p}: {why}" for p, why in found.missing.items()]
     more += [
-        f"\nexpired {txn_id.hex()}: it ended, how is not known any more" for txn_id in found.expired
+        f"\nexpired {txn_id.hex()}: it has ended; its outcome is forgotten"
+        for txn_id in found.expired
     ]
     print_result(document, line + "".join(more), as_json=as_json)
 

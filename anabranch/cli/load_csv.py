@@ -394,5 +394,5 @@ def parse_time(text: str) -> int:
     else:
         unix_ms = round(number * 1000 if number < 1e11 else number) if 0 < number <= LATEST else 0
     if not 0 < unix_ms <= LATEST:
-        raise ValueError(f"{text!r} is no time after 1970-01-01, up to the end of 9999")
+        raise ValueError(f"{text!r} is not a time after 1970-01-01, up to the end of 9999")
     return unix_ms

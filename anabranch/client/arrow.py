@@ -156,7 +156,7 @@ def _check_names(names: BytesColumn, taken: np.ndarray[tuple[int], np.dtype[np.b
         reserved &= names.data[long + i] == byte
     if reserved.any():
         check_header_name(names.at(int(np.flatnonzero(taken)[sizes >= len(_OURS)][reserved][0])))
-    if names.data.max(initial=0) > 127:  # an array that was made of bytes may have any
+    if names.data.max(initial=0) > 127:  # an array that was made from bytes may not be UTF-8
         for row in np.flatnonzero(taken).tolist():
             name = names.at(row) or b""
             check_header_name(name.decode(errors="surrogateescape"))

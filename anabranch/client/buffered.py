@@ -74,7 +74,7 @@ class Buffered(Handle):
         raise NotImplementedError
 
     def _move(self, op: HandleOp) -> None:
-        """Move to the state after an op. Raises what makes it illegal."""
+        """Move to the state after an op. Raises the error of an op that is illegal in this state."""
         self.state = HANDLES.judge(self.state, op) or self.state
 
     # -- opening --------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class Buffered(Handle):
         Raises: InvalidArgument, UnknownScope, NotReady, DeadlineExceeded, as `write` if the transaction is over.
         """
         with self._lock:
-            if self.state != "prepared":  # else its token is as before
+            if self.state != "prepared":  # else its token has not changed
                 self._check_usable()
                 self._open(self._shared.deadline(None))
             if self._token is None or self._token == self._txn_id:

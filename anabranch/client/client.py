@@ -245,7 +245,7 @@ class Client(Endings, Processors, Administration):
         'commits', of a scope or a stream: committed after ``start`` and up to ``until``, the newest first; None:
         all, now. To go on, give the last one's timestamp - 1 as ``until``. 'tables', of a scope or of all, by name.
         'versions', of a table's ``key``: as a replica of it keeps them (``folder``, as of `replica`).
-        ``limit``: 1 to 10,000 rows. ``timeout``: seconds, of each question. ``missing`` of the list: as of
+        ``limit``: 1 to 10,000 rows. ``timeout``: seconds, of each question. The list's ``missing``: as in
         `transactions`.
 
         Raises: InvalidArgument, UnknownScope, UnknownStream, NotAuthorized, NotReady, DeadlineExceeded;

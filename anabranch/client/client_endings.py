@@ -190,7 +190,7 @@ class Endings(Streams):
     ) -> Listed[TransactionInfo]:
         """Open transactions, the oldest first; with ``finished`` also the ended ones, the newest first.
 
-        ``missing`` of the list: control partitions that don't answer. Raises: UnknownScope, InvalidArgument
+        The list's ``missing``: control partitions that don't answer. Raises: UnknownScope, InvalidArgument
         (``limit`` is 1 to 10,000); NotReady, DeadlineExceeded (none answers).
         """
         self._shared.check()
@@ -203,7 +203,7 @@ class Endings(Streams):
     ) -> Listed[OpenTransaction]:
         """Open transactions, the oldest first, with bytes, ages, what is left of keepalives, and streams.
 
-        ``missing``, and what it raises: as of `transactions`.
+        ``missing`` and errors: as in `transactions`.
         """
         self._shared.check()
         check_type("a limit", limit, int)
@@ -229,8 +229,8 @@ class Endings(Streams):
     ) -> Listed[TransactionInfo]:
         """Prepared transactions, which wait for their coordinator's word, the oldest first.
 
-        ``secret``: those prepared ``by`` its SHA-256, whichever lane began them. ``missing``, and what it raises:
-        as of `transactions`.
+        ``secret``: those prepared ``by`` its SHA-256, whichever lane began them. ``missing`` and errors:
+        as in `transactions`.
         """
         self._shared.check()
         wanted = ListTransactions(scope, False, limit, None, True, secret)

@@ -76,7 +76,7 @@ class Processors(Reading, Streams):
     ) -> dict[str, Room]:
         """Check that commits of a processor can write to these streams.
 
-        Returns what events each takes now, where that can be known. Raises: CrossScope, UnknownScope,
+        Returns each stream's limits of events, where they can be known. Raises: CrossScope, UnknownScope,
         UnknownStream, NotReady, DeadlineExceeded.
         """
         deadline, names = self._deadline(timeout), sorted(streams)
@@ -86,7 +86,7 @@ class Processors(Reading, Streams):
         journal = self._shared.journals.writer()
         try:
             for name in names:
-                # A client that may only write gets an answer at its first write; so does one of a lost stream.
+                # If this client may only write, or the stream is lost, its first write gets the answer.
                 with suppress(NotAuthorized, JournalMissing):
                     info = self._session.describe(name, deadline)
                     partitions = sorted({segment.partition for segment in info.segments})

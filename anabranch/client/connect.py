@@ -96,7 +96,7 @@ def connect(
 
 
 def _check_threads() -> None:
-    """`NotSupported` where threads are greenlets: a call that waits for another thread stops all."""
+    """`NotSupported` if threads are greenlets: a call that waits for another thread would stop all of them."""
     for call in (_thread.start_new_thread, _thread.allocate_lock):
         library = (getattr(call, "__module__", None) or "").partition(".")[0]
         if library in ("gevent", "eventlet"):

@@ -46,10 +46,10 @@ T = TypeVar("T")
 
 
 class _Copy(NamedTuple):
-    """A command as it is sent, each time the same.
+    """One command, of which every copy has the same bytes and headers.
 
-    So no copy seems to know more than the first one did: one that arrives late is refused, where it would undo what
-    came after another copy.
+    So no copy claims to know of later changes than the first copy did, and a late copy that would undo a change
+    made after another copy is refused.
     """
 
     partition: int
@@ -71,9 +71,7 @@ class Exchange:
         self._max_clock_skew = ports.max_clock_skew
         self._raising = threading.Lock()
         self.highest_timestamp = 0
-        self._told: dict[
-            int, int
-        ] = {}  # control partition -> the highest hybrid time that it answered with
+        self._told: dict[int, int] = {}  # the highest time that each control partition reported
         self._closed = False
 
     def close(self) -> None:
@@ -108,9 +106,7 @@ class Exchange:
 
     def _new_copy(self, partition: int, command: Any, payload: bytes) -> _Copy:
         headers = self.seen
-        if isinstance(
-            command, SETS
-        ):  # judged by what that control partition answered: clocks differ
+        if isinstance(command, SETS):  # compared with that control partition's times
             headers = [(TIME_HEADER, hybrid_time.to_bytes(self._told.get(partition, 0)))]
         return _Copy(partition, self.new_correlation_id(), payload, headers)
 
@@ -170,7 +166,7 @@ class Exchange:
                 refused = result  # the reason, if no answer comes in time
                 self._clock.sleep(pause)
                 pause = min(pause * 2, LONGEST_RETRY_S)
-                # A copy without an answer may have set something: another one may not undo what came after it.
+                # A copy without an answer may have set something; a new command could undo a change made after it.
                 if not (isinstance(command, SETS) and copy.correlation_id in unheard):
                     self._bus.forget(copy.correlation_id)
                     copy = self._new_copy(partition, command, payload)
@@ -182,9 +178,7 @@ class Exchange:
     ) -> Any | None:
         digests = (command_digest(copy.payload),)
         pause, is_first = FIRST_REPEAT_S, not unheard
-        waits = (
-            copy.correlation_id in unheard
-        )  # first for answers to the copies that were sent before
+        waits = copy.correlation_id in unheard  # first wait for the answers to earlier copies
         try:
             while True:
                 if not waits:

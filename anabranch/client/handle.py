@@ -74,7 +74,7 @@ class Shared:
     one_shot_bytes: int
     heart: Heart  # begins to send heartbeats for a handle
     handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
-    # Until when a stream's description is believed; None: it can't be had.
+    # When a stream's description expires, and the description; None: the client can't get it.
     streams: dict[str, tuple[float, StreamInfo | None]] = field(default_factory=dict)
     near_ms: int = 0  # times up to this one are not too far ahead for any stream
     legal: dict[str, set[str]] = field(default_factory=dict)  # by scope: streams beside it
@@ -107,7 +107,7 @@ class Shared:
         self.streams[stream] = self.session.now() + _LAYOUT_S, found
 
     def judge_time(self, stream: str, timestamp: int) -> None:
-        """`InvalidArgument` for a time further ahead than the stream takes, if its settings can be known."""
+        """Raise `InvalidArgument` for a time too far ahead for the stream, if its settings can be known."""
         if timestamp <= self.near_ms:
             return
         now_ms = int(self.session.wall() * 1000)

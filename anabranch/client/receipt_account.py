@@ -32,7 +32,7 @@ log = logging.getLogger("anabranch.client")
 # Events without a key go to one segment for so many bytes, then to the next.
 STICKY_BYTES = 32 << 10
 RECORD_OVERHEAD = 128  # more than framing and the ab.txn header take of a batch's size
-_SECONDS_MS = 10**11  # March 1973; this many seconds are the year 5138
+_SECONDS_MS = 10**11  # March 1973; as seconds it would be the year 5138
 _KNOWN_KEYS = 20_000  # the places of the first so many keys are remembered for each stream
 
 WriteFunction: TypeAlias = (

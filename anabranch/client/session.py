@@ -119,7 +119,7 @@ class Session(StreamCalls):
         """Commit until the outcome is COMMITTED; with ``prepare``, until it is PREPARED.
 
         `OutcomeUnknown` at the deadline; refusals leave it open. `AlreadyCommitted`: a series is beyond the number.
-        How long the controller may wait is set here. `NotReady` while registered locks have to be looked at.
+        The call says how long the controller may wait. Raises `NotReady` while registered locks have to be checked.
         """
         answer = self.try_commit(command, deadline)
         if isinstance(answer, r.LookAgain):
@@ -127,7 +127,7 @@ class Session(StreamCalls):
         return answer
 
     def try_commit(self, command: r.Commit, deadline: float) -> r.Outcome | r.LookAgain:
-        """As `commit`, or learn that the registered locks have to be looked at before the next copy."""
+        """Like `commit`, but may return that the registered locks have to be checked before the next copy."""
         token = command.token
         try:
             with _about(token):
@@ -330,7 +330,7 @@ class _LooksAgain(Exception):
 
 
 def no_replica() -> NotReady:
-    """The error for a commit that can't look at what its transaction read."""
+    """The error for a commit that can't check what its transaction read."""
     return NotReady(
         "locks of the transaction on tables have to be looked at: commit it where a replica is"
     )

@@ -137,10 +137,10 @@ class StreamCalls(Exchange):
     def of_each(
         self, scope: str | None, ask: Callable[[int, float], list[T]], deadline: float
     ) -> Listed[T]:
-        """A list of what all control partitions have, or that of a scope. Raises if none answers.
+        """A list of what all control partitions, or that of a scope, have. Raises if none answers.
 
-        ``ask``: given a control partition and a deadline. Each gets a share of the time; those that don't answer
-        are asked once more, with what the others have left.
+        ``ask``: a function of a control partition and a deadline. Each partition gets a share of the time; those
+        that don't answer are asked once more, in the time that the others have left.
         """
         partitions = self._partitions(scope, deadline)
         found: Listed[T] = Listed()
@@ -164,7 +164,9 @@ class StreamCalls(Exchange):
         if not answered:
             raise next(iter(found.missing.values()))
         for partition, why in found.missing.items():
-            log.warning("control partition %d does not answer, a list lacks it: %s", partition, why)
+            log.warning(
+                "control partition %d does not answer, a list is incomplete: %s", partition, why
+            )
         return found
 
     def _partitions(self, scope: str | None, deadline: float) -> Sequence[int]:
@@ -246,7 +248,7 @@ class StreamCalls(Exchange):
         *,
         by: str = "after",
     ) -> Listed[T]:
-        """`of_each`, up to the limit of each. ``by``: the field that says where to go on."""
+        """`of_each`, up to ``limit`` for each. ``by``: the field that says where to go on."""
 
         def ask(partition: int, until: float) -> list[T]:
             found: list[T] = []

@@ -58,7 +58,7 @@ class Reads(Protocol):
         """The sets of locks that were looked at."""
 
     def look_again(self, answer: r.LookAgain, deadline: float) -> None:
-        """Look at what the controller names. `LocksBroken`; `NotReady`: the replica is not there in time."""
+        """Check the locks that the controller names. Raises: LocksBroken, NotReady (the replica is late)."""
 
 
 class Transaction(Buffered):
@@ -97,7 +97,7 @@ class Transaction(Buffered):
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         if self._result is not None or self._shared.forked:
             return
-        if self.state in ("doubted", "prepared"):  # others may count on it
+        if self.state in ("doubted", "prepared"):  # others may rely on the outcome
             self.beating = False
             return
         written = self._written()
@@ -323,7 +323,7 @@ class Transaction(Buffered):
                 self._move("under_way")
             if reads is None:
                 raise no_replica()
-            # Its errors say nothing of the commit that was sent.
+            # An error of the check says nothing about the commit that was sent.
             reads.look_again(outcome, deadline)
             command = replace(command, vouched=reads.vouched)
             outcome = self._send(command, deadline)
@@ -341,14 +341,14 @@ class Transaction(Buffered):
         return answer
 
     def _failed_to_commit(self, error: AnabranchError, refused: HandleOp) -> None:
-        """Take an error of a send. ``refused``: the op of one that says that the copy had no effect."""
+        """Handle an error of a send. ``refused``: the op for an error that means that the copy had no effect."""
         if isinstance(error, TransactionAborted | LocksBroken | AlreadyCommitted | TenureLost):
             self._end(error)
             self._discard()
         elif isinstance(error, NotAuthorized) and self.state in ("doubted", "decided"):
             raise unknown(f"is not known: {error}", self._txn_id or b"", self._token) from error
         elif isinstance(error, OutcomeUnknown | MalformedRecord | UnsupportedVersion):
-            self._move("doubt")  # no answer, or an unreadable one
+            self._move("doubt")  # there is no answer, or it is unreadable
             self.beating = False
             self._hot.clear()
         else:
@@ -402,7 +402,7 @@ class Transaction(Buffered):
             try:
                 self._abort(reason, self._shared.deadline(timeout), secret, before)
                 self._end(TransactionAborted(f"the transaction is aborted ({reason})"))
-            except AlreadyCommitted:  # perhaps with all that was written here: `commit` asks
+            except AlreadyCommitted:  # perhaps with all of this handle's writes: `commit` asks
                 self._move("late")
                 self.beating = False
                 self._hot.clear()
@@ -449,7 +449,7 @@ class Transaction(Buffered):
             raise AlreadyCommitted("the transaction is committed: its result stands")
         if self.state not in USABLE:
             self._check_not_over()
-            self._move("write")  # says why not
+            self._move("write")  # raises why not
 
     def _end(self, error: AnabranchError) -> None:
         super()._end(error)
@@ -458,5 +458,5 @@ class Transaction(Buffered):
     def _check_not_over(self) -> None:
         super()._check_not_over()
         if self.state == "aborting":
-            why = "is not known, as its abort was not answered: abort it again"
+            why = "is not known, because its abort was not answered: abort it again"
             raise unknown(why, self._txn_id or b"", self._token)

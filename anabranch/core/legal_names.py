@@ -26,16 +26,16 @@ def check_type(what: str, value: object, *kinds: type) -> None:
 
 
 def check_text(what: str, text: str) -> str:
-    """`InvalidArgument` unless librdkafka takes a text as it is: it drops blanks in front, and ends at 0 bytes."""
+    """Refuse a text that librdkafka would change: it drops leading blanks, and stops at a zero byte."""
     check_type(what, text, str)
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"{what} is no text in UTF-8: {error.reason}") from error
+        raise InvalidArgument(f"{what} is not a text in UTF-8: {error.reason}") from error
     if not 0 < size <= _TEXT_BYTES:
         raise InvalidArgument(f"{what} has {size} bytes: 1 to {_TEXT_BYTES:,} are allowed")
     if text[0].isspace() or "\0" in text:
-        raise InvalidArgument(f"{what} begins with a blank, or has a zero byte: leave it out")
+        raise InvalidArgument(f"{what} begins with a blank, or has a zero byte: remove it")
     return text
 
 

@@ -1,6 +1,6 @@
 """All limits of what others send and ask for, in one table: checked before anything is logged.
 
-The rules of events come after it: what key, value, headers, time and size may be, whatever way an event comes in.
+The rules of events come after the table: legal keys, values, headers, times and sizes, however an event is written.
 
 `docs/operations.md` prints it, and a test holds the two together. Limits that an operator may choose are in
 `anabranch.core.decisions.turn.Settings`.
@@ -183,11 +183,11 @@ def weight(answer: object) -> int:
 
 Pairs: TypeAlias = "Sequence[tuple[str, bytes | None]]"
 
-RESERVED = "ab."  # names of headers that begin so are anabranch's own
+RESERVED = "ab."  # header names with this prefix are anabranch's own
 NO_TIME = -1  # the time of a record that has none; in commands: now
 LATEST = EVENT_TIME.value
-AHEAD_MS = 3_600_000  # clocks may be apart, and Kafka allows as much by default
-_HEADER_OVERHEAD = 6  # about what a header takes beside name and value
+AHEAD_MS = 3_600_000  # clocks may differ; Kafka's own default allows as much
+_HEADER_OVERHEAD = 6  # bytes of a header besides name and value, about
 
 
 class Room(NamedTuple):
@@ -223,7 +223,7 @@ def judge(
 
 
 def check_event(key: object, value: object, timestamp: object) -> None:
-    """Raise `InvalidArgument` for a key, value or time that no stream takes."""
+    """Raise `InvalidArgument` for a key, value or time that no stream accepts."""
     if key is not None and not isinstance(key, bytes):
         raise InvalidArgument(f"a key is bytes or None, not {type(key).__name__}")
     if value is not None and not isinstance(value, bytes):
@@ -240,21 +240,21 @@ def check_timestamp(timestamp: object) -> None:
 
 
 def bad_time(timestamp: object) -> str:
-    """The text of the refusal of a time that is out of range."""
+    """The error message for a time that is out of range."""
     return f"timestamp {timestamp!r}: Unix milliseconds above 0, up to {LATEST} (the end of 9999), or None for now"
 
 
 def latest_time(now_ms: int, retention_ms: int) -> int:
-    """The latest time that an event may have now, in a stream with this retention (-1: none by time).
+    """The latest time that an event may have now, in a stream with this retention (-1: no retention by time).
 
-    Brokers delete a log's oldest part only once its latest time is older than the retention. So an event may delay
-    that by the retention again, or an hour, and no longer.
+    Brokers delete a log's oldest part only once the latest time in it is older than the retention. So an event
+    delays that by at most one more retention, or an hour.
     """
     return LATEST if retention_ms < 0 else min(LATEST, now_ms + max(retention_ms, AHEAD_MS))
 
 
 def check_ahead(timestamp: int, latest: int, stream: str) -> None:
-    """`InvalidArgument` for a time, as records have it, that the stream does not take now."""
+    """Raise `InvalidArgument` for a record's time that the stream does not accept now."""
     if not NO_TIME <= timestamp <= LATEST:
         raise InvalidArgument(
             f"{stream}: an event's timestamp is out of range: {timestamp} ms; -1 (none) to {LATEST} are allowed"
@@ -262,12 +262,12 @@ def check_ahead(timestamp: int, latest: int, stream: str) -> None:
     if timestamp > latest:
         raise InvalidArgument(
             f"{stream}: an event's timestamp is {timestamp} ms, too far ahead; now {latest} is allowed: the "
-            "stream's retention.ms, or an hour, since a later one would keep it from deleting what is old"
+            "stream's retention.ms, or an hour, ahead, as a later time would delay the deletion of old events"
         )
 
 
 def copied_time(timestamp: int | None) -> int | None:
-    """The time of a copy of an event with this time: None, now, where it has none that a stream takes."""
+    """The time for a copy of an event with this time: None (now) if no stream accepts the time."""
     return timestamp if timestamp is not None and 0 < timestamp <= LATEST else None
 
 
@@ -293,7 +293,7 @@ def check_headers(headers: Any) -> Pairs | None:
 
 
 def check_header_name(name: object) -> None:
-    """Raise `InvalidArgument` unless it is a text that UTF-8 has, and not reserved."""
+    """Raise `InvalidArgument` unless the name is a text that UTF-8 can encode, and is not reserved."""
     if not isinstance(name, str) or name.startswith(RESERVED):
         raise InvalidArgument(
             f"header name {name!r}: a string that does not begin with {RESERVED!r}"
@@ -304,18 +304,18 @@ def check_header_name(name: object) -> None:
         except UnicodeEncodeError:
             # librdkafka's producer in Python would end the process.
             raise InvalidArgument(
-                f"header name {name!r}: a lone surrogate, which no UTF-8 has"
+                f"header name {name!r}: a lone surrogate, which UTF-8 can't encode"
             ) from None
 
 
 def copied_name(name: str) -> str:
-    """The name that a header has in a copy of its record: one that is reserved, or no UTF-8, can't be written."""
+    """The name that a header has in a copy of its record, as a reserved or non-UTF-8 name can't be written."""
     name = name.encode("utf-8", "replace").decode()
     return f"_{name}" if name.startswith(RESERVED) else name
 
 
 def check_row_key(key: object) -> bytes:
-    """The key of a table's row. `InvalidArgument` unless it can be one."""
+    """The key of a table's row. Raises: InvalidArgument."""
     if not isinstance(key, bytes) or not 1 <= len(key) <= ROW_KEY.value:
         what = f"{len(key)} bytes" if isinstance(key, bytes) else f"{key!r:.100}"
         raise InvalidArgument(f"a row's key is bytes, 1 to {ROW_KEY.value:,} of them, not {what}")
@@ -332,12 +332,12 @@ def headers_size(headers: Pairs | None) -> int:
 def check_size(
     key: bytes | None, value: bytes | None, headers: Pairs | None, most: int, stream: str
 ) -> None:
-    """`EventTooLarge` if the stream takes fewer bytes of key, value and headers."""
+    """Raise `EventTooLarge` if the stream accepts fewer bytes of key, value and headers."""
     check_bytes(len(key or b"") + len(value or b"") + headers_size(headers), most, stream)
 
 
 def check_bytes(size: int, most: int, stream: str, topic: str = "") -> None:
-    """`EventTooLarge` if an event has more bytes than the stream takes. ``topic``: the one that refuses it."""
+    """Raise `EventTooLarge` if an event has more bytes than the stream accepts. ``topic``: what refuses it."""
     if size > most:
         error = EventTooLarge(
             f"an event of {size} bytes; {topic or stream} takes up to {most} of key, value and headers "

@@ -281,7 +281,7 @@ def finished_key(finished_ms: int, txn_id: bytes) -> bytes:
 def rows_of_views(
     scan: Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]],
 ) -> Iterator[tuple[bytes, bytes]]:
-    """A table's rows of no transaction, but those that no view has: there may be many, which are jumped over."""
+    """A table's rows of no transaction, except kinds that no view contains: these may be many, and are skipped."""
     prefix = STATUS + NO_TXN
     rows, passed = scan(prefix, b""), 0
     while (found := next(rows, None)) is not None:

@@ -92,7 +92,7 @@ class State:
         self.streams: dict[str, StreamRow] = {}
         self.histories_ms: dict[
             str, int
-        ] = {}  # the least of a scope's tables, as asked since a change
+        ] = {}  # the least of a scope's tables, cached until a change
         self.layouts: dict[str, Layout] = {}  # active epochs only
         self.epochs: dict[str, dict[int, tuple[SegmentRange, ...]]] = {}  # reference epochs only
         self.places: dict[tuple[str, int], dict[int, SegmentRange]] = {}  # by partition

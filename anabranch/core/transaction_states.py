@@ -2,8 +2,8 @@
 
 An op on a state is *applied* (it moves), *already applied* (nothing changes, the caller gets the same answer;
 Kudu's TXN_OP_ALREADY_APPLIED) or *illegal* (nothing changes, the caller gets a named error; TXN_ILLEGAL_STATE).
-The table is complete: each op has a verdict on each state. `stream_states` has the one of streams. `HANDLES`
-is the table of a client's handle.
+The table is complete: each op has a verdict on each state. `stream_states` has the table for streams, `HANDLES`
+the one for a client's handle.
 """
 
 from __future__ import annotations
@@ -205,20 +205,20 @@ TRANSACTIONS: Machine[TxnState, Op] = Machine(get_args(TxnState), _TABLE, _illeg
 HandleState = Literal[
     "buffered",  # nothing is begun: the writes are in memory
     "open",  # a Begin was sent
-    "sent",  # the first copy of a commit was sent, and nothing is known of it
+    "sent",  # the first copy of a commit was sent, and its effect is not known
     "doubted",  # a commit may have been carried out, by an answer or by a copy of it
-    "decided",  # it is committed, by this handle or another one; the result is not here
+    "decided",  # it is committed, by this handle or another one; the handle lacks the result
     "prepared",
     "aborting",  # an abort was sent, and not answered
-    "over",  # its result, or the error that ended it, is here
+    "over",  # the handle has its result, or the error that ended it
 ]
 HandleOp = Literal[
     "write",  # an event, a token, a flush
     "begin",  # a Begin is sent
     "send",  # a commit or a prepare is sent
-    "refuse",  # that copy had no effect
-    "refuse_shot",  # … nor had the one command with all events
-    "doubt",  # no answer to it in time
+    "refuse",  # the answer says that the copy had no effect
+    "refuse_shot",  # the same for the one command with all events
+    "doubt",  # there was no answer in time
     "under_way",  # the controller says that a commit is decided, and not carried out yet
     "late",  # the controller says that it is committed
     "prepare",  # it is prepared
@@ -232,7 +232,7 @@ _HANDLE_TABLE: dict[HandleOp, tuple[HandleState | Verdict, ...]] = {
     # buffered, open, sent, doubted, decided, prepared, aborting, over
     "write":       (_same, _same, _, _, _, _, _, _),
     "begin":       ("open", _same, _same, _same, _, _, _, _),
-    # A second copy may be refused though the first one is carried out: no refusal says anything from there.
+    # A second copy may be refused although the first one was carried out: so a refusal then proves nothing.
     "send":        ("sent", "sent", "doubted", _same, _same, _same, _, _),
     "refuse":      (_, _, "open", _same, _same, _same, _, _same),
     "refuse_shot": (_, _, "buffered", _same, _same, _same, _, _same),
@@ -259,7 +259,7 @@ def _illegal_here(state: HandleState, op: HandleOp, what: str) -> AnabranchError
         return IllegalState("the transaction is prepared: commit or abort it")
     if state == "aborting":
         return OutcomeUnknown(
-            "the outcome of the transaction is not known, as an abort was not answered: abort it again"
+            "the outcome of the transaction is not known, because an abort was not answered: abort it again"
         )
     return IllegalState(f"{op} is impossible in state {state}{what}; nothing was changed")
 

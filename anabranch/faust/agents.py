@@ -25,9 +25,9 @@ _END_S = 5.0
 
 
 class Hand:
-    """Events that are given to agents, and what is left of them. The hand is over once all are done.
+    """Events that are given to agents together, and those not done yet. The hand is over once all are done.
 
-    ``undo``: how to take back what all agents changed meanwhile.
+    ``undo``: how to take back the changes of all agents.
     """
 
     def __init__(self, cut: Cut, undo: list[Undo]) -> None:
@@ -43,7 +43,7 @@ class Hand:
             self.over.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """An agent failed: nothing of the hand counts."""
+        """Note that an agent failed: no event of the hand counts as done."""
         self.failed = True
         if not self.over.done():
             self.over.set_exception(error)
@@ -81,7 +81,7 @@ class Inbox:
         await self._wake
 
     def drop(self) -> None:
-        """Its actor begins again: the event at work may write no more, and is no stray."""
+        """Its actor starts again: the event at work may write no more, and does not count as a stray."""
         if self.at is not None:
             self.at.over, self.at.strays = True, None
 
@@ -187,7 +187,7 @@ def _loader(app: Any, topic: Any) -> Callable[[Event], Any]:
 
 @refusing("agent", AGENT)
 class Agent(faust.Agent):
-    """An agent whose actors begin again, all of them, after a hand that failed."""
+    """An agent all of whose actors start again after a hand that failed."""
 
     app: Any
 
@@ -250,7 +250,7 @@ class Agent(faust.Agent):
             await coro
         except BaseException as raised:
             error = raised
-            # An agent that would end the process has failed; asyncio would let that out.
+            # An exit counts as a failure of the agent; asyncio would end the process.
             if not isinstance(raised, Exception | SystemExit) or is_from_outside(raised):
                 raise
         finally:

@@ -39,13 +39,13 @@ class AgentHandlers(Handlers):
     def handle(self, cut: Cut, pieces: Sequence[Piece]) -> list[Piece]:
         """Give events to agents, and wait until each is done. After a failure they get each event by itself.
 
-        Raises: HandlerFailed, IllegalState (strays).
+        Raises: HandlerFailed, IllegalState (a task wrote after its event).
         """
         given = [pair for piece in pieces for pair in zip(piece.events, piece.tasks, strict=True)]
         with closed_by_failure(cut) as at:
             failed = self._failed(at, given) if given else None
             if failed is not None:
-                at.take_back()  # agents work on rows together, so that one event's changes can't be told apart
+                at.take_back()  # agents share rows, so the changes of one event can't be separated
                 for event, task in given:
                     case = partial(Case.of, event)
                     first = failed.error if event is failed.event else None

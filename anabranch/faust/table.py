@@ -42,7 +42,7 @@ class Table(Store):
 
     def _place(self, at: Doing, key: Any) -> tuple[int, bytes]:
         if type(key) is type(at.name) and key == at.name and at.key is not None:
-            key = at.key  # the event's own: its bytes, whatever a serializer would make of it
+            key = at.key  # the event's own bytes, which a serializer might encode otherwise
         elif not isinstance(key, bytes | str):
             typ, serializer = self._key
             key = self._app.serializers.dumps_key(typ, key, serializer=serializer)

@@ -103,7 +103,7 @@ class EmbeddedBroker:
         check_extra(self._extra)
         if folder is not None and "," in str(Path(folder).absolute()):
             raise FolderUnusable(
-                f"{folder}: Kafka would take a path with a comma for two; give another one"
+                f"{folder}: Kafka would read a path with a comma as two paths; give another one"
             )
         self._given_folder = Path(folder).absolute() if folder is not None else None
         self._given_log = Path(log).absolute() if log is not None else None

@@ -164,7 +164,7 @@ class EmbeddedCluster:
             time.sleep(POLL_S)
 
     def _cluster_id(self, brokers: int) -> str:
-        """The cluster's id, kept in its folder. `FolderMismatch`: it is of another number of brokers."""
+        """The cluster's id, kept in its folder. `FolderMismatch`: it was made for another number of brokers."""
         path = self._folder / _FACTS
         if path.exists():
             facts = json.loads(path.read_text(encoding="utf-8"))

@@ -40,9 +40,9 @@ class Meta(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A transaction's row. ``made``: Unix milliseconds. ``former``: of the time before `Ledger.adopt`.
+    """A transaction's row. ``made``: Unix milliseconds. ``former``: made before `Ledger.adopt`.
 
-    ``early``: it was ``begun`` and durable, so its block has committed by itself.
+    ``early``: the row was durable while still ``begun``, so its block has committed by itself.
     """
 
     txn_id: bytes
@@ -158,11 +158,11 @@ class Book:
             raise self._refusal(txn_id)
 
     def guard(self) -> None:
-        """From here on `check_same` knows whether the database's transaction is still this one."""
+        """Mark the database's transaction, so that `check_same` can see whether it is still open."""
         self._run(f"savepoint {_SAVEPOINT}")
 
     def check_same(self) -> None:
-        """`IllegalState` if the database's transaction ended since `guard`."""
+        """Raise `IllegalState` if the database's transaction has ended since `guard`."""
         try:
             self._run(f"release savepoint {_SAVEPOINT}")
         except self.driver.Error as error:
@@ -170,7 +170,7 @@ class Book:
                 raise
             raise IllegalState(
                 "the block has ended the database's transaction by itself (a commit, a rollback, or a call that "
-                "commits, as `executescript`): what it committed stays without the events, which are aborted"
+                "commits, as `executescript`): the rows that it committed stay, but the events are aborted"
             ) from error
 
     def end(self, txn_id: bytes, attempt: bytes) -> None:

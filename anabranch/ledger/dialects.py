@@ -28,7 +28,7 @@ class Dialect:
         return connection.cursor()
 
     def is_over(self, error: Exception) -> bool:
-        """Whether a driver's error says that a savepoint is not there, as its transaction is over."""
+        """Whether a driver's error says that a savepoint is missing because its transaction is over."""
         return "savepoint" in str(error)
 
     def server(self, cursor: Any, facts: str | None) -> str:
@@ -160,7 +160,7 @@ def _code(error: Exception) -> str | None:
 
 
 def _texts(_: object, row: Sequence[Any]) -> tuple[Any, ...]:
-    """A row of SQLite's, whatever the connection's text_factory is."""
+    """A row of SQLite with texts as str, whatever the connection's text_factory is."""
     return tuple(value.decode() if isinstance(value, bytes | bytearray) else value for value in row)
 
 

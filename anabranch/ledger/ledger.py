@@ -61,9 +61,9 @@ class Recovered:
 
     ``held``: a process that can still commit has the row. ``forgotten``: rows that are not needed any more.
     ``waiting``: id -> why it can't be ended yet, as a stream waits; a later recovery ends it.
-    ``missing``: control partition -> why it does not answer; a later recovery ends what it has.
+    ``missing``: control partition -> why it does not answer; a later recovery ends its transactions.
     ``alarms``: id -> a contradiction between database and log, for a person; see the runbook.
-    ``expired``: committed in the database, and ended longer ago than outcomes are kept: how is not known any more.
+    ``expired``: committed in the database, but ended longer ago than outcomes are kept, so the outcome is unknown.
     """
 
     committed: list[bytes] = field(default_factory=list)
@@ -128,18 +128,18 @@ class Ledger:
                 txn.write("shop/orders", b"...", key=b"42")
                 cursor.execute("update stock set n = n - 1 where item = %s", [42])
 
-        The end of the ``with`` commits both; an exception ends both. Don't commit inside, nor call what does, as
-        sqlite3's `executescript`. ``connection``: use this
-        one, as of a pool; it has begun no transaction. ``receipts``, ``name``, ``number``: of `Transaction.commit`;
-        if they were committed before, the database is rolled back, and ``txn.result`` is that outcome. ``timeout``:
-        seconds for each step of the end. Once the database has committed, only `LedgerDiffers` is raised: if the
-        controllers don't answer, ``txn.result`` is None, and `recover` commits the events.
+        The end of the ``with`` commits both; an exception ends both. Don't commit inside, and call nothing that
+        does (sqlite3's `executescript`). ``connection``: use this one, as of a pool; it has begun no transaction.
+        ``receipts``, ``name``, ``number``: of `Transaction.commit`; if they were committed before, the database is
+        rolled back, and ``txn.result`` is that outcome. ``timeout``: seconds for each step of the end. Once the
+        database has committed, only `LedgerDiffers` is raised: if the controllers don't answer, ``txn.result`` is
+        None, and `recover` commits the events.
 
         Raises:
             InvalidArgument, UnsupportedSetting: the connection, or its database, can't be used; nothing was begun.
             NoLedger, LedgerMoved: the database is not the ledger's.
             IllegalState: the transaction is in a ledger already, or the connection has begun one; the block has
-                committed by itself: those rows stay, without the events.
+                committed by itself: those rows stay, but the events are aborted.
             OutcomeUnknown: the database did not answer to its commit, and it, or the controllers, can't be asked:
                 `recover` ends it.
             LedgerDiffers: the database has committed, and the transaction was aborted by hand.
@@ -378,7 +378,7 @@ def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | N
     except Expired:
         if (
             row.outcome == COMMIT
-        ):  # it was PREPARED, and that is listed for as long as it lasts: so it has ended
+        ):  # a PREPARED transaction is listed for as long as it lasts: so this one has ended
             found.expired.append(row.txn_id)
             log.warning("ledger: %s ended longer ago than outcomes are kept", txn_text(row.txn_id))
     except (TransactionAborted, NotAuthorized) as error:

@@ -83,7 +83,7 @@ _WITH_UNDERSCORE = option_names(
     """
 )
 
-# Those texts that brokers compare: as librdkafka would change them, they are others.
+# Texts that brokers compare. If librdkafka changes one, it no longer means the same.
 _NAMES = {"client.id", "client.rack", "group.instance.id", "sasl.username", "sasl.password"}
 
 _COMMANDS = {

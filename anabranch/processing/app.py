@@ -36,15 +36,14 @@ _MOST = 1 << 30
 class Processor(Program):
     """A program that reads streams, keeps state and writes streams; each commit has all three, or nothing.
 
-    ``name``: ``scope/name``. ``tasks``: a power of two, the most that work side by
-    side; it never changes. ``commit_interval``: seconds from one commit to the next, 0: at once. ``cut_bytes``:
-    about so many bytes of events are in one commit; a bigger input transaction comes in parts, unless ``whole``.
-    ``dead_letter``: a stream for what a handler, a timer or a window fails at in each of its ``retries``; None: the
-    worker stops there.
-    ``concurrency``: so many ``async`` handlers run side by side. ``start``: where a new processor begins, as of
-    `Client.read`. ``on_lost``: where retention took what was not consumed the worker stops (`SnapshotExpired`);
-    'skip': it goes on behind that, counts it, and passes over whole transactions, in all inputs.
-    ``idle``: a task without events for so many seconds follows the event time of its worker's other tasks.
+    ``name``: ``scope/name``. ``tasks``: a power of two, the most that work side by side; it never changes.
+    ``commit_interval``: seconds from one commit to the next, 0: at once. ``cut_bytes``: about so many bytes of
+    events are in one commit; a bigger input transaction comes in parts, unless ``whole``. ``dead_letter``: a stream
+    for events, timers and windows whose handler fails in all ``retries``; None: stop. ``concurrency``: so many
+    ``async`` handlers run side by side. ``start``: where a new processor begins, as of `Client.read`. ``on_lost``:
+    where retention took what was not consumed the worker stops (`SnapshotExpired`); 'skip': it goes on behind that,
+    counts it, and passes over whole transactions, in all inputs. ``idle``: a task without events for so many
+    seconds follows the event time of its worker's other tasks.
 
     Source: Kafka Streams (tasks, stores), Flink (key groups), Faust (decorators).
     """
@@ -94,7 +93,7 @@ class Processor(Program):
     def input(self, stream: str, *, value: Any = None) -> Input:
         """A stream to read, of any scope. ``value``: json, str, bytes (None), or an object with loads and dumps.
 
-        Raises: InvalidArgument (also for another ``value`` than the same stream had before).
+        Raises: InvalidArgument (also if the same stream has another ``value`` already).
         """
         split_stream(stream)
         return self._input(stream, value)
@@ -165,9 +164,9 @@ class Processor(Program):
     def on(self, *inputs: Input, batch: bool = False) -> Callable[[F], F]:
         """Decorates a handler of these inputs' events: a function, or an ``async`` one, of an `anabranch.Event`.
 
-        Its ``value`` is decoded. Events of a key come in order. A handler that raises leaves no trace. ``batch``:
-        it gets a pyarrow.RecordBatch of one commit's events (columns as of Spark's source), values as bytes. A
-        coroutine that a handler returns is awaited. Raises: InvalidArgument.
+        Its ``value`` is decoded. Events of a key come in order. If the handler raises, its changes are taken back.
+        ``batch``: it gets a pyarrow.RecordBatch of one commit's events (columns as of Spark's source), values as
+        bytes. A coroutine that a handler returns is awaited. Raises: InvalidArgument.
         """
         if not inputs:
             raise InvalidArgument("name the inputs that the handler is for: @app.on(flights)")
@@ -211,7 +210,7 @@ class Processor(Program):
         found = self.inputs.setdefault(name, Input(name, codec))
         if found.codec.decode != codec.decode:
             raise InvalidArgument(
-                f"{name} is an input already, with another codec: all of its handlers get the same values"
+                f"{name} is an input already, with another codec: all handlers of an input get the same values"
             )
         return found
 

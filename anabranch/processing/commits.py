@@ -136,7 +136,7 @@ class Commits:
             except EventTooLarge as error:
                 if not error.most or error.most >= self._limits.most_of(error.stream):
                     raise
-                # The stream took more as the tasks were taken. Handled again, the event that wrote it is known.
+                # The limit was higher when the tasks were taken. Handling the events again finds the one at fault.
                 raise BeginAgainError(str(error)) from error
             except InvalidArgument as error:
                 found = self._client.processor(tenure.processor).tasks
@@ -194,7 +194,7 @@ class Commits:
 
 
 def runs_of(cut: Cut, stream: str, written: list[Any]) -> Iterator[list[Written] | pa.RecordBatch]:
-    """The outputs of a stream in their order: lists of events, and batches."""
+    """The outputs of a stream in order: lists of events, and batches."""
     if stream not in cut.batched:
         yield written
         return

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from anabranch.batches.columns_write import EventColumns
 
 Written: TypeAlias = "tuple[bytes | None, bytes | None, Headers | None, int | None]"
-# A dict of rows, a list of outputs or the counts; what was changed in it; and what was there before.
+# A dict of rows, a list of outputs or the counts; the entry that was changed; and its former value.
 Undo: TypeAlias = "tuple[Any, Any, Any]"
 _ROW_BYTES = 48  # of an event or a row, besides its bytes
 _INCARNATION = 2  # bytes before a row in the state's topic
@@ -61,21 +61,21 @@ class Limits:
         self.known: dict[str, Room] = {}
 
     def learn(self, streams: Iterable[str]) -> None:
-        """Ask for these. Raises: as `Client.check_outputs`."""
+        """Ask for the limits of these streams. Raises: as `Client.check_outputs`."""
         if self._ask is not None:
             self.known |= self._ask(streams)
 
     def most_of(self, stream: str) -> float:
-        """The most bytes of key, value and headers of an event, as far as is known."""
+        """The most bytes of key, value and headers of an event; infinite if not known."""
         room = self.known.get(stream, ANY_STREAM)
         return inf if room.most is None else room.most
 
     def judge(self, stream: str, check: Callable[[Room], object]) -> None:
-        """Let ``check`` raise what it does for a stream's room; before that is believed, the room is asked for."""
+        """Run ``check`` on a stream's limits. If it raises, ask for the current limits and run it on those."""
         try:
             check(self.known.get(stream, ANY_STREAM))
         except (EventTooLarge, InvalidArgument):
-            with suppress(AnabranchError):  # the commit will tell
+            with suppress(AnabranchError):  # the commit will show it
                 self.learn((stream,))
             check(self.known.get(stream, ANY_STREAM))
 
@@ -88,7 +88,7 @@ class Cut:
         self.limits = limits or Limits()
         self.most_of_row = self.limits.most_of(self.limits.state) - _INCARNATION
         self.open = True
-        self.late = False  # it got full before all fired that is due
+        self.late = False  # it got full before all due timers fired
         self.size = 0  # bytes of outputs and changes, about
         self.outputs: dict[str, list[Written | pa.RecordBatch]] = {}  # events and batches in order
         self.batched = set[str]()  # streams that may have batches among them
@@ -152,11 +152,11 @@ class Cut:
 
 
 class Doing:
-    """A handler at work: its cut, the task, key, time and value of its event, as that came.
+    """A handler at work: its cut, and the task, key, time and value of its event, undecoded.
 
-    ``undo``: how to take its changes back. ``name``: the key as the program sees it, if that is decoded. ``over``:
-    its event is done. ``own_key``: it may reach that key's rows alone, for others work beside it. ``strays``: where
-    errors go of what goes on after the end.
+    ``undo``: how to take its changes back. ``name``: the key as the program sees it, if it is decoded. ``over``:
+    its event is done. ``own_key``: it may use only that key's rows, because other handlers run concurrently.
+    ``strays``: gets the errors of tasks that write after the event is over.
     """
 
     __slots__ = (
@@ -189,12 +189,12 @@ class Doing:
             and (timestamp is None or (type(timestamp) is int and 0 < timestamp <= LATEST))
         ):
             size = len(value) + len(key)
-        else:  # the rule itself: a call of it for each event would cost
+        else:  # the rule itself; calling it for each event would cost time
             check_event(key, value, timestamp)
             size = len(value or b"") + len(key or b"")
         pairs, whole = None, size
         if headers is not None:
-            # A list of its own: what the handler gave may change, or be an iterator.
+            # A copy: the handler's own object may change later, or be an iterator.
             pairs = check_headers(headers)
             event = value, key, pairs, timestamp
             whole += headers_size(pairs)
@@ -263,13 +263,13 @@ class Doing:
         self.undo.append((self.cut.counts, what, 1))
 
     def take_back(self) -> None:
-        """Undo all that is noted: a handler failed, and leaves no trace."""
+        """Undo all changes of a handler that failed."""
         cut = self.cut
         for where, what, before in reversed(self.undo):
             if where is cut.counts:
                 where[what] -= before
             elif isinstance(where, list):
-                # Others may have written behind it meanwhile.
+                # Other handlers may have appended to it meanwhile.
                 at = next(n for n in reversed(range(len(where))) if where[n] is what)
                 del where[at]
                 cut.size -= before
@@ -286,7 +286,7 @@ class Doing:
 
 
 def _has_room(columns: EventColumns, size: int, room: Room) -> bool:
-    """Whether a stream takes all of these events, of so many bytes in all."""
+    """Whether a stream accepts all of these events, which have this many bytes in all."""
     if len(columns.timestamps) and int(columns.timestamps.max()) > room.latest:
         return False
     keys = columns.keys.sizes
@@ -301,14 +301,14 @@ def _check_row(size: int, room: Room) -> None:
 
 
 def _refuse() -> NoReturn:
-    raise IllegalState("this cut is not open any more: it is being committed, or is dropped")
+    raise IllegalState("this cut is no longer open: it is being committed, or was dropped")
 
 
 _DOING: ContextVar[Doing | None] = ContextVar("doing", default=None)
 
 
 def _forget() -> None:
-    """A forked child has a copy of the handler's work, which no commit will have."""
+    """Refuse a forked child: it has a copy of the handler's work, which is never committed."""
     at = _DOING.get()
     if at is not None:
         at.over, at.strays, at.cut.open = True, None, False
@@ -340,7 +340,7 @@ def doing() -> Doing:
 
 
 def time_of(timestamp: int | None) -> int | None:
-    """The time of an output, from that of an event: records may have none, or one that no stream takes."""
+    """The time of an output, from an event's time; None if the event has none, or one that no stream accepts."""
     return copied_time(timestamp)
 
 

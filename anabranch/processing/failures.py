@@ -1,4 +1,4 @@
-"""Handlers that fail: their changes are taken back, they are tried again, and at last there is a dead letter."""
+"""Handlers that fail: their changes are taken back, they are tried again, and finally a dead letter is written."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ log = logging.getLogger("anabranch.processor")
 
 _ERROR_BYTES = 1024
 _PAUSE_S, _LONGEST_S = 0.1, 2.0  # between tries
-# Handlers raise these. A time-out or a library may cancel a task or end the process in the middle of one.
+# Errors that count as a handler's failure: a time-out may cancel its task, and a library may call `sys.exit`.
 FAILURES = (Exception, asyncio.CancelledError, SystemExit)
 
 
 class HandlerFailed(FixCallError):
-    """A handler raised: ``event`` (None: a timer's, or a batch's) is the one that it was called with."""
+    """A handler raised: ``event`` (None: of a timer or a batch) is the one that the handler was called with."""
 
     def __init__(self, event: Event | None, error: BaseException, place: str = "") -> None:
         super().__init__(f"{place}{': ' if place else ''}{text_of(error)}")
@@ -41,17 +41,17 @@ class HandlerFailed(FixCallError):
         self.error = error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As of all errors; one of the program's that can't be sent is replaced by its text."""
+        """As for all errors; an error of the program that can't be pickled is replaced by its text."""
         error = self.error
         try:
             pickle.loads(pickle.dumps(error))
-        except Exception:  # noqa: BLE001 - whatever its class does
+        except Exception:  # noqa: BLE001 - its class may raise anything
             error = AnabranchError(text_of(error))
         return read_back, (type(self), self.args, self.__dict__ | {"error": error})
 
 
 class Case(NamedTuple):
-    """The arguments of a failed call, as a dead letter has them. ``place``: where they can be found again."""
+    """The arguments of a failed call, for a dead letter. ``place``: where to find them again."""
 
     place: str
     value: bytes | None
@@ -68,22 +68,22 @@ class Case(NamedTuple):
 
 
 class Failures:
-    """Judges what handlers raise. One thread; `stop`, once it is set, ends all pauses between tries."""
+    """Decides what follows from a handler's error. One thread; `stop`, once set, ends pauses between tries."""
 
     def __init__(self, app: Program, metrics: Numbers, stop: threading.Event) -> None:
         self._app, self._metrics, self._stop = app, metrics, stop
         self._lasting = set[
             type[BaseException]
-        ]()  # errors that were there after all tries, of late
-        self.exits: list[SystemExit] = []  # that are judged
+        ]()  # classes of errors that outlasted all tries, and were not healed since
+        self.exits: list[SystemExit] = []  # those that counted as failures
 
     def settle(
         self, at: Doing, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
         error: BaseException | None = None,
     ) -> bool:  # fmt: skip
-        """Try until there is no failure, which ``attempt`` returns. False: it is a dead letter.
+        """Try until ``attempt`` returns no failure. False: a dead letter was written.
 
-        ``error``: of a first try. Raises: HandlerFailed, and as `judge`.
+        ``error``: the failure of a first try. Raises: HandlerFailed, and as `judge`.
         """
         lasting = self.tries(at, case, attempt, error)
         if lasting is not None:
@@ -111,9 +111,9 @@ class Failures:
         self, at: Doing, case: Callable[[], Case], error: BaseException, tried: int,
         retries: int | None = None,
     ) -> float | None:  # fmt: skip
-        """Take a failed try back. Returns seconds to wait before the next one; None: there shall be none.
+        """Take a failed try back. Returns seconds to wait before the next try; None: try no more.
 
-        Raises: the error itself, if it is not about what the handler got.
+        Raises: the error itself, if the cause is not the handler's event.
         """
         if isinstance(error, TableError | NotAHandler) or is_from_outside(error):
             raise error
@@ -126,17 +126,17 @@ class Failures:
         log.warning(text, self._app.name, case().place, text_of(error), exc_info=trace)
         kind = type(error)
         if tried <= (self._app.retries if retries is None else retries):
-            # A producer's mistake is in all of its events: the first of them shows that time does not heal it.
+            # A producer may make the same mistake in all of its events: waiting for the first one is enough.
             return 0.0 if kind in self._lasting else min(_LONGEST_S, _PAUSE_S * 2 ** (tried - 1))
         self._lasting.add(kind)
         return None
 
     def healed(self, error: BaseException) -> None:
-        """A try after this error had none."""
+        """Note that the try after this error succeeded."""
         self._lasting.discard(type(error))
 
     def bury(self, at: Doing, case: Case, error: BaseException) -> None:
-        """Write a dead letter. Raises: HandlerFailed (there are none); EventTooLarge, InvalidArgument."""
+        """Write a dead letter. Raises: HandlerFailed (no stream is set for it); EventTooLarge, InvalidArgument."""
         stream = self._app.dead_letter
         if stream is None:
             raise HandlerFailed(case.event, error, case.place) from error
@@ -147,7 +147,7 @@ class Failures:
         ]
         time = time_of(case.timestamp)
         try:
-            # Its time may be what is wrong with it.
+            # The stream may refuse the letter because of its time alone.
             if failure_of(at.write, stream, (case.value, case.key, headers, time)) is not None:
                 at.write(stream, (case.value, case.key, headers, None))
         except (EventTooLarge, InvalidArgument) as refused:
@@ -159,7 +159,7 @@ class Failures:
 def headers_of_copy(
     headers: Sequence[tuple[str, bytes | None]],
 ) -> list[tuple[str, bytes | None]]:
-    """Headers as a stream takes them: plain topics may have names that are no UTF-8, or reserved."""
+    """Headers that a stream accepts: plain topics may have reserved names, and names that are not UTF-8."""
     return [
         (name.encode("utf-8", "replace").decode(), value)
         for name, value in headers
@@ -168,7 +168,7 @@ def headers_of_copy(
 
 
 def text_of(error: BaseException) -> str:
-    """Its class and what it says."""
+    """Its class and message."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -191,7 +191,7 @@ async def failure_in(work: Awaitable[Any]) -> BaseException | None:
 
 
 def is_from_outside(error: BaseException) -> bool:
-    """Whether a signal handler of the program raised it: that is about the process."""
+    """Whether a signal handler of the program raised it: then it is about the process, not the event."""
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     codes = {getattr(getattr(one, "__func__", one), "__code__", None) for one in handlers}
     trace = error.__traceback__

@@ -1,4 +1,4 @@
-"""Calling handlers: for each event, side by side, or with Arrow batches. One that fails leaves no trace."""
+"""Calling handlers: one by one, concurrently, or with Arrow batches. Changes of a failed one are taken back."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from anabranch.processing.table import Table
 
 FULL_BYTES = 8 << 20  # as a controller merges 16 MiB of state in one commit, unless told otherwise
-_END_S = 5.0  # for tasks that are cancelled
-_SAID = 1000  # letters about them
+_END_S = 5.0  # how long cancelled tasks may take
+_SAID = 1000  # letters of a log line about them
 log = logging.getLogger("anabranch.processor")
 _make_event: Callable[[Sequence[Any]], Event] = partial(tuple.__new__, Event)
 Given = tuple[Event, int]  # an event and its task
@@ -64,18 +64,18 @@ class Handlers:
             timers = [one for one in app.stores.values() if isinstance(one, Timer | Windows)]
             self._time = TimeOfTasks(timers, self._failures, app.idle, self.most)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._strays: list[IllegalState] = []  # of tasks that went on after their event
+        self._strays: list[IllegalState] = []  # errors of tasks that wrote after their event
 
     def handle(self, cut: Cut, pieces: Sequence[Piece]) -> list[Piece]:
         """Call the handlers with these events; returns those that have no room in the cut, whole commits.
 
         Raises: HandlerFailed, NotAHandler, TableError, IllegalState (an unawaited task writes). The cut
-        is of no more use then.
+        can't be used after that.
         """
         left = list[Piece]()
         with closed_by_failure(cut) as at:
             if self._loop is not None and asyncio.all_tasks(self._loop):
-                self._run(asyncio.sleep(0))  # what handlers left goes on, and is met if it writes
+                self._run(asyncio.sleep(0))  # tasks that handlers left go on; writes are caught
             for (scope, number), some in groupby(pieces, key=_of_commit):
                 commit = list(some)
                 if not left and self._time is not None:
@@ -131,7 +131,7 @@ class Handlers:
     # -- batches --------------------------------------------------------------------------------------
 
     def _batch(self, at: Doing, piece: Piece, registered: Sequence[Registered]) -> None:
-        # A partition of a plain topic is one task's; a stream's batch has events of several.
+        # A partition of a plain topic belongs to one task; a batch of a stream has events of several tasks.
         at.task = piece.tasks[0] if is_plain(piece.stream) and piece.tasks else -1
         at.key = at.timestamp = None
         batch = piece.batch()
@@ -150,7 +150,7 @@ class Handlers:
         self, at: Doing, events: Sequence[Event], batch: pa.RecordBatch, error: BaseException,
         handle: Callable[[pa.RecordBatch], None],
     ) -> None:  # fmt: skip
-        """Handle a batch that failed in halves, so that bad events alone are dead letters."""
+        """Handle a failed batch again in halves, so that only bad events become dead letters."""
         if len(events) == 1 or self._app.dead_letter is None:
             case = Case.of(events[0]) if len(events) == 1 else _case_of_batch(events)
             self._failures.bury(at, case, error)
@@ -187,7 +187,7 @@ class Handlers:
 
         while True:
             try:
-                for event, at.task in given:  # the body is `handle` again: a call would cost more
+                for event, at.task in given:  # as in `handle`, without the cost of a call
                     undo.clear()
                     stream, at.key, at.value, headers, at.timestamp, *more = event
                     decoded = event
@@ -207,7 +207,7 @@ class Handlers:
             case, attempt = partial(Case.of, failed), partial(failure_of, handle, failed)
             try:
                 self._failures.settle(at, case, attempt, error)
-            except Awaited:  # a decorated async function: known only now
+            except Awaited:  # only now it is known to be a decorated async function
                 at.take_back()
                 for one in registered:
                     one.is_async = True
@@ -243,7 +243,7 @@ class Handlers:
             pause: float | None = 0.0
             while pause is not None:
                 tried += 1
-                at = begin_doing(cut)  # of this asyncio task alone, and of this try
+                at = begin_doing(cut)  # for this asyncio task and this try only
                 at.own_key, at.strays = self._app.concurrency > 1, self._strays
                 error = await failure_in(handle(at, event, task))
                 if ending:
@@ -290,7 +290,7 @@ class Handlers:
                 self._loop.run_until_complete(task)
                 break
             except SystemExit as error:
-                # asyncio lets that of any task out; the handler that awaits that task gets it, too.
+                # asyncio raises a task's exit out of its loop; the handler that awaits that task gets it, too.
                 if is_from_outside(error) or (task.done() and task.exception() is error):
                     raise
                 ends.append(error)
@@ -313,7 +313,7 @@ def closed_by_failure(cut: Cut) -> Iterator[Doing]:
 
 
 def _forget_cancellation(error: BaseException | None) -> None:
-    """A handler that cancels its task gives up its own event, not those that follow."""
+    """Make a handler that cancels its own task give up its event only, not the events that follow."""
     task = asyncio.current_task()
     while isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
         task.uncancel()

@@ -135,7 +135,7 @@ class PlainReader:
     def _gone(self, place: TopicPartition, offset: int) -> None:
         error = SnapshotExpired(
             f"{place.topic}[{place.partition}] has lost offset {offset}, which is not consumed yet: keep it for "
-            "longer; now let it go on with on_lost='skip' (`anabranch bridge --lossy`)"
+            "longer; to go on now, use on_lost='skip' (`anabranch bridge --lossy`)"
         )
         if self.on_lost is None:
             raise error
@@ -198,7 +198,7 @@ class PlainReader:
 
 
 def outputs_of(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of records as outputs. Records whose time no stream takes, as -1 and 0, get one: now."""
+    """A batch of records as outputs. Records whose time no stream accepts (-1, 0 …) get the present time."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -71,23 +71,23 @@ class Registered:
 
 
 class NotAHandler(InvalidArgument):
-    """A function that does nothing when it is called: what it returns would have to be run, and nothing runs it."""
+    """A function whose call runs nothing: its result would have to be run, and nothing does that."""
 
 
 class Awaited(NotAHandler):
-    """The same, of a function whose result has to be awaited."""
+    """The same, for a function whose result has to be awaited."""
 
 
 def is_async(call: Handler) -> bool:
-    """Whether a call is known to give a coroutine. A decorated one may, too: see `check_result`."""
-    call_of_object = getattr(type(call), "__call__", None)  # noqa: B004 - it is looked at, not called
+    """Whether a call is known to return a coroutine. A decorated function may do so unknown: see `check_result`."""
+    call_of_object = getattr(type(call), "__call__", None)  # noqa: B004 - it is inspected, not called
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(call_of_object)
 
 
 def check_function(what: str, call: Handler) -> None:
     """Raise `NotAHandler` for a function with a ``yield``."""
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
-        raise NotAHandler(f"{what} {_name(call)} has a yield, so that a call runs nothing of it")
+        raise NotAHandler(f"{what} {_name(call)} has a yield, so that a call runs none of its code")
 
 
 def check_plain(what: str, call: Handler) -> None:
@@ -100,12 +100,12 @@ def check_plain(what: str, call: Handler) -> None:
 
 
 def check_result(call: Handler, found: object) -> None:
-    """Raise `NotAHandler` for a generator, `Awaited` for an awaitable; other results of handlers do no harm."""
+    """Raise `NotAHandler` for a generator, `Awaited` for an awaitable; other results are ignored."""
     if inspect.isgenerator(found) or inspect.isasyncgen(found):
-        raise NotAHandler(f"{_name(call)} returned a generator, and nothing of that has run")
+        raise NotAHandler(f"{_name(call)} returned a generator, and none of its code has run")
     if inspect.isawaitable(found):
         if inspect.iscoroutine(found):
-            found.close()  # else Python warns of it, too
+            found.close()  # else Python also warns that it was never awaited
         raise Awaited(
             f"{_name(call)} returned an awaitable, which is not awaited here: make it a def"
         )

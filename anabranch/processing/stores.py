@@ -50,8 +50,8 @@ class Keyed:
         self._check_task(at)
         if at.own_key and raw != at.key:
             raise InvalidArgument(
-                f"key {raw!r:.100} of store {self.name} is not this event's, and others are handled beside it: use "
-                "concurrency=1, or write to a stream with that key and read it"
+                f"key {raw!r:.100} of store {self.name} is not this event's, and others are handled concurrently: "
+                "use concurrency=1, or write to a stream with that key and read it"
             )
         if not self.local:
             task = at.cut.task_of(raw)
@@ -65,8 +65,8 @@ class Keyed:
     def _check_task(self, at: Doing) -> None:
         if at.task < 0:
             raise InvalidArgument(
-                f"store {self.name}: a batch of a stream is of several tasks, whose rows lie apart: handle single "
-                "events, without batch=True"
+                f"store {self.name}: a batch of a stream has events of several tasks, whose rows are separate: "
+                "handle single events, without batch=True"
             )
 
 
@@ -117,7 +117,7 @@ class Store(Keyed):
         self._check_task(at)
         if at.own_key:
             raise InvalidArgument(
-                f"store {self.name}: its rows are changed by handlers beside this one, and perhaps taken back: use "
+                f"store {self.name}: its rows are changed by concurrent handlers, and perhaps taken back: use "
                 "concurrency=1"
             )
         first = self.prefix + max(_bytes(low), _bytes(prefix))

@@ -90,12 +90,12 @@ class Timer(Keyed):
         check_result(self._call, self._call(key, due))
 
     def case(self, place: str, row: bytes, due: int, _: bytes | None) -> Case:
-        """The arguments of its function, for a dead letter."""
+        """The arguments of the timer's function, for a dead letter."""
         return Case(place, None, row, (), due)
 
 
 class Window:
-    """The value of a key in a window, from ``start`` up to ``end`` (Unix milliseconds). For handlers alone."""
+    """The value of a key in a window, from ``start`` up to ``end`` (Unix milliseconds). For handlers only."""
 
     def __init__(self, windows: Windows, key: bytes, start: int, *, closed: bool = False) -> None:
         self.key, self.start = key, start
@@ -208,7 +208,7 @@ class Windows(Keyed):
         at.put(at.task, self.prefix + key, None)
 
     def case(self, place: str, row: bytes, due: int, data: bytes | None) -> Case:
-        """The arguments of its function, for a dead letter. ``data``: the value, as it is stored."""
+        """The arguments of `on_close`, for a dead letter. ``data``: the value as stored."""
         return Case(place, data, row[_SIZE:], (), due)
 
     def _row(self, at: Doing, key: bytes, start: int) -> tuple[int, bytes]:
@@ -222,7 +222,7 @@ class TimeOfTasks:
     def __init__(
         self, timers: Iterable[Timer | Windows], failures: Failures, idle: float | None, most: int
     ) -> None:
-        """``idle``: seconds, as of `Processor`. ``most``: in a cut of so many bytes nothing more fires."""
+        """``idle``: seconds, as in `Processor`. ``most``: once a cut has this many bytes, nothing more fires."""
         self._most = most
         self._idle_ms = None if idle is None else idle * 1000
         self._wall_ms = self._latest = 0
@@ -329,7 +329,7 @@ class TimeOfTasks:
         cut.look_soonest(task, kind, self._timers)
 
     def _call(self, at: Doing, timer: Timer | Windows, row: bytes, size: int) -> None:
-        """Fire one, or write a dead letter in its place. ``size``: of what is before the time in a row."""
+        """Fire one, or write a dead letter in its place. ``size``: bytes before the time in a row."""
         due, place = int.from_bytes(row[size : size + _SIZE], "big"), row[size + _SIZE :]
 
         def fire() -> None:

@@ -62,12 +62,12 @@ _HANDOVER_S = 3.0
 _LOOK_S = 0.002
 _MIRROR_S = 5.0
 _SILENT_S = 60.0
-SLICE_BYTES = 256 << 10  # so much is read before it is handled
-_READ_AHEAD = 4  # times as many bytes are read for a commit, at most, as it may write
+SLICE_BYTES = 256 << 10  # how much is read before it is handled
+_READ_AHEAD = 4  # bytes read for a commit: at most this multiple of what it may write
 
 
 class Gathered:
-    """A cut, and the pieces that it is made of. ``left``: of the last ones, for the next cut: this one is full."""
+    """A cut and the pieces that it is made of. ``left``: pieces that did not fit any more, for the next cut."""
 
     def __init__(self, handlers: Handlers, cut: Cut) -> None:
         self._handlers, self.cut = handlers, cut
@@ -76,21 +76,21 @@ class Gathered:
         self._slices = 0
 
     def add(self, some: Sequence[Piece]) -> None:
-        """Handle these events, too. Raises: as `Handlers.handle`."""
+        """Handle more events. Raises: as `Handlers.handle`."""
         self._slices += bool(some)
         self.left = self._handlers.handle(self.cut, some)
         self.pieces += some[: len(some) - len(self.left)]
 
     @property
     def is_full(self) -> bool:
-        """Whether it is to be sent, early or late."""
+        """Whether the cut has to be sent now."""
         most = self._handlers.most
         if self.left or self.cut.late:
             return True
         return self.cut.size >= most or self._slices * SLICE_BYTES >= _READ_AHEAD * most
 
     def closed(self) -> Cut:
-        """The cut, when all is handled, with its counts."""
+        """Close the cut once all events are handled, and return it with its counts."""
         self.cut.open = False
         for piece in self.pieces:
             self.cut.counts["processor_events_in", piece.stream] += len(piece.events)
@@ -336,7 +336,7 @@ class Worker:
             self._seen_at = now = clock.monotonic()
             until = min(due, now + _IDLE_S)
             if self._behind:
-                self._fire(gathered, tenure)  # what is due goes before any event
+                self._fire(gathered, tenure)  # due timers fire before any event is handled
                 self._behind = gathered.cut.late
             some, self._left = self._left, []
             if not some and not self._behind:

@@ -122,10 +122,11 @@ class Controller(Rounds):
         self._finish_topics()
 
     def hand_over(self) -> None:
-        """Log that this leader has let go, and resign: a successor need not fear its unfinished work.
+        """Log that this leader has resigned, and resign: then a successor need not wait for its unfinished work.
 
-        A stream in trouble may keep ids busy. No successor can pass these before that record is there, and each
-        one that tries fences the other ids. So this leader leads once more to write it, if no other one led since.
+        A stream in trouble may keep ids busy. A successor passes these over only once that record is logged, and
+        each successor that tries fences the other ids. So this leader becomes leader once more to write the record,
+        if no other controller has led since.
         """
         lacks = self._lacked_ids if self.lease is None else self.lease.lacks_ids
         busy = lacks or self._stream_trouble.suspects
@@ -265,7 +266,7 @@ class Controller(Rounds):
         if not isinstance(error, LogRefused):
             raise error
         if not (refuses_data(error) or isinstance(error, RecordsGone)):
-            # A control topic can't be written, or brokers named none: no data is to blame.
+            # A control topic can't be written, or brokers named no topic: the data is not the cause.
             raise LogUnavailable(str(error), error.topics) from error
         if self._culprit.refused(commands, max(len(turn.state.committing), turn.round.plain_runs)):
             return

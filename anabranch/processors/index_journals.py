@@ -49,7 +49,7 @@ def index_fetched(
 ) -> None:
     """Index one fetch of a journal partition; rows and position are put on ``changes``.
 
-    ``known_until``: a former leader counted the records before it. ``wall_ms``: the clock, Unix milliseconds.
+    ``known_until``: a former leader has counted those before. ``wall_ms``: the clock, Unix milliseconds.
     """
     limit = _TimeLimit(state, stream, wall_ms)
     runs: list[Run] = []
@@ -108,10 +108,10 @@ def scan(batch: RawBatch, *, digests: bool = False) -> Scanned:
 
 
 class _TimeLimit:
-    """The latest time that a stream takes of plain records.
+    """The latest time that a stream accepts in plain records.
 
-    The clock is looked at only for times after what the commits' time allows, which may lag behind it. So no leader
-    decides by its own clock alone. Transactions are judged when they commit (`core.decisions.commits.commit`).
+    The commits' time decides first. The clock may be later, so it is asked about times after that. Thus no
+    leader decides by its own clock alone. Transactions are checked at commit (`core.decisions.commits.commit`).
     """
 
     def __init__(self, state: State, stream: str, wall_ms: Callable[[], int]) -> None:
@@ -129,7 +129,7 @@ class _TimeLimit:
 
 
 def _leave_out(batch: RawBatch, scanned: Scanned, limit: _TimeLimit, *, is_table: bool) -> None:
-    """Reject keys that no row of a table can have, and bad times of plain records; cut the runs there."""
+    """Reject records with keys that no row can have, and plain records with bad times; split the runs there."""
 
     def may_stay(run: Run) -> bool:
         good_keys = not (is_table and run.unfit)
@@ -149,7 +149,7 @@ def _leave_out(batch: RawBatch, scanned: Scanned, limit: _TimeLimit, *, is_table
         for run in runs:
             if may_stay(run):
                 kept.append(run)
-            elif plain and limit.passed_by(run.earliest):  # all of them
+            elif plain and limit.passed_by(run.earliest):  # all records of the run
                 scanned.rejected["bad_time"] += run.records
             else:
                 records = records or decode_records(batch.data)
@@ -189,7 +189,7 @@ def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pu
     txn_id, writer, stream_epoch = header
     base = batch.base_offset
     latest = run.latest
-    if pure:  # it may be copied with its header, which has a time, too
+    if pure:  # it may be copied with its batch header, which has a time, too
         latest = max(latest, read_header(batch.data).max_timestamp)
     return Run(
         txn_id,

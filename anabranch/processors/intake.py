@@ -69,7 +69,7 @@ class Intake:
     unreadable: Counter[str] = field(default_factory=Counter)
     passed_over: dict[tuple[str, int], str] = field(default_factory=dict)
     _may_warn_ms: int = 0
-    _may_warn_of: dict[str, int] = field(default_factory=dict)  # the same, of a stream's journal
+    _may_warn_of: dict[str, int] = field(default_factory=dict)  # the same, for journals
     _control_at: int = 0  # how far the control topic is read, committed
     _control_seen: int = 0  # … and how far it is known to have records
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class Intake:
             )  # fmt: skip
 
     def warn_rejected(self, now_ms: int) -> None:
-        """Warn of journal records that were rejected: of each stream at once, then at most once a minute."""
+        """Warn of rejected journal records: for each stream at once, then at most once a minute."""
         for stream in list(self.index.unsaid):
             if now_ms < self._may_warn_of.get(stream, 0):
                 continue

@@ -43,7 +43,7 @@ _TERM_OFFSETS = (
 class Lease:
     """The right to act: initialised producers, two of them used in turn, and the term.
 
-    ``carriers``: up to two more for each carrier of merges. ``passed_over``: an id was busy when leading began.
+    ``carriers``: up to two more for each carrier of merges. ``passed_over``: an id was busy at its begin.
     """
 
     producers: list[Producer]
@@ -65,7 +65,7 @@ class Lease:
 
     @property
     def lacks_ids(self) -> bool:
-        """Whether a transactional id waits for markers, or did when leading began."""
+        """Whether a transactional id waits for markers, or did so when this leadership began."""
         return self.passed_over or bool(self._aside)
 
     def set_aside(self, producer: Producer) -> None:

@@ -112,9 +112,9 @@ def client_errors(right: str = "Read") -> Iterator[None]:
 
 
 class StreamIds(NamedTuple):
-    """Which stream of a name a position is of: the ids of two of its topics. Empty: not known.
+    """The ids of two topics of a stream, which say which stream of a name a position belongs to. Empty: not known.
 
-    A stream that is deleted and made again has others. So has its copy in another cluster.
+    A stream that is deleted and made again has other ids, and so has its copy in another cluster.
     """
 
     stream: str = ""
@@ -186,17 +186,17 @@ class CommittedLog:
             return None
 
     def expect(self, stream: str, ids: StreamIds) -> None:
-        """Read these very topics of a stream, as a position is of them; others of their names: `UnknownStream`."""
+        """Accept only these topics of a stream, those of a position; others of their names: `UnknownStream`."""
         topics = zip(_read_topics(stream), ids, strict=True)
         self._ids |= {topic: topic_id for topic, topic_id in topics if topic_id}
 
     def check_read(
         self, found: Iterable[TopicPartition], asked: Iterable[TopicPartition] = ()
     ) -> None:
-        """`UnknownStream` if a topic that was just read is not the one that was read before, but a new one.
+        """Raise `UnknownStream` if a topic that was just read is a new one, not the one that was read before.
 
-        ``found``: what was read. If that is nothing: what was ``asked`` for. `LogUnavailable` if brokers don't
-        agree: one may be behind.
+        ``found``: what was read; if nothing was, ``asked`` is checked. Raises `LogUnavailable` if brokers don't
+        agree: one may have old metadata.
         """
         topics = {topic for topic, _ in found}
         for topic in topics or {topic for topic, _ in asked if topic in self._ids}:
@@ -208,14 +208,14 @@ class CommittedLog:
             self._missing.pop(topic, None)
 
     def _replaced(self, topic: str, topic_id: str) -> Never:
-        """A broker has another topic of the name: raises what `check_read` says."""
+        """Raise what `check_read` says, as a broker has another topic of the name."""
         since = self._doubted.setdefault(topic, self.clock.monotonic())
         if self._is_agreed(topic, topic_id, since + _UNKNOWN_S):
             raise self.gone(
                 f"{topic} was deleted, and is another one now: positions in the former one mean nothing in it; "
-                "open a new reader, or take a new snapshot, and begin it anew"
+                "open a new reader, or take a new snapshot, and start again"
             )
-        self.raw.topic_ids([topic])  # of another broker, perhaps
+        self.raw.topic_ids([topic])  # perhaps another broker answers this
         raise _unsure(topic)
 
     def _is_agreed(self, topic: str, topic_id: str, until: float) -> bool:
@@ -332,7 +332,7 @@ class CommittedLog:
     ) -> dict[str, str]:
         """The ids of these topics, empty if brokers have none; those that don't exist are left out.
 
-        ``agreed``: by the word of all brokers that can be asked; one of them may be behind, and tell former ids.
+        ``agreed``: all brokers that can be asked have to agree; one of them may still report former ids.
         """
         until = self.clock.monotonic() + _UNKNOWN_S
 
@@ -404,7 +404,7 @@ class CommittedLog:
         return found[place]
 
     def _same(self, answer: dict[TopicPartition, T]) -> dict[TopicPartition, T]:
-        """The answer, if it is about the topics that were read before, or are expected: `check_read`."""
+        """The answer, if it is about the topics that were read before or are expected. Raises: as `check_read`."""
         self.check_read((), answer)
         return answer
 

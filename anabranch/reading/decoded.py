@@ -17,7 +17,7 @@ from anabranch.types import Event
 if TYPE_CHECKING:
     from anabranch.batches.columns_read import Binary, Columns, Longs
 
-_OURS = (TXN_HEADER, OP_HEADER)  # plain topics may have others that begin so
+_OURS = (TXN_HEADER, OP_HEADER)  # plain topics may have other names with this prefix
 _Headers = list[tuple[str, bytes | None]]
 
 
@@ -260,7 +260,7 @@ def _cut(column: Binary, low: int, high: int) -> list[bytes | None]:
 def split_headers(
     headers: Sequence[tuple[str, bytes | None]] | None,
 ) -> tuple[_Headers, bytes | None]:
-    """The caller's headers, and the transaction id of the ab.txn header; that and ab.op are ours."""
+    """The caller's headers, and the transaction id of the ab.txn header. Headers ab.txn and ab.op are left out."""
     if not headers:
         return [], None
     if len(headers) > 1:

@@ -160,7 +160,7 @@ def _utf8(name: str) -> str:
 
 
 def _times(unix_ms: Longs) -> pa.Array:
-    """Times; those that microseconds of 64 bits can't have become the nearest that they can."""
+    """Times in microseconds; those that don't fit in 64 bits become the nearest that fit."""
     times = np.clip(unix_ms, -_MOST_MS, _MOST_MS) * _US_PER_MS
     return _longs(times, SCHEMA.field("timestamp").type)
 

@@ -76,7 +76,7 @@ class Iteration(Iterator[T], Generic[T]):
 
 
 def check_group(group: str | None) -> str | None:
-    """The name of a group, as `check_text` has it; None: there is no group."""
+    """The name of a group, checked by `check_text`; None: there is no group."""
     return None if group is None else check_text("a group's name", group)
 
 

@@ -98,7 +98,7 @@ class RangeReader:
 
         ``places``: some of `anabranch.reading.event_columns.PLACES`: nothing else is wanted. Events of which the
         history tells as much are not fetched then, and their batches have these columns alone. ``ids``: of the
-        stream that the offsets are of; another one of its name is `UnknownStream`.
+        stream to which the offsets belong; another stream of its name raises `UnknownStream`.
 
         Raises: InvalidArgument, UnknownStream, SnapshotExpired (retention has removed some of it), NotReady and
         DeadlineExceeded (nothing new came for the reader's timeout; again is safe), FixCallError.

@@ -4,8 +4,8 @@ A snapshot is plain data, its *plan*: the timestamp, and for each stream the off
 from the vector of the last history record at or below the timestamp. The controller's answer to `SafeTime`
 makes that record final. Offsets never move, so each reading of the plan gives the same; retention may delete events
 that it names, and that is an error by name. A difference begins at the vector of an earlier timestamp; a position
-is a plan that begins behind what was given out. Plans name the topics that they have offsets of: a stream that was
-deleted and made again is another one.
+is a plan that begins after what was given out. Plans have the ids of the topics of their offsets, so that a stream
+that was deleted and made again is not mistaken for the old one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SnapshotPlan(NamedTuple):
         return cls(timestamp, cuts, since)
 
 
-_NO_IDS = 1  # a text of a version before topics were named
+_NO_IDS = 1  # the version of texts without ids of topics
 _VERSION = 2
 
 

@@ -25,8 +25,8 @@ class StreamCut(NamedTuple):
 
     ``offsets``: partition -> end offset; a partition that is not named has nothing. ``start_offsets``: what
     retention had left when the snapshot was taken, at most the end offset. ``history``: the offset after the last
-    record of the stream's history that belongs to it. ``ids``: which topics these are offsets of; a cut of an
-    older version has none.
+    record of the stream's history that belongs to it. ``ids``: of the topics to which these offsets belong; a cut
+    of an older version has none.
     """
 
     offsets: Mapping[int, int]

@@ -217,7 +217,7 @@ class OrderedStream:
                 )
             else:
                 if span is not None and span.segment_id != FOREIGN:
-                    passed = 1  # within a commit's range; the next one may be of that
+                    passed = 1  # within a commit's range; the next event may belong to that commit
                 self._foreign.passed_over(partition, offset, passed)
             portion.go_on(at + passed)
         return None

@@ -115,7 +115,7 @@ _PREFIX = {cls: bytes((FORMAT_VERSION, code)) for cls, code in _CODES.items()}
 
 _BY_CONTROLLERS = 64  # records of lower numbers are made by any program
 
-# Errors of fastavro and the walks on bytes that are not Avro. All else is of others: a signal's handler may raise.
+# Errors of fastavro and the walks for bytes that are not Avro. Other errors may come from a signal handler.
 _NO_AVRO = (ValueError, LookupError, TypeError, EOFError, OverflowError, MemoryError)
 T = TypeVar("T")
 _Plain = Callable[[Any], Any]

@@ -492,7 +492,7 @@ class LockedRange:
 
 @dataclass(frozen=True, slots=True)
 class LookAgain:
-    """Reply to OneShot and Commit: it is not committed: look at the locks as of this time, and send it again."""
+    """Reply to OneShot and Commit: not committed yet; look at the locks as of this time, and send it again."""
 
     timestamp: int
     tables: tuple[TableTime, ...]

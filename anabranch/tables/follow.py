@@ -70,7 +70,7 @@ class _Table:
         self.base = base  # until it is laid down
         self.begun = (
             base or mark.position
-        )  # a base, 0 for the history's beginning, or a place where the folder was
+        )  # a base, 0 for the history's beginning, or where the folder was
         self.cursor = HistoryCursor(source, stream, whole=True)
         self.cursor.seek(mark.position if base is None else base.position)
         self.parts = StreamParts(source, stream, timeout)
@@ -236,7 +236,7 @@ class Follower:
                 mark = self._anew(stream, own)
             base = None if mark.last else self._base_of(stream, deadline)
             if mark.base != ("" if base is None else _base_id(base)):
-                mark = self._anew(stream, own)  # rows of another base are there
+                mark = self._anew(stream, own)  # the folder has rows of another base
             with self._lock:
                 self.last[stream] = mark.last
                 self.complete[stream] = max(self.complete[stream], mark.complete)
@@ -294,9 +294,11 @@ class Follower:
         stream, mark = table.stream, self._store.marks[table.stream]
         self._anew(stream, mark.ids)
         deadline = self._ports.clock.monotonic() + self._timeout
-        if table.begun == (self._base_of(stream, deadline) or 0):  # it would begin where it began
+        if table.begun == (self._base_of(stream, deadline) or 0):  # it would begin there again
             return _incomplete(stream)
-        return NotReady(f"the log of {stream} begins behind the folder: it is loaded again")
+        return NotReady(
+            f"the log of {stream} begins after the folder's position: it is loaded again"
+        )
 
     def _lay_base(self, table: _Table, base: BaseRow | None, rows: Rows) -> bool:
         """Lay the base down that a table begins at; False: ``rows`` is full. Till the end it shows nothing."""
@@ -328,7 +330,7 @@ class Follower:
                 part = _part_id(run.partition, run.stretch.segment_id)
                 count = run.stretch.length + laid.get(part, (0, 0))[0]
                 laid[part] = count, run.offsets[-1] + 1
-        except SnapshotExpired as error:  # a later one is there, or should be
+        except SnapshotExpired as error:  # there is a later base, or should be
             raise self._cut(table) from error
         rows.marks[table.stream] = mark._replace(base=_base_id(base), laid=laid)
         return False
@@ -385,7 +387,7 @@ def base_runs(
     timeout: float,
     laid: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> Iterator[Run]:
-    """The rows of a table's base, but for those that are ``laid`` down. `SnapshotExpired`: it is deleted."""
+    """The rows of a table's base that are not yet ``laid`` down. Raises: SnapshotExpired (the base is deleted)."""
     stream = base_stream(table)
     search = HistorySearch(source, stream, timeout)
     before = search.as_of(base.commit_timestamp - 1)

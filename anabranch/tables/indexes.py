@@ -22,7 +22,7 @@ class Indexed(NamedTuple):
     values: IndexFunction
 
     def of(self, key: bytes, row: bytes) -> frozenset[bytes]:
-        """The values of a row. `InvalidArgument`: the function gives something else. Its own errors stay."""
+        """The values of a row. Raises: InvalidArgument (it returns something else), and the function's errors."""
         try:
             found: Any = self.values(key, row)
             if found is None:
@@ -31,8 +31,8 @@ class Indexed(NamedTuple):
             values = frozenset((found,) if one else found)
         except Exception as error:
             error.add_note(
-                f"in the function of index {self.name!r}, for row {key!r:.100} of {self.table}: it has to take "
-                "each row that is there; no value leaves one out"
+                f"in the function of index {self.name!r}, for row {key!r:.100} of {self.table}: it has to accept "
+                "each row of the table; return no value to leave a row out"
             )
             raise
         if not all(isinstance(value, bytes) for value in values):

@@ -18,7 +18,7 @@ from anabranch.core.ids import TXN_ID_SIZE
 TABLE = 2  # bytes of a table's number
 STAMP = 8  # … of a timestamp
 MARKS = b"\xff\xff"  # no table has this number
-HIGHEST = (1 << 8 * TABLE) - 2  # … but those below it, from 1 on
+HIGHEST = (1 << 8 * TABLE) - 2  # … except the numbers from 1 to this one
 IDENTITY = MARKS + b"/"
 ROW = TXN_ID_SIZE + 1  # where the row begins in a value
 DELETED = b"\0"
@@ -33,8 +33,8 @@ class Mark(NamedTuple):
 
     ``last``: timestamp of the newest COMMIT here, or of the first EPOCH. ``complete``: with every commit up to
     it. ``floor``: below it versions are swept. All hybrid times. ``ids``: of its topics. ``indexes``: the numbers
-    of its indexes, by name. ``base``: while one is laid down, which, and ``laid``: how many rows of each of its
-    parts are here, and the offset of the next.
+    of its indexes, by name. ``base``: the base that is being laid down, and ``laid``: how many rows of each of
+    its parts are here, and the offset of the next.
     """
 
     number: int

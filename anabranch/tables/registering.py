@@ -181,7 +181,7 @@ class Registering:
         return answer
 
     def check_open(self, deadline: float) -> None:
-        """Raise the controller's answer, unless the transaction is open or no answer comes."""
+        """Raise the controller's answer, unless the transaction is open or there is no answer."""
         with suppress(RetryError, LocksBroken), self.explained():
             self._controller.lock_reads(r.LockReads(self._token, self._writer, 0), deadline)
 

@@ -225,9 +225,10 @@ class Replica:
             self._attempt(self._clock.monotonic() + _WAIT_S)
 
     def _attempt(self, deadline: float) -> None:
-        """A step. Those who wait are told of an error that does not pass by itself; each is tried again.
+        """A step. Waiting calls get an error that does not pass by itself; the step is tried again.
 
-        Without a thread an error that is not of ours comes out at once: the caller's own signal may have raised it.
+        Without a thread, an error that is not the library's is raised at once: the caller's signal handler may have
+        raised it.
         """
         try:
             self.step(deadline)

@@ -53,7 +53,7 @@ class Walk:
             while found.valid():
                 # rocksdict's iterators of a snapshot have what was written since; its look-ups do not.
                 if found.key() != last and _has(snapshot, found.key()):
-                    lost = OSError("rows are missing, and the disk told no error")
+                    lost = OSError("rows are missing, and the disk reported no error")
                     raise table_error(lost, self._folder, "read")
                 step()
             found.status()
@@ -76,7 +76,7 @@ def _has(snapshot: Snapshot, key: bytes) -> bool:
 
 
 def of_disk(error: Exception) -> bool:
-    """Whether rocksdict or the system raised it: else it may be of a signal's handler, and stays as it is."""
+    """Whether rocksdict or the system raised it. Otherwise a signal handler may have, and it is not changed."""
     by_system = isinstance(error, OSError) and error.errno is not None
     return by_system or type(error) in (Exception, DbClosedError)
 

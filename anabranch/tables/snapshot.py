@@ -221,9 +221,9 @@ def bounds(
     for end in (low, high, prefix):
         if end is not None and not isinstance(end, bytes):
             raise InvalidArgument(f"ranges and prefixes of keys are bytes, not {end!r:.100}")
-        if len(end or b"") > ROW_KEY.value + 1:  # just behind the longest key
+        if len(end or b"") > ROW_KEY.value + 1:  # just after the longest key
             raise InvalidArgument(
-                f"an end of a range has {len(end or b''):,} bytes: keys have {ROW_KEY.value:,} at most"
+                f"an end of a range has {len(end or b''):,} bytes: a key has at most {ROW_KEY.value:,}"
             )
     if prefix is not None:
         if low is not None or high is not None:

@@ -184,7 +184,7 @@ class Store(Held):
     def begin(self, stream: str, ids: str) -> Mark:
         """Begin a table from nothing: what is here of it is dropped.
 
-        Another number refuses readers of the old rows. A table without rows keeps its own.
+        The new number keeps readers of the old rows out. A table without rows keeps its number.
         """
         before = self.marks.get(stream)
         if before is not None and self.is_indexed(stream) and not self._has_rows(before):
@@ -206,7 +206,7 @@ class Store(Held):
         return {n for mark in self.marks.values() for n in (mark.number, *mark.indexes.values())}
 
     def _free(self, count: int) -> list[int]:
-        """Numbers that no table and no index has; one that was given is given again as late as possible."""
+        """Numbers that no table and no index has; a number is reused as late as possible."""
         used, found = self._used(), list[int]()
         while len(found) < count:
             self._given = self._given % HIGHEST + 1

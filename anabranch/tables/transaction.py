@@ -37,7 +37,7 @@ from anabranch.types import Counts, Receipt, Result, result_of
 KEEPALIVE_S = 30.0
 log = logging.getLogger("anabranch.client")
 _GRACE_S = 5.0  # to make sure of an outcome
-_BEGINS = 3  # with a fresh snapshot each time
+_BEGINS = 3  # tries, each with a fresh snapshot
 _ROW_BYTES = 48  # of an event in a command, besides key, value and table
 
 
@@ -176,7 +176,7 @@ class TableTransaction(TableWork):
         return opened, self._reads
 
     def _begun(self, timeout: float | None) -> Opened:
-        """The handle, begun at the controller. A snapshot too old for that gives way if nothing was read at it."""
+        """The handle, begun at the controller. A fresh snapshot replaces one that is too old and was not read."""
         scope, tries = split_stream(self._replica.tables[0])[0], 0
         while True:
             opened = self._opened = self._opened or self.commits.opening(
@@ -262,7 +262,7 @@ class TableTransaction(TableWork):
         if self._opened is not None:
             try:
                 self._result = self._commit_open(receipts, name, timeout)
-            except AlreadyCommitted:  # by another process, perhaps with all that was written here
+            except AlreadyCommitted:  # another process did, perhaps with all writes of this one
                 if self._events:
                     raise
                 self._result = self._opened.commit(receipts, name=name, timeout=timeout)
@@ -404,7 +404,7 @@ class TableTransaction(TableWork):
         return bool(state.streams)
 
     def _drop(self, opened: Opened) -> None:
-        """Abort it. Raises: AlreadyCommitted, OutcomeUnknown (its commit came first: no broken lock counts)."""
+        """Abort it. Raises: AlreadyCommitted, OutcomeUnknown (its commit came first, so no broken lock counts)."""
         try:
             opened.abort(BROKEN, timeout=_GRACE_S)
         except (AlreadyCommitted, OutcomeUnknown):

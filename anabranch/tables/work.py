@@ -80,7 +80,7 @@ class TableWork:
         self._reads_lock = isolation == "serializable"  # else the keys that are written do
         self._own: OwnRows = Local()
         self._wrote = False
-        self._was_read = False  # or locked: its snapshot counts
+        self._was_read = False  # or locked, so the snapshot must not change
         self._locks = Locks()
         self._read_from: dict[int, int] = {}  # other writers of it, and their receipts
         self._broken: LocksBroken | None = None
@@ -282,7 +282,7 @@ class TableWork:
             self._fail(self._broken)
 
     def _fail(self, error: LocksBroken) -> NoReturn:
-        """End it with this error; raise the controller's answer if another process has committed it."""
+        """End it with this error, or with the controller's answer if another process has committed it."""
         self._broken = error
         self._replica.broken_at(error.commit_timestamp)
         self._give_up()
@@ -290,7 +290,7 @@ class TableWork:
         raise error
 
     def _give_up(self) -> None:
-        """Leave an open one. Raises the controller's answer, if that says how it has ended."""
+        """Leave an open transaction. Raises the controller's answer if that says how it has ended."""
 
     def _check(self) -> None:
         self._view.check_fork()

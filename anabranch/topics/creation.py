@@ -105,9 +105,9 @@ def create_stream_topics(
 ) -> tuple[dict[int, int], tuple[str, ...]]:
     """Create and check a stream's three topics.
 
-    Returns the stream's end offset on each partition, and the ids of stream, journal, history (none if brokers tell
-    none). ``adopt``: the stream's topic may have records. If an existing topic does not suit, none is created. One
-    that suits gets the settings that were asked for, and the stream's default of ``retention.ms``.
+    Returns the stream's end offset on each partition, and the ids of stream, journal, history (empty if brokers
+    have none). ``adopt``: the stream's topic may have records. If an existing topic does not suit, none is created.
+    One that suits gets the settings that were asked for, and the stream's default of ``retention.ms``.
 
     Raises:
         NotReady: a broker lags: it tells of former topics of these names, or not of the new ones yet.
@@ -268,7 +268,7 @@ def describe_grown(log: Log, stream: str, partitions: int) -> dict[str, TopicInf
 def _with_settings(
     infos: Mapping[str, TopicInfo], settings: Mapping[str, Mapping[str, str]]
 ) -> dict[str, TopicInfo]:
-    """Topics as they are once they have these settings, of each."""
+    """The topics as they are once each has its settings."""
     return {
         name: replace(info, config={**info.config, **settings.get(name, {})})
         for name, info in infos.items()
@@ -292,7 +292,7 @@ def _check_created(
 ) -> int:
     """Check a stream's three topics, which have these ids; returns the number of the stream's partitions.
 
-    ``altered``: settings that brokers took just now; one may still tell of former ones.
+    ``altered``: settings that brokers accepted just now; a broker may still report the former ones.
     """
     infos = _with_settings(describe(log, topics_of(stream)), altered)
     other = [n for n, i in infos.items() if _is_told(i.topic_id) and i.topic_id != ids.get(n)]

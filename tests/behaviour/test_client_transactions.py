@@ -427,7 +427,7 @@ def test_a_forked_child_is_told_and_ends(cluster: Cluster, stream: str, unique: 
     assert done.returncode == 0, done.stderr
 
 
-# What a program prints that gevent has patched, and then commits an event.
+# A program that gevent has patched; it commits an event and prints how many were committed, or the error.
 PATCHED = """
 import sys
 from gevent import monkey

@@ -36,7 +36,7 @@ def until(found: Callable[[], bool]) -> None:
 
 @pytest.mark.soak
 def test_idle_streams_whose_topics_somebody_deletes_are_lost(own: Cluster, unique: str) -> None:
-    """Nothing is written or read: the look of each minute finds it."""
+    """Nothing is written or read: the check that runs each minute finds it."""
     streams = [f"p{unique}/idle{n}" for n in range(3)]
     with anabranch.connect(own.bootstrap, prefix=own.prefix) as client:
         for stream in streams:

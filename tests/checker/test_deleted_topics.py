@@ -93,7 +93,7 @@ def the_history_was_deleted_and_the_stream_lacks_an_event(tape: Tape) -> None:
 
 
 def prepare_in_two(tape: Tape, left_out: int | None) -> None:
-    """A prepared transaction with an event in s/a, whose journal is deleted, and one in s/b, and what is there."""
+    """A prepared transaction with one event in s/a, whose journal is deleted, and one in s/b; and the log."""
     tape.begin("t", ONE)
     tape.write("t", "a")
     tape.write("t", "b", stream="s/b")
@@ -105,7 +105,7 @@ def prepare_in_two(tape: Tape, left_out: int | None) -> None:
 
 
 def look_at_both(tape: Tape) -> None:
-    """A snapshot of later, which shows nothing of s/a."""
+    """A later snapshot, which shows nothing of s/a."""
     asked = {"snapshot": "x", "streams": ["s/a", "s/b"], "asked_for": 20}
     tape.do("r", "snapshot", {"timestamp": 20}, **asked)
     tape.do("r", "snapshot_read", {"events": []}, snapshot="x", stream="s/a")

@@ -313,7 +313,7 @@ def a_lock_that_it_broke_itself(tape: Tape) -> None:
 
 
 def a_part_is_told(tape: Tape, *, answered: bool) -> None:
-    """Its locks are broken by transaction u; another process commits r, before that or later."""
+    """The locks of r are broken by transaction u; another process commits r, before or after that."""
     racing(tape, 15)
     point(tape, "x", "w")
     put(tape, "r", ("y", "new"), file="q")

@@ -120,7 +120,7 @@ def test_stream_list(run: Run, fake: FakeClient) -> None:
 def test_a_list_without_a_control_partition_is_shown_and_no_success(
     words: str, run: Run, fake: FakeClient
 ) -> None:
-    """What chooses by a list does nothing by one that is not whole."""
+    """Commands that choose from a list do nothing if the list is incomplete."""
     fake.missing = {1: NotReady("no controller answered")}
     result = run(*words.split(), "--json")
     assert result.exit_code == ExitCode.RETRY, result.output

@@ -52,7 +52,7 @@ def split(client: Client) -> int:
 
 
 class Deaf:
-    """Loses the first answer that a client waits for; then something happens, and it sends the command again."""
+    """Loses the first answer that a client waits for; then another call runs, and it sends again."""
 
     def __init__(self, world: World, client: Client, then: Callable[[], object] = int) -> None:
         self._world, self._bus, self._then = world, client._ports.bus, then
@@ -71,7 +71,7 @@ class Deaf:
 
 
 def test_two_operators_set_the_same_thing_in_turn(world: World) -> None:
-    """The one is told of what the other did by the refusal, and its call goes on by itself, at once."""
+    """The refusal carries the time of the other operator's change, so the call goes on by itself, at once."""
     one, other = operator(world), operator(world)
     one.add_lane("etl")
     for number in range(3):
@@ -132,7 +132,7 @@ def test_a_copy_does_not_undo_what_came_after_the_first(world: World) -> None:
 
 
 def test_copies_that_are_all_refused_were_not_carried_out(world: World) -> None:
-    """Without a controller for a while: another one's command comes first, then two copies of this one's."""
+    """Without a controller for a while: another command comes first, then two copies of this one."""
     client = operator(world)
     alter(client, "10000000")
     world.stop_controller()
@@ -175,7 +175,7 @@ def test_a_late_copy_changes_nothing(world: World, last: str) -> None:
 
 
 def test_what_one_control_partition_told_is_not_known_of_another() -> None:
-    """The clock of partition 1 is an hour ahead: no command to partition 0 may seem to know of that."""
+    """The clock of partition 1 is an hour ahead: no command to partition 0 may carry a time of partition 1."""
     times = 5, 5 + from_us(3_600_000_000)
     number = 0
 

@@ -1,4 +1,4 @@
-"""One rule for events: whatever call a bad event comes by, the answer is the same, and nothing is written."""
+"""One rule for events: each call that gets a bad event raises the same error, and writes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 Event = Mapping[str, Any]
 
-# What is wrong -> the event's fields, besides a good value and key, and a part of the error's text.
+# What is wrong -> the event's fields (with a good value and key besides), and a part of the error's text.
 BAD: dict[str, tuple[Event, str]] = {
     "time 0": ({"timestamp": 0}, "timestamp 0: Unix milliseconds above 0"),
     "time below 0": ({"timestamp": -2}, "timestamp -2: Unix milliseconds above 0"),
@@ -154,7 +154,7 @@ AHEAD: dict[str, tuple[object, int | None]] = {
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "the rule itself"])
 @pytest.mark.parametrize("known", AHEAD)
 def test_a_time_that_is_too_far_ahead_is_refused_by_name(way: str, known: str) -> None:
-    """Where the stream has retention by time; else, and where nothing is known, the commit judges it."""
+    """The call refuses if the stream has retention by time. If not, or if that is unknown, the commit decides."""
     answer, room = AHEAD[known]
     if isinstance(answer, dict):
         info = replace(stream_info(STREAM, 1), settings=answer)
@@ -172,4 +172,6 @@ def test_a_time_that_is_too_far_ahead_is_refused_by_name(way: str, known: str) -
         with pytest.raises(errors.InvalidArgument, match=f"{STREAM}.* is {beyond} ms, too far"):
             WAYS[way](bench, {"timestamp": beyond})
     asked.append(len(bench.bus.of(r.DescribeStreams)))
-    assert asked == [room is not None and room > AHEAD_MS, 1], "asked when it matters, and once"
+    assert asked == [room is not None and room > AHEAD_MS, 1], (
+        "asked only if it is far ahead, and once"
+    )

@@ -1,4 +1,4 @@
-"""The handle of a transaction in each of its states, and what each answer of a controller makes of it."""
+"""The handle of a transaction: from each state, the state after each answer of a controller."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _prepares(command: Any) -> Any:
     return answer._replace(state="PREPARED") if isinstance(command, r.Commit) else answer
 
 
-# State -> how the controller answers, and the call that leads there from open.
+# State -> the controller's answer, and the call, that lead to it from the state open.
 WAYS: dict[HandleState, tuple[Any, Callable[[Transaction], object]]] = {
     "open": (obliging, lambda _: None),
     "sent": (override(Commit=LOOK), Transaction.commit),
@@ -59,7 +59,7 @@ ABORTS: dict[str, tuple[Any, str]] = {
 
 
 def brought(state: HandleState) -> tuple[Bench, Transaction]:
-    """A handle in this state, which wrote an event before."""
+    """A handle in this state, which has written an event."""
     script, call = WAYS[state]
     bench = Bench()
     txn = bench.client.begin("nyc")

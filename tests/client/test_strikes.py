@@ -1,4 +1,4 @@
-"""An exception that comes from outside, as a signal's handler raises one anywhere, comes out as it is."""
+"""A signal handler may raise an exception at any line: each call lets it out unchanged."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ STRIKES = 500  # of each call, at lines drawn by a seed
 
 
 class Struck(Exception):
-    """As Celery's `SoftTimeLimitExceeded`: an `Exception`."""
+    """An `Exception`, as Celery's `SoftTimeLimitExceeded` is."""
 
 
 @cache
 def _headers(file: str) -> frozenset[int]:
-    """The lines of `with`: a strike at its end leaves the lock held, which is Python's own limit."""
+    """The lines of `with`: an exception at its end leaves the lock held, which is a limit of Python itself."""
     found: set[int] = set()
     for node in ast.walk(ast.parse(Path(file).read_text())):
         if isinstance(node, ast.With):
@@ -75,9 +75,9 @@ class Strike:
 
 
 def struck(call: Callable[[], object], outside: Callable[[], bool] = lambda: False) -> None:
-    """Strike a call at lines drawn from all of it: that very exception comes out each time.
+    """Raise in a call, at lines drawn from all of its lines: exactly that exception comes out each time.
 
-    A finalizer's exception can't come out, so the garbage is left till the end of the test.
+    An exception in a finalizer can't come out, so garbage is kept until the end of the test.
     """
     with Strike(0, outside) as counted:
         call()
@@ -97,7 +97,7 @@ def struck(call: Callable[[], object], outside: Callable[[], bool] = lambda: Fal
 
 @pytest.fixture(autouse=True)
 def garbage() -> Iterator[None]:
-    """No finalizer runs in a strike."""
+    """Keep finalizers from running during a strike."""
     gc.disable()
     yield
     gc.enable()
@@ -178,7 +178,7 @@ def test_transactions_of_tables(world: World, rows: Replica) -> None:
 
 
 def test_the_function_of_an_index(world: World) -> None:
-    """Its own error stays as it is, and a note says which row it was."""
+    """The function's own error is unchanged, and a note says for which row it was."""
 
     def failing(key: bytes, row: bytes) -> bytes:
         raise Struck

@@ -232,7 +232,7 @@ def test_a_commit_in_doubt_stays_so_until_the_abort_is_answered() -> None:
 def test_an_abort_that_comes_too_late_does_not_call_it_aborted(
     code: str, then: type[errors.AnabranchError]
 ) -> None:
-    """Another process has committed it, or its commit is under way: this handle's commit gets that outcome."""
+    """Another process has committed the transaction, or is about to: this handle's commit gets that outcome."""
     late = r.Refusal(code, "it is too late")
     bench = Bench(override(Abort=late))
     with bench.client.begin("nyc") as txn:

@@ -121,7 +121,7 @@ def test_a_second_commit_by_reservation_is_judged_by_its_receipts(world: World) 
 def test_a_second_coordinator_with_a_later_receipt_of_the_same_events_gets_the_outcome(
     world: World,
 ) -> None:
-    """It asked the worker again, which wrote nothing since."""
+    """The coordinator asked the worker for a receipt again, and the worker had written nothing since."""
     reservation = world.client.reserve("nyc")
     worker = world.client.join(reservation)
     worker.write(STREAM, b"v", key=b"k")

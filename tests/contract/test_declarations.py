@@ -206,7 +206,7 @@ def test_a_users_settings_go_where_they_belong(log: Log, stream: str) -> None:
     assert target["segment.bytes"] == journal["segment.bytes"] == "20000000"
 
 
-# What a call asks for -> what a topic has that was there before, with the brokers' own settings.
+# What a call asks for -> the settings after it of a topic that existed with the brokers' defaults.
 ASKED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "nothing": ({}, {"retention.ms": "-1"}),
     "what it has": ({"retention.ms": "604800000"}, {"retention.ms": "604800000"}),

@@ -62,7 +62,7 @@ class World(Journals):
         self.now_ms = 5_000
         self.judge_silence = True
         self.lane = OPEN_LANE  # of the commands to come
-        self.seen: int | None = None  # what their senders were told; None: they don't say
+        self.seen: int | None = None  # the highest time that senders know; None: unstated
         self.waits = False  # whether they want commit wait
         self.lanes: dict[type, str] = {r.Settle: "admin"}  # … but of these
         self.asked: dict[bytes, str] = {}

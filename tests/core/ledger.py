@@ -35,7 +35,7 @@ def latest(known: r.Receipt | None, receipt: r.Receipt) -> r.Receipt:
 
 
 def has_all(one: r.Receipt | None, other: r.Receipt) -> bool:
-    """Whether a receipt tells of all events of another one: of the same ones, or of these offsets and more."""
+    """Whether a receipt covers all events of another one: the same events, or these offsets and more."""
     told = {} if one is None else {(e.stream, e.partition): e for e in one.extents}
     for e in other.extents:
         found = told.get((e.stream, e.partition))

@@ -208,7 +208,7 @@ class Model(Ledger):
         return list(best.values())
 
     def _behind(self, wanted: Sequence[r.Receipt], taken: dict[int, r.Receipt]) -> bool:
-        """Whether a receipt has events that are not among those of these."""
+        """Whether a receipt has events that none of these receipts has."""
         return not all(has_all(taken.get(x.writer), x) for x in wanted)
 
     def _one_shot(self, c: r.OneShot) -> str:

@@ -136,7 +136,7 @@ def test_a_short_retention_allows_less_skew(retention_ms: int, allowed_ms: int) 
 
 @pytest.mark.parametrize("label", ["by its clock", "by a right clock"])
 def test_a_controller_whose_clock_is_behind_forgotten_ids_names_its_clock(label: str) -> None:
-    """`Expired` would be "begin again", and so each time."""
+    """`Expired` would mean "begin again", and the next transaction would get it, too."""
     world = nyc()
     world.one_shot("A")
     world.wait(7 * DAY_MS + 1)

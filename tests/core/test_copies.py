@@ -1,6 +1,6 @@
 """Late and repeated copies of commands that set something: a table of all of these commands.
 
-A row has what is there, a command, and what other clients, or the controller itself, change after it.
+A row has what exists before, a command, and what other clients, or the controller itself, change after it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tests.core.test_tenures import INPUTS
 
 A, X, T, P, LANE = "nyc/a", "nyc/x", "nyc/t", "nyc/p", "etl"
 ENTRIES = (k.Entry.ROUND, k.Entry.AUDIT, k.Entry.CHANGED)  # of rows that tell of the command alone
-# These commands set nothing, or what no other command sets back: see `core.changes`.
+# These commands set nothing, or something that no other command sets back.
 OTHERS = {
     r.FindScope, r.AdoptScope, r.DescribeStreams, r.Begin, r.OneShot, r.PrepareEvents, r.Touch, r.Register,
     r.Heartbeat, r.Commit, r.Abort, r.Settle, r.GetState, r.Resolve, r.ListTransactions, r.ListOpen,
@@ -54,12 +54,12 @@ OTHERS = {
 
 
 def created(turn: Turn, stream: str) -> None:
-    """The topics are there."""
+    """Report that the topics exist."""
     count = turn.state.streams[stream].segment_count
     stream_created(turn, stream, dict.fromkeys(range(count), 0), ("1", "2", "3"))
 
 
-# What the shell says when its work on topics is done, or refused.
+# What the shell reports when its work on topics is done, or refused.
 WORKS: dict[str, tuple[Callable[[Turn, str], object], Callable[..., object]]] = {
     "CREATING": (created, stream_refused),
     "FORGETTING": (stream_forgotten, forget_refused),
@@ -68,7 +68,7 @@ WORKS: dict[str, tuple[Callable[[Turn, str], object], Callable[..., object]]] = 
 
 
 class Copies(World):
-    """A control partition whose topics follow at once, or not yet, or can't."""
+    """A control partition whose topics are made at once, or later, or not at all."""
 
     follows = True
     refuses: AnabranchError | None = None
@@ -96,7 +96,7 @@ class Copies(World):
                 partitions_refused(turn, stream, error)
 
     def say(self, asker: str, command: Any, seen: int | None) -> list[Any]:
-        """The answers to a command whose sender was told of this time; refusals by their names."""
+        """The answers to a command whose sender has received this time; refusals as their names."""
         with self.by(ADMIN_LANE):
             turn = self.new_turn()
             turn.seen = seen
@@ -112,18 +112,18 @@ class Copies(World):
 
     @property
     def now(self) -> int:
-        """The time that an answer has."""
+        """The hybrid time of an answer."""
         return self.state.round.hybrid_time
 
     @property
     def things(self) -> dict[bytes, bytes]:
-        """All rows, but those that tell of the command alone."""
+        """All rows, except those about the command itself."""
         skipped = {k.STATUS + bytes(16) + bytes((entry,)) for entry in ENTRIES}
         return {key: v for key, v in self.table.rows.items() if key[:18] not in skipped}
 
 
 def _without_time(result: Any) -> Any:
-    """An answer without what changes with the time alone."""
+    """An answer without the fields that depend on time."""
     if not isinstance(result, r.StreamList):
         return result
     return replace(result, streams=tuple(replace(one, oldest_snapshot=0) for one in result.streams))
@@ -134,7 +134,7 @@ Step = Any  # a command, or what the controller does
 
 @dataclass
 class Row:
-    """``before``: what is there. ``command``: with its copy. ``after``: what others do then."""
+    """``before``: what exists. ``command``: sent with a copy. ``after``: what others do then."""
 
     name: str
     before: Sequence[Step]
@@ -229,7 +229,7 @@ ROWS = [
 
 
 def played(row: Row) -> tuple[Copies, Any, int]:
-    """What is there before, the command, and the time that its sender was told."""
+    """What exists before, the command, and the time that its sender has received."""
     world = Copies()
     world.find_scope("nyc")
     for number, step in enumerate([create(A), *row.before]):
@@ -268,7 +268,9 @@ def test_a_late_copy_changes_nothing(row: Row, anew: bool) -> None:
     assert world.things == before
     told_now = world.now
     answers = world.say("again", command, told_now)
-    assert answers != ["NotReady"], "asked again, with what the refusal told, it is judged"
+    assert answers != ["NotReady"], (
+        "a new command with the time of the refusal is not refused for the same reason"
+    )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -290,7 +292,7 @@ TAKEN_BACK = [row for row in ROWS if row.name == "taken back"]
 
 @pytest.mark.parametrize("row", WORK + TAKEN_BACK, ids=lambda row: row.name)
 def test_a_copy_of_what_the_brokers_refused_is_tried_again(row: Row) -> None:
-    """The refusal may be lost, so a copy must not be answered as if the work was done."""
+    """The refusal may be lost, so a copy must not be answered as if the command had been carried out."""
     world, command, told = played(row)
     world.refuses = InvalidArgument("so say the brokers")
     for _ in range(2):

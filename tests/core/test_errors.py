@@ -1,4 +1,4 @@
-"""Every error of the product can be sent to another process: so a pool of processes shows the cause."""
+"""Every error of the product can be sent to another process, so that a pool of processes shows the cause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anabranch.processing.failures import HandlerFailed
 from anabranch.types import Event
 
 EVENT = Event("s/a", b"k", b"v", [("h", None)], 1, None, 2, 3, 4, 5)
-# What an error is made with, where that is not one text.
+# The arguments of errors that are not made from one text.
 MADE: dict[str, tuple[Any, ...]] = {
     "Again": (IllegalState("no"),),
     "HandlerFailed": (EVENT, IllegalState("no"), "s/a[4]@5"),
@@ -58,7 +58,7 @@ def test_every_error_is_read_back_as_it_was() -> None:
 
 
 class Unsendable(Exception):
-    """As programs have them: two arguments, one in `args`; and something that can't be pickled."""
+    """Errors as programs define them: two arguments with one in `args`, and one that can't be pickled."""
 
     def __init__(self, number: int, text: str) -> None:
         super().__init__(f"{text} {number}")

@@ -1,4 +1,4 @@
-"""No event's time keeps a stream's retention off: what a stream takes now, and who decides it."""
+"""No event's time prevents a stream's retention: which times a stream accepts now, and who decides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.core.harness import DAY, World, event, nyc, states
 
 
 def kept(world: World, retention_ms: int | None) -> World:
-    """nyc/a with this retention."""
+    """A world with stream nyc/a of this retention."""
     row = world.state.streams["nyc/a"]
     given = {} if retention_ms is None else {"retention.ms": str(retention_ms)}
     world.log_rows([(k.stream_key("nyc/a"), replace(row, settings={**row.settings, **given}))])

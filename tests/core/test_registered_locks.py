@@ -303,7 +303,7 @@ def test_doubts_while_it_is_decided() -> None:
 
 @pytest.mark.parametrize("whose", ["the same events", "another writer's"])
 def test_a_look_for_a_decided_commit_counts_whoever_makes_it(whose: str) -> None:
-    """A later receipt of the same events gets the outcome; another writer's is refused once its look counts."""
+    """A later receipt of the same events gets the outcome; another writer's is refused once its check counts."""
     bank = Long()
     bank.locked(b"k")
     bank.wrote(b"x")
@@ -417,7 +417,7 @@ def test_the_oldest_snapshot_and_what_a_repeated_begin_has_to_say(
 
 
 def test_a_snapshot_that_replicas_may_have_swept_begins_nothing() -> None:
-    """Its scope's table with the least history decides, but for those that keep less than a second."""
+    """The table of the scope with the least history decides; tables that keep less than a second don't count."""
     bank = Long()
     bank.make("nyc/none", table="true", table_history_ms="0")
     bank.make("nyc/short", table="true", table_history_ms="5000")

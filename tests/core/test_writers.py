@@ -207,7 +207,7 @@ def test_a_later_receipt_covers_the_earlier_one(opened: World, later: tuple[r.Ex
 def test_a_receipt_covers_one_whose_events_it_has(
     one: dict[str, Any] | None, expected: bool
 ) -> None:
-    """The order of their sequences says nothing, nor do the ends of the same events."""
+    """The order of the sequences does not matter, nor do the ends, if the events are the same."""
     other = r.Receipt(b"", 1, 2, False, (r.Extent("nyc/a", 0, 1, 5, 3, 7),))
     given = None
     if one is not None:

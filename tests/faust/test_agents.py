@@ -240,7 +240,7 @@ def test_actors_that_ended_are_held_by_nothing() -> None:
 
 
 class Named(faust.Record):
-    """A key that other programs write in their own way."""
+    """A key that other programs encode in their own way."""
 
     id: int
 
@@ -259,7 +259,7 @@ KEYS_OF_TABLES: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[int], 
 
 @pytest.mark.parametrize("what", KEYS_OF_TABLES)
 def test_an_event_s_own_key_is_the_key_of_its_row_as_it_came(what: str) -> None:
-    """Whatever types and serializers the topic and the table have."""
+    """The types and serializers of topic and table make no difference."""
     of_table, of_topic, raw = KEYS_OF_TABLES[what]
     app = anabranch.faust.App("s/x", bootstrap="none:1")
     table = app.Table("t", default=int, **of_table)

@@ -325,7 +325,7 @@ def texts_as_bytes(place: Place) -> Any:
 
 @pytest.mark.parametrize("made", [dicts, texts_as_bytes])
 def test_rows_of_the_callers_kind(world: World, place: Place, made: Callable[[Place], Any]) -> None:
-    """The block's cursor has them; the ledger's own does not."""
+    """The block's cursor gives such rows; the ledger's own cursor does not."""
     ledger = Ledger(lambda: made(place))
     ledger.create(world.client)
     with ordered(world, place, ledger, "a"):
@@ -684,7 +684,7 @@ def test_a_row_that_contradicts_the_log_is_an_alarm_and_stays(
 def test_a_row_whose_outcome_is_forgotten_is_told_once(
     world: World, place: Place, ledger: Ledger
 ) -> None:
-    """All went well, and no recovery ran for longer than outcomes are kept."""
+    """The transaction was committed, and no recovery ran for longer than outcomes are kept."""
     with patch("anabranch.ledger.ledger._finish"), ordered(world, place, ledger, "a") as txn:
         pass
     assert txn.txn_id is not None

@@ -116,7 +116,7 @@ def test_raw_connections_get_what_was_given() -> None:
 )
 @pytest.mark.parametrize("name", ["group.id", "client.id", "sasl.password"])
 def test_a_text_that_librdkafka_would_change_is_refused(name: str, text: str) -> None:
-    """By a group's name of blanks it would end the process."""
+    """librdkafka would end the process for a group's name that has only blanks."""
     what = "a group" if name == "group.id" else "option"
     calls: dict[str, list[Callable[[], object]]] = {
         "group.id": [
@@ -137,7 +137,7 @@ def test_texts_that_it_takes_as_they_are(text: str) -> None:
 
 
 def _of_gevent() -> None:
-    """In the place of a function of `_thread`, as `monkey_patch` puts one there; gevent has a test of its own."""
+    """Stands in for a function of `_thread`, as `monkey_patch` does; gevent has a test of its own."""
 
 
 @pytest.mark.parametrize("library", ["eventlet.green.thread"])

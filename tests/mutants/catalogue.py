@@ -70,7 +70,7 @@ PLAINLY = CALM | {"plain_s": 0.5}
 BURSTS: dict[str, float] = {"plain_s": 0.5, "readers": 2}
 MARKERS = {"marker_delay_s": 0.05, "chunk_bytes": 16 << 20, "cleaning": False, "readers": 0}
 LOSING = {"lose_s": 3.0, "linger": 0.8}
-# Topics are deleted, and little is done: nothing is written to some of the streams.
+# Topics are deleted, and there is little load: nothing is written to some of the streams.
 IDLE = CALM | {"lose_s": 2.0, "clients": 1, "jobs": 1, "work_s": 20.0, "lag_s": 0}
 LOSING_SOON = LOSING | {"lose_s": 1.0}
 LAGGING = {"lag_s": 1.0, "linger": 0.8}
@@ -90,7 +90,7 @@ IN_MEMORY = "tests/tables/test_transactions.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 FREEZING = TABLED | {"chunk_bytes": 100}  # … of which all are carried that go by journals
 PREPARED = {"prepared": 1.0, "linger": 0.8}
-# Retention comes to where readers are, and cuts the history while they hold events.
+# Retention deletes up to where readers are, and cuts the history while they hold fetched events.
 RETAINING = CALM | {
     "readers": 6, "retain_s": 0.2, "scale_s": 0.5, "cleaning": True, "small": True, "streams": 1,
     "machines": 1, "clients": 1, "client_freeze": 0.005, "delay": 0.2, "delay_s": 0.05, "work_s": 10.0,

@@ -63,7 +63,7 @@ def stale_cut() -> Planted:
 
 
 def unsure_ends() -> Planted:
-    """Where a partition ends is believed of whichever broker answers, also of a former leader."""
+    """Any broker's answer about where a partition ends is believed, also a former leader's."""
     real = CommittedLog.end_offsets
 
     def end_offsets(
@@ -81,7 +81,7 @@ def unsure_ends() -> Planted:
 
 
 def bare_errors() -> Planted:
-    """A question that brokers don't answer in time ends with their own error, which is none of the library's."""
+    """If brokers don't answer a question in time, the caller gets their own error, not one of the library's."""
     real = CommittedLog._ask
 
     def ask(log: CommittedLog, *given: Any) -> Any:
@@ -94,7 +94,7 @@ def bare_errors() -> Planted:
 
 
 def taken_and_refused() -> Planted:
-    """A write says "call again" of an event that it has queued, the first time that it is given it."""
+    """The first write of an event says "call again", although it has queued the event."""
     real, given = Handle.write, set[bytes | None]()
 
     def write(handle: Any, stream: str, value: bytes | None = None, *more: Any) -> None:
@@ -160,7 +160,7 @@ def no_waiting() -> Planted:
 
 
 def deleted_are_adopted() -> Planted:
-    """Held events of which retention cut the history are given as if they were older than the stream."""
+    """Events that a reader holds and whose history retention cut are given as if older than the stream."""
     real = HistoryIndex._unnamed
 
     def unnamed(index: HistoryIndex, *place: int) -> Span:

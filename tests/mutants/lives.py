@@ -23,7 +23,7 @@ from anabranch.schemas.records import ChangedRow, StreamRow
 
 @contextmanager
 def late_copies() -> Iterator[None]:
-    """A command that sets something is carried out whatever its sender was told: a late copy, too."""
+    """A command that sets something is carried out whatever time its sender knows, so a late copy is, too."""
     real = State.last_change
 
     def known(state: State, thing: bytes) -> ChangedRow | None:
@@ -36,7 +36,7 @@ def late_copies() -> Iterator[None]:
 
 @contextmanager
 def copies_know_more() -> Iterator[None]:
-    """A copy of a command that sets something is sent as a new command while one before it has no answer."""
+    """While a copy of a command that sets something has no answer, the next copy is sent as a new command."""
     with patch.object(exchange, "SETS", ()):
         yield
 
@@ -66,7 +66,7 @@ def deleted_to_the_end() -> Iterator[None]:
 
 @contextmanager
 def positions_of_any_stream() -> Iterator[None]:
-    """A position is taken for one of whatever stream has the name."""
+    """A position is accepted for any stream of the name."""
     with patch.object(CommittedLog, "expect", lambda *_: None):
         yield
 

@@ -128,7 +128,7 @@ def quiet_streams_stay() -> Planted:
 
 
 def idle_streams_stay() -> Planted:
-    """What the leader can't look at each minute is left alone: an idle stream without its topic stays ACTIVE."""
+    """Streams that fail the check of each minute are left alone: an idle one without its topic stays ACTIVE."""
     return patch.object(
         Histories, "missed", property(lambda _: set(), lambda *_: None), create=True
     )

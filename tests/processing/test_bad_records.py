@@ -1,4 +1,4 @@
-"""Records of plain topics that no stream takes as they are: the bridge copies them, or says what to do."""
+"""Records of plain topics that no stream accepts unchanged: the bridge copies them, or says what to do."""
 
 from __future__ import annotations
 

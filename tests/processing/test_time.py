@@ -365,7 +365,7 @@ def test_a_folder_can_be_opened_again_after_a_timer_s_handler_raised(tmp_path: P
 
 
 def test_a_window_that_is_kept_is_of_the_event_at_work(tmp_path: Path) -> None:
-    """Between events it is refused; in a later event it has that one's cut; once it closes it takes nothing."""
+    """Setting it between events, or once closed, is refused; in a later event it changes that event's cut."""
     app = Processor("t/p", tasks=TASKS)
     source, kept, seen = app.input("t/in"), list[timers.Window](), list[object]()
     hours = app.windows("hours", 1, value=json)
@@ -410,7 +410,7 @@ def test_a_window_that_is_kept_is_of_the_event_at_work(tmp_path: Path) -> None:
 
 
 def test_a_cut_that_is_not_open_takes_nothing(tmp_path: Path) -> None:
-    """Whoever kept it: its commit may be walking through it."""
+    """A caller may have kept it, but the commit may be iterating over it."""
     cut = Cut(Table(tmp_path), TASKS)
     at, cut.open = begin_doing(cut), False
     writes: list[Callable[[], object]] = [
@@ -426,7 +426,7 @@ def test_a_cut_that_is_not_open_takes_nothing(tmp_path: Path) -> None:
 
 
 def changing(app: Processor, rng: random.Random, *, side_by_side: bool) -> Callable[[Any], Any]:
-    """A handler that changes all kinds of things; with the value 'bad' it fails somewhere, after some of them."""
+    """A handler that changes all kinds of state; with the value 'bad' it fails after some of the changes."""
     out, more = app.output("t/out"), app.output("t/more")
     store, late = app.store("s", value=json), app.output("t/late")
     windows = app.windows("w", 1, every=0.5, value=json, late=late)
@@ -475,7 +475,7 @@ def changing(app: Processor, rng: random.Random, *, side_by_side: bool) -> Calla
 @pytest.mark.parametrize("side_by_side", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_what_fails_leaves_no_trace_in_a_cut(tmp_path: Path, seed: int, side_by_side: bool) -> None:
-    """All is as if the bad events had not come, but for their dead letters and their event times."""
+    """The result is as if the bad events had not come, except for their dead letters and their event times."""
     rng = random.Random(seed)
     offsets = iter(range(10_000))
 
@@ -521,7 +521,7 @@ def handled(whole: Piece) -> Iterator[None]:
 
 
 def test_sizes_of_windows_are_to_the_millisecond() -> None:
-    """As decimals read, not as their nearest binary fractions are cut off."""
+    """Sizes are rounded as decimals, not truncated as binary fractions."""
     app = Processor("t/p")
     for ms in range(1, 100_000):
         windows = Windows(str(ms), RAW, ms / 1000, None, ms / 1000, None)

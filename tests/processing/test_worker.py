@@ -401,7 +401,7 @@ class Called:
 
 
 def decorated(call: Any) -> Any:
-    """As metrics, retries and tracing decorate it: a plain function."""
+    """A plain function around it, as decorators for metrics, retries and tracing make one."""
 
     @functools.wraps(call)
     def called(*args: Any) -> Any:
@@ -484,7 +484,7 @@ def test_a_function_that_nothing_would_run_is_refused_where_it_is_declared(
 def test_a_result_that_nothing_would_run_stops_the_worker_before_anything_is_consumed(
     place: Place, what: str, found: Any
 ) -> None:
-    """No dead letter either: the program is wrong, not the event. Other results do no harm."""
+    """There is no dead letter: the program is wrong, not the event. Other results are ignored."""
     if what in ("events", "side by side") and found is _nothing:
         return
     app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
@@ -645,7 +645,7 @@ def test_without_dead_letters_it_stops_the_worker_by_name(place: Place, what: st
 def test_a_failed_event_is_tried_again_by_itself_and_pauses_are_those_of_the_first(
     place: Place,
 ) -> None:
-    """A mistake of a producer is in all of its events; an error that passes is waited for again."""
+    """A producer's mistake in all of its events causes pauses once; after an error that passes, they return."""
     app = Processor("nyc/p", tasks=1, commit_interval=0, dead_letter="nyc/dead")
     place.client.create_stream("nyc/dead")
     out, calls = app.output("nyc/out"), list[bytes]()
@@ -703,7 +703,7 @@ def test_what_a_signal_raises_is_no_failure_of_an_event(
 
 
 def test_calls_that_would_have_no_effect_are_refused(place: Place) -> None:
-    """A window's and a timer's rows are set by their own words; one input has one codec."""
+    """Rows of windows and timers are set by their own methods; an input has one codec."""
     app, said = Processor("nyc/p", tasks=1, commit_interval=0), list[str]()
     windows = app.windows("w", 1)
     timer: Any = app.timer("t")(lambda *_: None)
@@ -784,7 +784,7 @@ def test_events_and_batches_of_one_output_share_a_commit_in_their_order(place: P
 
 LEFT: dict[
     str, tuple[float, float]
-] = {  # when the task writes, and when its event and one beside it are over
+] = {  # when the task writes, and when its event and a concurrent one are over
     "after its event, beside another": (0.02, 0.2),
     "after all events": (0.02, 0.0),
     "long after": (0.3, 0.0),
@@ -879,7 +879,7 @@ def test_late_events_keep_their_headers(place: Place) -> None:
 
 
 def test_a_forked_child_of_a_handler_writes_nothing(place: Place) -> None:
-    """It has a copy of the commit, which nobody sends."""
+    """The child has a copy of the commit, which is never sent."""
     app = Processor("nyc/p", tasks=1, commit_interval=0)
     out, said = app.output("nyc/out"), list[int]()
 

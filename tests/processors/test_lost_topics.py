@@ -55,7 +55,7 @@ def test_a_missing_topic_stops_nobody_else_and_is_given_up_in_time(topic: str) -
 
 @each_topic
 def test_an_idle_stream_is_lost_within_two_minutes(topic: str) -> None:
-    """Nothing is written to it, and nobody asks for it."""
+    """Nothing is written to the stream, and no client asks for it."""
     play = Play()
     play.play(10, 10.0)
     play.world.cluster.delete_topic(topic)

@@ -115,7 +115,7 @@ def test_what_the_stream_refuses_is_passed_over_alone(
 def test_a_refusal_that_names_no_topic_costs_no_data(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker that speaks another version of Produce refuses so: leading begins again, until one does not."""
+    """A broker with another version of Produce refuses so: the controller leads again until a write succeeds."""
     controller = led(world)
     check, refusing = Partition.check, True
 
@@ -171,7 +171,7 @@ TIMES: dict[str, tuple[int, list[int], list[int]]] = {
 @pytest.mark.parametrize("what", TIMES)
 @pytest.mark.parametrize("idle", [False, True])
 def test_times_that_no_stream_takes_are_rejected_alone(world: World, what: str, idle: bool) -> None:
-    """Also where the last commit is long ago: then the clock says what is ahead."""
+    """This holds also if the last commit is long ago: then the clock decides what is ahead."""
     retention, times, stay = TIMES[what]
     world.clock.now -= 864_000 * idle
     controller = led(world, retention_ms=str(retention))

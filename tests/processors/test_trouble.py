@@ -292,7 +292,7 @@ def test_an_unreadable_history(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gap_of_a_stream_without_a_leader_holds_up_no_round() -> None:
-    """Others wrote to its topic; without helper threads the gap is read between two rounds."""
+    """Other programs wrote to its topic; without helper threads the gap is read between two rounds."""
     play, place = Play(), TopicPartition(stream_topic(GONE), 0)
     play.world.cluster.produce(place, [Record(n, 1, b"k", b"stray", ()) for n in range(9)])
     assert play.one_shot(GONE) == "COMMITTED"
@@ -301,7 +301,7 @@ def test_a_gap_of_a_stream_without_a_leader_holds_up_no_round() -> None:
     assert [gap.stream for gap in waiting] == [GONE]
     play.world.cluster.troubles[place] = Trouble(Kind.LEADERLESS)
     began = play.world.clock.now
-    for _ in range(5):  # the first one, before it is known that the stream is in trouble
+    for _ in range(5):  # the first try comes before the stream is known to be in trouble
         gaps._look_ms = 0
         play.play(1)
     assert (play.world.clock.now, gaps.found) == (began, {})
@@ -315,7 +315,7 @@ def test_a_gap_of_a_stream_without_a_leader_holds_up_no_round() -> None:
 
 
 def test_no_call_for_a_stream_waits_for_its_leader() -> None:
-    """All other streams would wait with it. Control topics are waited for: nothing goes on without them."""
+    """All other streams would wait, too. Only control topics are waited for: nothing works without them."""
     folder = Path(controller_module.__file__).parent
     waiting = [
         (path.name, function.name)
@@ -393,7 +393,7 @@ def test_a_leader_that_is_stopped_before_it_leads_once_more_lets_go() -> None:
 def test_a_leader_that_is_fenced_while_an_id_is_busy_hands_over(
     monkeypatch: pytest.MonkeyPatch, fenced_in: str
 ) -> None:
-    """Each controller that tried to lead fenced the other ids, so the record that would let it lead never came."""
+    """Each controller that tried to lead fenced the other ids, so the record that it needed was never logged."""
     play = Play()
     initialise = play.world.cluster.initialise
     monkeypatch.setattr(
@@ -401,7 +401,7 @@ def test_a_leader_that_is_fenced_while_an_id_is_busy_hands_over(
         "initialise",
         lambda id_, s: None if id_.endswith("control.0.b") else initialise(id_, s),
     )
-    play.controller.lead()  # it led before: so it passes the busy id over
+    play.controller.lead()  # it was the last leader, so it passes the busy id over
     assert not play.controller._stream_trouble.suspects
     other = play.world.controller("other")
     with pytest.raises(LogBusy):

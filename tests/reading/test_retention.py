@@ -238,7 +238,7 @@ def offsets(taken: Taken) -> Callable[[], list[Any]]:
 def test_a_position_is_of_its_own_stream_alone(
     kind: Callable[[Taken], Callable[[], list[Any]]], events: int | None
 ) -> None:
-    """Not of one that is made again under the name, however long that is; it is told at once."""
+    """A stream that is made again under the name is not read, however long it is; the reader reports it at once."""
     world = World()
     client = operator(world)
     client.create_stream(A)
@@ -283,7 +283,7 @@ def test_a_position_outlives_all_but_a_deletion(named: bool) -> None:
 
 @pytest.mark.parametrize("away", [False, True])
 def test_one_broker_s_word_makes_no_other_stream(away: bool) -> None:
-    """It may be behind, and know the former topics alone. If one can't be asked, the others' word counts."""
+    """One broker may know only the former topics. If a broker can't be asked, the others' answers count."""
     world = World()
     client = operator(world)
     client.create_stream(A)

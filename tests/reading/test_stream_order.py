@@ -266,7 +266,7 @@ def test_what_is_taken_away_is_dropped(written: WrittenStream) -> None:
 def test_what_retention_deletes_while_it_is_held_is_passed_over(
     written: WrittenStream, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The history is cut up to an epoch behind it, whose time is no commit's."""
+    """The history is cut up to a later epoch, whose time is not the time of a commit."""
     written.scale(ONE)
     keys = Keys(4)
     for _ in range(2):
@@ -290,7 +290,7 @@ def test_what_retention_deletes_while_it_is_held_is_passed_over(
 
 
 def test_adopted_events_have_the_time_of_the_first_epoch(written: WrittenStream) -> None:
-    """A commit shares the round with it."""
+    """A commit is in the same round."""
     adopted = [(b"k0", b"k0:0"), (b"k1", b"k1:0")]
     written.vector[0] = written._append(0, adopted, NO_TXN).stop
     whole = written._segment(0, 0, 0, SPACE, 0)

@@ -26,7 +26,7 @@ def main() -> int:
     )
     parser.add_argument("--step", type=int, default=1, help="from one seed to the next (default 1)")
     parser.add_argument(
-        "--at-once", type=int, default=1, metavar="N", help="in so many processes (default 1)"
+        "--at-once", type=int, default=1, metavar="N", help="number of processes (default 1)"
     )
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after so long, 0: never")
     parser.add_argument("--trace", action="store_true", help="print each port call")
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _start(given: str) -> int:
-    """A seed, or the one that a commit stands for: each commit has others."""
+    """A seed, or for HEAD the one that the commit's hash gives: each commit has its own."""
     if given.isdecimal():
         return int(given)
     asked = ["git", "rev-parse", "--verify", f"{given}^{{commit}}"]
@@ -68,11 +68,11 @@ def _start(given: str) -> int:
 
 
 def _at_once(given: argparse.Namespace, arguments: list[str]) -> int:
-    """Each process plays every n-th seed; later options win over those that are given."""
+    """Each process plays every n-th seed; options that come later override the given ones."""
     many = given.at_once
     begun = []
     if "--start" in arguments:
-        arguments[arguments.index("--start") + 1] = "0"  # no child asks which commit it is
+        arguments[arguments.index("--start") + 1] = "0"  # a child need not look up the commit
     for number in range(many):
         own = ["--at-once", "1", "--start", str(given.start + number * given.step)]
         own += ["--step", str(given.step * many)]

@@ -157,7 +157,7 @@ def _due(deal: Deal, label: str, count: int | None, gone: set[str]) -> int:
 
 
 def _lacks(deal: Deal, attempt: Attempt, counts: Counts, gone: set[str]) -> bool:
-    """Whether something of what this call named is not committed: then another commit was taken."""
+    """Whether something that this call named is not committed: then another commit came first."""
     named: dict[str, int | None] = dict(attempt.receipts or {})
     named |= {attempt.own[0]: attempt.own[1]} if attempt.own is not None else {}
     return attempt.is_false or any(

@@ -203,7 +203,7 @@ def check_rows(picture: Picture) -> None:
 
 
 def check_changes(picture: Picture) -> None:
-    """Each command changes a thing once: no copy of it sets back what came after it."""
+    """Each command changes a thing once: no copy of it undoes a later change."""
     for (_, thing), askers in picture.changes.items():
         made = [asker for asker, _ in groupby(askers) if asker]
         again = [asker.hex() for asker, count in Counter(made).items() if count > 1]

@@ -238,7 +238,7 @@ class Worker:
 
     @property
     def _allowed(self) -> tuple[type[Exception], ...]:
-        """What a job may come to: errors of the library, never the brokers' own."""
+        """Errors that a job may get: those of the library, never the brokers' own."""
         spoiled = SPOILED if self.ledger.deleted else ()
         lawful = (NotAuthorized,) if self.ledger.lanes else ()
         troubled = (NotAuthorized, *REFUSED) if self.ledger.troubled else ()
@@ -474,7 +474,7 @@ class Worker:
     def _choose(self, helpers: list[Helper]) -> tuple[list[Receipt] | None, dict[str, int] | None]:
         """Some receipts to name, or None for all finished writers."""
         random = self.world.random
-        if any(helper.flush is not None for helper in helpers):  # not finished: each is named
+        if any(helper.flush is not None for helper in helpers):  # unfinished writers are named
             newest = {helper.label: helper.receipts[-1] for helper in helpers if helper.receipts}
             return [found[0] for found in newest.values()], {w: n for w, (_, n) in newest.items()}
         if random.random() < 0.4:
@@ -520,7 +520,7 @@ class Worker:
     def _succeed(
         self, deal: Deal, token: bytes | Reservation, helpers: list[Helper], first: Attempt
     ) -> None:
-        """A successor, if this commit has no answer soon: it asks the writers for receipts again, and commits."""
+        """If this commit has no answer soon, a successor asks the writers for receipts again, and commits."""
         repeats = self.faults.weather.repeats
         if deal.claims or not repeats or self.world.random.random() >= repeats:
             return

@@ -336,7 +336,7 @@ class Ledger:
                 self.doubled_commits.add(peek(command.token).txn_id)
 
     def _labels(self, shot: r.OneShot) -> set[str]:
-        """The deals that a one-shot is of, by what it says: the handle may forget the id that it was sent with."""
+        """The deals of a one-shot, found by its events: the handle may have forgotten the id that was sent."""
         found = [self.deal_of(event.value) for event in shot.events if event.value is not None]
         return {origin[0].label for origin in found if origin is not None}
 

@@ -1,7 +1,7 @@
 """The lives of a stream: made, written to, altered, truncated and deleted, over and over, under one name.
 
-An answer holds from then on: topics have their settings, deleted events are gone and no others,
-and a stream of the same name shows nothing of the one before. Positions of former lives are kept, and refused. The
+After an answer this holds: topics have their settings, the deleted events are gone and no others,
+and a stream shows nothing of an earlier stream of its name. Positions of former lives are kept, and refused. The
 checker of histories knows each life as a stream of its own.
 """
 
@@ -138,7 +138,7 @@ class Lives:
         self._record_log()
 
     def _refused(self, client: Client, life: int, position: str) -> None:
-        """A position in a former life is no position in this one."""
+        """A position in a former life has to be refused in this one."""
         try:
             with client.open_snapshot(position).read(LIFE) as reader:
                 given = [event.value for event in reader]

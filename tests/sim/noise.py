@@ -90,7 +90,7 @@ class Noise:
             self._cluster.log_of(self._world.current).produce_batch(place, encode_batch(records))
 
     def _send(self, place: TopicPartition, data: bytes) -> None:
-        """Send a batch and don't mind what becomes of it: any topic may be in trouble."""
+        """Send a batch and ignore the result: any topic may be in trouble."""
         with suppress(LogError):
             self._cluster.log_of(self._world.current).produce_batch(place, data)
 

@@ -268,7 +268,7 @@ class Picture:
         self.history[stream] = histories_of(history)
 
     def _is_due(self, event: Placed) -> bool:
-        """Whether it counts. Chunks may have been carried of one that is stuck, or that left out this stream."""
+        """Whether it counts. A merge that is stuck, or that left out this stream, may have carried some chunks."""
         if event.txn_id in self.stuck:
             return False
         is_carried = event.native[0] in self.carriers

@@ -54,7 +54,7 @@ _CHANGES = (
 PATIENCE_S = 1.5  # of a call to brokers, for what may pass
 FOREIGN_ID = "raw.x"  # a transactional id of another client's
 _LATE_S = 2.0  # mean time that something late is under way
-_NOT_SURE = 0.3  # how often nobody says where a partition ends whose old leader answers
+_NOT_SURE = 0.3  # how often no broker reports the end of a partition whose old leader answers
 
 
 class SimCluster(MemoryCluster):
@@ -273,7 +273,7 @@ class SimLog(MemoryLog):
         return super().end_offsets(known, committed=committed, failed=failed, sure=sure)
 
     def _led(self, places: Iterable[TopicPartition], failed: Failed | None) -> list[TopicPartition]:
-        """The partitions whose new leader is reached where an old one answers; the others may be refused."""
+        """The partitions for which the new leader answers, not an old one; the others may be refused."""
         led = []
         for place in places:
             stale = self.sim.troubles.of([place], self.process, Kind.STALE)

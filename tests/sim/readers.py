@@ -245,7 +245,7 @@ class RawReader:
         return bool(found)
 
     def _go_on(self, error: LogError) -> None:
-        """Where the log begins now, if that is ahead; if it is anything else, as an old leader's end, later."""
+        """Go on where the log begins now, if that is ahead; otherwise (an old leader's end, say) retry later."""
         try:
             if isinstance(error, OffsetOutOfRange):
                 start = self._log.start_offsets([error.partition])[error.partition]
@@ -416,7 +416,7 @@ class SnapshotTaker:
                 self._instants.copy(streams[0], "group", offsets)
             except (
                 SnapshotExpired
-            ):  # a partition that the group has not begun may be deleted unread
+            ):  # in a partition that the group has not begun, unread events may be deleted
                 self._expired(self._is_deleted(streams[:1]))
         return False
 

@@ -83,7 +83,7 @@ def recorded_commit(
     try:
         yield told
     except (TransactionAborted, WritersUnfinished, ReceiptMismatch, ClockSkew) as error:
-        # The second copy of a one-shot may come when a clock is right.
+        # The clock may be right when the second copy of a one-shot arrives.
         may_come = isinstance(error, ClockSkew) and deal.label in ledger.doubled
         outcome = "unknown" if may_come else "failed"
         recorder.told(op, outcome, why=f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Clients that repeat: each call once more after each error that says "call again", as a user's program does."""
+"""Clients that repeat: after an error that says "call again" they call once more, as a user's program does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PAUSE_S = 0.3  # mean
 
 
 def repeating(world: World, client: Client) -> Client:
-    """The client, of whose calls, and those of its handles, each is made again after a `RetryError`, once."""
+    """A client that repeats each call of itself and of its handles once after a `RetryError`."""
     return cast("Client", _Repeating(world, client))
 
 

@@ -371,7 +371,7 @@ class _Run:
                 return False  # a stream's pause may outlast its trouble
             rows = leader.state.streams.items()
             if any(row.state == ACTIVE and self.cluster.hands.lacks_topic(s) for s, row in rows):
-                return False  # it is to be given up, though nothing is written to it
+                return False  # the stream has to be given up, although nothing is written to it
             growing = {s for s, row in rows if row.wanted_partitions > row.partitions}
             if growing - self.ledger.deleted.keys():
                 return False  # so may that of its growth

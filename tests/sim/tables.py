@@ -388,7 +388,7 @@ class TableMachine:
             self._scan(txn, TABLES[0])
             self._pair(txn)
 
-        self.world.set_clocks()  # by a wrong one each new id may be too old, or too new
+        self.world.set_clocks()  # with a wrong clock each new id may be too old, or too new
         rows = self._recorded(replica)
         result = rows.transact(use, timeout=_TIMEOUT_S)
         self._noted.told = max(self._noted.told, result.commit_timestamp)

@@ -79,7 +79,7 @@ class Weather:
     refusals: float = 0.0  # of jobs: a one-shot to a stream that is being made
     two_committers: float = 0.0  # of transactions with helpers
     prepared: float = 0.0  # of transactions by journals: a database decides
-    repeats: float = 0.0  # of client processes: they repeat calls, and ask for receipts again
+    repeats: float = 0.0  # share of client processes that repeat calls and ask for receipts again
     offsets_expire_s: float = (
         0.0  # mean time between expiries of offsets that no member subscribes to
     )

@@ -51,7 +51,7 @@ FINE = (
 )
 
 
-_STAYS_S = 8.0  # so long a writer that writes no more can be asked for its receipt
+_STAYS_S = 8.0  # how long a writer that has ended can be asked for its receipt
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Helper:
     receipts: list[tuple[Receipt, int]] = field(default_factory=list)
     done: bool = False
     flush: Callable[[], Receipt] | None = (
-        None  # of one that writes no more: a receipt, as often as asked
+        None  # for a writer that has ended: gives a receipt as often as asked
     )
 
 
@@ -85,7 +85,7 @@ def start_helper(
     token: bytes | Reservation,
     stays: float = 0.0,
 ) -> Helper:
-    """Start a writer in a process, if that lives. ``stays``: how often it waits to be asked for receipts again."""
+    """Start a writer in a process, if the process lives. ``stays``: how often it waits to be asked again."""
     helper = Helper(f"w{len(deal.writers)}")
     account = deal.writer(helper.label)
     if client is None or process is None or process.dead:

@@ -279,7 +279,7 @@ def test_a_checkpoint_is_of_its_own_stream_alone(
     unique: str,
     count: int,
 ) -> None:
-    """Not of one that is made again under its name, by whatever it is met."""
+    """A stream that is made again under its name is not read, whichever part of the source meets it first."""
     monkeypatch.setattr("anabranch.spark.source.histories._LOOK_S", 0.0)
     stream, other = f"s{unique}/again", f"s{unique}/other"
     for made in (stream, other):
@@ -332,7 +332,7 @@ def test_a_checkpoint_is_of_its_own_stream_alone(
         batches = micro_batches(reader, end)
         assert [event.value for batch in batches for event in batch] == new
         assert all(event.stream == stream for batch in batches for event in batch)
-        left = reader.partitions(begin, place)  # as of a batch that was cut off
+        left = reader.partitions(begin, place)  # as for a batch that was interrupted
         assert all(isinstance(task, EventRange) and task.stream == other for task in left)
         assert [e.value for task in read(reader, end, reader.latestOffset()) for e in task] == new
 

@@ -324,7 +324,7 @@ def test_a_crash_while_a_base_is_laid_down_shows_nothing_of_it(
 def test_a_base_is_laid_down_though_each_second_step_fails(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes on where it was, over restarts, too; a later base is laid down from its beginning."""
+    """Loading goes on where it was, also after restarts; a later base is laid down from its beginning."""
     monkeypatch.setattr(follow, "BATCH_ROWS", 3)
     truth = Truth(world, [ONE])
     world.client.scale(ONE, 8)  # a part of the base for each

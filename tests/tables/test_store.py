@@ -36,7 +36,7 @@ def versions_of(commits: list[Commit]) -> Versions:
 
 
 def test_numbers_of_tables_begin_again_from_one(tmp_path: Path) -> None:
-    """They have two bytes; the last one is that of marks. Another table's rows stay, and those of a mark."""
+    """Numbers have two bytes, and the last one is for marks. Rows of another table and of a mark stay."""
     store = Store(tmp_path / "0", "c", INDEXES)
     store.settle()
     numbers = []

@@ -576,7 +576,7 @@ def test_what_was_left_unanswered_is_ended_again(
 def test_a_part_of_a_committed_transaction_reports_the_commit_and_no_broken_locks(
     bank: Bank, wrote: bool, by: str
 ) -> None:
-    """Its replica shows a row that was written since the snapshot, by its own transaction or by a later one."""
+    """The replica shows a row that was written since the snapshot, by this transaction or a later one."""
     txn = bank.rows.begin(keepalive=600.0)
     part = bank.rows.join(txn.token())
     if wrote:
@@ -622,7 +622,7 @@ def test_the_beginner_of_what_another_committed_gets_that_outcome(
 def test_a_commit_s_look_that_finds_its_own_commit_gets_the_outcome(
     bank: Bank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another commit of the same transaction looked first; the replica shows that one's merge."""
+    """Another commit of the same transaction checked the locks first; the replica shows its merge."""
     txn = bank.rows.begin(keepalive=600.0)
     txn.put(A, b"k", txn.get(A, b"k") or b"")
     txn.flush()
@@ -688,7 +688,7 @@ def test_a_look_that_fails_between_two_sends_of_a_commit_leaves_it_sent(
 
 
 def idle(bank: Bank, sweeps: Replica, table: str) -> None:
-    """The client hears nothing while another one's replica sweeps."""
+    """The client gets no answer while another client's replica sweeps."""
     for number in range(3):
         bank.clock.sleep(2.0)
         bank.put(bank.blind, table, other=str(number))
@@ -716,7 +716,7 @@ def by_writes(rows: Replica, table: str) -> TableTransaction:
 
 
 def by_token_after_reads(rows: Replica, table: str) -> TableTransaction:
-    """It begins again, by itself only in `transact`."""
+    """The program has to begin again; only `transact` does so by itself."""
     txn = rows.begin()
     assert txn.get(table, b"other") == b"0"
     with pytest.raises(TransactionAborted, match="begin again"):
@@ -731,7 +731,7 @@ def by_token_after_reads(rows: Replica, table: str) -> TableTransaction:
 def test_others_can_join_what_a_client_begins_that_was_idle(
     bank: Bank, begins: Callable[[Replica, str], TableTransaction]
 ) -> None:
-    """Their replicas have swept what an old snapshot needs, as it was not open."""
+    """Other replicas have swept what an old snapshot needs, because the transaction was not open."""
     table = "bank/short"
     bank.client.create_table(table, settings={"table.history.ms": 1500})
     bank.blind._ports = replace(bank.blind._ports, readers=Readers(reader_ports(bank), 10.0))

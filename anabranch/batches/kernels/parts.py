@@ -32,7 +32,7 @@ log = logging.getLogger("anabranch.compiled")
 MALFORMED_RESULT = -1
 NO_ROOM = -2
 
-# Errors of numba on a damaged file of compiled code, which it pickles.
+# Errors of numba for a damaged file of compiled code, which is a pickle.
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ImportError, RuntimeError, EOFError)
 _DAMAGED += (OverflowError, MemoryError, pickle.UnpicklingError)
 _MIN_RECORD = 7
@@ -133,7 +133,7 @@ class _Caches:
                 found = cache.load_overload(signature, context)
             except OSError:
                 continue
-            except _DAMAGED as error:  # it is compiled again
+            except _DAMAGED as error:  # the code is compiled again
                 _tell(f"compiled code in {cache.cache_path} can't be read: {error!r}")
                 continue
             if found is not None:

@@ -188,7 +188,7 @@ def _controllers(client: Client, cluster: Cluster) -> Iterator[Row]:
 
 
 def _settings(cluster: Cluster, streams: list[StreamDescription]) -> Iterator[Row]:
-    """Streams whose topics have other settings than were asked for: brokers go by the topics'."""
+    """Streams whose topics have other settings than the stream: brokers apply the topics' settings."""
     from anabranch.core.stream_settings import REPLICATION, RETENTION_MS, TOPIC
     from anabranch.kafka.admin import describe_topics
     from anabranch.kafka.wire.cluster import Again

@@ -33,7 +33,7 @@ def command(
         str | None,
         option(
             "--dead-letter SCOPE/STREAM",
-            "Where records go that the stream does not take, as too large ones; else the bridge ends at one.",
+            "Where to copy records that the stream does not accept, such as too large ones; else it ends at one.",
         ),
     ] = None,
     once: Annotated[
@@ -43,7 +43,7 @@ def command(
         bool,
         option(
             "--strict/--lossy",
-            "If retention removed records before they were copied: end, or go on without.",
+            "If retention removed records before they were copied: end, or go on without them.",
         ),
     ] = True,
 ) -> None:
@@ -52,7 +52,7 @@ def command(
     A processor named STREAM-bridge keeps the positions, in the commits of what it copies. Run it on several
     machines: they share the partitions. Keys, values, headers and timestamps stay; records of Kafka's own
     transactions come once they are committed. A header name that begins with "ab." gets a "_" before it, and bytes
-    of a name that are no UTF-8 become U+FFFD; a timestamp before 1970 or after 9999 becomes the time of the copy.
+    of a name that are not UTF-8 become U+FFFD; a timestamp before 1970 or after 9999 becomes the time of the copy.
     """
     from contextlib import closing
 

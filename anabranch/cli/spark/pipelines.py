@@ -175,7 +175,7 @@ def export(
         option(
             "--strict/--lossy",
             "If events are gone that were not exported (by retention, or with a stream that was deleted and made "
-            "again): end, or go on without.",
+            "again): end, or go on without them.",
         ),
     ] = True,
 ) -> None:

@@ -181,10 +181,10 @@ def _promised(turn: Turn, history_ms: int) -> int:
 
 
 def check_snapshot(turn: Turn, scope: str, snapshot: int) -> None:
-    """`TransactionAborted` if replicas may have swept versions of the scope's tables that a new snapshot needs.
+    """Raise `TransactionAborted` if replicas may have swept versions of tables that this snapshot needs.
 
-    They asked for `oldest_snapshot` before it was open. A table that keeps versions for less than a second is left
-    out: no snapshot would be new enough.
+    Replicas that asked for `oldest_snapshot` before the transaction was open did not see it. A table that keeps
+    versions for less than a second is left out: no snapshot would be new enough.
     """
     if snapshot and snapshot < _promised(turn, _least_history_ms(turn, scope)):
         raise TransactionAborted(
@@ -194,7 +194,7 @@ def check_snapshot(turn: Turn, scope: str, snapshot: int) -> None:
 
 
 def _least_history_ms(turn: Turn, scope: str) -> int:
-    """The least time for which a table of the scope keeps versions, of those that keep them for a second."""
+    """The least time for which a table of the scope keeps versions; tables with less than a second don't count."""
     known = turn.state.histories_ms.get(scope)
     if known is None:
         rows = (row for name, row in turn.state.streams.items() if split_stream(name)[0] == scope)

@@ -262,7 +262,7 @@ def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo 
     if row is None:
         turn.reply(to, StreamList(()))  # done already
         return
-    check_told(turn, k.stream_key(stream), to)  # else the name may be another stream's by now
+    check_told(turn, k.stream_key(stream), to)  # otherwise another stream may have the name by now
     if row.state == FORGETTING:
         if row.correlation_id and not is_repeated(turn, k.stream_key(stream), to):
             raise NotReady(f"{stream} is being forgotten: ask again")

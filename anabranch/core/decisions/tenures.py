@@ -125,7 +125,7 @@ def _kinds_of(
 def _same(
     known: Sequence[ProcessorInput], asked: Sequence[ProcessorInput]
 ) -> tuple[ProcessorInput, ...] | None:
-    """The known inputs, with ids that were unknown so far; None: others are asked for, in whatever order."""
+    """The known inputs, with ids that were unknown so far; None: the command names others. Order is ignored."""
     by_name = {one.stream: one for one in asked}
     if by_name.keys() != {one.stream for one in known}:
         return None
@@ -135,7 +135,7 @@ def _same(
 
 
 def _difference(row: ProcessorRow, tasks: int, inputs: Sequence[ProcessorInput]) -> str:
-    """The first thing of a processor that is not as asked for."""
+    """The first difference between a processor and what was asked for."""
     if row.tasks != tasks:
         return f"{row.tasks} tasks, not {tasks}"
     there, asked = {one.stream for one in row.inputs}, {one.stream for one in inputs}

@@ -3,11 +3,12 @@
 Raising needs no row of its own. The round of an accepted command logs its hybrid time in the `RoundRow`, and no
 successor goes below that. A refused command raises nothing.
 
-By these times a late or repeated copy of a command that sets something changes nothing, either. Such a thing is a
-stream, its segments, a lane, a grant, a processor or a series; the key of its row names it. Each copy of a command
-says what its sender was told when the first one was sent. Each change gets a time above all that was told before.
-So a command that was sent without knowledge of the last change is refused, unless it made that change itself. The
-refusal tells the sender of the change, so that a new command will do (docs/decisions/0032).
+These times also keep a late or repeated copy of a command that sets something from changing anything. The thing
+that is set is a stream, its segments, a lane, a grant, a processor or a series; the key of its row names it. Each
+copy of a command carries the highest time that its sender had received when it sent the first copy. Each change
+gets a time above all times that were answered before. So a command whose sender did not know of the last change is
+refused, unless the command made that change itself. The refusal carries the time of the change, so that the sender
+can send a new command (docs/decisions/0032).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from anabranch.schemas import records as r
 _TIMED = (r.Begin, r.Touch, r.Register, r.Commit, r.OneShot, r.PrepareEvents, r.SafeTime)
 
 
-# The commands that set something. `FindScope` is none of them: what it makes is never changed again.
+# The commands that set something. `FindScope` is not among them: what it makes is never changed again.
 SETS = (
     r.CreateStream,
     r.ForgetStream,
@@ -100,17 +101,16 @@ def is_repeated(turn: Turn, thing: bytes, to: ReplyTo | None) -> bool:
 
 
 def check_told(turn: Turn, thing: bytes, to: ReplyTo | None) -> None:
-    """`NotReady` for a command whose sender was not told of a thing's last change, which another command made.
+    """Raise `NotReady` if another command made a thing's last change, and the sender did not know of it.
 
-    A command that does not say what its sender was told is not judged.
+    A command that carries no time of its sender is not checked.
     """
     last = turn.state.last_change(thing)
     if turn.seen is None or last is None or turn.seen >= last.timestamp:
         return
     if not is_repeated(turn, thing, to):
         raise NotReady(
-            "what this command sets was changed, and its sender had not heard of that change: ask again; nothing "
-            "was changed"
+            "another command changed this, and the sender does not know of it: ask again; nothing was changed"
         )
 
 
@@ -122,6 +122,6 @@ def note_change(turn: Turn, thing: bytes, to: ReplyTo | None = None) -> int:
 
 
 def admit_change(turn: Turn, thing: bytes, to: ReplyTo | None) -> None:
-    """`check_told`, then `note_change`: before any other row is put."""
+    """`check_told`, then `note_change`. Call it before any other row is put."""
     check_told(turn, thing, to)
     note_change(turn, thing, to)

@@ -125,7 +125,7 @@ class Turn:
     lane: str = OPEN_LANE  # … and the lane that it came by
     command_bytes: int = 1 << 62  # an upper bound of that command's size
     seen: int | None = (
-        None  # the highest hybrid time that its sender was told; None: it does not say
+        None  # the highest hybrid time that its sender has received; None: not stated
     )
     puts: int = 0
     size: int = 0  # bytes of rows and answers, about
@@ -230,9 +230,9 @@ class Turn:
         return self.hybrid_time
 
     def latest_time(self, stream: str) -> int:
-        """The latest time that an event may have which the stream takes now, Unix milliseconds.
+        """The latest time that an event may have in the stream now, Unix milliseconds.
 
-        By the next commit's timestamp: it never goes back, whatever the clocks of successors say.
+        The next commit's timestamp decides: it never goes back, whatever the clocks of later leaders say.
         """
         settings = self.state.streams[stream].settings
         if RETENTION_MS not in settings:
@@ -321,10 +321,10 @@ class Turn:
             wrong_ms > 0
             and not self.expired_ms < made_ms <= self.wall_ms + self.settings.max_ahead_ms
         ):
-            # A forgotten id was older than half the retention by the clock of then.
+            # A forgotten id was older than half the retention by the clock at that time.
             wrong_ms += self.settings.retention_ms - self.settings.max_ahead_ms
             raise ClockSkew(
-                f"the controller's clock is {wrong_ms} ms or more behind what it was when outcomes were "
+                f"the controller's clock is {wrong_ms} ms or more earlier than when outcomes were "
                 "forgotten: set the clock of the controller"
             )
         if made_ms <= max(self.expired_ms, self.wall_ms - self.settings.retention_ms):

@@ -73,7 +73,7 @@ class Weighed:
 class JournalIndex:
     """The rows live in the table; this object has the reading positions and the counts of rejections.
 
-    ``unsaid``: rejected records of a stream that no line of the log names yet, by journal partition and reason.
+    ``unsaid``: rejected records of a stream that are not logged yet, by journal partition and reason.
     ``plain_ends``: journal partition -> end of the last plain run that was indexed. ``read``: how many bytes lie
     where. ``copies``: base offsets of batches that this leader moved and has not read again.
     """

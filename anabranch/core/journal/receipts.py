@@ -10,9 +10,9 @@ CRC_MODULUS = 1 << 63
 
 
 def covers(one: Receipt | None, other: Receipt) -> bool:
-    """Whether a receipt has all events of another one of the same writer, whichever was made first.
+    """Whether a receipt has all events of another receipt of the same writer, whichever of the two was made first.
 
-    A flush without new writes gives a higher sequence, and where others wrote to the journal a higher end, too.
+    A flush without new writes raises the sequence, and the end, too, if other writers wrote to the journal.
     """
     if not other.extents:
         return True

@@ -54,7 +54,7 @@ class Run(NamedTuple):
     unfit: int = 0  # records whose key no row of a table can have
     # A digest of its keys, for tables (`core.journal.table_writes.Keys`); empty: not known.
     digest: bytes = b""
-    # Times of its records, Unix milliseconds; `NEVER` is the latest if one is below all that are legal.
+    # Times of its records, Unix milliseconds; the latest is `NEVER` if a time is below the legal range.
     earliest: int = 0
     latest: int = 0
 

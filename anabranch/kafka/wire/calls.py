@@ -20,7 +20,7 @@ from anabranch.kafka.wire.array_bounds import check_claims, fields_of
 from anabranch.kafka.wire.errors import MalformedAnswer
 from anabranch.ports import TopicPartition
 
-# Errors of kio on bytes that are no message. All else is of others: a signal's handler may raise.
+# Errors of kio for bytes that are no message. Other errors may come from a signal handler, and are not caught.
 _NO_MESSAGE = (
     SerialError,
     ValueError,

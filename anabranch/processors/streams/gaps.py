@@ -90,7 +90,7 @@ class Gaps:
             self._partitions[place].markers += 1
 
     def look(self, now_ms: int, in_trouble: Container[str] = ()) -> None:
-        """Look into the next gap, or begin to; not into those of streams in trouble."""
+        """Search the next gap, or begin to; skip gaps of streams in trouble."""
         self._take_back(now_ms)
         if self._under_way is not None or now_ms < self._look_ms:
             return

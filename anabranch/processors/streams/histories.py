@@ -53,7 +53,7 @@ class Histories:
     def spare(self, streams: Mapping[str, int]) -> dict[str, int]:
         """Stream -> the offset of an EPOCH record before which its history names deleted events only.
 
-        ``streams``: the partitions of each. Those that can't be looked at now are left out, and are `missed`.
+        ``streams``: the partitions of each. Those that can't be looked at now are left out, and noted in `missed`.
         """
         found = {}
         self.missed = set()

@@ -18,7 +18,7 @@ from anabranch.spark.source.positions import BEGIN, Position, raised
 from anabranch.spark.source.tail import HistoryTail
 from anabranch.topics.names import history_topic, stream_topic
 
-_LOOK_S = 2.0  # so often brokers are asked whether these are still the same streams
+_LOOK_S = 2.0  # how often brokers are asked whether these are still the same streams
 
 
 class Histories:
@@ -46,12 +46,12 @@ class Histories:
         self.expect(self.ids)
 
     def expect(self, ids: Mapping[str, StreamIds]) -> None:
-        """Ask for these very streams; others of their names are `UnknownStream`."""
+        """Accept only these streams; others of their names raise `UnknownStream`."""
         for stream, own in ids.items():
             self._source.expect(stream, own)
 
     def are_current(self) -> bool:
-        """Whether the streams are those that they were when this was made. Brokers are asked now and then."""
+        """Whether these are still the streams of when this was made. Brokers are asked every two seconds."""
         now = self._source.clock.monotonic()
         if now < self._asked_at + _LOOK_S:
             return True

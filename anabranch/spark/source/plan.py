@@ -26,8 +26,8 @@ class EventRange(InputPartition):
     """Offsets [first, end) of a partition of a stream: one task.
 
     ``history``: the part of the history that has its commits, (offset, end or None); None: to be searched.
-    ``low``, ``high``: commit timestamps, both included; ``segments``: ids; None: all. ``ids``: which stream of that
-    name it is.
+    ``low``, ``high``: commit timestamps, both included; ``segments``: ids; None: all. ``ids``: of the stream's
+    topics.
     """
 
     stream: str

@@ -1,6 +1,6 @@
 """The position of a streaming query: the JSON that Spark keeps in its checkpoint.
 
-Each stream has a place in its history, a vector of offsets, and the ids of the topics that both are of. Spark
+Each stream has an offset in its history, a vector of offsets in its topic, and the ids of these two topics. Spark
 compares positions as texts, so equal positions must give equal text.
 """
 
@@ -21,8 +21,8 @@ class Position(NamedTuple):
     """Behind the record ``after`` of the history (-1: before all), and at these offsets (a missing one is 0).
 
     The vector is the record's, or beyond it: inside the next transaction, if that is read in parts; or behind the
-    events that retention had removed when the query began. ``ids``: which topics it is a position in; those in a
-    checkpoint of an older version are not known.
+    events that retention had removed when the query began. ``ids``: of the topics to which these offsets belong;
+    a checkpoint of an older version has none.
     """
 
     after: int
@@ -34,7 +34,7 @@ class Position(NamedTuple):
         return self._replace(after=after, vector=raised(self.vector, ends))
 
     def is_of(self, ids: StreamIds) -> bool:
-        """Whether it is a position in these topics, as far as both are known."""
+        """Whether it is a position in these topics. True if either ids are not known."""
         return all(
             not ours or not theirs or ours == theirs
             for ours, theirs in zip(self.ids, ids, strict=True)

@@ -79,7 +79,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._found
 
     def _histories_of(self, positions: Mapping[str, Position]) -> Histories:
-        """The histories of the streams as they are now: if not those of the positions, by all brokers' word."""
+        """The histories of the present streams; if these are not the positions' streams, all brokers agree."""
         known = self._found
         if known is not None and not known.are_current():
             self.stop()
@@ -159,7 +159,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for stream, after in afters.items():
             if stream in befores and not befores[stream].is_of(after.ids):
                 self._lost(stream)
-                del befores[stream]  # all of the new one is read
+                del befores[stream]  # the new stream is read from its beginning
             if after.is_of(histories.ids.get(stream, after.ids)):
                 ranges += _between(stream, befores.get(stream, BEGIN), after)
             else:
@@ -189,7 +189,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _lost(self, stream: str) -> None:
-        """The checkpoint's position is of a former stream: `UnknownStream`, or a warning."""
+        """Raise `UnknownStream`, or warn, as the checkpoint's position belongs to a former stream."""
         what = f"the checkpoint is of a former stream {stream}, which was deleted and made again"
         if self._strict:
             raise UnknownStream(

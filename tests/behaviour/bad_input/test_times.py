@@ -1,4 +1,4 @@
-"""Times of events, by each way in: legal ones are committed, others refused by name, or counted."""
+"""Times of events, by each way to write: legal times are committed, others raise an error or are counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.crash.raw import Raw, Refused, make_txn_id
 pytestmark = pytest.mark.broker
 
 DAY_MS = 86_400_000
-# The stream's retention, the time of an event, None: that far ahead; and whether it is taken.
+# The stream's retention; an event's time, or None and how far ahead it is; whether the stream accepts it.
 TIMES: dict[str, tuple[int, int | None, int, bool]] = {
     "the last millisecond of 9999": (-1, LATEST, 0, True),
     "the one after it": (-1, LATEST + 1, 0, False),
@@ -53,7 +53,7 @@ def by_journal(place: Place, timestamp: int) -> None:
 
 
 def by_plain_write(place: Place, timestamp: int) -> None:
-    """A good record of the same batch is committed, whatever becomes of the other."""
+    """A good record of the same batch is committed, whatever happens to the other."""
     record = (place.journal, 0, b"k", b"event", list[tuple[str, bytes]]())
     place.raw.produce([record], timestamp)
     place.raw.produce([(place.journal, 0, b"k", b"other", [])])

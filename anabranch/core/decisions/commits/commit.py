@@ -165,7 +165,7 @@ def _join_decided(
     looked: Mapping[int, LookedRow],
     to: ReplyTo | None,
 ) -> None:
-    """A commit of what is decided already: this asker waits too. Its looks count, whatever receipts it names."""
+    """Let this asker of a decided commit wait, too. Its lock checks count, whatever receipts it names."""
     txn_id = txn.row.txn_id
     waiting = askers.join_waiting(txn.pending, to)
     due = registered.to_look_at(turn, txn_id)
@@ -179,7 +179,7 @@ def _join_decided(
         if not not_covered(named, txn.writers):
             turn.put(k.pending_key(txn_id), waiting)
             return
-        again = due  # a refusal changes nothing: it comes to the next copy
+        again = due  # a refusal would change nothing, so the refusal waits for the next copy
     turn.reply(to, again)
 
 

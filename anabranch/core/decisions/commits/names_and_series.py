@@ -89,7 +89,7 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
         raise InvalidArgument(f"number {command.number}: a series stands at -1 to 2^63 - 1")
     row = turn.state.series(command.scope, command.series)
     thing = k.series_key(command.scope, command.series)
-    if is_repeated(turn, thing, to):  # done already; commits may have moved it since
+    if is_repeated(turn, thing, to):  # done already; commits may have moved the series since
         infos = () if row is None else (_info(command.series, row),)
         turn.reply(to, SeriesList(infos, False))
         return
