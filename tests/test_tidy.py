@@ -51,9 +51,9 @@ WIDE = {
         1,
         "a thread of its own: raised by the caller's",
     ),
-    "anabranch/processing/handlers.py": (
-        3,
-        "an event whose handler fails may become a dead letter",
+    "anabranch/processing/failures.py": (
+        1,
+        "a class of the user pickles an error: it may raise anything",
     ),
     "anabranch/processors/carrier.py": (1, "a thread of its own: raised by the leader's"),
     "anabranch/processors/durability.py": (1, "a controller's process: it becomes leader again"),

@@ -16,7 +16,7 @@ from anabranch.core.ids import NO_TXN
 from anabranch.core.vectors import told
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.epoch_order import StreamOrder
-from anabranch.reading.history import HistoryCursor, HistoryRecord
+from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.records import CommitRecord, EpochRecord
 
@@ -148,6 +148,6 @@ class HistoryIndex:
                 self._ahead += 1
 
 
-def _ends(at: HistoryRecord) -> dict[int, tuple[int, int]]:
+def _ends(at: Found) -> dict[int, tuple[int, int]]:
     """Partition -> its end as of a record, and the record's timestamp."""
     return {partition: (end, at.record.timestamp) for partition, end in at.vector().items()}

@@ -794,7 +794,7 @@ def test_indexes(client: anabranch.Client, tables: tuple[str, str], tmp_path: Pa
             pytest.raises(InvalidArgument, match=why),
         ):
             bank.snapshot(timeout=20.0)
-    failing = {"n": lambda *_: int("no number")}
+    failing: Any = {"n": lambda *_: int("no number")}
     with client.replica(one, index=failing) as bank, pytest.raises(ValueError) as raised:
         bank.snapshot(timeout=20.0)
     assert "in the function of index 'n', for row" in raised.value.__notes__[0]
