@@ -10,16 +10,17 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from anabranch.core.limits import HEADERS, RESERVED
+from anabranch.core.limits import HEADERS, copied_name, copied_time
 from anabranch.errors import (
     AnabranchError,
     EventTooLarge,
     FixCallError,
     InvalidArgument,
+    NotReady,
     read_back,
 )
 from anabranch.ports import TableError
-from anabranch.processing.cut import Doing, time_of
+from anabranch.processing.cut import Doing
 from anabranch.processing.program import NotAHandler, Program
 from anabranch.processors.numbers import Numbers
 from anabranch.types import Event
@@ -28,6 +29,7 @@ log = logging.getLogger("anabranch.processor")
 
 _ERROR_BYTES = 1024
 _PAUSE_S, _LONGEST_S = 0.1, 2.0  # between tries
+PATIENCE_S = 60.0
 # Handlers raise these. A time-out or a library may cancel a task or end the process in the middle of one.
 FAILURES = (Exception, asyncio.CancelledError, SystemExit)
 
@@ -68,14 +70,15 @@ class Case(NamedTuple):
 
 
 class Failures:
-    """Judges what handlers raise. One thread; `stop`, once it is set, ends all pauses between tries."""
+    """Judges what handlers raise. One thread; `stop`, once it is set, ends all tries.
+
+    ``patience``: seconds left for pauses of tries in vain. After them the rest of a slice is tried without: a
+    worker that is at one for minutes loses its tasks, and so would each that takes them.
+    """
 
     def __init__(self, app: Program, metrics: Numbers, stop: threading.Event) -> None:
         self._app, self._metrics, self._stop = app, metrics, stop
-        self._lasting = set[
-            type[BaseException]
-        ]()  # errors that were there after all tries, of late
-        self.exits: list[SystemExit] = []  # that are judged
+        self.patience = PATIENCE_S
 
     def settle(
         self, at: Doing, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
@@ -83,7 +86,7 @@ class Failures:
     ) -> bool:  # fmt: skip
         """Try until there is no failure, which ``attempt`` returns. False: it is a dead letter.
 
-        ``error``: of a first try. Raises: HandlerFailed, and as `judge`.
+        ``error``: of a first try. Raises: HandlerFailed, and as `tries`.
         """
         lasting = self.tries(at, case, attempt, error)
         if lasting is not None:
@@ -94,7 +97,10 @@ class Failures:
         self, at: Doing, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
         error: BaseException | None = None, *, retries: int | None = None,
     ) -> BaseException | None:  # fmt: skip
-        """As `settle`, but returns the failure of the last try. ``retries``: None: the processor's."""
+        """As `settle`, but returns the failure of the last try. ``retries``: None: the processor's.
+
+        Raises: as `judge` and `go_on`.
+        """
         tried, error = 0, error or attempt()
         while error is not None:
             tried += 1
@@ -102,9 +108,8 @@ class Failures:
             if pause is None:
                 return error
             self._stop.wait(pause)
-            before, error = error, attempt()
-            if error is None:
-                self.healed(before)
+            self.go_on()
+            error = attempt()
         return None
 
     def judge(
@@ -118,22 +123,19 @@ class Failures:
         if isinstance(error, TableError | NotAHandler) or is_from_outside(error):
             raise error
         at.take_back()
-        if isinstance(error, SystemExit):
-            self.exits.append(error)
         self._metrics.add("processor_failures")
         trace = error if tried == 1 else None
         text = "%s: the handler of %s failed: %s"
         log.warning(text, self._app.name, case().place, text_of(error), exc_info=trace)
-        kind = type(error)
-        if tried <= (self._app.retries if retries is None else retries):
-            # A producer's mistake is in all of its events: the first of them shows that time does not heal it.
-            return 0.0 if kind in self._lasting else min(_LONGEST_S, _PAUSE_S * 2 ** (tried - 1))
-        self._lasting.add(kind)
-        return None
+        if tried > (self._app.retries if retries is None else retries):
+            self.patience -= sum(map(_pause, range(1, tried)))
+            return None
+        return _pause(tried) if self.patience > 0 else 0.0
 
-    def healed(self, error: BaseException) -> None:
-        """A try after this error had none."""
-        self._lasting.discard(type(error))
+    def go_on(self) -> None:
+        """Raise `NotReady` if the worker ends: without pauses, good events would be dead letters."""
+        if self._stop.is_set():
+            raise NotReady("the worker ends; what failed is tried in its next life")
 
     def bury(self, at: Doing, case: Case, error: BaseException) -> None:
         """Write a dead letter. Raises: HandlerFailed (there are none); EventTooLarge, InvalidArgument."""
@@ -141,11 +143,11 @@ class Failures:
         if stream is None:
             raise HandlerFailed(case.event, error, case.place) from error
         headers = [
-            *headers_of_copy(case.headers)[: HEADERS.value - 2],
+            *((copied_name(name), value) for name, value in case.headers[: HEADERS.value - 2]),
             ("error", text_of(error).encode("utf-8", "replace")[:_ERROR_BYTES]),
             ("from", case.place.encode()),
         ]
-        time = time_of(case.timestamp)
+        time = copied_time(case.timestamp)
         try:
             # Its time may be what is wrong with it.
             if failure_of(at.write, stream, (case.value, case.key, headers, time)) is not None:
@@ -156,15 +158,8 @@ class Failures:
         at.undo.clear()
 
 
-def headers_of_copy(
-    headers: Sequence[tuple[str, bytes | None]],
-) -> list[tuple[str, bytes | None]]:
-    """Headers as a stream takes them: plain topics may have names that are no UTF-8, or reserved."""
-    return [
-        (name.encode("utf-8", "replace").decode(), value)
-        for name, value in headers
-        if not name.startswith(RESERVED)
-    ]
+def _pause(tried: int) -> float:
+    return min(_LONGEST_S, _PAUSE_S * 2.0 ** min(tried - 1, 30))
 
 
 def text_of(error: BaseException) -> str:

@@ -12,10 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from anabranch.core.legal_names import check_type
+from anabranch.core.limits import copied_name, copied_time
 from anabranch.errors import EventTooLarge, IllegalState, InvalidArgument
 from anabranch.processing.codecs import RAW, Codec
-from anabranch.processing.cut import Cut, Doing, doing, time_of
-from anabranch.processing.failures import Case, Failures, failure_of, headers_of_copy
+from anabranch.processing.cut import Cut, Doing, doing
+from anabranch.processing.failures import Case, Failures, failure_of
 from anabranch.processing.program import Output, TimerHandler, check_plain, check_result
 from anabranch.processing.stores import TIME, Keyed, after, prefix_of
 
@@ -169,7 +170,8 @@ class Windows(Keyed):
         if is_late:
             at.count("processor_late_events", self.name)
             if self._late is not None:
-                headers, when = headers_of_copy(event.headers), time_of(event.timestamp)
+                headers = [(copied_name(name), value) for name, value in event.headers]
+                when = copied_time(event.timestamp)
                 at.write(self._late.stream, (at.value, event.key, headers, when))
 
     def value(self, key: bytes, start: int) -> Any:

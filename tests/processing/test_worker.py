@@ -28,12 +28,12 @@ from anabranch.processing.handlers import HandlerFailed
 from anabranch.processing.membership import AllTasks
 from anabranch.processing.plain import import_group, outputs_of
 from anabranch.processing.state import StateReader
-from anabranch.processing.worker import Worker, make_processor
+from anabranch.processing.worker import SESSION_S, Worker, make_processor
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.feed import Feed
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.tasks.reader import TaskReader
-from anabranch.topics.names import topics_of
+from anabranch.topics.names import journal_topic, topics_of
 from tests.client.world import World
 
 
@@ -359,6 +359,43 @@ def test_what_a_stream_takes_may_change(place: Place) -> None:
     assert (place.written(), place.written("nyc/dead")) == ([b"b"], [b"a", b"c"])
 
 
+def test_what_a_stream_takes_is_not_known_for_now(place: Place) -> None:
+    """The commit tells then: an event is refused in the handler by what is true now."""
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out = app.output("nyc/out")
+
+    @app.on(app.input("nyc/in"))
+    def handle(event: Any) -> None:
+        with patch.object(worker._limits, "_ask", side_effect=NotReady("no leader")):
+            out.write(bytes(2_000_000), key=event.key)
+
+    with closing(place.worker(app)) as worker:
+        worker.step()
+        settings = {topic: {"max.message.bytes": "5000000"} for topic in topics_of("nyc/out")}
+        place.cluster.log("admin").alter_topics(settings)
+        place.write(b"a")
+        worker.step()
+    assert (place.written(), place.written("nyc/dead")) == ([b"a"], [])
+
+
+def test_a_worker_begins_though_an_output_lacks_its_journal(place: Place) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out = app.output("nyc/out")
+    app.on(app.input("nyc/in"))(lambda event: out.write(event.value, key=event.key))
+    place.write(b"a")
+    log, journal = place.cluster.log("admin"), journal_topic("nyc/dead")
+    log.delete_topics(list(log.describe_topics([journal]).values()))
+    before = place.clock.monotonic()
+    with closing(place.worker(app)) as worker:
+        steps(worker)
+    assert place.written() == [b"a"]
+    assert place.clock.monotonic() - before < 2 * SESSION_S, (
+        "asked twice; its group waits no longer"
+    )
+
+
 @pytest.mark.parametrize("batch", [False, True])
 def test_records_without_a_time_are_copied(place: Place, batch: bool) -> None:
     log, orders = place.cluster.log("kafka"), TopicPartition("orders", 0)
@@ -610,7 +647,6 @@ def test_whatever_fails_is_a_dead_letter_alone(place: Place, what: str) -> None:
     place.write(*good[:7], b"bad", *good[7:])
     place.write(b"end", timestamp=1700)
     with closing(place.worker(app)) as worker:
-        worker.stop.set()  # no pauses between tries
         steps(worker)
         assert worker.metrics.total("processor_dead_letters") == 1
     (dead,) = place.events("nyc/dead")
@@ -642,10 +678,19 @@ def test_without_dead_letters_it_stops_the_worker_by_name(place: Place, what: st
     assert SAYS.get(what, "ValueError: no") in str(failed.value)
 
 
-def test_a_failed_event_is_tried_again_by_itself_and_pauses_are_those_of_the_first(
-    place: Place,
-) -> None:
-    """A mistake of a producer is in all of its events; an error that passes is waited for again."""
+def pauses(place: Place, app: Processor, *keys: bytes) -> list[float]:
+    """The pauses between tries of events with these keys."""
+    place.write(*keys)
+    with (
+        closing(place.worker(app, keys[0].decode())) as worker,
+        patch.object(worker.stop, "wait", side_effect=lambda _: False) as wait,
+    ):
+        steps(worker)
+    return [call.args[0] for call in wait.call_args_list]
+
+
+def test_a_failed_event_is_tried_again_by_itself_with_pauses(place: Place) -> None:
+    """However often the same error came before: an outage is one error for all events."""
     app = Processor("nyc/p", tasks=1, commit_interval=0, dead_letter="nyc/dead")
     place.client.create_stream("nyc/dead")
     out, calls = app.output("nyc/out"), list[bytes]()
@@ -656,21 +701,72 @@ def test_a_failed_event_is_tried_again_by_itself_and_pauses_are_those_of_the_fir
         out.write(event.value, key=event.key)
         if event.key == b"bad" or (event.key == b"later" and calls.count(b"later") % 3):
             raise ValueError
+        if event.key == b"much later" and calls.count(b"much later") < 1100:
+            raise ValueError
 
-    def pauses(*keys: bytes) -> list[float]:
-        calls.clear()
-        place.write(*keys)
-        with (
-            closing(place.worker(app, keys[0].decode())) as worker,
-            patch.object(worker.stop, "wait", side_effect=lambda _: False) as wait,
-        ):
-            steps(worker)
-        return [call.args[0] for call in wait.call_args_list]
-
-    assert pauses(b"a", b"bad", b"b", b"bad", b"c") == [0.1, 0.2, 0, 0]
+    assert pauses(place, app, b"a", b"bad", b"b", b"bad", b"c") == [0.1, 0.2] * 2
     assert calls == [b"a", *[b"bad"] * 3, b"b", *[b"bad"] * 3, b"c"]
-    assert pauses(b"bad", b"later", b"bad") == [0.1, 0.2, 0, 0, 0.1, 0.2]
-    assert place.written() == [b"a", b"b", b"c", b"later"]
+    assert pauses(place, app, b"bad", b"later", b"bad") == [0.1, 0.2] * 3
+    dead = len(place.written("nyc/dead"))
+    in_vain = pauses(place, app, *[b"bad"] * 1000)
+    assert len(place.written("nyc/dead")) == dead + 1000
+    assert 60 <= sum(in_vain) < 61, (
+        "no slice takes so long that the worker's tasks are another one's"
+    )
+    app.retries = 2000
+    assert set(pauses(place, app, b"much later")[10:]) == {2.0}
+    assert place.written() == [b"a", b"b", b"c", b"later", b"much later"]
+
+
+@pytest.mark.parametrize("how", ["in turn", "side by side", "batch"])
+def test_a_worker_that_ends_in_a_pause_makes_no_dead_letters(place: Place, how: str) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out, worker = app.output("nyc/out"), list[Worker]()
+
+    def handle(event: Any) -> None:
+        if worker:
+            worker[0].stop.set()
+            raise ConnectionError
+        if how == "batch":
+            out.write_batch(event.select(["key", "value"]))
+        else:
+            out.write(event.value, key=event.key)
+
+    async def later(event: Any) -> None:
+        handle(event)
+
+    app.on(app.input("nyc/in"), batch=how == "batch")(later if how == "side by side" else handle)
+    place.write(b"a", b"b")
+    with closing(place.worker(app)) as ends:
+        worker.append(ends)
+        ends.run()
+    worker.clear()
+    with closing(place.worker(app)) as again:
+        steps(again)
+    assert (place.written(), place.written("nyc/dead")) == ([b"a", b"b"], [])
+
+
+def test_an_outage_that_is_shorter_than_an_event_s_tries_costs_a_batch_nothing(
+    place: Place,
+) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out, waited = app.output("nyc/out"), list[float]()
+
+    @app.on(app.input("nyc/in"), batch=True)
+    def handle(batch: Any) -> None:
+        if sum(waited) < 0.5:
+            raise ConnectionError
+        out.write_batch(batch.select(["key", "value"]))
+
+    place.write(b"a", b"b", b"c", b"d")
+    with (
+        closing(place.worker(app)) as worker,
+        patch.object(worker.stop, "wait", side_effect=waited.append),
+    ):
+        steps(worker)
+    assert (place.written(), place.written("nyc/dead")) == ([b"a", b"b", b"c", b"d"], [])
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, ValueError])
