@@ -60,10 +60,15 @@ class Limits:
         if self._ask is not None:
             self.known |= self._ask(streams)
 
-    def most_of(self, stream: str) -> float:
-        """The most bytes of key, value and headers of an event, as far as is known."""
-        room = self.known.get(stream)
-        return inf if room is None or room.most is None else room.most
+    def have_changed(self, streams: Iterable[str]) -> bool:
+        """Whether these streams, or the state, take less than was known. Raises: as `learn`."""
+        before = dict(self.known)
+        self.learn({*streams, self.state})
+        return any(
+            old is None or old.most != room.most or room.latest < old.latest
+            for stream, room in self.known.items()
+            if (old := before.get(stream)) is not room
+        )
 
     def check(self, stream: str, key: bytes | None, size: int, timestamp: int | None) -> None:
         """Check an event by the stream's room, which is asked for again before an event is refused.
@@ -86,7 +91,8 @@ class Cut:
     def __init__(self, below: Table | Cut, task_count: int, limits: Limits | None = None) -> None:
         """``below``: what is stored, or the cut that is being committed."""
         self.limits = limits or Limits()
-        self.most_of_row = self.limits.most_of(self.limits.state) - _INCARNATION
+        of_row = self.limits.known.get(self.limits.state, Room()).most
+        self.most_of_row = inf if of_row is None else of_row - _INCARNATION
         self.open = True
         self.late = False  # it got full before all fired that is due
         self.size = 0  # bytes of outputs and changes, about

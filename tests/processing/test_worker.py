@@ -21,6 +21,7 @@ import pytest
 from anabranch.batches.records import Record
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
+from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import BeginAgainError, IllegalState, InvalidArgument, NotReady, TenureLost
 from anabranch.ports import TableError, TopicPartition, TopicSpec
 from anabranch.processing.app import Processor
@@ -34,6 +35,7 @@ from anabranch.reading.feed import Feed
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.tasks.reader import TaskReader
 from anabranch.topics.names import journal_topic, topics_of
+from tests.client.memory import memory_client
 from tests.client.world import World
 
 
@@ -357,6 +359,23 @@ def test_what_a_stream_takes_may_change(place: Place) -> None:
             place.write(key, value=b"2000000")
             steps(worker)
     assert (place.written(), place.written("nyc/dead")) == ([b"b"], [b"a", b"c"])
+
+
+def test_an_output_s_retention_may_be_set_under_a_worker(place: Place) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out = app.output("nyc/out")
+    app.on(app.input("nyc/in"))(
+        lambda event: out.write(b"", key=event.key, timestamp=int(event.value))
+    )
+    log = place.cluster.log("admin")
+    admin = memory_client(log, place.clock, place._entropy, lane=ADMIN_LANE)
+    with closing(place.worker(app)) as worker:
+        for key in (b"a", b"b"):
+            place.write(key, value=b"%d" % LATER)
+            steps(worker)
+            admin.alter_stream("nyc/out", {"retention.ms": 86_400_000})
+    assert (place.written(), place.written("nyc/dead")) == ([b"a"], [b"b"])
 
 
 def test_what_a_stream_takes_is_not_known_for_now(place: Place) -> None:
