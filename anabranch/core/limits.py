@@ -243,11 +243,9 @@ def check_ahead(timestamp: int, latest: int, stream: str) -> None:
         )
 
 
-def copied_time(timestamp: int | None, latest: int = LATEST) -> int | None:
+def copied_time(timestamp: int | None) -> int | None:
     """The time of a copy of an event with this time: None, now, where it has none that a stream takes."""
-    if timestamp is None or timestamp <= 0 or timestamp > LATEST:
-        return None
-    return min(timestamp, latest)
+    return timestamp if timestamp is not None and 0 < timestamp <= LATEST else None
 
 
 def check_headers(headers: Any) -> Pairs | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from anabranch.core.legal_names import check_type
 from anabranch.core.limits import copied_name, copied_time
-from anabranch.errors import EventTooLarge, IllegalState, InvalidArgument
+from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processing.codecs import RAW, Codec
 from anabranch.processing.cut import Cut, Doing, doing
 from anabranch.processing.failures import Case, Failures, failure_of
@@ -69,11 +69,8 @@ class Timer(Keyed):
         doing_now = doing()
         self.cancel(key)
         task, row = self._place(doing_now, key)
-        try:
-            doing_now.put(task, row, due)
-            _put_due(doing_now, task, self._kind, int(at), row)
-        except EventTooLarge as error:
-            raise self._named(row, error) from error
+        self._set(doing_now, task, row, due)
+        _put_due(doing_now, task, self._kind, int(at), row)
 
     def cancel(self, key: bytes | str) -> None:
         """Forget the time of this key, if one is set."""
@@ -189,10 +186,7 @@ class Windows(Keyed):
             if closes <= event_time(at.cut, task):
                 self.refuse(start)
             _put_due(at, task, _DUE, closes, row)
-        try:
-            at.put(task, row, self._codec.encode(value))
-        except EventTooLarge as error:
-            raise self._named(row, error) from error
+        self._set(at, task, row, self._codec.encode(value))
 
     def refuse(self, start: int) -> NoReturn:
         """Raises: IllegalState."""
