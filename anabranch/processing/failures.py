@@ -188,10 +188,17 @@ async def failure_in(work: Awaitable[Any]) -> BaseException | None:
 def is_from_outside(error: BaseException) -> bool:
     """Whether a signal handler of the program raised it: that is about the process."""
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
-    codes = {getattr(getattr(one, "__func__", one), "__code__", None) for one in handlers}
+    codes = {_code_of(one) for one in handlers if callable(one)}
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code in codes:
             return True
         trace = trace.tb_next
     return False
+
+
+def _code_of(call: Any) -> object:
+    """Of a function, a method, a partial or an object that can be called; None: it has none in Python."""
+    call = getattr(call, "func", call)
+    call = call if hasattr(call, "__code__") else type(call).__call__
+    return getattr(call, "__code__", None)

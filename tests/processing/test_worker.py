@@ -788,10 +788,21 @@ def test_an_outage_that_is_shorter_than_an_event_s_tries_costs_a_batch_nothing(
     assert (place.written(), place.written("nyc/dead")) == ([b"a", b"b", b"c", b"d"], [])
 
 
+class Ends:
+    """A signal's handler that is an object."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
+
+
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, ValueError])
 @pytest.mark.parametrize("side_by_side", [False, True])
+@pytest.mark.parametrize("by", [lambda call: call, Ends, functools.partial])
 def test_what_a_signal_raises_is_no_failure_of_an_event(
-    place: Place, kind: type[BaseException], side_by_side: bool
+    place: Place, kind: type[BaseException], side_by_side: bool, by: Any
 ) -> None:
     app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
     place.client.create_stream("nyc/dead")
@@ -808,7 +819,7 @@ def test_what_a_signal_raises_is_no_failure_of_an_event(
 
     app.on(app.input("nyc/in"))(later if side_by_side else handle)
     place.write(b"a")
-    before = signal.signal(signal.SIGUSR1, end)
+    before = signal.signal(signal.SIGUSR1, by(end))
     try:
         with closing(place.worker(app)) as worker, pytest.raises(kind, match="the signal"):
             steps(worker)
