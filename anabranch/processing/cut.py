@@ -76,13 +76,12 @@ class Limits:
         Raises: InvalidArgument, EventTooLarge.
         """
         try:
-            self.known[stream].check(key, size, timestamp)
+            self.known.get(stream, Room()).check(key, size, timestamp)
         except (EventTooLarge, InvalidArgument):
-            del self.known[stream]
-            with suppress(AnabranchError):
+            self.known.pop(stream, None)
+            with suppress(AnabranchError):  # the commit will tell
                 self.learn((stream,))
-            if stream in self.known:  # else the commit will tell
-                self.known[stream].check(key, size, timestamp)
+            self.known.get(stream, Room()).check(key, size, timestamp)
 
 
 class Cut:
