@@ -101,7 +101,7 @@ class Failures:
 
         Raises: as `judge` and `go_on`.
         """
-        tried, error = 0, error or attempt()
+        tried, error = 0, attempt() if error is None else error
         while error is not None:
             tried += 1
             pause = self.judge(at, case, error, tried, retries)
