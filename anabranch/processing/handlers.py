@@ -24,7 +24,6 @@ from anabranch.processing.failures import (
     failure_of,
     is_from_outside,
 )
-from anabranch.processing.failures import HandlerFailed as HandlerFailed
 from anabranch.processing.metrics import TABLE
 from anabranch.processing.program import Awaited, Program, Registered, check_result
 from anabranch.processing.timers import TimeOfTasks, Timer, Windows

@@ -24,8 +24,8 @@ from anabranch.processing import timers
 from anabranch.processing.app import Processor
 from anabranch.processing.codecs import RAW
 from anabranch.processing.cut import Cut, begin_doing
-from anabranch.processing.failures import Failures
-from anabranch.processing.handlers import HandlerFailed, Handlers
+from anabranch.processing.failures import Failures, HandlerFailed
+from anabranch.processing.handlers import Handlers
 from anabranch.processing.metrics import TABLE
 from anabranch.processing.stores import prefix_of
 from anabranch.processing.table import Table

@@ -25,7 +25,7 @@ from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import BeginAgainError, IllegalState, InvalidArgument, NotReady, TenureLost
 from anabranch.ports import TableError, TopicPartition, TopicSpec
 from anabranch.processing.app import Processor
-from anabranch.processing.handlers import HandlerFailed
+from anabranch.processing.failures import HandlerFailed
 from anabranch.processing.membership import AllTasks
 from anabranch.processing.plain import import_group, outputs_of
 from anabranch.processing.state import StateReader
