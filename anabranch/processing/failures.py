@@ -198,7 +198,7 @@ def is_from_outside(error: BaseException) -> bool:
 
 
 def _code_of(call: Any) -> object:
-    """Of a function, a method, a partial or an object that can be called; None: it has none in Python."""
+    """The code that a call runs: a function, method, partial or object has one, a built-in none."""
     call = getattr(call, "func", call)
     call = call if hasattr(call, "__code__") else type(call).__call__
     return getattr(call, "__code__", None)
