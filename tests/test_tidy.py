@@ -51,10 +51,7 @@ WIDE = {
         1,
         "a thread of its own: raised by the caller's",
     ),
-    "anabranch/processing/failures.py": (
-        1,
-        "a class of the user pickles an error: it may raise anything",
-    ),
+    "anabranch/processing/failures.py": (3, "what handlers raise is judged; an error is pickled"),
     "anabranch/processors/carrier.py": (1, "a thread of its own: raised by the leader's"),
     "anabranch/processors/durability.py": (1, "a controller's process: it becomes leader again"),
     "anabranch/processors/leader.py": (1, "a controller's process: it resigns, and logs the error"),
@@ -189,7 +186,7 @@ def is_wide(handler: ast.ExceptHandler) -> bool:
     """
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     names = [getattr(kind, "id", getattr(kind, "attr", "")) for kind in kinds]
-    if not {"", "Exception", "BaseException"} & {*names}:
+    if not {"", "Exception", "BaseException", "FAILURES"} & {*names}:
         return False
     first, last = handler.body[0], handler.body[-1]
     if isinstance(first, ast.If) and not first.orelse:

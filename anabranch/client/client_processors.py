@@ -15,10 +15,9 @@ from anabranch.client.receipt_account import RECORD_OVERHEAD
 from anabranch.client.session import Session
 from anabranch.core.ids import TENURE_SIZE
 from anabranch.core.legal_names import check_scope, check_type, is_plain, split_stream, state_stream
-from anabranch.core.limits import Room, latest_time
-from anabranch.core.stream_settings import PROCESSOR, is_table
-from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized, NotReady
-from anabranch.ports import JournalMissing
+from anabranch.core.limits import Room
+from anabranch.core.stream_settings import PROCESSOR, is_table, latest_time
+from anabranch.errors import AnabranchError, IllegalState, InvalidArgument, NotAuthorized, NotReady
 from anabranch.reading.history_search import Start
 from anabranch.reading.tasks.groups import Mirror
 from anabranch.reading.tasks.lag import InputLag
@@ -27,6 +26,7 @@ from anabranch.topics.names import journal_topic, mirror_group
 from anabranch.types import Tenure
 
 DEFAULT_TASKS = 16
+_ROOMS_S = 3.0  # to ask for what outputs take; below the session of a worker, which waits for it
 _PAUSE_S = 0.02  # before a commit that is being merged is asked about again
 
 
@@ -83,17 +83,19 @@ class Processors(Reading, Streams):
         self._session.check_together(names, deadline, beside=split_stream(processor)[0])
         found: dict[str, Room] = {}
         now_ms = int(self._ports.clock.wall() * 1000)
+        until = min(deadline, self._ports.clock.monotonic() + _ROOMS_S)
         journal = self._shared.journals.writer()
         try:
             for name in names:
-                # If this client may only write, or the stream is lost, its first write gets the answer.
-                with suppress(NotAuthorized, JournalMissing):
+                room, partitions = Room(name), [0]
+                with suppress(NotAuthorized):  # a client may be allowed to write only
                     info = self._session.describe(name, deadline)
                     partitions = sorted({segment.partition for segment in info.segments})
-                    opened = journal.open(journal_topic(name), partitions, deadline)
-                    most = opened.max_event_bytes - RECORD_OVERHEAD
-                    latest = latest_time(now_ms, int(info.settings.get("retention.ms", -1)))
-                    found[name] = Room(name, most, is_table(info.settings), latest)
+                    latest = latest_time(info.settings, now_ms)
+                    room = Room(name, None, is_table(info.settings), latest)
+                with suppress(AnabranchError):  # the first write to a lost stream gets the answer
+                    opened = journal.open(journal_topic(name), partitions, until)
+                    found[name] = room._replace(most=opened.max_event_bytes - RECORD_OVERHEAD)
         finally:
             journal.discard()
         return found

@@ -198,28 +198,14 @@ class Room(NamedTuple):
     is_table: bool = False
     latest: int = LATEST  # the latest time that an event may have now, Unix milliseconds
 
-
-ANY_STREAM = Room()
-
-
-def judge(
-    key: object, value: object, headers: Any, timestamp: object, room: Room = ANY_STREAM
-) -> Pairs | None:
-    """The headers of an event that may be written, as pairs.
-
-    ``headers``: pairs or a mapping, or None. ``timestamp``: Unix milliseconds, or None: now.
-
-    Raises: InvalidArgument, EventTooLarge.
-    """
-    check_event(key, value, timestamp)
-    pairs = check_headers(headers)
-    if isinstance(timestamp, int):
-        check_ahead(timestamp, room.latest, room.stream)
-    if room.is_table:
-        check_row_key(key)
-    if room.most is not None:
-        check_size(key, value, pairs, room.most, room.stream)  # type: ignore[arg-type]
-    return pairs
+    def check(self, key: object, size: int, timestamp: int | None) -> None:
+        """Judge an event that some streams take. Raises: InvalidArgument, EventTooLarge."""
+        if timestamp is not None:
+            check_ahead(timestamp, self.latest, self.stream)
+        if self.is_table:
+            check_row_key(key)
+        if self.most is not None:
+            check_bytes(size, self.most, self.stream)
 
 
 def check_event(key: object, value: object, timestamp: object) -> None:
@@ -244,15 +230,6 @@ def bad_time(timestamp: object) -> str:
     return f"timestamp {timestamp!r}: Unix milliseconds above 0, up to {LATEST} (the end of 9999), or None for now"
 
 
-def latest_time(now_ms: int, retention_ms: int) -> int:
-    """The latest time that an event may have now, in a stream with this retention (-1: no retention by time).
-
-    Brokers delete a log's oldest part only once the latest time in it is older than the retention. So an event
-    delays that by at most one more retention, or an hour.
-    """
-    return LATEST if retention_ms < 0 else min(LATEST, now_ms + max(retention_ms, AHEAD_MS))
-
-
 def check_ahead(timestamp: int, latest: int, stream: str) -> None:
     """Raise `InvalidArgument` for a record's time that the stream does not accept now."""
     if not NO_TIME <= timestamp <= LATEST:
@@ -267,7 +244,7 @@ def check_ahead(timestamp: int, latest: int, stream: str) -> None:
 
 
 def copied_time(timestamp: int | None) -> int | None:
-    """The time for a copy of an event with this time: None (now) if no stream accepts the time."""
+    """The time of a copy of an event with this time: None, now, where it has none that a stream takes."""
     return timestamp if timestamp is not None and 0 < timestamp <= LATEST else None
 
 
@@ -327,13 +304,6 @@ def headers_size(headers: Pairs | None) -> int:
     if not headers:
         return 0
     return sum(len(name) + len(value or b"") + _HEADER_OVERHEAD for name, value in headers)
-
-
-def check_size(
-    key: bytes | None, value: bytes | None, headers: Pairs | None, most: int, stream: str
-) -> None:
-    """Raise `EventTooLarge` if the stream accepts fewer bytes of key, value and headers."""
-    check_bytes(len(key or b"") + len(value or b"") + headers_size(headers), most, stream)
 
 
 def check_bytes(size: int, most: int, stream: str, topic: str = "") -> None:

@@ -111,8 +111,15 @@ def check_settings(settings: Mapping[str, str]) -> None:
 
 
 def latest_time(settings: Mapping[str, str], now_ms: int) -> int:
-    """The latest time that an event of a stream with these settings may have now, Unix milliseconds."""
-    return limits.latest_time(now_ms, int(settings.get(RETENTION_MS, -1)))
+    """The latest time that an event of a stream with these settings may have now, Unix milliseconds.
+
+    Brokers delete a log's oldest part only once its latest time is older than the retention. So an event may delay
+    that by the retention again, or an hour, and no longer.
+    """
+    retention_ms = int(settings.get(RETENTION_MS, -1))
+    if retention_ms < 0:
+        return limits.LATEST
+    return min(limits.LATEST, now_ms + max(retention_ms, limits.AHEAD_MS))
 
 
 def is_table(settings: Mapping[str, str]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from anabranch.errors import IllegalState
 from anabranch.faust.agents import Agent, Given, Hand, Inbox
 from anabranch.processing.cut import Cut, Doing
-from anabranch.processing.failures import Case, HandlerFailed
+from anabranch.processing.failures import PATIENCE_S, Case, HandlerFailed
 from anabranch.processing.handlers import Handlers, closed_by_failure
 from anabranch.processors.numbers import Numbers
 from anabranch.reading.tasks.shares import Piece
@@ -42,6 +42,7 @@ class AgentHandlers(Handlers):
         Raises: HandlerFailed, IllegalState (a task wrote after its event).
         """
         given = [pair for piece in pieces for pair in zip(piece.events, piece.tasks, strict=True)]
+        self._failures.patience = PATIENCE_S
         with closed_by_failure(cut) as at:
             failed = self._failed(at, given) if given else None
             if failed is not None:

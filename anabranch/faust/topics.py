@@ -12,9 +12,10 @@ from faust.agents import current_agent
 from faust.types import TP, RecordMetadata
 
 from anabranch.core.legal_names import split_stream
+from anabranch.core.limits import copied_time
 from anabranch.errors import InvalidArgument
 from anabranch.faust.refusals import refuse
-from anabranch.processing.cut import doing, outside, time_of
+from anabranch.processing.cut import doing, outside
 
 
 class Sent:
@@ -83,7 +84,7 @@ class Topic(faust.Topic):
             if stream not in self.app.program.outputs:
                 await asyncio.get_running_loop().run_in_executor(None, self.app.add_output, stream)
                 at = doing()  # its event may be over meanwhile
-            time_ms = time_of(at.timestamp) if ms is None else ms
+            time_ms = copied_time(at.timestamp) if ms is None else ms
             at.write(stream, (data, raw, pairs or None, time_ms))
         return Sent(stream, timestamp or time.time())
 

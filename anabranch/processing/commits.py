@@ -133,12 +133,10 @@ class Commits:
                 if redone == _REDONE:
                     raise
                 log.warning("%s: the commit is made again: %s", tenure.processor, error)
-            except EventTooLarge as error:
-                if not error.most or error.most >= self._limits.most_of(error.stream):
-                    raise
-                # The limit was higher when the tasks were taken. Handling the events again finds the one at fault.
-                raise BeginAgainError(str(error)) from error
-            except InvalidArgument as error:
+            except (EventTooLarge, InvalidArgument) as error:
+                if self._limits.have_changed(cut.outputs):
+                    # Handled again, the event that wrote it is known.
+                    raise BeginAgainError(str(error)) from error
                 found = self._client.processor(tenure.processor).tasks
                 stand = {row.task: row.sequence + 1 for row in found}
                 if all(stand[task] == sequence for task, sequence in sequences.items()):

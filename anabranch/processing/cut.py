@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import partial
 from heapq import merge
 from itertools import groupby
 from math import inf
@@ -16,16 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from anabranch.client.arrow import columns_of
 from anabranch.core.limits import (
-    ANY_STREAM,
     LATEST,
     ROW_KEY,
     Room,
-    check_bytes,
     check_event,
     check_headers,
-    copied_time,
     headers_size,
-    judge,
 )
 from anabranch.core.partitioner import task_of
 from anabranch.errors import AnabranchError, EventTooLarge, IllegalState, InvalidArgument
@@ -65,19 +60,28 @@ class Limits:
         if self._ask is not None:
             self.known |= self._ask(streams)
 
-    def most_of(self, stream: str) -> float:
-        """The most bytes of key, value and headers of an event; infinite if not known."""
-        room = self.known.get(stream, ANY_STREAM)
-        return inf if room.most is None else room.most
+    def have_changed(self, streams: Iterable[str]) -> bool:
+        """Whether these streams, or the state, take less than was known. Raises: as `learn`."""
+        before = dict(self.known)
+        self.learn({*streams, self.state})
+        return any(
+            old is None or old.most != room.most or room.latest < old.latest
+            for stream, room in self.known.items()
+            if (old := before.get(stream)) is not room
+        )
 
-    def judge(self, stream: str, check: Callable[[Room], object]) -> None:
-        """Run ``check`` on a stream's limits. If it raises, ask for the current limits and run it on those."""
+    def check(self, stream: str, key: bytes | None, size: int, timestamp: int | None) -> None:
+        """Check an event by the stream's room, which is asked for again before an event is refused.
+
+        Raises: InvalidArgument, EventTooLarge.
+        """
         try:
-            check(self.known.get(stream, ANY_STREAM))
+            self.known.get(stream, Room()).check(key, size, timestamp)
         except (EventTooLarge, InvalidArgument):
-            with suppress(AnabranchError):  # the commit will show it
+            self.known.pop(stream, None)
+            with suppress(AnabranchError):  # the commit will tell
                 self.learn((stream,))
-            check(self.known.get(stream, ANY_STREAM))
+            self.known.get(stream, Room()).check(key, size, timestamp)
 
 
 class Cut:
@@ -86,7 +90,8 @@ class Cut:
     def __init__(self, below: Table | Cut, task_count: int, limits: Limits | None = None) -> None:
         """``below``: what is stored, or the cut that is being committed."""
         self.limits = limits or Limits()
-        self.most_of_row = self.limits.most_of(self.limits.state) - _INCARNATION
+        of_row = self.limits.known.get(self.limits.state, Room()).most
+        self.most_of_row = inf if of_row is None else of_row - _INCARNATION
         self.open = True
         self.late = False  # it got full before all due timers fired
         self.size = 0  # bytes of outputs and changes, about
@@ -192,7 +197,7 @@ class Doing:
         else:  # the rule itself; calling it for each event would cost time
             check_event(key, value, timestamp)
             size = len(value or b"") + len(key or b"")
-        pairs, whole = None, size
+        whole = size
         if headers is not None:
             # A copy: the handler's own object may change later, or be an iterator.
             pairs = check_headers(headers)
@@ -203,7 +208,7 @@ class Doing:
             _, most, is_table, latest = room
             late = timestamp is not None and timestamp > latest
             if late or is_table or (most is not None and whole > most):
-                cut.limits.judge(stream, lambda room: judge(key, value, pairs, timestamp, room))
+                cut.limits.check(stream, key, whole, timestamp)
         found = cut.outputs.get(stream)
         if found is None:
             found = cut.outputs[stream] = []
@@ -219,9 +224,10 @@ class Doing:
         size, room = batch.nbytes, cut.limits.known.get(stream)
         for columns in columns_of(batch):
             if room is not None and not _has_room(columns, size, room):
-                for value, key, headers, timestamp in columns.events():
-                    check = partial(judge, key, value, headers, timestamp)
-                    cut.limits.judge(stream, check)
+                for (_, key, _, timestamp), whole in zip(
+                    columns.events(), columns.sizes().tolist(), strict=True
+                ):
+                    cut.limits.check(stream, key, whole, timestamp)
         found = cut.outputs.setdefault(stream, [])
         found.append(batch)
         cut.batched.add(stream)
@@ -238,8 +244,7 @@ class Doing:
             _refuse()
         size, here = len(value or b""), len(row)
         if here + size > cut.most_of_row:
-            whole = _INCARNATION + here + size
-            cut.limits.judge(cut.limits.state, lambda room: _check_row(whole, room))
+            cut.limits.check(cut.limits.state, row, _INCARNATION + here + size, None)
         changed = cut.rows.get(task)
         if changed is None:
             changed = cut.rows[task] = {}
@@ -295,11 +300,6 @@ def _has_room(columns: EventColumns, size: int, room: Room) -> bool:
     return room.most is None or size <= room.most or int(columns.sizes().max()) <= room.most
 
 
-def _check_row(size: int, room: Room) -> None:
-    if room.most is not None:
-        check_bytes(size, room.most, room.stream)
-
-
 def _refuse() -> NoReturn:
     raise IllegalState("this cut is no longer open: it is being committed, or was dropped")
 
@@ -337,11 +337,6 @@ def doing() -> Doing:
             at.strays.append(error)
         raise error
     return at
-
-
-def time_of(timestamp: int | None) -> int | None:
-    """The time of an output, from an event's time; None if the event has none, or one that no stream accepts."""
-    return copied_time(timestamp)
 
 
 def outside() -> bool:

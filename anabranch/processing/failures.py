@@ -10,16 +10,17 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from anabranch.core.limits import HEADERS, RESERVED
+from anabranch.core.limits import HEADERS, copied_name, copied_time
 from anabranch.errors import (
     AnabranchError,
     EventTooLarge,
     FixCallError,
     InvalidArgument,
+    NotReady,
     read_back,
 )
 from anabranch.ports import TableError
-from anabranch.processing.cut import Doing, time_of
+from anabranch.processing.cut import Doing
 from anabranch.processing.program import NotAHandler, Program
 from anabranch.processors.numbers import Numbers
 from anabranch.types import Event
@@ -28,7 +29,8 @@ log = logging.getLogger("anabranch.processor")
 
 _ERROR_BYTES = 1024
 _PAUSE_S, _LONGEST_S = 0.1, 2.0  # between tries
-# Errors that count as a handler's failure: a time-out may cancel its task, and a library may call `sys.exit`.
+PATIENCE_S = 60.0
+# Handlers raise these. A time-out or a library may cancel a task or end the process in the middle of one.
 FAILURES = (Exception, asyncio.CancelledError, SystemExit)
 
 
@@ -68,14 +70,15 @@ class Case(NamedTuple):
 
 
 class Failures:
-    """Decides what follows from a handler's error. One thread; `stop`, once set, ends pauses between tries."""
+    """Judges what handlers raise. One thread; `stop`, once it is set, ends all tries.
+
+    ``patience``: seconds left for pauses of tries in vain. After them the rest of a slice is tried without: a
+    worker that is at one for minutes loses its tasks, and so would each that takes them.
+    """
 
     def __init__(self, app: Program, metrics: Numbers, stop: threading.Event) -> None:
         self._app, self._metrics, self._stop = app, metrics, stop
-        self._lasting = set[
-            type[BaseException]
-        ]()  # classes of errors that outlasted all tries, and were not healed since
-        self.exits: list[SystemExit] = []  # those that counted as failures
+        self.patience = PATIENCE_S
 
     def settle(
         self, at: Doing, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
@@ -83,7 +86,7 @@ class Failures:
     ) -> bool:  # fmt: skip
         """Try until ``attempt`` returns no failure. False: a dead letter was written.
 
-        ``error``: the failure of a first try. Raises: HandlerFailed, and as `judge`.
+        ``error``: of a first try. Raises: HandlerFailed, and as `tries`.
         """
         lasting = self.tries(at, case, attempt, error)
         if lasting is not None:
@@ -94,17 +97,19 @@ class Failures:
         self, at: Doing, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
         error: BaseException | None = None, *, retries: int | None = None,
     ) -> BaseException | None:  # fmt: skip
-        """As `settle`, but returns the failure of the last try. ``retries``: None: the processor's."""
-        tried, error = 0, error or attempt()
+        """As `settle`, but returns the failure of the last try. ``retries``: None: the processor's.
+
+        Raises: as `judge` and `go_on`.
+        """
+        tried, error = 0, attempt() if error is None else error
         while error is not None:
             tried += 1
             pause = self.judge(at, case, error, tried, retries)
             if pause is None:
                 return error
             self._stop.wait(pause)
-            before, error = error, attempt()
-            if error is None:
-                self.healed(before)
+            self.go_on()
+            error = attempt()
         return None
 
     def judge(
@@ -118,22 +123,19 @@ class Failures:
         if isinstance(error, TableError | NotAHandler) or is_from_outside(error):
             raise error
         at.take_back()
-        if isinstance(error, SystemExit):
-            self.exits.append(error)
         self._metrics.add("processor_failures")
         trace = error if tried == 1 else None
         text = "%s: the handler of %s failed: %s"
         log.warning(text, self._app.name, case().place, text_of(error), exc_info=trace)
-        kind = type(error)
-        if tried <= (self._app.retries if retries is None else retries):
-            # A producer may make the same mistake in all of its events: waiting for the first one is enough.
-            return 0.0 if kind in self._lasting else min(_LONGEST_S, _PAUSE_S * 2 ** (tried - 1))
-        self._lasting.add(kind)
-        return None
+        if tried > (self._app.retries if retries is None else retries):
+            self.patience -= sum(map(_pause, range(1, tried)))
+            return None
+        return _pause(tried) if self.patience > 0 else 0.0
 
-    def healed(self, error: BaseException) -> None:
-        """Note that the try after this error succeeded."""
-        self._lasting.discard(type(error))
+    def go_on(self) -> None:
+        """Raise `NotReady` if the worker ends: without pauses, good events would be dead letters."""
+        if self._stop.is_set():
+            raise NotReady("the worker ends; what failed is tried in its next life")
 
     def bury(self, at: Doing, case: Case, error: BaseException) -> None:
         """Write a dead letter. Raises: HandlerFailed (no stream is set for it); EventTooLarge, InvalidArgument."""
@@ -141,11 +143,11 @@ class Failures:
         if stream is None:
             raise HandlerFailed(case.event, error, case.place) from error
         headers = [
-            *headers_of_copy(case.headers)[: HEADERS.value - 2],
+            *((copied_name(name), value) for name, value in case.headers[: HEADERS.value - 2]),
             ("error", text_of(error).encode("utf-8", "replace")[:_ERROR_BYTES]),
             ("from", case.place.encode()),
         ]
-        time = time_of(case.timestamp)
+        time = copied_time(case.timestamp)
         try:
             # The stream may refuse the letter because of its time alone.
             if failure_of(at.write, stream, (case.value, case.key, headers, time)) is not None:
@@ -156,15 +158,8 @@ class Failures:
         at.undo.clear()
 
 
-def headers_of_copy(
-    headers: Sequence[tuple[str, bytes | None]],
-) -> list[tuple[str, bytes | None]]:
-    """Headers that a stream accepts: plain topics may have reserved names, and names that are not UTF-8."""
-    return [
-        (name.encode("utf-8", "replace").decode(), value)
-        for name, value in headers
-        if not name.startswith(RESERVED)
-    ]
+def _pause(tried: int) -> float:
+    return min(_LONGEST_S, _PAUSE_S * 2.0 ** min(tried - 1, 30))
 
 
 def text_of(error: BaseException) -> str:
@@ -193,10 +188,17 @@ async def failure_in(work: Awaitable[Any]) -> BaseException | None:
 def is_from_outside(error: BaseException) -> bool:
     """Whether a signal handler of the program raised it: then it is about the process, not the event."""
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
-    codes = {getattr(getattr(one, "__func__", one), "__code__", None) for one in handlers}
+    codes = {_code_of(one) for one in handlers if callable(one)}
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code in codes:
             return True
         trace = trace.tb_next
     return False
+
+
+def _code_of(call: Any) -> object:
+    """The code that a call runs: a function, method, partial or object has one, a built-in none."""
+    call = getattr(call, "func", call)
+    call = call if hasattr(call, "__code__") else type(call).__call__
+    return getattr(call, "__code__", None)

@@ -17,13 +17,13 @@ from anabranch.errors import IllegalState
 from anabranch.processing.cut import Cut, Doing, begin_doing
 from anabranch.processing.failures import (
     FAILURES,
+    PATIENCE_S,
     Case,
     Failures,
     failure_in,
     failure_of,
     is_from_outside,
 )
-from anabranch.processing.failures import HandlerFailed as HandlerFailed
 from anabranch.processing.metrics import TABLE
 from anabranch.processing.program import Awaited, Program, Registered, check_result
 from anabranch.processing.timers import TimeOfTasks, Timer, Windows
@@ -64,7 +64,10 @@ class Handlers:
             timers = [one for one in app.stores.values() if isinstance(one, Timer | Windows)]
             self._time = TimeOfTasks(timers, self._failures, app.idle, self.most)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._strays: list[IllegalState] = []  # errors of tasks that wrote after their event
+        self._strays: list[IllegalState] = []  # of tasks that went on after their event
+        self._exits: list[
+            BaseException
+        ] = []  # of tasks that end the process, if no handler awaits them
 
     def handle(self, cut: Cut, pieces: Sequence[Piece]) -> list[Piece]:
         """Call the handlers with these events; returns those that have no room in the cut, whole commits.
@@ -73,6 +76,7 @@ class Handlers:
         can't be used after that.
         """
         left = list[Piece]()
+        self._failures.patience = PATIENCE_S
         with closed_by_failure(cut) as at:
             if self._loop is not None and asyncio.all_tasks(self._loop):
                 self._run(asyncio.sleep(0))  # tasks that handlers left go on; writes are caught
@@ -92,6 +96,7 @@ class Handlers:
 
     def fire_wall(self, cut: Cut, tasks: Iterable[int], now_ms: int) -> None:
         """Fire what was due before, and timers of the wall clock. Raises: as `handle`."""
+        self._failures.patience = PATIENCE_S
         if self._time is not None:
             with closed_by_failure(cut) as at:
                 for task in tasks:
@@ -134,35 +139,35 @@ class Handlers:
         # A partition of a plain topic belongs to one task; a batch of a stream has events of several tasks.
         at.task = piece.tasks[0] if is_plain(piece.stream) and piece.tasks else -1
         at.key = at.timestamp = None
-        batch = piece.batch()
 
         def handle(rows: pa.RecordBatch) -> None:
             at.undo.clear()
             for one in registered:
                 check_result(one.call, one.call(rows))
 
-        attempt = partial(failure_of, handle, batch)
-        error = self._failures.tries(at, lambda: _case_of_batch(list(piece.events)), attempt)
-        if error is not None:
-            self._halves(at, list(piece.events), batch, error, handle)
+        self._rows(at, list(piece.events), piece.batch(), handle, None)
 
-    def _halves(
-        self, at: Doing, events: Sequence[Event], batch: pa.RecordBatch, error: BaseException,
-        handle: Callable[[pa.RecordBatch], None],
+    def _rows(
+        self, at: Doing, events: Sequence[Event], rows: pa.RecordBatch,
+        handle: Callable[[pa.RecordBatch], None], retries: int | None,
     ) -> None:  # fmt: skip
-        """Handle a failed batch again in halves, so that only bad events become dead letters."""
-        if len(events) == 1 or self._app.dead_letter is None:
-            case = Case.of(events[0]) if len(events) == 1 else _case_of_batch(events)
-            self._failures.bury(at, case, error)
-            return
-        middle = len(events) // 2
-        for part in (slice(0, middle), slice(middle, len(events))):
-            some, rows = events[part], batch.slice(part.start, part.stop - part.start)
-            case_of = partial(_case_of_batch, some)
-            attempt = partial(failure_of, handle, rows)
-            failed = self._failures.tries(at, case_of, attempt, retries=0)
-            if failed is not None:
-                self._halves(at, some, rows, failed, handle)
+        """Handle a batch; one that fails is handled in halves, so that bad events alone are dead letters."""
+
+        def case() -> Case:
+            first = Case.of(events[0])
+            if len(events) == 1:
+                return first
+            return Case(f"a batch of {len(events)} from {first.place} on", None, None, (), None)
+
+        error = self._failures.tries(at, case, partial(failure_of, handle, rows), retries=retries)
+        if error is not None and (len(events) == 1 or self._app.dead_letter is None):
+            self._failures.bury(at, case(), error)
+        elif error is not None:
+            middle = len(events) // 2
+            for start, end in ((0, middle), (middle, len(events))):
+                # An event alone is tried as any event: what failed may have been an outage.
+                retries = None if end - start == 1 else 0
+                self._rows(at, events[start:end], rows.slice(start, end - start), handle, retries)
 
     # -- single events --------------------------------------------------------------------------------
 
@@ -224,6 +229,7 @@ class Handlers:
             key = event.key if event.key is not None else (event.partition, event.offset)
             chains.setdefault(key, []).append((event, task))
         ending = False
+        self._failures.patience = PATIENCE_S * self._app.concurrency  # they wait side by side
 
         async def handle(at: Doing, event: Event, task: int) -> None:
             at.task, at.key, at.value, at.timestamp = task, event.key, event.value, event.timestamp
@@ -239,7 +245,6 @@ class Handlers:
 
         async def settle(event: Event, task: int) -> None:
             tried, case = 0, partial(Case.of, event)
-            failed: BaseException | None = None
             pause: float | None = 0.0
             while pause is not None:
                 tried += 1
@@ -249,17 +254,17 @@ class Handlers:
                 if ending:
                     raise asyncio.CancelledError
                 _forget_cancellation(error)
-                if error is None:
-                    pause = None
-                    if failed is not None:
-                        self._failures.healed(failed)
-                else:
-                    failed, pause = error, self._failures.judge(at, case, error, tried)
+                if error in self._exits:
+                    self._exits.remove(error)
+                pause = None
+                if error is not None:
+                    pause = self._failures.judge(at, case, error, tried)
                     if pause is None:
                         self._failures.bury(at, case(), error)
                 at.over = True
                 if pause is not None:
                     await asyncio.sleep(pause)
+                    self._failures.go_on()
 
         async def in_order(some: list[Given], slots: asyncio.Semaphore) -> None:
             async with slots:
@@ -284,7 +289,7 @@ class Handlers:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         task = self._loop.create_task(work)
-        ends: list[SystemExit] = []
+        self._exits = []
         while True:
             try:
                 self._loop.run_until_complete(task)
@@ -293,10 +298,9 @@ class Handlers:
                 # asyncio raises a task's exit out of its loop; the handler that awaits that task gets it, too.
                 if is_from_outside(error) or (task.done() and task.exception() is error):
                     raise
-                ends.append(error)
-        for end in ends:
-            if end not in self._failures.exits:
-                raise end
+                self._exits.append(error)
+        if self._exits:
+            raise self._exits[0]
         if self._strays:
             raise self._strays[0]
 
@@ -326,11 +330,6 @@ def _move_time(at: Doing, time: TimeOfTasks, commit: Sequence[Piece]) -> None:
             if event.timestamp > latest.get(task, 0):
                 latest[task] = event.timestamp
     time.move(at, *_of_commit(commit[-1]), latest, whole=commit[-1].whole)
-
-
-def _case_of_batch(events: Sequence[Event]) -> Case:
-    first = Case.of(events[0])
-    return Case(f"a batch of {len(events)} from {first.place} on", None, None, (), None)
 
 
 def _of_commit(piece: Piece) -> tuple[str, int]:

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from re import escape
 from typing import TYPE_CHECKING, Any
 
 from anabranch.client.client import Client
 from anabranch.client.connect import reader_ports
 from anabranch.core.legal_names import PLAIN
-from anabranch.core.limits import LATEST, RESERVED, copied_name
+from anabranch.core.limits import LATEST, RESERVED
 from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired, UnknownStream
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
@@ -212,20 +213,14 @@ def outputs_of(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _copied(headers: pa.ListArray) -> pa.ListArray:
-    """Headers with names that may be written (`copied_name`)."""
+    """Headers with names that may be written, as `copied_name` gives them; Arrow's are UTF-8."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    pairs = headers.flatten()
-    keys = pairs.field("key")
-    if not pc.any(pc.starts_with(keys, RESERVED)).as_py():
-        return headers
-    renamed = pa.array([copied_name(name) for name in keys.to_pylist()], keys.type)
-    made = pa.StructArray.from_arrays([renamed, pairs.field("value")], fields=list(pairs.type))
-    lengths = pc.fill_null(pc.list_value_length(headers), 0)
-    ends = pc.cumulative_sum(lengths.cast(pa.int32()))
-    starts = pa.concat_arrays([pa.array([0], pa.int32()), ends])
-    return pa.ListArray.from_arrays(starts, made, type=headers.type)
+    pairs = headers.values
+    names = pc.replace_substring_regex(pairs.field("key"), f"^{escape(RESERVED)}", f"_{RESERVED}")
+    made = pa.StructArray.from_arrays([names, pairs.field("value")], fields=list(pairs.type))
+    return pa.ListArray.from_arrays(headers.offsets, made, type=headers.type)
 
 
 def plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anabranch.core.legal_names import is_plain, split_stream
+from anabranch.core.limits import copied_time
 from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import Codec
-from anabranch.processing.cut import doing, time_of
+from anabranch.processing.cut import doing
 from anabranch.processing.plain import Cluster
 from anabranch.processing.stores import Keyed
 from anabranch.reading.history_search import Start
@@ -53,7 +54,7 @@ class Output:
         if value is not None:
             value = self._encode(value)
         raw = key.encode() if isinstance(key, str) else key
-        time = time_of(at.timestamp) if timestamp is None else timestamp
+        time = copied_time(at.timestamp) if timestamp is None else timestamp
         at.write(self.stream, (value, raw, headers, time))
 
     def write_batch(self, batch: pa.RecordBatch) -> None:

@@ -41,9 +41,13 @@ class Keyed:
         """Give it its number, which never changes."""
         self.prefix = prefix_of(number)
 
-    def _named(self, row: bytes, error: EventTooLarge) -> EventTooLarge:
-        key = row[len(self.prefix) :]
-        return EventTooLarge(f"key {key!r:.100} of {self.name}: {error}")
+    def _set(self, at: Doing, task: int, row: bytes, value: bytes) -> None:
+        """Set a row. Raises: as `Doing.put`, with the key's name."""
+        try:
+            at.put(task, row, value)
+        except EventTooLarge as error:
+            key = row[len(self.prefix) :]
+            raise EventTooLarge(f"key {key!r:.100} of {self.name}: {error}") from error
 
     def _place(self, at: Doing, key: bytes | str) -> tuple[int, bytes]:
         raw = key if key.__class__ is bytes else _bytes(key)
@@ -98,11 +102,7 @@ class Store(Keyed):
     def __setitem__(self, key: bytes | str, value: Any) -> None:
         """Set a key's value. A value that is changed in place is not stored: set it again."""
         at = doing()
-        task, row = self._place(at, key)
-        try:
-            at.put(task, row, self._codec.encode(value))
-        except EventTooLarge as error:
-            raise self._named(row, error) from error
+        self._set(at, *self._place(at, key), self._codec.encode(value))
 
     def __delitem__(self, key: bytes | str) -> None:
         """Delete a key, if it is there."""

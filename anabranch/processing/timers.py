@@ -12,10 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from anabranch.core.legal_names import check_type
-from anabranch.errors import EventTooLarge, IllegalState, InvalidArgument
+from anabranch.core.limits import copied_name, copied_time
+from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processing.codecs import RAW, Codec
-from anabranch.processing.cut import Cut, Doing, doing, time_of
-from anabranch.processing.failures import Case, Failures, failure_of, headers_of_copy
+from anabranch.processing.cut import Cut, Doing, doing
+from anabranch.processing.failures import Case, Failures, failure_of
 from anabranch.processing.program import Output, TimerHandler, check_plain, check_result
 from anabranch.processing.stores import TIME, Keyed, after, prefix_of
 
@@ -68,11 +69,8 @@ class Timer(Keyed):
         doing_now = doing()
         self.cancel(key)
         task, row = self._place(doing_now, key)
-        try:
-            doing_now.put(task, row, due)
-            _put_due(doing_now, task, self._kind, int(at), row)
-        except EventTooLarge as error:
-            raise self._named(row, error) from error
+        self._set(doing_now, task, row, due)
+        _put_due(doing_now, task, self._kind, int(at), row)
 
     def cancel(self, key: bytes | str) -> None:
         """Forget the time of this key, if one is set."""
@@ -169,7 +167,8 @@ class Windows(Keyed):
         if is_late:
             at.count("processor_late_events", self.name)
             if self._late is not None:
-                headers, when = headers_of_copy(event.headers), time_of(event.timestamp)
+                headers = [(copied_name(name), value) for name, value in event.headers]
+                when = copied_time(event.timestamp)
                 at.write(self._late.stream, (at.value, event.key, headers, when))
 
     def value(self, key: bytes, start: int) -> Any:
@@ -187,10 +186,7 @@ class Windows(Keyed):
             if closes <= event_time(at.cut, task):
                 self.refuse(start)
             _put_due(at, task, _DUE, closes, row)
-        try:
-            at.put(task, row, self._codec.encode(value))
-        except EventTooLarge as error:
-            raise self._named(row, error) from error
+        self._set(at, task, row, self._codec.encode(value))
 
     def refuse(self, start: int) -> NoReturn:
         """Raises: IllegalState."""

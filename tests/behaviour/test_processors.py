@@ -24,7 +24,7 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
 from anabranch.processing import worker as worker_module
 from anabranch.processing.app import Processor
-from anabranch.processing.handlers import HandlerFailed
+from anabranch.processing.failures import HandlerFailed
 from anabranch.processing.membership import AllTasks
 from anabranch.processing.table import Table
 from anabranch.processing.worker import Worker

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from anabranch import errors
-from anabranch.core.limits import AHEAD_MS, LATEST, Room, judge
+from anabranch.core.limits import AHEAD_MS, LATEST, Room
+from anabranch.processing.cut import Cut, Limits, begin_doing
+from anabranch.processing.table import Table
 from anabranch.schemas import records as r
 from tests.client.answers import STREAM, stream_info, token_of
 from tests.client.bench import Bench, override
@@ -96,13 +101,15 @@ def by_batch(bench: Bench, event: Event, *, opened: bool) -> None:
     handle_of(bench, opened=opened).write_batch(STREAM, pa.table(columns))
 
 
-def by_rule(_: Bench, event: Event) -> None:
-    value, key, headers, timestamp = fields(event)
-    judge(key, value, headers, timestamp, Room(STREAM, LIMIT))
+def by_processor(_: Bench, event: Event) -> None:
+    limits = Limits(ask=lambda _: {STREAM: Room(STREAM, LIMIT)})
+    limits.learn((STREAM,))
+    with TemporaryDirectory() as folder, closing(Table(Path(folder))) as table:
+        begin_doing(Cut(table, 1, limits)).write(STREAM, fields(event))
 
 
 WAYS: dict[str, Callable[[Bench, Event], None]] = {
-    "the rule itself": by_rule,
+    "an output of a processor": by_processor,
     "a buffered write": lambda b, e: by_write(b, e, opened=False),
     "a write once it is open": lambda b, e: by_write(b, e, opened=True),
     "a writer": by_writer,
@@ -151,7 +158,7 @@ AHEAD: dict[str, tuple[object, int | None]] = {
 }
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "the rule itself"])
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "an output of a processor"])
 @pytest.mark.parametrize("known", AHEAD)
 def test_a_time_that_is_too_far_ahead_is_refused_by_name(way: str, known: str) -> None:
     """The call refuses if the stream has retention by time. If not, or if that is unknown, the commit decides."""

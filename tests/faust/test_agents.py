@@ -18,7 +18,7 @@ import anabranch.faust
 from anabranch.errors import IllegalState, InvalidArgument, UnknownScope
 from anabranch.faust.agents import Stream, _loader
 from anabranch.processing.cut import Doing
-from anabranch.processing.handlers import HandlerFailed
+from anabranch.processing.failures import HandlerFailed
 from tests.cluster import Cluster
 from tests.faust.conftest import Place
 

@@ -21,19 +21,21 @@ import pytest
 from anabranch.batches.records import Record
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
+from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import BeginAgainError, IllegalState, InvalidArgument, NotReady, TenureLost
 from anabranch.ports import TableError, TopicPartition, TopicSpec
 from anabranch.processing.app import Processor
-from anabranch.processing.handlers import HandlerFailed
+from anabranch.processing.failures import HandlerFailed
 from anabranch.processing.membership import AllTasks
 from anabranch.processing.plain import import_group, outputs_of
 from anabranch.processing.state import StateReader
-from anabranch.processing.worker import Worker, make_processor
+from anabranch.processing.worker import SESSION_S, Worker, make_processor
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.feed import Feed
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.tasks.reader import TaskReader
-from anabranch.topics.names import topics_of
+from anabranch.topics.names import journal_topic, topics_of
+from tests.client.memory import memory_client
 from tests.client.world import World
 
 
@@ -359,6 +361,67 @@ def test_what_a_stream_takes_may_change(place: Place) -> None:
     assert (place.written(), place.written("nyc/dead")) == ([b"b"], [b"a", b"c"])
 
 
+def test_an_output_s_retention_may_be_set_under_a_worker(place: Place) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out = app.output("nyc/out")
+    app.on(app.input("nyc/in"))(
+        lambda event: out.write(b"", key=event.key, timestamp=int(event.value))
+    )
+    log = place.cluster.log("admin")
+    admin = memory_client(log, place.clock, place._entropy, lane=ADMIN_LANE)
+    with closing(place.worker(app)) as worker:
+        for key in (b"a", b"b"):
+            place.write(key, value=b"%d" % LATER)
+            steps(worker)
+            admin.alter_stream("nyc/out", {"retention.ms": 86_400_000})
+    assert (place.written(), place.written("nyc/dead")) == ([b"a"], [b"b"])
+
+
+@pytest.mark.parametrize("row", [False, True])
+def test_what_a_stream_takes_is_not_known_for_now(place: Place, row: bool) -> None:
+    """The commit tells then: an event is refused in the handler by what is true now."""
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out, seen = app.output("nyc/out"), app.store("seen")
+
+    @app.on(app.input("nyc/in"))
+    def handle(event: Any) -> None:
+        with patch.object(worker._limits, "_ask", side_effect=NotReady("no leader")):
+            for _ in range(2):
+                if row:
+                    seen[event.key] = bytes(2_000_000)
+                else:
+                    out.write(bytes(2_000_000), key=event.key)
+        out.write(b"", key=event.key)
+
+    with closing(place.worker(app)) as worker:
+        worker.step()
+        topics = topics_of("nyc/p.state" if row else "nyc/out")
+        settings = {topic: {"max.message.bytes": "5000000"} for topic in topics}
+        place.cluster.log("admin").alter_topics(settings)
+        place.write(b"a")
+        worker.step()
+    assert (set(place.written()), place.written("nyc/dead")) == ({b"a"}, [])
+
+
+def test_a_worker_begins_though_an_output_lacks_its_journal(place: Place) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out = app.output("nyc/out")
+    app.on(app.input("nyc/in"))(lambda event: out.write(event.value, key=event.key))
+    place.write(b"a")
+    log, journal = place.cluster.log("admin"), journal_topic("nyc/dead")
+    log.delete_topics(list(log.describe_topics([journal]).values()))
+    before = place.clock.monotonic()
+    with closing(place.worker(app)) as worker:
+        steps(worker)
+    assert place.written() == [b"a"]
+    assert place.clock.monotonic() - before < 2 * SESSION_S, (
+        "asked twice; its group waits no longer"
+    )
+
+
 @pytest.mark.parametrize("batch", [False, True])
 def test_records_without_a_time_are_copied(place: Place, batch: bool) -> None:
     log, orders = place.cluster.log("kafka"), TopicPartition("orders", 0)
@@ -610,7 +673,6 @@ def test_whatever_fails_is_a_dead_letter_alone(place: Place, what: str) -> None:
     place.write(*good[:7], b"bad", *good[7:])
     place.write(b"end", timestamp=1700)
     with closing(place.worker(app)) as worker:
-        worker.stop.set()  # no pauses between tries
         steps(worker)
         assert worker.metrics.total("processor_dead_letters") == 1
     (dead,) = place.events("nyc/dead")
@@ -642,10 +704,19 @@ def test_without_dead_letters_it_stops_the_worker_by_name(place: Place, what: st
     assert SAYS.get(what, "ValueError: no") in str(failed.value)
 
 
-def test_a_failed_event_is_tried_again_by_itself_and_pauses_are_those_of_the_first(
-    place: Place,
-) -> None:
-    """A producer's mistake in all of its events causes pauses once; after an error that passes, they return."""
+def pauses(place: Place, app: Processor, *keys: bytes) -> list[float]:
+    """The pauses between tries of events with these keys."""
+    place.write(*keys)
+    with (
+        closing(place.worker(app, keys[0].decode())) as worker,
+        patch.object(worker.stop, "wait", side_effect=lambda _: False) as wait,
+    ):
+        steps(worker)
+    return [call.args[0] for call in wait.call_args_list]
+
+
+def test_a_failed_event_is_tried_again_by_itself_with_pauses(place: Place) -> None:
+    """However often the same error came before: an outage is one error for all events."""
     app = Processor("nyc/p", tasks=1, commit_interval=0, dead_letter="nyc/dead")
     place.client.create_stream("nyc/dead")
     out, calls = app.output("nyc/out"), list[bytes]()
@@ -656,27 +727,89 @@ def test_a_failed_event_is_tried_again_by_itself_and_pauses_are_those_of_the_fir
         out.write(event.value, key=event.key)
         if event.key == b"bad" or (event.key == b"later" and calls.count(b"later") % 3):
             raise ValueError
+        if event.key == b"much later" and calls.count(b"much later") < 1100:
+            raise ValueError
 
-    def pauses(*keys: bytes) -> list[float]:
-        calls.clear()
-        place.write(*keys)
-        with (
-            closing(place.worker(app, keys[0].decode())) as worker,
-            patch.object(worker.stop, "wait", side_effect=lambda _: False) as wait,
-        ):
-            steps(worker)
-        return [call.args[0] for call in wait.call_args_list]
-
-    assert pauses(b"a", b"bad", b"b", b"bad", b"c") == [0.1, 0.2, 0, 0]
+    assert pauses(place, app, b"a", b"bad", b"b", b"bad", b"c") == [0.1, 0.2] * 2
     assert calls == [b"a", *[b"bad"] * 3, b"b", *[b"bad"] * 3, b"c"]
-    assert pauses(b"bad", b"later", b"bad") == [0.1, 0.2, 0, 0, 0.1, 0.2]
-    assert place.written() == [b"a", b"b", b"c", b"later"]
+    assert pauses(place, app, b"bad", b"later", b"bad") == [0.1, 0.2] * 3
+    dead = len(place.written("nyc/dead"))
+    in_vain = pauses(place, app, *[b"bad"] * 1000)
+    assert len(place.written("nyc/dead")) == dead + 1000
+    assert 60 <= sum(in_vain) < 61, (
+        "no slice takes so long that the worker's tasks are another one's"
+    )
+    app.retries = 2000
+    assert set(pauses(place, app, b"much later")[10:]) == {2.0}
+    assert place.written() == [b"a", b"b", b"c", b"later", b"much later"]
+
+
+@pytest.mark.parametrize("how", ["in turn", "side by side", "batch"])
+def test_a_worker_that_ends_in_a_pause_makes_no_dead_letters(place: Place, how: str) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out, worker = app.output("nyc/out"), list[Worker]()
+
+    def handle(event: Any) -> None:
+        if worker:
+            worker[0].stop.set()
+            raise ConnectionError
+        if how == "batch":
+            out.write_batch(event.select(["key", "value"]))
+        else:
+            out.write(event.value, key=event.key)
+
+    async def later(event: Any) -> None:
+        handle(event)
+
+    app.on(app.input("nyc/in"), batch=how == "batch")(later if how == "side by side" else handle)
+    place.write(b"a", b"b")
+    with closing(place.worker(app)) as ends:
+        worker.append(ends)
+        ends.run()
+    worker.clear()
+    with closing(place.worker(app)) as again:
+        steps(again)
+    assert (place.written(), place.written("nyc/dead")) == ([b"a", b"b"], [])
+
+
+def test_an_outage_that_is_shorter_than_an_event_s_tries_costs_a_batch_nothing(
+    place: Place,
+) -> None:
+    app = Processor("nyc/p", tasks=1, commit_interval=0, dead_letter="nyc/dead")
+    place.client.create_stream("nyc/dead")
+    out, waited = app.output("nyc/out"), list[float]()
+
+    @app.on(app.input("nyc/in"), batch=True)
+    def handle(batch: Any) -> None:
+        if sum(waited) < 0.5:
+            raise ConnectionError
+        out.write_batch(batch.select(["key", "value"]))
+
+    place.write(b"a", b"b", b"c", b"d")
+    with (
+        closing(place.worker(app)) as worker,
+        patch.object(worker.stop, "wait", side_effect=waited.append),
+    ):
+        steps(worker)
+    assert (place.written(), place.written("nyc/dead")) == ([b"a", b"b", b"c", b"d"], [])
+
+
+class Ends:
+    """A signal's handler that is an object."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, ValueError])
 @pytest.mark.parametrize("side_by_side", [False, True])
+@pytest.mark.parametrize("by", [lambda call: call, Ends, functools.partial])
 def test_what_a_signal_raises_is_no_failure_of_an_event(
-    place: Place, kind: type[BaseException], side_by_side: bool
+    place: Place, kind: type[BaseException], side_by_side: bool, by: Any
 ) -> None:
     app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
     place.client.create_stream("nyc/dead")
@@ -693,7 +826,7 @@ def test_what_a_signal_raises_is_no_failure_of_an_event(
 
     app.on(app.input("nyc/in"))(later if side_by_side else handle)
     place.write(b"a")
-    before = signal.signal(signal.SIGUSR1, end)
+    before = signal.signal(signal.SIGUSR1, by(end))
     try:
         with closing(place.worker(app)) as worker, pytest.raises(kind, match="the signal"):
             steps(worker)
