@@ -19,12 +19,12 @@ MERGE, RESERVE, CHUNK, EPOCH = (
     "*of a round with *data*",
     "*of a round with *carry*",
     "*>chunk:*",
-    "*with epoch*",
+    "*of a round with *epoch*",
 )
 
 SCALINGS = [
-    Moment(GROW, "append:status", "before", 1, "*with stream*"),
-    Moment(GROW, "end:commit", "after", 1, "*with stream*"),
+    Moment(GROW, "append:status", "before", 1, "*of a round with *stream*"),
+    Moment(GROW, "end:commit", "after", 1, "*of a round with *stream*"),
     Moment(GROW, "add_partitions:stream", "before"),
     Moment(GROW, "add_partitions:stream", "after"),
     Moment(GROW, "add_partitions:journal", "before"),
