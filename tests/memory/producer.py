@@ -129,7 +129,9 @@ class MemoryProducer:
         for place, trouble in lacking.items():
             error = error_of(place, trouble)
             error.topics = frozenset(other.topic for other in lacking)
-            raise self._over(error) if self._begun else error
+            if self._begun:  # what was appended before has to be aborted
+                self._refusal = LogRefused(f"an append was cut short: {error!r}", 0)
+            raise error
 
     def _append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
         """Append. Partitions in trouble join the native transaction, too: its end has to be marked there."""
