@@ -189,12 +189,14 @@ class TableTransaction(TableWork):
                 return opened
             except TransactionAborted:
                 self._txn_id = opened.txn_id
+                # For the next one, too: where nothing is committed, only a question moves the newest moment here.
+                view = self._replica.snapshot()
+                self._view.close()
+                self._view = view
                 if self._was_read or tries == _BEGINS:
                     self._end("it is aborted")
                     raise
-            view = self._replica.snapshot()
-            self._view.close()
-            self._view, self._opened = view, None
+            self._opened = None
 
     @alone
     def token(

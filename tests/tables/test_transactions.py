@@ -314,7 +314,7 @@ REFUSED: list[tuple[Callable[[Bank], object], str]] = [
     (lambda bank: bank.rows.transact(min, name=5), "name is str, not int"),  # type: ignore[arg-type]
     (lambda bank: bank.client.replica(A, folder=5), "a folder is str or Path, not int"),  # type: ignore[arg-type]
     (lambda bank: bank.client.changes(A, timeout="x"), "seconds, is int or float, not str"),  # type: ignore[arg-type]
-    (lambda bank: bank.client.changes(A, group=5), "a group is str, not int"),  # type: ignore[arg-type]
+    (lambda bank: bank.client.changes(A, group=5), "a group.s name is str, not int"),  # type: ignore[arg-type]
     (lambda bank: bank.client.create_table(A, 1, [1]), "settings .1.: give names"),  # type: ignore[arg-type]
     (lambda _: Indexed(A, "i", lambda *_: 5).of(b"k", b"r"), "index 'i' gave 5 for row"),  # type: ignore[arg-type]
     (lambda bank: commit_with(bank, b"junk"), "b'junk' is no receipt"),
@@ -725,6 +725,26 @@ def by_token_after_reads(rows: Replica, table: str) -> TableTransaction:
         txn.get(table, b"key")
     rows.transact(lambda txn: (txn.get(table, b"other"), txn.token()))
     return rows.begin()
+
+
+def test_where_nothing_is_committed_a_client_that_was_idle_begins_at_a_new_moment(
+    bank: Bank,
+) -> None:
+    table = "bank/short"
+    bank.client.create_table(table, settings={"table.history.ms": 1500})
+    with bank.client.replica(table, threads=False) as rows:
+        rows.snapshot().close()
+        bank.clock.sleep(5.0)
+        begun = 0
+
+        def work(txn: TableTransaction) -> None:
+            nonlocal begun
+            begun += 1
+            txn.get(table, b"key")
+            txn.token()
+
+        rows.transact(work)
+        assert begun == 2
 
 
 @pytest.mark.parametrize("begins", [by_keepalive, by_token, by_writes, by_token_after_reads])
