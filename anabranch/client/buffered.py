@@ -123,7 +123,7 @@ class Buffered(Handle):
             deadline = self._shared.deadline(timeout)
             self._open(deadline)
             self._flush(deadline)
-            if self._account is not None and self._token is not None:
+            if self._account is not None and self._account.lanes and self._token is not None:
                 seen = self._session.highest_timestamp
                 receipt = self._account.receipt(finished=False, seen=seen)
                 self._session.register(self._token, receipt, deadline)

@@ -42,6 +42,12 @@ def test_a_one_shot(world: World) -> None:
     assert (commit.txn_id, commit.timestamp) == (result.txn_id, result.commit_timestamp)
 
 
+def test_a_flush_before_the_first_write_is_in_no_commit_s_way(world: World) -> None:
+    with world.client.begin("nyc") as txn:
+        txn.flush()
+        assert txn.commit().counts.committed == 0
+
+
 def test_lists_give_what_answers_and_name_the_rest() -> None:
     world = World(control_partitions=2)
     client = world.client
