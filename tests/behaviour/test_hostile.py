@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.behaviour.hostile import ATTACKS, run
+from tests.behaviour.attacks import ATTACKS
+from tests.behaviour.hostile import run
 from tests.cluster import start_cluster
 from tests.conftest import Broker
 

@@ -1,0 +1,564 @@
+"""Legal floods: a sender asks, or writes, as much as it may, beside single-request transactions of another lane.
+
+``scripts/hostile floods --minutes 10`` runs each for so long, on a broker and a controller of its own. The bounds
+compare with the same sender, which sends as many bytes of heartbeats: what Kafka and the machine cost
+is not ours. The sender has one core, at a lower priority.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from confluent_kafka import Producer
+
+import anabranch
+from anabranch.core import hybrid_time, tokens
+from anabranch.core.authorize import CREATORS, names_of
+from anabranch.infra.broker import EmbeddedBroker
+from anabranch.kafka.log import KafkaLog
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import encode
+from anabranch.topics.names import commands_topic, journal_topic
+from tests.behaviour.attacks import ATTACKS, SMALL, STREAM
+from tests.cluster import Cluster, start_cluster
+from tests.crash.raw import Raw, make_txn_id, make_writer
+from tests.owned import start_module
+
+GOOD, BAD, POOR = (
+    "good",
+    "bad",
+    "poor",
+)  # lanes: the honest one, one with a scope of its own, one without a grant
+OWN = "own/events"
+TABLE = "own/table"
+VICTIM = "victim/events"  # a stream in whose journal the flood may write
+PAUSE_S = 0.02  # of the honest client between two commits
+CALM_S = 10.0
+WARM_S = 5.0
+AFTER_S = 10.0  # after its end all is as before
+MESSAGES_S = 5_000  # the most that a flood of commands sends, so that disks suffice
+RECORDS_S = 50_000  # … and one of small records in a journal
+P99, RATE, GROWTH, AFTER = 2.0, 0.5, 1.2, 2.0
+LEAST_P99_S = 0.05  # below this no difference is judged: a pause of the machine is as long
+SPARE_BYTES = 32 << 20  # what memory may grow by in any case
+
+
+class Sent(NamedTuple):
+    """A message of a flood."""
+
+    topic: str
+    value: bytes
+    headers: list[tuple[str, bytes]]
+    key: bytes | None = None
+    timestamp: int = 0
+
+
+@dataclass
+class Sender:
+    """The flooding side: its lane's commands, and its own stream."""
+
+    bootstrap: str
+    prefix: str
+    random: Random
+    lane: str = BAD
+    scope: str = "own"
+
+    def __post_init__(self) -> None:
+        log = KafkaLog(self.bootstrap, {})
+        self.raw = Raw(self.bootstrap, self.prefix, log, lane=self.lane).start()
+
+    def command(self, command: Any, *, headers: list[tuple[str, bytes]] | None = None) -> Sent:
+        asks = [("ab.cid", self.random.randbytes(16)), ("ab.reply", bytes(4))]
+        payload = command if isinstance(command, bytes) else encode(command)
+        return Sent(
+            commands_topic(self.prefix, self.lane), payload, asks if headers is None else headers
+        )
+
+    def begin(self, count: int, *, snapshot: int = 0) -> list[bytes]:
+        """Begin so many transactions."""
+        made = [make_txn_id() for _ in range(count)]
+        begins = [r.Begin(i, self.scope, None, 600_000, bytes(32), None, snapshot) for i in made]
+        self.raw.ask_all(begins, deadline_s=120)
+        return made
+
+    def shot(self, stream: str, *keys: bytes, headers: int = 0, at: int = -1) -> r.OneShot:
+        few = tuple(r.EventHeader("h", b"") for _ in range(headers))
+        events = tuple(r.Event(stream, -1, key, b"v", few, at) for key in keys)
+        return r.OneShot(make_txn_id(), stream.partition("/")[0], None, events)
+
+
+Flood = Callable[[Sender], Iterator[Sent]]
+FLOODS: dict[str, tuple[str, Flood]] = {}
+
+
+def flood(lane: str) -> Callable[[Flood], Flood]:
+    """Register a flood; its docstring is its name."""
+
+    def note(made: Flood) -> Flood:
+        FLOODS[made.__name__.replace("_", "-")] = (lane, made)
+        return made
+
+    return note
+
+
+def heartbeats(sender: Sender) -> Iterator[Sent]:
+    """Heartbeats for no transaction that exists: what all floods are compared with."""
+    while True:
+        yield sender.command(r.Heartbeat((sender.random.randbytes(60),)))
+
+
+@flood(BAD)
+def writers(sender: Sender) -> Iterator[Sent]:
+    """Ever more writers of one transaction, and questions about it."""
+    (txn_id,) = sender.begin(1)
+    token = _token(txn_id)
+    for _ in itertools.count():
+        for _ in range(20):
+            yield sender.command(r.Touch(token, OWN, make_writer()))
+        yield sender.command(r.GetState(txn_id))
+
+
+@flood(BAD)
+def aborts_without_answer(sender: Sender) -> Iterator[Sent]:
+    """Transactions with many writers, aborted by commands that want no answer."""
+    while True:
+        txn_id = make_txn_id()
+        yield sender.command(r.Begin(txn_id, sender.scope, None, 600_000, bytes(32)))
+        for _ in range(1_000):
+            yield sender.command(r.Touch(_token(txn_id), OWN, make_writer()), headers=[])
+        yield sender.command(r.Abort(_token(txn_id), "x" * 1_000), headers=[])
+
+
+@flood(POOR)
+def lists(sender: Sender) -> Iterator[Sent]:
+    """Lists of all transactions, by a lane that may see none of them."""
+    while True:
+        yield sender.command(r.ListTransactions(None, True, 10_000))
+
+
+@flood(BAD)
+def open_lists(sender: Sender) -> Iterator[Sent]:
+    """Lists of a lane's own open transactions, which are as many as it may have."""
+    sender.begin(990)
+    while True:
+        yield sender.command(r.ListOpen(None, None, 10_000))
+        yield sender.command(r.ListTransactions(None, False, 10_000))
+
+
+@flood(BAD)
+def lock_lists(sender: Sender) -> Iterator[Sent]:
+    """Many locks, and lists of them."""
+    now = hybrid_time.from_us(int(time.time() * 1e6))
+    for txn_id in sender.begin(10):
+        points = tuple(range(4_000))
+        locks = (r.TableLocks(TABLE, now, now, points, ()),) if points else ()
+        sender.raw.ask_all([r.LockReads(_token(txn_id), 0, 1, locks)], deadline_s=60)
+    while True:
+        yield sender.command(r.ListTableLocks(None, 10_000))
+
+
+@flood(BAD)
+def locks_of_nothing(sender: Sender) -> Iterator[Sent]:
+    """Sets of locks that name writers and lock nothing, and commits that have to walk them."""
+    (txn_id,) = sender.begin(1)
+    for number in itertools.count():
+        sources = tuple(r.WriterAt(make_writer(), 1) for _ in range(20_000))
+        yield sender.command(r.LockReads(_token(txn_id), number + 1, 1, (), sources))
+        yield sender.command(r.Commit(_token(txn_id), (), None, None, 1))
+
+
+@flood(BAD)
+def processors(sender: Sender) -> Iterator[Sent]:
+    """Processors of fresh names, made and deleted."""
+    for number in itertools.count():
+        name = f"own/p{number}"
+        yield sender.command(r.CreateProcessor(name, 8, (r.ProcessorInput(OWN, "", 0, 0),)))
+        yield sender.command(r.DeleteProcessor(name, 0))
+
+
+@flood(BAD)
+def fresh_series(sender: Sender) -> Iterator[Sent]:
+    """Series that begin with each commit, and outcomes of transactions that never were."""
+    for number in itertools.count():
+        yield sender.command(r.Resolve(make_txn_id(), "own"))
+        txn_id = make_txn_id()
+        yield sender.command(r.Begin(txn_id, "own", f"series-{number}", 600_000, bytes(32)))
+        yield sender.command(r.Commit(_token(txn_id), (), None, f"series-{number}", 1, 0))
+
+
+@flood(POOR)
+def ahead(sender: Sender) -> Iterator[Sent]:
+    """Questions of a client whose clock is ahead."""
+    while True:
+        us = int((time.time() + 9.9) * 1e6)
+        seen = hybrid_time.from_us(us).to_bytes(8, "big")
+        asks = [("ab.cid", sender.random.randbytes(16)), ("ab.reply", bytes(4)), ("ab.ht", seen)]
+        yield sender.command(r.ListTransactions(None, False, 10), headers=asks)
+
+
+@flood(BAD)
+def snapshots(sender: Sender) -> Iterator[Sent]:
+    """Transactions that read as of long ago."""
+    while True:
+        yield sender.command(r.Begin(make_txn_id(), "own", None, 600_000, bytes(32), None, 1))
+
+
+@flood(BAD)
+def ranges(sender: Sender) -> Iterator[Sent]:
+    """Ranges of a table, as many as it has, and single requests of many rows."""
+    now = hybrid_time.from_us(int(time.time() * 1e6))
+    for number, txn_id in enumerate(sender.begin(10)):
+        span = tuple(
+            r.LockedRange(b"%d-%06d" % (number, i), b"%d-%06d~" % (number, i)) for i in range(100)
+        )
+        sender.raw.ask_all(
+            [r.LockReads(_token(txn_id), 0, 1, (r.TableLocks(TABLE, now, now, (), span),))],
+            deadline_s=60,
+        )
+    while True:
+        yield sender.command(sender.shot(TABLE, *[sender.random.randbytes(8) for _ in range(65)]))
+
+
+@flood(BAD)
+def events_of_all_kinds(sender: Sender) -> Iterator[Sent]:
+    """Single requests with many headers, far times, big values and none, and plain writes of these kinds."""
+    random, journal = sender.random, journal_topic(OWN)
+    while True:
+        yield sender.command(sender.shot(OWN, b"k", headers=1_000))
+        yield sender.command(sender.shot(OWN, b"k", at=253_402_300_799_999))
+        yield sender.command(sender.shot(OWN, *[b""] * 1_000))
+        yield Sent(journal, bytes(900_000), [], b"k")
+        yield Sent(journal, b"", [("h", b"")] * 1_000, b"k", random.choice((0, 1, 1 << 61)))
+
+
+@flood("open")
+def open_of_all_types(sender: Sender) -> Iterator[Sent]:
+    """Commands of `open`, of all types, legal and not."""
+    random, kinds = (
+        sender.random,
+        [name for name in ATTACKS if "14 MB" not in name and "bomb" not in name],
+    )
+    while True:
+        made = ATTACKS[random.choice(kinds)](random)
+        yield sender.command(made)
+        yield sender.command(r.ListOpen(None, None, 10_000))
+        yield sender.command(r.DescribeStreams(None, None))
+        yield sender.command(r.FindScope(f"s{random.getrandbits(20)}", True))
+
+
+@flood(BAD)
+def journal_bombs(sender: Sender) -> Iterator[Sent]:
+    """One journal's batches of 15 KB that unpack to 480 MiB."""
+    while True:
+        yield Sent(journal_topic(VICTIM), bytes(480 << 20), [], b"k")
+        time.sleep(2.0)
+
+
+@flood(BAD)
+def journal_writers(sender: Sender) -> Iterator[Sent]:
+    """Batches of 40,000 records in one journal, each of another writer of no transaction."""
+    journal = journal_topic(VICTIM)
+    while True:
+        txn_id = make_txn_id()
+        for writer in range(40_000):
+            header = txn_id + writer.to_bytes(8, "big") + bytes(4)
+            yield Sent(journal, b"", [("ab.txn", header)], b"k")
+
+
+@flood(BAD)
+def journal_of_a_table(sender: Sender) -> Iterator[Sent]:
+    """Records without a key in a table's journal, as many as fit."""
+    while True:
+        yield Sent(journal_topic(TABLE), b"", [])
+
+
+def _token(txn_id: bytes) -> bytes:
+    return tokens.make(bytes(32), tokens.Token(txn_id, 600_000, 1, "own", BAD))
+
+
+# -- the sender's process -----------------------------------------------------------------------------------
+
+
+def send(sender: Sender, name: str, bytes_s: float, report: Path) -> None:
+    """Send a flood until this process is ended; how much it sent goes to the file ``report``."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    os.nice(10)
+    _, made = FLOODS.get(name, (BAD, heartbeats))
+    limit = {"message.max.bytes": 1_000_000_000, "queue.buffering.max.kbytes": 2_000_000}
+    into_journal = name.startswith("journal")
+    most, linger_ms = (RECORDS_S, 500) if into_journal else (MESSAGES_S, 5)
+    packing = {
+        "compression.type": "zstd",
+        "linger.ms": linger_ms,
+        "batch.size": 100 << 20,
+        "batch.num.messages": 1_000_000,
+    }
+    producer = Producer({"bootstrap.servers": sender.bootstrap, "log_level": 0, **limit, **packing})
+    began, sent = time.monotonic(), 0
+    for count, message in enumerate(made(sender), 1):
+        while True:
+            try:
+                producer.produce(
+                    message.topic, message.value, message.key,
+                    0, timestamp=message.timestamp, headers=message.headers,  # type: ignore[arg-type]
+                )  # fmt: skip
+                break
+            except BufferError:
+                producer.poll(0.1)
+        sent += len(message.value) + sum(len(k) + len(v) for k, v in message.headers) + 30
+        if count % 100 == 0 or len(message.value) > 10_000:
+            producer.poll(0)
+            written = report.with_suffix(".new")
+            written.write_text(json.dumps([sent, count, time.monotonic() - began]))
+            written.replace(report)
+            due = max(count / most, sent / bytes_s if bytes_s else 0.0)
+            time.sleep(max(0.0, began + due - time.monotonic()))
+
+
+# -- the honest side ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Found:
+    """What honest commits took in one phase: seconds each, sorted; and errors."""
+
+    taken: list[float]
+    errors: list[str]
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Commits a second."""
+        return len(self.taken) / self.seconds
+
+    def at(self, share: float) -> float:
+        """A percentile, in seconds."""
+        return (
+            self.taken[min(len(self.taken) - 1, int(len(self.taken) * share))]
+            if self.taken
+            else 1e9
+        )
+
+    def __str__(self) -> str:
+        ms = ", ".join(f"{1000 * self.at(share):,.0f}" for share in (0.5, 0.99, 1.0))
+        return f"{self.rate:6.1f}/s  p50, p99, max {ms} ms"
+
+
+def honest(client: anabranch.Client, seconds: float) -> Found:
+    """Commit single-request transactions one after the other for so long."""
+    taken, errors = [], []
+    began = time.monotonic()
+    while time.monotonic() < began + seconds:
+        start = time.monotonic()
+        try:
+            with client.begin(STREAM.partition("/")[0]) as txn:
+                txn.write(STREAM, b"v", key=b"k")
+                txn.commit()
+        except Exception as error:  # noqa: BLE001 - it is reported
+            errors.append(f"{type(error).__name__}: {error}"[:200])
+        taken.append(time.monotonic() - start)
+        time.sleep(PAUSE_S)
+    return Found(sorted(taken), errors, time.monotonic() - began)
+
+
+def resident(pid: int) -> int:
+    """Bytes of a process in memory."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class Watch:
+    """Memory of the controller, each quarter of a second; and its terms."""
+
+    cluster: Cluster
+    seen: list[tuple[float, int]] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Watch:
+        self.terms = terms(self.cluster)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        while not self.over.wait(0.25) and self.cluster.controller.running:
+            self.seen.append((time.monotonic() - began, resident(self.cluster.controller.pid)))
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self._thread.join()
+
+    @property
+    def most(self) -> int:
+        """The most bytes seen."""
+        return max(size for _, size in self.seen)
+
+    def most_within(self, begin: float, end: float) -> int:
+        """… in a part of the time (shares of all)."""
+        last = self.seen[-1][0]
+        return max([s for at, s in self.seen if begin * last <= at <= end * last] or [0])
+
+
+def terms(cluster: Cluster) -> dict[str, int]:
+    """The terms that the controller says it has."""
+    return dict(json.loads(cluster.controller.status_file.read_text())["terms"])
+
+
+def beside(
+    cluster: Cluster,
+    client: anabranch.Client,
+    name: str,
+    seconds: float,
+    seed: int,
+    bytes_s: float = 0.0,
+) -> tuple[Found, Watch, float]:
+    """Honest commits beside a flood, the controller's memory, and the bytes a second that the flood sent."""
+    with tempfile.TemporaryDirectory() as folder:
+        report, output = Path(folder) / "sent", (Path(folder) / "output").open("wb")
+        arguments = ["--send", name, "--bootstrap", cluster.bootstrap, "--prefix", cluster.prefix]
+        arguments += ["--seed", str(seed), "--bytes", str(bytes_s), "--report", str(report)]
+        child = start_module(
+            "tests.behaviour.floods", arguments, output=output, environment=os.environ
+        )
+        until = time.monotonic() + 120
+        while not report.exists():
+            if child.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(
+                    f"{name} sends nothing: {(Path(folder) / 'output').read_text()[-2000:]}"
+                )
+            time.sleep(0.1)
+        with Watch(cluster) as watch:
+            found = honest(client, seconds)
+        sent, _, took = json.loads(report.read_text())
+        child.kill()
+        child.wait()
+    return found, watch, sent / took
+
+
+def judge(before: Found, during: Found, compared: Found, after: Found, watch: Watch) -> list[str]:
+    """What of the promises did not hold."""
+    wrong = [f"an error: {error}" for error in sorted({*during.errors, *after.errors})[:3]]
+    if during.at(0.99) > max(LEAST_P99_S, P99 * compared.at(0.99)):
+        wrong.append(
+            f"p99 {1000 * during.at(0.99):,.0f} ms, beside heartbeats {1000 * compared.at(0.99):,.0f}"
+        )
+    if during.rate < RATE * compared.rate:
+        wrong.append(f"{during.rate:.1f} commits a second, beside heartbeats {compared.rate:.1f}")
+    if after.at(0.99) > max(LEAST_P99_S, AFTER * before.at(0.99)):
+        wrong.append(
+            f"10 s after its end: p99 {1000 * after.at(0.99):,.0f} ms, {1000 * before.at(0.99):,.0f} before it"
+        )
+    early, late = watch.most_within(0.0, 0.1), watch.most_within(0.9, 1.0)
+    if late > GROWTH * early + SPARE_BYTES:
+        wrong.append(f"memory grew from {early >> 20} to {late >> 20} MB")
+    return wrong
+
+
+def prepare(cluster: Cluster) -> anabranch.Client:
+    """Lanes, grants and streams; returns the honest lane's client."""
+    rights = names_of(CREATORS).split(", ")
+    with anabranch.connect(
+        cluster.bootstrap, prefix=cluster.prefix, lane="admin", timeout=60
+    ) as admin:
+        for lane in (GOOD, BAD, POOR):
+            admin.add_lane(lane)
+        admin.grant(GOOD, "honest/*", rights)
+        admin.grant(BAD, "own/*", rights)
+        for stream in (STREAM, OWN, VICTIM):
+            admin.create_stream(stream)
+        admin.create_stream(SMALL, settings={"max.message.bytes": 20_000})
+        admin.create_table(TABLE)
+    return anabranch.connect(cluster.bootstrap, prefix=cluster.prefix, lane=GOOD, timeout=30)
+
+
+@contextmanager
+def cluster_of_its_own() -> Iterator[tuple[Cluster, anabranch.Client]]:
+    """A fresh broker and controller, and the honest lane's client, which has committed for a while."""
+    with (
+        tempfile.TemporaryDirectory(prefix="anabranch-floods-") as folder,
+        EmbeddedBroker(Path(folder) / "broker") as broker,
+    ):
+        cluster = start_cluster(broker.bootstrap, Path(folder))
+        try:
+            with prepare(cluster) as client:
+                honest(client, WARM_S)
+                yield cluster, client
+        finally:
+            cluster.controller.kill()
+
+
+def run(name: str, minutes: float, seed: int) -> list[str]:
+    """One flood, and then heartbeats of as many bytes. Prints what was seen; returns what was wrong."""
+    seconds = 60 * minutes
+    with cluster_of_its_own() as (cluster, client):
+        before = honest(client, CALM_S)
+        during, watch, bytes_s = beside(cluster, client, name, seconds, seed)
+        time.sleep(AFTER_S)
+        after = honest(client, CALM_S)
+        lasted = cluster.controller.running and terms(cluster) == watch.terms
+    with cluster_of_its_own() as (cluster, client):
+        compared, _, _ = beside(cluster, client, "heartbeats", min(60.0, seconds), seed, bytes_s)
+    wrong = judge(before, during, compared, after, watch)
+    if not lasted:
+        wrong.append("the controller restarted, or another term began")
+    memory = [watch.most_within(0, 0.1), watch.most_within(0.9, 1), watch.most]
+    first, last, most = (size >> 20 for size in memory)
+    print(
+        f"{name}: {bytes_s / 1000:,.0f} KB/s, seed {seed}; memory {first}, at the end {last}, at most {most} MB"
+    )
+    phases = {"alone": before, "beside": during, "heartbeats": compared, "after": after}
+    for what, found in phases.items():
+        print(f"  {what:10} {found}")
+    for problem in wrong:
+        print(f"  WRONG {problem}")
+    sys.stdout.flush()
+    return wrong
+
+
+def main() -> int:
+    """``scripts/hostile floods``."""
+    parser = argparse.ArgumentParser(prog="scripts/hostile floods", description=__doc__)
+    parser.add_argument("floods", nargs="*", help=f"of {', '.join(FLOODS)}; all if none is named")
+    parser.add_argument("--minutes", type=float, default=0.5, help="how long each")
+    parser.add_argument("--seed", type=int, default=None, help="of all chance")
+    parser.add_argument("--send", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--bootstrap", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--prefix", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--bytes", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--report", type=Path, default=Path(), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else int(time.time())
+    if options.send is not None:
+        lane, _ = FLOODS.get(options.send, (BAD, heartbeats))
+        sender = Sender(options.bootstrap, options.prefix, Random(seed), lane)
+        send(sender, options.send, options.bytes, options.report)
+        return 0
+    unknown = set(options.floods) - set(FLOODS)
+    if unknown:
+        parser.error(f"no flood {', '.join(sorted(unknown))}: {', '.join(FLOODS)}")
+    wrong = {name: run(name, options.minutes, seed) for name in options.floods or FLOODS}
+    bad = [name for name, problems in wrong.items() if problems]
+    print(
+        f"{len(wrong) - len(bad)} of {len(wrong)} floods cost their sender alone"
+        + (f"; not {', '.join(bad)}" if bad else "")
+    )
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
