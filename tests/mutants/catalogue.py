@@ -26,6 +26,8 @@ from tests.mutants import (
     times,
     topics,
 )
+from tests.sim.weather import HOUR
+
 Plant = Callable[[], AbstractContextManager[object]]
 CARRYING = {"chunk_bytes": 250, "scale_s": 0.7}
 # … by leaders that die in the middle of it.
@@ -63,7 +65,7 @@ HOPPING = CALM | {
     "jobs": 4, "retention_s": 7 * 86_400.0,
 }  # fmt: skip
 # Commits wait for journals that are read late; meanwhile successors ask the writers for receipts again.
-REPEATED = CALM | {"repeats": 1.0, "hide": 0.9, "linger": 0}
+REPEATED = CALM | {"repeats": 2.0, "hide": 0.9, "delay": 0.3, "delay_s": 0.2, "linger": 0}
 LIVING = CALM | {"lives_s": 0.1, "clients": 1, "jobs": 1}
 COPIED = LIVING | {"double_command": 0.1, "late_command": 0.05, "lanes": 2, "rights_s": 1.0}
 WAITING = HOPPING | {"error_s": 0.5, "skew_s": 0.5, "jump_s": 0}
@@ -99,6 +101,7 @@ RETAINING = CALM | {
     "readers": 6, "retain_s": 0.2, "scale_s": 0.5, "cleaning": True, "small": True, "streams": 1,
     "machines": 1, "clients": 1, "client_freeze": 0.005, "delay": 0.2, "delay_s": 0.05, "work_s": 10.0,
 }  # fmt: skip
+GREEDY = CALM | {"greedy_s": 1.0, "clients": 1, "lose_s": 0, "lag_s": 0}
 STALE = CALM | {"stale_reads_s": 2.0, "readers": 3, "lose_s": 0, "lag_s": 0, "streams": 1}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
@@ -328,6 +331,8 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True, suite="tests/client/test_copies.py"),
     # -- topics in trouble for long
     Mutant("all wait for a stream in trouble", topics.all_wait_for_one, weather=LEADERLESS),
+    Mutant("what shares a stream with one in trouble waits", merges.beside_trouble, quick=True,
+           weather=CALM | HOUR | {"hour_s": 600.0, "lose_s": 0, "lag_s": 0}),
     Mutant("trouble is taken for loss", topics.trouble_taken_for_loss, weather=LEADERLESS),
     Mutant("every refusal is final", topics.every_refusal_is_final, weather=REFUSING),
     Mutant("busy ids are used again", topics.busy_ids_are_used_again, weather=FEW_REPLICAS),
@@ -408,6 +413,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a replica's position passes rows", tables.position_first, weather=TABLED,
            by_clients=True),
     Mutant("registered locks never break", tables.registered_never_broken, weather=TABLED),
+    Mutant("locks of a transaction are not counted", tables.locks_uncounted, quick=True,
+           weather=GREEDY),
     Mutant("a registered lock's break is not logged", tables.broken_not_logged, simulated=False,
            suite="tests/core/test_registered_locks.py"),
     Mutant("own writes break registered locks", tables.registered_breaks_itself, weather=TABLED),
