@@ -32,7 +32,6 @@ from anabranch.errors import (
     EventTooLarge,
     LocksBroken,
     MalformedRecord,
-    NotAuthorized,
     NotReady,
     OutcomeUnknown,
     TenureLost,
@@ -47,6 +46,8 @@ RESOLVE_SHARE = 1 / 3  # of a commit's time, kept to ask for its outcome
 _MARGIN_S = (0.3, 2.0)
 # A refusal that holds for all copies of a command; any other holds only for a command sent once.
 _FINAL = (TransactionAborted, LocksBroken, AlreadyCommitted, EventTooLarge, TenureLost)
+# States after which no copy that was sent before is carried out, or will be.
+_UNDONE = ("OPEN", "ABORTED")
 
 
 class Session(StreamCalls):
@@ -150,12 +151,8 @@ class Session(StreamCalls):
             return self._until_known(txn_id, command, None, deadline)
         # There is no RESOLVE of a marked id: the rows of its tasks are its outcome.
         unheard: list[bytes] = []
-        try:
+        with _of_all_copies(unheard, txn_id, None):
             outcome = self.try_ask(control_partition_of(txn_id), command, deadline, unheard)
-        except AnabranchError as error:
-            if not unheard or isinstance(error, _FINAL):
-                raise
-            raise unknown(f"is not known: {error}", txn_id, None) from error
         if outcome is None:
             raise unknown("was not known in time", txn_id, None)
         if not isinstance(outcome, r.Outcome):
@@ -182,12 +179,8 @@ class Session(StreamCalls):
         """Send a commit until its outcome is known; RESOLVE it if it stays unanswered."""
         self._bus.ready(deadline)  # a right that is missing here is a refusal
         unheard: list[bytes] = []
-        try:
+        with _of_all_copies(unheard, txn_id, token):
             return self._try_until_known(txn_id, command, token, deadline, unheard)
-        except NotAuthorized as error:
-            if not unheard:  # a controller refused the only copy
-                raise
-            raise unknown(f"is not known: {error}", txn_id, token) from error
 
     def _try_until_known(
         self,
@@ -220,12 +213,14 @@ class Session(StreamCalls):
                     raise
                 # Another copy of the refused commit may still be carried out.
                 outcome = self.try_ask(partition, resolve, deadline)
-                if outcome is not None and outcome.state == ("OPEN" if token else "ABORTED"):
-                    unheard.clear()  # none of them was carried out, or will be
+                if outcome is not None and outcome.state in (("OPEN",) if token else _UNDONE):
+                    unheard.clear()
                     raise
             if outcome is None and not by_secret:
                 # RESOLVE aborts a one-shot that never arrived. An open transaction stays open: it is asked again.
                 outcome = self.try_ask(partition, resolve, deadline)
+            if getattr(outcome, "state", "") in _UNDONE:
+                unheard.clear()
             if command.name is not None and getattr(outcome, "state", "") == "ABORTED":
                 # Perhaps it gave way to an earlier commit: only an answer to the command itself names that one.
                 outcome = self.try_ask(partition, command, deadline) or outcome
@@ -344,6 +339,19 @@ def unknown(why: str, txn_id: bytes, token: bytes | None) -> OutcomeUnknown:
         txn_id=txn_id,
         token=token,
     )
+
+
+@contextmanager
+def _of_all_copies(
+    unheard: Collection[bytes], txn_id: bytes, token: bytes | None
+) -> Iterator[None]:
+    """Raise a refusal of a commit, or of a question about it, as `OutcomeUnknown` if a copy may be carried out."""
+    try:
+        yield
+    except AnabranchError as error:
+        if not unheard or isinstance(error, (*_FINAL, OutcomeUnknown)):
+            raise
+        raise unknown(f"is not known: {error}", txn_id, token) from error
 
 
 @contextmanager

@@ -24,7 +24,9 @@ from anabranch.core.transaction_states import IN_DOUBT, USABLE, HandleOp, Handle
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
+    ClockSkew,
     EventTooLarge,
+    Expired,
     IllegalState,
     InvalidArgument,
     LocksBroken,
@@ -48,6 +50,9 @@ from anabranch.types import (
 )
 
 log = logging.getLogger("anabranch.client")
+
+# Refusals that say nothing of a copy that was sent before: its lane had the right, or its id was not too old yet.
+_OF_ONE_COPY = (NotAuthorized, Expired, ClockSkew)
 
 
 class Reads(Protocol):
@@ -345,7 +350,7 @@ class Transaction(Buffered):
         if isinstance(error, TransactionAborted | LocksBroken | AlreadyCommitted | TenureLost):
             self._end(error)
             self._discard()
-        elif isinstance(error, NotAuthorized) and self.state in ("doubted", "decided"):
+        elif isinstance(error, _OF_ONE_COPY) and self.state in ("doubted", "decided"):
             raise unknown(f"is not known: {error}", self._txn_id or b"", self._token) from error
         elif isinstance(error, OutcomeUnknown | MalformedRecord | UnsupportedVersion):
             self._move("doubt")  # there is no answer, or it is unreadable

@@ -233,7 +233,18 @@ SETTLED: dict[str, tuple[list[Any], list[Any], Any]] = {
     "still open: committed again": ([None] * 5 + [_committed], [_open], "COMMITTED"),
     "still being committed": ([None] * 5 + [_committed], [_going_on], "COMMITTED"),
     "open to the end": ([None], [_open], UNKNOWN),
-    "outcome expired": ([None], [refusal("Expired")], errors.Expired),
+    "outcome expired": ([None], [refusal("Expired")], UNKNOWN),
+    "the only copy expired": ([refusal("Expired")], [None], errors.Expired),
+    "refused after a repeat, outcome expired": (
+        [None, refusal("Expired")],
+        [refusal("Expired")],
+        UNKNOWN,
+    ),
+    "refused after a repeat, and a wrong clock": (
+        [None, refusal("UnknownStream")],
+        [refusal("ClockSkew")],
+        UNKNOWN,
+    ),
     "refused": ([refusal("WritersUnfinished")], [None], errors.WritersUnfinished),
     "refused after a repeat": (
         [None, refusal("ReceiptMismatch")],

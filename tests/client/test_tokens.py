@@ -137,7 +137,7 @@ def test_each_gets_what_it_needs() -> None:
 
 # -- a right that is missing, once something was sent -------------------------------------------------
 
-_DENIED = refusal("NotAuthorized", "no right")
+_DENIED, _EXPIRED = refusal("NotAuthorized", "no right"), refusal("Expired", "no right")
 # (answers to the commit, to the question, what the caller is told)
 REFUSED: dict[str, tuple[list[Any], Any, type[Exception]]] = {
     "the only copy": ([_DENIED], None, errors.NotAuthorized),
@@ -150,6 +150,14 @@ REFUSED: dict[str, tuple[list[Any], Any, type[Exception]]] = {
     "the second copy": ([None, _DENIED], _DENIED, errors.OutcomeUnknown),
     "the second copy, open": ([None, _DENIED], "open", errors.NotAuthorized),
     "only the question": ([None], _DENIED, errors.OutcomeUnknown),
+    # The first copy is carried out, and its outcome forgotten, as a clock jumps.
+    "the second copy, too old": ([None, _EXPIRED], _EXPIRED, errors.OutcomeUnknown),
+    "only the question, too old": ([None], _EXPIRED, errors.OutcomeUnknown),
+    "only the question, by a wrong clock": (
+        [None],
+        refusal("ClockSkew", "no right"),
+        errors.OutcomeUnknown,
+    ),
 }
 
 
@@ -177,7 +185,7 @@ def test_a_refusal_of_a_commit_that_was_sent_twice_decides_nothing(
     assert isinstance(caught.value, expected), repr(caught.value)
     if expected is errors.OutcomeUnknown:
         assert caught.value.token == txn._token  # type: ignore[attr-defined]
-        bench.bus.script = override(Commit=_DENIED, OneShot=_DENIED, Resolve=_DENIED)
+        bench.bus.script = override(Commit=resolved, OneShot=resolved, Resolve=resolved)
         with pytest.raises(errors.OutcomeUnknown, match="no right"):
             txn.commit(timeout=9)
         assert not bench.bus.of(r.Abort)

@@ -26,6 +26,7 @@ from tests.mutants import (
     times,
     topics,
 )
+from tests.sim.weather import HOUR
 
 Plant = Callable[[], AbstractContextManager[object]]
 CARRYING = {"chunk_bytes": 250, "scale_s": 0.7}
@@ -63,12 +64,17 @@ HOPPING = CALM | {
     "hop_s": 0.5, "control_partitions": 2, "skew_s": 3.0, "clients": 1, "machines": 3, "director_s": 2.0,
     "jobs": 4, "retention_s": 7 * 86_400.0,
 }  # fmt: skip
+# Commits wait for journals that are read late; meanwhile successors ask the writers for receipts again.
+REPEATED = CALM | {"repeats": 2.0, "hide": 0.9, "delay": 0.3, "delay_s": 0.2, "linger": 0}
 LIVING = CALM | {"lives_s": 0.1, "clients": 1, "jobs": 1}
 COPIED = LIVING | {"double_command": 0.1, "late_command": 0.05, "lanes": 2, "rights_s": 1.0}
 WAITING = HOPPING | {"error_s": 0.5, "skew_s": 0.5, "jump_s": 0}
 PLAINLY = CALM | {"plain_s": 0.5}
 BURSTS: dict[str, float] = {"plain_s": 0.5, "readers": 2}
-MARKERS = {"marker_delay_s": 0.05, "chunk_bytes": 16 << 20, "cleaning": False, "readers": 0}
+# Rounds of one leader follow each other in the same partitions, before the markers of the former ones are there.
+MARKERS = CALM | {
+    "marker_delay_s": 0.5, "chunk_bytes": 16 << 20, "streams": 1, "machines": 1, "plain_s": 0.3,
+}  # fmt: skip
 LOSING = {"lose_s": 3.0, "linger": 0.8}
 # Topics are deleted, and there is little load: nothing is written to some of the streams.
 IDLE = CALM | {"lose_s": 2.0, "clients": 1, "jobs": 1, "work_s": 20.0, "lag_s": 0}
@@ -95,6 +101,7 @@ RETAINING = CALM | {
     "readers": 6, "retain_s": 0.2, "scale_s": 0.5, "cleaning": True, "small": True, "streams": 1,
     "machines": 1, "clients": 1, "client_freeze": 0.005, "delay": 0.2, "delay_s": 0.05, "work_s": 10.0,
 }  # fmt: skip
+GREEDY = CALM | {"greedy_s": 1.0, "clients": 1, "lose_s": 0, "lag_s": 0}
 STALE = CALM | {"stale_reads_s": 2.0, "readers": 3, "lose_s": 0, "lag_s": 0, "streams": 1}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
@@ -135,8 +142,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     # -- durability
     Mutant("answer before the commit", rounds.answer_early, quick=True, broker="kills"),
     Mutant("answer after an uncertain commit", rounds.answer_unsure, quick=True, seed=1),
-    Mutant("offsets are foreseen and not checked", rounds.unchecked_guess, quick=True, seed=45,
-           weather=MARKERS),
+    Mutant("offsets are foreseen and not checked", rounds.unchecked_guess, quick=True, weather=MARKERS),
     Mutant("table before the commit", rounds.table_early, quick=True, seed=1, broker="unborn"),
     Mutant("position ahead of the rows", rounds.position_ahead, quick=True, seed=2, broker="passed"),
     Mutant("merged, but logged a round later", rounds.rows_later, quick=True, seed=1, broker="kills"),
@@ -184,6 +190,8 @@ CATALOGUE: tuple[Mutant, ...] = (
            play=plays.an_interrupt_ends_a_commit),
     Mutant("another commit's outcome is taken for one's own", decisions.others_receipts, quick=True,
            seed=52, weather={"two_committers": 1.0}),
+    Mutant("receipts are compared by sequence", decisions.by_sequence, weather=REPEATED,
+           suite="tests/core/test_commit.py"),
     Mutant("tries of a command are not counted", decisions.uncounted_tries, simulated=False,
            play=plays.a_command_can_not_be_decided),
     Mutant("checksums are not compared", decisions.no_checksum),
@@ -323,6 +331,8 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True, suite="tests/client/test_copies.py"),
     # -- topics in trouble for long
     Mutant("all wait for a stream in trouble", topics.all_wait_for_one, weather=LEADERLESS),
+    Mutant("what shares a stream with one in trouble waits", merges.beside_trouble, quick=True,
+           weather=CALM | HOUR | {"hour_s": 600.0, "lose_s": 0, "lag_s": 0}),
     Mutant("trouble is taken for loss", topics.trouble_taken_for_loss, weather=LEADERLESS),
     Mutant("every refusal is final", topics.every_refusal_is_final, weather=REFUSING),
     Mutant("busy ids are used again", topics.busy_ids_are_used_again, weather=FEW_REPLICAS),
@@ -403,6 +413,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a replica's position passes rows", tables.position_first, weather=TABLED,
            by_clients=True),
     Mutant("registered locks never break", tables.registered_never_broken, weather=TABLED),
+    Mutant("locks of a transaction are not counted", tables.locks_uncounted, quick=True,
+           weather=GREEDY),
     Mutant("a registered lock's break is not logged", tables.broken_not_logged, simulated=False,
            suite="tests/core/test_registered_locks.py"),
     Mutant("own writes break registered locks", tables.registered_breaks_itself, weather=TABLED),

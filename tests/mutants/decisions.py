@@ -17,7 +17,7 @@ from anabranch.core.decisions.commits import askers, commit, merge, one_shot
 from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
-from anabranch.core.journal import index
+from anabranch.core.journal import index, receipts
 from anabranch.core.journal.index import JournalIndex, Weighed
 from anabranch.core.journal.runs import StoredRun
 from anabranch.core.state import OpenTxn
@@ -53,6 +53,15 @@ def zombie_writers() -> Planted:
 def inexact_writers() -> Planted:
     """An outcome names the writers that registered, not those that were taken."""
     return patch.object(commit, "take_exactly", lambda *_: None)
+
+
+def by_sequence() -> Planted:
+    """Receipts are compared by their sequence, which each flush raises, not by the events that they name."""
+
+    def covers(one: Receipt | None, other: Receipt) -> bool:
+        return not other.extents or (one is not None and one.sequence >= other.sequence)
+
+    return patch.object(receipts, "covers", covers)
 
 
 @contextmanager

@@ -379,3 +379,23 @@ def begin_unread() -> Planted:
         real(self, state, _All(index), *more)  # type: ignore[arg-type]
 
     return patch.object(carrier.Carriers, "sync", sync)
+
+
+def beside_trouble() -> Planted:
+    """What shares a stream with a decided transaction waits as long as that one does."""
+    real = decide_merge._ready
+
+    def ready(turn: Turn, txn_id: bytes) -> Any:
+        others = [txn for other, txn in turn.state.open.items() if other < txn_id]
+        held = {
+            stream
+            for txn in others
+            if txn.row.state == "COMMIT_IN_PROGRESS" and not all(map(turn.usable, txn.participants))
+            for stream in txn.participants
+        }
+        if held & turn.open(txn_id).participants.keys():
+            turn.merging.not_before_ms.put(txn_id, turn.now_ms + decide_merge.WAITING_MS)
+            return None
+        return real(turn, txn_id)
+
+    return patch.object(decide_merge, "_ready", ready)

@@ -12,10 +12,12 @@ from unittest.mock import patch
 
 from rocksdict import WriteBatch
 
+from anabranch.core import limits
 from anabranch.core.decisions import bases, decide, scopes
 from anabranch.core.decisions.commits import frozen, registered
 from anabranch.core.decisions.commits import locks as judging
 from anabranch.core.decisions.commits import one_shot as shots
+from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import MAX, from_us
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.journal.table_writes import Keys, Write, fingerprint, write_of
@@ -509,3 +511,14 @@ def rows_of_the_compactor() -> Planted:
 def any_base() -> Planted:
     """Any committed transaction is taken for a base."""
     return patch.object(bases, "_check", lambda *_: None)
+
+
+def locks_uncounted() -> Planted:
+    """A transaction may register as many locks as its client likes."""
+    real = registered._check
+
+    def check(turn: Turn, *given: Any) -> None:
+        with patch.object(limits, "LOCKS", limits.LOCKS._replace(value=1 << 60)):
+            real(turn, *given)
+
+    return patch.object(registered, "_check", check)

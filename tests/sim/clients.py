@@ -612,14 +612,14 @@ class Worker:
             return
 
 
-def beat(world: World, client: Client, process: Process) -> None:
+def beat(world: World, client: Client, process: Process, pause_s: float = 0.3) -> None:
     """Heartbeats, which in a real client a thread sends."""
     clock = SimClock(world, process)
     while True:
         try:
             due = client.heart.step()
             if due == float("inf"):
-                clock.sleep(0.3)
+                clock.sleep(pause_s)
             else:
                 client.heart.hear(due)
         except RetryError:

@@ -32,6 +32,7 @@ CLEANING: dict[str, Any] = {
     "epoch_again": 4,
     "move_bytes": 300,
 }
+SELDOM = {"clean_ms": 5_000, "clean_history_ms": 60_000}  # in a run of an hour
 IDLE_WAIT_S = 0.5
 FENCED_PAUSE_S = 1.0
 TROUBLE_PAUSE_S = 0.2
@@ -99,6 +100,24 @@ class Fleet:
             if partition in machine.assigned and partition in machine.led:
                 return machine.led[partition]
         return None
+
+    def replace(self) -> None:
+        """Another machine leads from now on, with an empty disk; one that is alone starts again with it."""
+        idle = [machine for machine in self.machines if not machine.assigned]
+        chosen = self.world.random.choice(idle or self.machines)
+
+        def begin() -> None:
+            for store in chosen.disks.values():
+                store.restore({})
+
+        def lead() -> None:
+            for machine in self.machines:
+                machine.assigned = set(self.partitions) if machine is chosen else set()
+
+        if chosen.process is not None:
+            self.world.kill(chosen.process)
+        self.world.later(0.0, begin)  # once it is buried
+        self.world.later(4 * _RESTART_S, lead)
 
     # -- what happens to them -------------------------------------------------------------------------
 
@@ -226,7 +245,7 @@ class Fleet:
             round_bytes=2000 if weather.small else 64 << 20,
             chunk_bytes=weather.chunk_bytes,
             collate_ms=weather.collate_ms,
-            **(CLEANING if weather.cleaning else {}),
+            **(CLEANING if weather.cleaning else {}) | (SELDOM if weather.hour_s else {}),
             purge_per_look=3 if weather.small else 500,
             lost_after_ms=int(weather.lost_after_s * 1000),
             max_clock_skew_ms=int(weather.apart_s * 1000),

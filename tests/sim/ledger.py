@@ -171,9 +171,10 @@ class Deal:
         """A new writer."""
         return self.writers.setdefault(label, WriterLog(label))
 
-    def event(self, writer: WriterLog, stream: str, key: bytes | None) -> Told:
-        """Note the writer's next event."""
-        told = Told(stream, key, f"{self.label}/{writer.label}/{len(writer.told)}".encode())
+    def event(self, writer: WriterLog, stream: str, key: bytes | None, size: int = 0) -> Told:
+        """Note the writer's next event, of so many bytes at least."""
+        value = f"{self.label}/{writer.label}/{len(writer.told)}".encode()
+        told = Told(stream, key, value + b" " + b"." * size if size else value)
         writer.told.append(told)
         return told
 
@@ -354,7 +355,7 @@ class Ledger:
 
     def deal_of(self, value: bytes) -> tuple[Deal, WriterLog, int] | None:
         """Where an event is from."""
-        parts = value.decode(errors="replace").split("/")
+        parts = value.decode(errors="replace").partition(" ")[0].split("/")
         deal = self.deals.get(parts[0])
         if len(parts) != 3 or deal is None or parts[1] not in deal.writers:
             return None

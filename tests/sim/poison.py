@@ -21,6 +21,7 @@ from anabranch.processors.lanes import command as commands
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.topics.names import commands_topic, history_topic, journal_topic, stream_topic
+from tests.sim.greedy import Greedy
 from tests.sim.ledger import Ledger
 from tests.sim.ports import SimCluster
 from tests.sim.weather import Weather
@@ -51,6 +52,7 @@ class Poison:
         self._cluster = cluster
         self._ledger = ledger
         self._lane = lane
+        self._greedy = Greedy(world, cluster, ledger, lane)
 
     def kinds(self, weather: Weather) -> list[tuple[float, Callable[[Client], None]]]:
         """Mean seconds between, and what is done then."""
@@ -58,6 +60,7 @@ class Poison:
             (weather.poison_s, self.nonsense),
             (weather.raising_s, self.defect),
             (weather.hostile_s, self.hostile),
+            (weather.greedy_s, self._greedy.take_all),
         )
         return [(mean_s, send) for mean_s, send in known if mean_s]
 

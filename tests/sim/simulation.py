@@ -40,7 +40,9 @@ from tests.sim.check_tasks import check_tasks
 from tests.sim.clients import TIGHT_BYTES, Worker
 from tests.sim.controllers import Fleet
 from tests.sim.faults import Faults
+from tests.sim.held import check_held, few_of_each
 from tests.sim.hops import Hopper
+from tests.sim.hour import Hour
 from tests.sim.instants import check_instants
 from tests.sim.ledger import Ledger
 from tests.sim.lives import Lives
@@ -60,12 +62,12 @@ from tests.sim.readers import ReaderMachine
 from tests.sim.recording import FINAL, History, Part
 from tests.sim.retention import Retention
 from tests.sim.safe_times import check_safe_times
-from tests.sim.tables import COMPANIONS, TABLES, Noted, TableMachine, without_tables
+from tests.sim.tables import COMPANIONS, Noted, TableMachine, without_tables
 from tests.sim.tasks import TaskMachine
 from tests.sim.trouble import Outages
 from tests.sim.weather import Weather
 from tests.sim.world import Violation, World
-from tests.sim.writers import STREAMS
+from tests.sim.writers import STREAMS, TABLES
 
 PREFIX = "anabranch"
 CALM_S = 90.0  # after the faults stop, everything ends in so much virtual time
@@ -187,6 +189,7 @@ def _simulate(
         with (
             _strict(faults),
             _limits(small=drawn.small),
+            few_of_each() if drawn.greedy_s else nullcontext(),
             beside,
             poison.failing_decisions(),
             bug or nullcontext(),
@@ -245,6 +248,7 @@ class _Run:
         self.fleet = Fleet(world, self.cluster, faults, PREFIX)
         self.fleet.after_lead = self._check_tables
         self.fleet.after_step = self._after_step
+        self.hour = Hour(world, self.cluster, faults, self.ledger, self.fleet)
         self.operator = Operator(world, self.cluster, faults, self.ledger)
         self.workers = [
             Worker(
@@ -304,6 +308,7 @@ class _Run:
         world.thaw_all()
         self.fleet.calm_down()
         self.outages.outlast()
+        self.hour.play()
         # Who commits one that is stuck asks for long.
         limit = world.now + CALM_S * (2 if self.ledger.deleted else 1)
         if not world.run(self._ended, limit) and world.violation is None:
@@ -488,6 +493,8 @@ class _Run:
     # -- invariants while it runs ---------------------------------------------------------------------
 
     def _after_step(self, leader: Controller) -> None:
+        check_held(leader)
+        self.hour.after_step(leader)
         if self.world.random.random() < _TABLE_CHECKS:
             self._check_tables(leader)
 

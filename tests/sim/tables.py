@@ -38,7 +38,7 @@ from tests.sim.clients import REFUSED, beat
 from tests.sim.readers import reading_client
 from tests.sim.scaling import scale_somehow
 from tests.sim.world import START_S, Process, World
-from tests.sim.writers import FINE
+from tests.sim.writers import FINE, TABLES, create_tables
 from tests.tables.recorded import (
     RecordedPart,
     RecordedTables,
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from tests.sim.picture import Picture
     from tests.sim.ports import SimCluster
 
-TABLES = ("s/rows", "rows/near")  # in scopes that commit together
 COMPANIONS = tuple(map(base_stream, TABLES))
 STREAMS = (*TABLES, *COMPANIONS)
 KEYS = tuple(b"k%d" % number for number in range(5))
@@ -187,9 +186,7 @@ class TableMachine:
         return True
 
     def _create(self, client: Client) -> bool:
-        settings = {"table.history.ms": str(Random(f"{self.world.seed}/t").choice((1500, 3600000)))}
-        client.create_table(TABLES[0], 2, settings, timeout=5.0)
-        client.create_table(TABLES[1], 1, settings, near=TABLES[0].split("/")[0], timeout=5.0)
+        create_tables(self.world, client)
         return True
 
     def _choose_folder(self) -> None:

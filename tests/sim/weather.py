@@ -74,6 +74,9 @@ class Weather:
     stale_reads_s: float = 0.0  # … answers all readers. Never drawn
     small_limit_s: float = 0.0
     control_s: float = 0.0  # the same of a control topic's partition, for a moment
+    hour_s: float = (
+        0.0  # so long a stream is in trouble at the end, and who else waits is listed. See `hour`
+    )
     trouble_for_s: float = 15.0  # so long it lasts after all other faults have ended
     interrupt: float = 0.0  # per port call of a client's begin, flush or commit
     refusals: float = 0.0  # of jobs: a one-shot to a stream that is being made
@@ -86,6 +89,7 @@ class Weather:
     poison_s: float = 0.0  # mean time between a client's commands that nobody can mean; 0: none
     raising_s: float = 0.0  # … that make a controller's code fail
     hostile_s: float = 0.0  # … that make streams with settings that can't work
+    greedy_s: float = 0.0  # … that take as much for one transaction as they are given
     checkpoint_loss: float = 0.0  # per restart: the disk is empty, or an old copy
     transaction_version: int = 2
     native_timeout_s: float = 10.0
@@ -198,7 +202,10 @@ class Weather:
         tables = Random(f"{own}/tables").choice((0, 0, 0, 1, 2))
         repeats = Random(f"{own}/repeats").choice((0.0, 0.0, 1.0))
         others = {"lives_s": lives, "tables": tables, "repeats": repeats}
-        return drawn.changed({"hop_s": hops, **others})
+        others["greedy_s"] = Random(f"{own}/greedy").choice((0.0, 0.0, 0.0, 0.0, 0.0, 3.0))
+        drawn = drawn.changed({"hop_s": hops, **others})
+        hour = Random(f"{own}/hour").random() < 0.02
+        return drawn.changed(HOUR | {"hour_s": 900.0}) if hour else drawn
 
     def changed(self, values: Mapping[str, float]) -> Weather:
         """With these instead."""
@@ -234,11 +241,14 @@ _KINDS: dict[str, tuple[float, ...]] = {
     "raising_s": (2.0, 8.0),
     "hostile_s": (3.0,),
 }
+# What is carried, and moved in journals, soon.
+HOUR: dict[str, float] = {"hour_s": 3600.0, "machines": 2, "chunk_bytes": 250, "cleaning": True}
 _NO_LANES: dict[str, float] = {"lanes": 0, "rights_s": 0.0, "lane_s": 0.0}
 CLEAR: dict[str, float] = (
     dict.fromkeys(_KINDS, 0.0)
     | _NO_LANES
     | {"workers": 0, "prepared": 0, "hop_s": 0.0, "lives_s": 0.0, "tables": 0, "repeats": 0.0}
+    | {"greedy_s": 0.0, "hour_s": 0.0}
 )  # none of it
 
 

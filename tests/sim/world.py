@@ -113,6 +113,7 @@ class World:
         self._schedule = Random(f"{seed}/schedule")
         self.now = 0.0
         self.steps = 0
+        self._most_steps = _MAX_STEPS
         self.switch_rate = 0.5
         self.faults: Faulty | None = None
         self.violation: Violation | None = None
@@ -150,6 +151,10 @@ class World:
         """Call this from the hub in so many seconds; it must not wait."""
         self._event_count += 1
         heapq.heappush(self._events, (self.now + seconds, self._event_count, event))
+
+    def allow(self, steps: float) -> None:
+        """So many steps more than usual may come."""
+        self._most_steps += int(steps)
 
     def fail(self, message: str) -> None:
         """Note a violation; the run ends. The first one stays."""
@@ -302,7 +307,7 @@ class World:
         while not done():
             if self.violation is not None:
                 return False
-            if self.steps > _MAX_STEPS:
+            if self.steps > self._most_steps:
                 self.fail(f"no end after {self.steps} steps")
                 return False
             if not self._step(until):

@@ -35,6 +35,7 @@ from tests.sim.world import Process, World
 
 SCOPE = "s"
 STREAMS = {"s/a": 2, "s/b": 1, "t/c": 3}  # scope t is near s
+TABLES = ("s/rows", "rows/near")  # in scopes that commit together
 KEYS = (b"k0", b"k1", b"k2", b"k3", None)
 
 # What a call may come to without anything being wrong.
@@ -52,6 +53,13 @@ FINE = (
 
 
 _STAYS_S = 8.0  # how long a writer that has ended can be asked for its receipt
+
+
+def create_tables(world: World, client: Client) -> None:
+    """Create both tables, or find that they are there."""
+    settings = {"table.history.ms": str(Random(f"{world.seed}/t").choice((1500, 3600000)))}
+    client.create_table(TABLES[0], 2, settings, timeout=5.0)
+    client.create_table(TABLES[1], 1, settings, near=TABLES[0].split("/")[0], timeout=5.0)
 
 
 @dataclass

@@ -1,0 +1,150 @@
+"""How much one open transaction holds of its control partition after each round, and the most that it may hold.
+
+Everything is counted in the rows of the leader's table, and nothing is taken from the product's own counts. So a
+limit that is not checked is found, and so is a kind of row that nothing limits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from anabranch.core import limits
+from anabranch.core import rows as k
+from anabranch.core.ids import TXN_ID_SIZE
+from anabranch.core.rows import Entry
+from anabranch.processors.controller import Controller
+from anabranch.schemas.codec import encode
+from anabranch.schemas.records import ReadLockRow
+from tests.sim.check_log import hold
+
+Rows = Mapping[
+    Entry, list[tuple[bytes, Any]]
+]  # of a transaction: a row's key behind its kind, and the row
+
+
+class Thing(NamedTuple):
+    """Something of which a transaction may hold many.
+
+    ``limit``: the name of its limit in `anabranch.core.limits`. ``few``: the limit in runs with greedy clients,
+    which no other transaction of these runs comes to.
+    """
+
+    limit: str
+    few: int
+    count: Callable[[Rows], int]
+
+
+def _sets(rows: Rows) -> list[ReadLockRow]:
+    return [row for _, row in rows[Entry.READ_LOCK] if isinstance(row, ReadLockRow)]
+
+
+def _locks(rows: Rows) -> int:
+    return sum(len(on.points) + len(on.ranges) for each in _sets(rows) for on in each.locks)
+
+
+def _ranges(rows: Rows) -> int:
+    """Of the table with most of them."""
+    found: dict[str, int] = defaultdict(int)
+    for each in _sets(rows):
+        for on in each.locks:
+            found[on.table] += len(on.ranges)
+    return max(found.values(), default=0)
+
+
+def _events(rows: Rows) -> int:
+    return sum(len(encode(row)) - 200 for _, row in rows[Entry.PREPARED])
+
+
+THINGS: dict[str, Thing] = {
+    "bytes of receipts": Thing(
+        "RECEIPTS", 20_000, lambda rows: limits.size_of(row.receipt for _, row in rows[Entry.WRITER])
+    ),
+    "locks": Thing("LOCKS", 60, _locks),
+    "sets of locks": Thing("LOCKS", 60, lambda rows: len(_sets(rows))),
+    "ranges of a table": Thing("RANGES", 60, _ranges),
+    "askers of its commit": Thing(
+        "WAITERS", 12, lambda rows: sum(len(row.correlation_ids) for _, row in rows[Entry.PENDING_COMMIT])
+    ),
+    "bytes of prepared events": Thing("PREPARED_EVENTS", limits.PREPARED_EVENTS.value, _events),
+    "writers": Thing("WRITERS", 60, lambda rows: len(rows[Entry.WRITER])),
+    "sources of locks": Thing("LOCKS", 60, lambda rows: sum(len(each.read_from) for each in _sets(rows))),
+    "tables": Thing(
+        "TABLES", 20, lambda rows: len({on.table for each in _sets(rows) for on in each.locks})
+    ),
+}  # fmt: skip
+
+# Things that the product does not limit. The list has to come to be empty: a name goes once `limits` has a limit.
+UNLIMITED = {
+    "writers": "a touch registers a writer, and nothing counts them",
+    "sources of locks": "each set of locks may name 20,000 writers, and there may be 10,000 sets",
+    "tables": "a set of locks may name tables of which it locks nothing",
+}
+
+_ROW = 400  # bytes of a row and its key, without what is counted beside it, at most
+# What limits the number of rows of a kind, and the bytes that one of these things may have.
+KINDS: dict[Entry, dict[str, int]] = {
+    Entry.TXN: {},
+    Entry.PARTICIPANT: {},
+    Entry.WRITER: {"writers": _ROW, "bytes of receipts": 1},
+    Entry.LABEL: {"writers": _ROW},
+    Entry.PENDING_COMMIT: {"bytes of receipts": 1, "askers of its commit": _ROW},
+    Entry.CARRY: {},
+    Entry.MOVED: {},
+    Entry.YIELDED: {},
+    Entry.PREPARED: {"bytes of prepared events": 1},
+    Entry.READ_LOCK: {
+        "locks": 20, "ranges of a table": 2 * limits.ROW_KEY.value, "sets of locks": _ROW,
+        "sources of locks": 20, "writers": _ROW,
+    },
+}  # fmt: skip
+_ONE = 8_000  # bytes of a row of which there is one, and of what streams and journals bring about
+
+
+def check_held(leader: Controller) -> None:
+    """No open transaction holds more of anything than it may, nor more bytes than all of that comes to."""
+    for txn_id in leader.state.open:
+        rows, size = _rows(leader, txn_id)
+        for name, thing in THINGS.items():
+            found = thing.count(rows)
+            if name not in UNLIMITED:
+                most = getattr(limits, thing.limit).value
+                hold(found <= most, f"{txn_id.hex()} holds {found:,} {name}, {most:,} are allowed")
+        for kind, found in size.items():
+            its = KINDS.get(kind)
+            if its is None:
+                hold(False, f"{txn_id.hex()} holds rows {kind.name}, which nothing limits")
+            elif its and not its.keys() & UNLIMITED.keys():
+                most = _ONE + sum(
+                    getattr(limits, THINGS[n].limit).value * b for n, b in its.items()
+                )
+                hold(
+                    found <= most,
+                    f"{txn_id.hex()}: rows {kind.name} of {found:,} bytes; {most:,} are due",
+                )
+
+
+def _rows(leader: Controller, txn_id: bytes) -> tuple[Rows, dict[Entry, int]]:
+    """A transaction's rows, and their bytes, by kind."""
+    rows: dict[Entry, list[tuple[bytes, Any]]] = defaultdict(list)
+    size: dict[Entry, int] = defaultdict(int)
+    for key, value in leader.table.scan(k.STATUS + txn_id):
+        _, kind, identifier = k.split_key(key[1:])
+        rows[kind].append((identifier, k.read_row(key[1:], value)))
+        size[kind] += len(key) - 1 - TXN_ID_SIZE + len(value)
+    return rows, size
+
+
+@contextmanager
+def few_of_each() -> Iterator[None]:
+    """In here limits are small, so that a client soon comes to them."""
+    with ExitStack() as stack:
+        for thing in {each.limit: each for each in THINGS.values()}.values():
+            real = getattr(limits, thing.limit, None)
+            if real is not None:
+                few = real._replace(value=min(real.value, thing.few))
+                stack.enter_context(patch.object(limits, thing.limit, few))
+        yield
