@@ -18,8 +18,7 @@ from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.tasks import dealing as dealing_module
 from anabranch.reading.tasks.dealing import Dealing
-from anabranch.reading.tasks.places import Input, Place
-from anabranch.reading.tasks.reader import TaskReader
+from anabranch.reading.tasks.reader import Input, Place, TaskReader
 from anabranch.schemas.records import (
     CreateProcessor,
     EpochRecord,
