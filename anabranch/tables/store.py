@@ -116,8 +116,8 @@ class Held:
 
     def check_open(self) -> None:
         """`IllegalState` once it is closed; `NotForkSafe`."""
-        self.check_fork()
-        if self._closed:
+        if self.forked or self._closed:
+            self.check_fork()
             raise IllegalState("the replica is closed: open another one")
 
     def end_half_read(self) -> None:
