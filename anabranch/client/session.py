@@ -181,7 +181,7 @@ class Session(Exchange):
     def streams(self, scope: str | None, deadline: float) -> Listed[r.StreamInfo]:
         """All streams of a scope, or of the cluster, by name. `UnknownScope`."""
         wanted = r.DescribeStreams(scope, None)
-        found = self._in_pages(wanted, r.StreamList, lambda part: part.streams, deadline)
+        found = self.in_pages(wanted, r.StreamList, lambda part: part.streams, deadline)
         found.sort(key=lambda info: info.stream)
         return found
 
@@ -279,18 +279,18 @@ class Session(Exchange):
         if wanted.txn_id is not None:
             there = control_partition_of(wanted.txn_id)
             return Listed(self.ask(there, wanted, r.OpenList, deadline).transactions)
-        found = self._in_pages(wanted, r.OpenList, lambda part: part.transactions, deadline)
+        found = self.in_pages(wanted, r.OpenList, lambda part: part.transactions, deadline)
         found.sort(key=lambda info: made_ms_of(info.outcome.txn_id))
         del found[wanted.limit :]
         return found
 
     def table_locks(self, wanted: r.ListTableLocks, deadline: float) -> Listed[r.TableLockInfo]:
         """Registered locks, by transaction and table. `UnknownScope`."""
-        found = self._in_pages(wanted, r.TableLockList, lambda part: part.locks, deadline)
+        found = self.in_pages(wanted, r.TableLockList, lambda part: part.locks, deadline)
         found.sort(key=lambda info: (made_ms_of(info.txn_id), info.txn_id, info.table))
         return found
 
-    def _in_pages(
+    def in_pages(
         self,
         wanted: Any,
         expected: type[P],
@@ -501,7 +501,7 @@ class Session(Exchange):
 
     def transactions(self, wanted: r.ListTransactions, deadline: float) -> Listed[r.Outcome]:
         """Open transactions, the oldest first, or all, the newest first. `UnknownScope`, `InvalidArgument`."""
-        found = self._in_pages(
+        found = self.in_pages(
             wanted, r.TransactionList, lambda part: part.transactions, deadline, by="before"
         )
         found.sort(key=lambda outcome: made_ms_of(outcome.txn_id), reverse=wanted.include_finished)
