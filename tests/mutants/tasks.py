@@ -13,8 +13,7 @@ from anabranch.core.decisions import tenures
 from anabranch.core.decisions.commits import commit, one_shot, positions
 from anabranch.core.decisions.turn import Turn
 from anabranch.reading.tasks import reader
-from anabranch.reading.tasks.dealing import Dealing
-from anabranch.reading.tasks.reader import TaskReader
+from anabranch.reading.tasks.reader import Dealing, TaskReader
 from anabranch.reading.tasks.shares import Share
 from anabranch.schemas.records import CommitRecord, Consumed, TaskInfo, TaskPosition, TaskRow
 from anabranch.types import Event
