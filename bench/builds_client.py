@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 import anabranch
 from anabranch.processing.app import Processor
 from anabranch.processing.worker import Worker
+from bench.setting import side_by_side
 
 ROWS, EVENTS = 10_000, 20_000
 KEYS = [b"%08d" % i for i in range(ROWS)]
@@ -98,25 +98,15 @@ class Works:
 
 def _repeat(commit: Callable[[random.Random], None], in_flight: int, seconds: float) -> int:
     counts = [0] * in_flight
-    failed: list[BaseException] = []
     until = time.monotonic() + seconds
 
     def work(number: int) -> None:
         chance = random.Random(number)
-        try:
-            while time.monotonic() < until:
-                commit(chance)
-                counts[number] += 1
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failed.append(error)
+        while time.monotonic() < until:
+            commit(chance)
+            counts[number] += 1
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(in_flight)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
+    side_by_side(work, in_flight)
     return sum(counts)
 
 

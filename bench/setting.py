@@ -155,6 +155,25 @@ def loaded(bootstrap: str, streams: Sequence[str], in_flight: int) -> Iterator[L
                 thread.join()
 
 
+def side_by_side(work: Callable[[int], None], count: int) -> None:
+    """Call ``work`` with each number below ``count``, each in a thread of its own. Raises the first error."""
+    failed: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
 def write_events(
     client: anabranch.Client, stream: str, count: int, values: Sequence[bytes]
 ) -> tuple[bytes, list[anabranch.Receipt]]:

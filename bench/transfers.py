@@ -22,7 +22,7 @@ import psycopg
 import anabranch
 from anabranch.tables.replica import Replica
 from anabranch.tables.transaction import TableTransaction
-from bench.setting import WARM_S, Place, percentile
+from bench.setting import WARM_S, Place, percentile, side_by_side
 from tests.postgres import server
 
 TABLE = "bench/accounts"
@@ -152,25 +152,15 @@ def _measure(call: Call, clients: int, seconds: float, rows: int) -> _Took:
     """``rows``: that each call changes: any two, or always the same one."""
     times: list[list[float]] = [[] for _ in range(clients)]
     again = [0] * clients
-    failed: list[BaseException] = []
     until = time.perf_counter() + seconds
 
     def work(number: int) -> None:
         chance = random.Random(number)
-        try:
-            while (began := time.perf_counter()) < until:
-                again[number] += call(chance.sample(range(ROWS), 2) if rows == 2 else (0,))
-                times[number].append(time.perf_counter() - began)
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failed.append(error)
+        while (began := time.perf_counter()) < until:
+            again[number] += call(chance.sample(range(ROWS), 2) if rows == 2 else (0,))
+            times[number].append(time.perf_counter() - began)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
+    side_by_side(work, clients)
     return _Took(times, sum(again), seconds)
 
 

@@ -19,8 +19,9 @@ from anabranch.core.limits import Room
 from anabranch.core.stream_settings import PROCESSOR, is_table, latest_time
 from anabranch.errors import AnabranchError, IllegalState, InvalidArgument, NotAuthorized, NotReady
 from anabranch.reading.history_search import Start
-from anabranch.reading.tasks.groups import Mirror
-from anabranch.reading.tasks.lag import InputLag
+from anabranch.reading.tasks.groups import Mirror, group_inputs
+from anabranch.reading.tasks.lag import InputLag, input_lags
+from anabranch.reading.tasks.stored import stored
 from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic, mirror_group
 from anabranch.types import Tenure
@@ -155,11 +156,11 @@ class Processors(Reading, Streams):
                 raise InvalidArgument(
                     "it reads plain topics: `anabranch bridge --group` imports those"
                 )
-            first = self._readers().group_inputs(group, [one.stream for one in info.inputs])
+            first = self._group_inputs(group, [one.stream for one in info.inputs])
             command = r.ResetProcessor(processor, info.resets, first, keep_state=False)
             return self._ask_processor(processor, command, deadline)
         names = [inputs] if isinstance(inputs, str) else list(inputs)
-        first = self._readers().group_inputs(group, names)
+        first = self._group_inputs(group, names)
         info = self._ask_processor(processor, r.CreateProcessor(processor, tasks, first), deadline)
         if info.inputs != first:
             raise IllegalState(f"{processor} is there already: without inputs it is reset")
@@ -174,14 +175,18 @@ class Processors(Reading, Streams):
 
         Raises: UnknownScope, UnknownProcessor, InvalidArgument (no such store or task), NotReady, NotAuthorized.
         """
-        return self._readers().stored(self.processor(processor), store, key, task)
+        readers, info = self._readers(), self.processor(processor)
+        with readers.source() as source:
+            return stored(source, info, store, key, task, readers.timeout)
 
     def mirror(self, processor: str, ask: Callable[[], r.ProcessorInfo] | None = None) -> Mirror:
         """A mirror of a processor's positions for Kafka's tools: call its `step` every few seconds; close it.
 
         ``ask``: describes the processor; None: `processor` does.
         """
-        return self._readers().mirror(processor, ask or partial(self.processor, processor))
+        readers = self._readers()
+        ask = ask or partial(self.processor, processor)
+        return Mirror(readers.ports, processor, ask, readers.timeout)
 
     def delete_processor(self, processor: str, *, timeout: float | None = None) -> None:
         """Take a processor away, with its state. One of that name that is made later begins without it.
@@ -198,16 +203,10 @@ class Processors(Reading, Streams):
     def processors(self, scope: str, *, timeout: float | None = None) -> list[r.ProcessorInfo]:
         """The processors of a scope, by name, without their tasks. Raises: UnknownScope, NotReady."""
         deadline = self._deadline(timeout)
-        partition = self._session.find_scope(check_scope(scope), deadline)
-        found: list[r.ProcessorInfo] = []
-        after = None
-        while True:
-            command = r.DescribeProcessors(scope, None, after)
-            part = self._session.ask(partition, command, r.ProcessorList, deadline)
-            found += part.processors
-            after = part.more
-            if after is None:
-                return found
+        wanted = r.DescribeProcessors(check_scope(scope), None)
+        return self._session.in_pages(
+            wanted, r.ProcessorList, lambda part: part.processors, deadline
+        )
 
     def processor(self, processor: str, *, timeout: float | None = None) -> r.ProcessorInfo:
         """A processor, and where its tasks stand. Raises: UnknownScope, UnknownProcessor, NotReady."""
@@ -218,7 +217,9 @@ class Processors(Reading, Streams):
 
         Read from the inputs' histories. An input in trouble says why, and is no error.
         """
-        return self._readers().lags(info)
+        readers = self._readers()
+        with readers.source() as source:
+            return input_lags(source, info, readers.timeout)
 
     def take(
         self,
@@ -262,6 +263,10 @@ class Processors(Reading, Streams):
         """Give up tasks. Those that another one has taken are left alone. Repeating it is fine."""
         command = r.Release(tenure.processor, tenure.secret, tuple(sorted(tenure.tasks)))
         self._ask_processor(tenure.processor, command, self._deadline(timeout))
+
+    def _group_inputs(self, group: str, streams: Sequence[str]) -> tuple[r.ProcessorInput, ...]:
+        readers = self._readers()
+        return group_inputs(readers.ports, group, streams, readers.timeout)
 
     def _described(self, processor: str, deadline: float) -> r.ProcessorInfo:
         scope = split_stream(processor)[0]

@@ -31,16 +31,24 @@ from anabranch.reading.snapshot import (
     SnapshotPlan,
     check_mode,
     check_since,
+    newest,
     streams_of,
 )
+from anabranch.reading.tasks.groups import group_progress
 from anabranch.reading.tasks.lag import Lag
+from anabranch.reading.tasks.standing import (
+    ConsumerGroup,
+    count_events,
+    group_of,
+    groups_of,
+    move_group,
+)
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import BaseRow
 from anabranch.types import Tenure
 
 if TYPE_CHECKING:
     from anabranch.reading.tasks.reader import TaskReader
-    from anabranch.reading.tasks.standing import ConsumerGroup
     from anabranch.tables.changes import Changes
     from anabranch.tables.indexes import Index
     from anabranch.tables.read_back import Handle, ReadBack
@@ -195,7 +203,8 @@ class Reading:
         if mode == "latest":
             if not session.serves_all(names, deadline):
                 session.check_together(names, deadline)
-            timestamp = readers.newest(names, deadline)
+            with readers.source() as source:
+                timestamp = newest(source, names, deadline)
             if asked is not None and asked > timestamp:
                 raise NotReady(
                     f"the histories have commits up to {to_text(timestamp)} only: mode 'snapshot' waits for later "
@@ -237,7 +246,7 @@ class Reading:
             raise InvalidArgument("progress is of a consumer group: give its name")
         session, deadline = self._shared.session, self._shared.deadline(timeout)
         safe = session.instant(session.check_together(names, deadline), None, deadline)
-        return readers.progress(names, group, safe)
+        return group_progress(readers.ports, group, names, safe, readers.timeout)
 
     def count_events(self, stream: str) -> Lag:
         """The committed events that a stream has now, and the Unix ms of the oldest of their commits (0: none).
@@ -246,7 +255,8 @@ class Reading:
 
         Raises: UnknownStream, NotReady, NotAuthorized.
         """
-        return self._readers().count_events(stream)
+        readers = self._readers()
+        return count_events(readers.ports, stream, readers.timeout)
 
     def groups(self, stream: str | None = None) -> list[ConsumerGroup]:
         """The consumer groups with positions in a stream, or in any stream, by name, and how far they are behind.
@@ -254,14 +264,16 @@ class Reading:
         Those of plain Kafka consumers of streams' topics, too. A lag counts events, no markers; a stream in trouble
         says why, and is no error. Raises: NotReady, NotAuthorized, InvalidArgument.
         """
-        return self._readers().groups(stream)
+        readers = self._readers()
+        return groups_of(readers.ports, readers.groups, stream, readers.timeout)
 
     def group(self, name: str) -> ConsumerGroup:
         """A consumer group, its members, and where it stands in streams.
 
         Raises: InvalidArgument (there is none of the name), NotReady, NotAuthorized (Describe on the group).
         """
-        return self._readers().group(name)
+        readers = self._readers()
+        return group_of(readers.ports, readers.groups, name, readers.timeout)
 
     def reset_group(self, name: str, stream: str, start: Start) -> ConsumerGroup:
         """Let a consumer group go on from ``start``, as of `read`, in a stream. Repeating it is harmless.
@@ -269,7 +281,8 @@ class Reading:
         Raises: IllegalState (members are in it; nothing was changed), UnknownStream, InvalidArgument, NotReady,
         NotAuthorized (Read on the group), SnapshotExpired (retention has passed that time).
         """
-        return self._readers().move_group(name, stream, start)
+        readers = self._readers()
+        return move_group(readers.ports, readers.groups, name, stream, start, readers.timeout)
 
     def replica(
         self,

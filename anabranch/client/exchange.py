@@ -105,10 +105,12 @@ class Exchange:
         return [(TIME_HEADER, seen), *self._held]
 
     def _new_copy(self, partition: int, command: Any, payload: bytes) -> _Copy:
-        headers = self.seen
-        if isinstance(command, SETS):  # compared with that control partition's times
+        headers: RecordHeaders
+        if type(command) in SETS:  # compared with that control partition's times
             headers = [(TIME_HEADER, hybrid_time.to_bytes(self._told.get(partition, 0)))]
-        return _Copy(partition, self.new_correlation_id(), payload, headers)
+        else:
+            headers = self.seen
+        return _Copy(partition, self._new_id(CORRELATION_ID_SIZE), payload, headers)
 
     def new_correlation_id(self) -> bytes:
         """16 random bytes for one command: no other client can guess them to answer under."""
@@ -167,7 +169,7 @@ class Exchange:
                 self._clock.sleep(pause)
                 pause = min(pause * 2, LONGEST_RETRY_S)
                 # A copy without an answer may have set something; a new command could undo a change made after it.
-                if not (isinstance(command, SETS) and copy.correlation_id in unheard):
+                if not (type(command) in SETS and copy.correlation_id in unheard):
                     self._bus.forget(copy.correlation_id)
                     copy = self._new_copy(partition, command, payload)
         finally:
@@ -214,7 +216,8 @@ class Exchange:
             reply = decode_as(r.Reply, data)
             if reply.command in digests and _belongs(reply.result, command):
                 self._answered = True
-                self._told[partition] = max(self._told.get(partition, 0), reply.hybrid_time)
+                if reply.hybrid_time > self._told.get(partition, 0):
+                    self._told[partition] = reply.hybrid_time
                 if not isinstance(reply.result, r.ScopeInfo):  # the directory tells of no commit
                     self._raise(reply.hybrid_time)
                 return reply.result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from anabranch.core.legal_names import split_stream
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.faust.agents import Agent, Stream
 from anabranch.faust.handing import AgentHandlers
-from anabranch.faust.refusals import APP, refuse, refusing
-from anabranch.faust.table import Table
+from anabranch.faust.refusals import APP, TABLE, refuse, refusing
 from anabranch.faust.topics import Topic
 from anabranch.processing.app import Processor
-from anabranch.processing.cut import Written
+from anabranch.processing.codecs import Codec
+from anabranch.processing.cut import Doing, Written
+from anabranch.processing.stores import Store
 from anabranch.processing.worker import Worker
 from anabranch.processors.numbers import Numbers
 
@@ -34,6 +35,56 @@ _OPTIONS = (
     "processing_guarantee", "stream_publish_on_commit", "broker", "broker_consumer", "broker_producer",
     "store", "table_standby_replicas",
 )  # fmt: skip
+
+
+@refusing("table", TABLE)
+class Table(Store):
+    """Keyed state, changed in the commit of the events; agents alone may use it, and with their event's key.
+
+    Other keys of the same task are fine, too, unless the agent has ``concurrency``. `items` has rows of the event's
+    task, in the order of their keys, which come as bytes.
+    """
+
+    def __init__(
+        self, app: Any, name: str, *, default: Callable[[], Any] | None = None, key_type: Any = None,
+        value_type: Any = None, key_serializer: Any = None, value_serializer: Any = None,
+        help: str | None = None,  # noqa: A002  # as Faust calls it
+    ) -> None:  # fmt: skip
+        def dumps(value: Any) -> bytes:
+            data = app.serializers.dumps_value(value_type, value, serializer=value_serializer)
+            if not isinstance(data, bytes):
+                raise InvalidArgument(f"table {name}: name a serializer for {type(value).__name__}")
+            return data
+
+        def loads(data: bytes) -> Any:
+            return app.serializers.loads_value(value_type, data, serializer=value_serializer)
+
+        super().__init__(name, Codec(dumps, loads))
+        self.default = default
+        self.help = help or ""
+        self._app = app
+        self._key = key_type, key_serializer
+
+    def _place(self, at: Doing, key: Any) -> tuple[int, bytes]:
+        if type(key) is type(at.name) and key == at.name and at.key is not None:
+            key = at.key  # the event's own bytes, which a serializer might encode otherwise
+        elif not isinstance(key, bytes | str):
+            typ, serializer = self._key
+            key = self._app.serializers.dumps_key(typ, key, serializer=serializer)
+        return super()._place(at, key)
+
+    def __getitem__(self, key: Any) -> Any:
+        """The value, or what ``default`` gives, which is not stored. Raises: KeyError, if there is no default."""
+        try:
+            return super().__getitem__(key)
+        except KeyError:
+            if self.default is None:
+                raise
+            return self.default()
+
+    pop = MutableMapping.pop
+    setdefault = MutableMapping.setdefault
+    update = MutableMapping.update
 
 
 class Program(Processor):
@@ -199,7 +250,7 @@ class App(faust.App):
             txn.commit()
 
     def Table(self, name: str, *, window: Any = None, **options: Any) -> Any:
-        """A store: see `anabranch.faust.table.Table`. Raises: InvalidArgument."""
+        """A store: see `anabranch.faust.app.Table`. Raises: InvalidArgument."""
         if window is not None:
             refuse("app.Table(window=)", "use anabranch.Processor and its windows()")
         return self.program.table(Table(self, name, **options))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from anabranch.kafka import admin as kafka_admin
-from anabranch.kafka.replicas import Asked, Replicas, ready
 from anabranch.kafka.sender import Sender
 from anabranch.kafka.settings import Settings, parse_settings
 from anabranch.kafka.transactional_producer import KafkaProducer
@@ -16,7 +16,7 @@ from anabranch.kafka.wire import codes, data
 from anabranch.kafka.wire.calls import FETCH
 from anabranch.kafka.wire.cluster import Again, Cluster, raise_or_again
 from anabranch.kafka.wire.codes import NONE, Act, error_for, meaning
-from anabranch.kafka.wire.connection import ConnectionBroken
+from anabranch.kafka.wire.connection import Connection, ConnectionBroken, readable
 from anabranch.kafka.wire.pool import SilentBrokers
 from anabranch.ports import (
     OFFSET_OUT_OF_RANGE,
@@ -35,6 +35,8 @@ _MAX_I32 = (1 << 31) - 1
 # A broker silent for so long after others answered is passed over (`SilentBrokers`).
 _SLACK_S = 0.3
 _NEVER, _MOST_FED = (0, 0), 10_000
+_NEAR_S = 300.0  # then the leader is asked again, as Kafka's own consumer does
+_LEADER_S = 5.0  # so long the leader serves what a follower could not
 T = TypeVar("T")
 
 
@@ -416,3 +418,72 @@ class KafkaLog:
         """`anabranch.ports.Log.close`; producers have connections of their own."""
         self._sender.close()
         self._cluster.close()
+
+
+@dataclass(slots=True)
+class Asked:
+    """A fetch under way to one broker."""
+
+    node: int
+    connection: Connection
+    address: tuple[str, int]
+    version: int
+    correlation: int
+    positions: dict[TopicPartition, int]
+
+
+def ready(waiting: Sequence[Asked], deadline: float | None) -> list[Asked]:
+    """The requests whose answer has begun to arrive. Waits for one until ``deadline`` (None: not at all)."""
+    buffered = [one for one in waiting if one.connection.buffered()]
+    if buffered:
+        return buffered
+    if deadline is not None and len(waiting) == 1:
+        # Reading waits by itself.
+        return list(waiting)
+    wait = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
+    found = readable([one.connection for one in waiting], wait)
+    if not found and deadline is not None:
+        return list(waiting)  # too late: reading raises it
+    return [one for one in waiting if one.connection.fileno() in found]
+
+
+class Replicas:
+    """The replica to fetch a partition from: its leader, or a follower in our rack that the leader named (KIP-392).
+
+    A follower that can't serve a partition is passed over for a while.
+    """
+
+    def __init__(self, rack: str) -> None:
+        """``rack``: the reader's; empty: leaders serve all."""
+        self._rack = rack
+        # A follower, or None for the leader itself; until when (monotonic seconds).
+        self._chosen: dict[TopicPartition, tuple[int | None, float]] = {}
+
+    def named(self, place: TopicPartition, node: int) -> None:
+        """The leader has named this follower."""
+        self._chosen[place] = node, time.monotonic() + _NEAR_S
+
+    def fails(self, places: Iterable[TopicPartition], node: int) -> bool:
+        """A broker can't serve these. True if it was a follower of one: leaders are asked then."""
+        until = time.monotonic() + _LEADER_S
+        followed = [place for place in places if self._chosen.get(place, (None,))[0] == node]
+        self._chosen |= dict.fromkeys(followed, (None, until))
+        return bool(followed)
+
+    def groups(self, by_leader: dict[int, list[TopicPartition]]) -> dict[int, list[TopicPartition]]:
+        """The partitions by the broker to ask, given by their leaders."""
+        if not self._chosen:
+            return by_leader
+        now = time.monotonic()
+        self._chosen = {p: chosen for p, chosen in self._chosen.items() if chosen[1] > now}
+        groups: dict[int, list[TopicPartition]] = {}
+        for leader, places in by_leader.items():
+            for place in places:
+                follower, _ = self._chosen.get(place, (None, 0.0))
+                groups.setdefault(leader if follower is None else follower, []).append(place)
+        return groups
+
+    def rack_for(self, places: Iterable[TopicPartition]) -> str:
+        """The rack to tell a broker; none if it has to serve one of these itself."""
+        chosen = self._chosen
+        return "" if any(p in chosen and chosen[p][0] is None for p in places) else self._rack

@@ -12,10 +12,17 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AclOperation, AdminClient
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
-from confluent_kafka.admin._resource import ResourceType
 
 from anabranch.errors import (
     DeadlineExceeded,
@@ -24,11 +31,10 @@ from anabranch.errors import (
     NotReady,
 )
 from anabranch.kafka.settings import addresses
-from anabranch.librdkafka.acls import acl_of, binding_of, everything
 from anabranch.librdkafka.broker_contact import made, with_error_callback
 from anabranch.librdkafka.options import Options
 from anabranch.ports import Clock
-from anabranch.topics.rights import THE_CLUSTER, Acl
+from anabranch.topics.rights import CLUSTER, GROUP, THE_CLUSTER, TOPIC, TRANSACTIONAL_ID, Acl, Right
 
 log = logging.getLogger("anabranch.client")
 
@@ -49,6 +55,14 @@ _LOOK_S = 1.0
 _FIRST_PAUSE_S = 0.02
 _LAST_PAUSE_S = 0.5
 _TOKEN_PAUSE_S = 1.0  # a provider may count what it refuses
+_KINDS = {
+    TOPIC: ResourceType.TOPIC,
+    GROUP: ResourceType.GROUP,
+    TRANSACTIONAL_ID: ResourceType.TRANSACTIONAL_ID,
+    CLUSTER: ResourceType.BROKER,  # librdkafka's name of it
+}
+_WORDS = {kind: word for word, kind in _KINDS.items()}
+_OPERATIONS = {one.name.replace("_", "").lower(): one for one in AclOperation}
 
 T = TypeVar("T")
 P = TypeVar("P", bound=tuple[str, int])
@@ -323,3 +337,35 @@ def _obstacle(address: tuple[str, int]) -> str:
     else:
         return ""
     return f"no broker answers at {address[0]}:{address[1]}: {why}"
+
+
+def binding_of(acl: Acl) -> AclBinding:
+    """The rule for librdkafka."""
+    right = acl.right
+    return AclBinding(
+        _KINDS[right.kind],
+        right.name,
+        ResourcePatternType.PREFIXED if right.prefixed else ResourcePatternType.LITERAL,
+        acl.principal,
+        "*",
+        _OPERATIONS[right.operation.lower()],
+        AclPermissionType.ALLOW if acl.allowed else AclPermissionType.DENY,
+    )
+
+
+def acl_of(found: AclBinding) -> Acl | None:
+    """The rule for people; None of a kind that anabranch knows nothing of."""
+    if found.restype not in _WORDS:
+        return None
+    name = AclOperation(found.operation).name
+    operation = "".join(word.capitalize() for word in name.split("_"))
+    prefixed = found.resource_pattern_type == ResourcePatternType.PREFIXED
+    right = Right(_WORDS[found.restype], found.name, operation, "", prefixed)
+    return Acl(found.principal, right, found.permission_type == AclPermissionType.ALLOW)
+
+
+def everything() -> AclBindingFilter:
+    """A filter that finds all rules."""
+    every: Callable[..., AclBindingFilter] = AclBindingFilter  # its annotations know no None
+    any_pattern, any_permission = ResourcePatternType.ANY, AclPermissionType.ANY
+    return every(ResourceType.ANY, None, any_pattern, None, None, AclOperation.ANY, any_permission)

@@ -194,9 +194,9 @@ class Handlers:
             try:
                 for event, at.task in given:  # as in `handle`, without the cost of a call
                     undo.clear()
-                    stream, at.key, at.value, headers, at.timestamp, *more = event
-                    decoded = event
-                    if (value := at.value) is not None:
+                    stream, at.key, value, headers, at.timestamp, *more = event
+                    at.value, decoded = value, event
+                    if value is not None and decode is not bytes:
                         fields = (stream, at.key, decode(value), headers, at.timestamp, *more)
                         decoded = _make_event(fields)
                     for call in calls:

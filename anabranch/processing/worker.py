@@ -12,7 +12,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -32,10 +32,10 @@ from anabranch.errors import (
     SnapshotExpired,
     TenureLost,
 )
+from anabranch.ports import GroupMember, TopicPartition
 from anabranch.processing.commits import PAUSES_S, Commits
 from anabranch.processing.cut import Cut, Limits
 from anabranch.processing.handlers import Handlers
-from anabranch.processing.membership import AllTasks, Lost, Membership
 from anabranch.processing.metrics import TABLE
 from anabranch.processing.plain import PlainReader, plain_inputs, plain_ports
 from anabranch.processing.program import Program
@@ -46,7 +46,7 @@ from anabranch.reading.history_search import check_start
 from anabranch.reading.tasks.groups import Mirror
 from anabranch.reading.tasks.reader import TaskReader
 from anabranch.reading.tasks.shares import Piece
-from anabranch.schemas.records import ProcessorInfo, ProcessorInput
+from anabranch.schemas.records import ProcessorInfo, ProcessorInput, TaskInfo
 from anabranch.topics.names import stream_topic
 from anabranch.types import Tenure
 
@@ -64,6 +64,76 @@ _MIRROR_S = 5.0
 _SILENT_S = 60.0
 SLICE_BYTES = 256 << 10  # how much is read before it is handled
 _READ_AHEAD = 4  # bytes read for a commit: at most this multiple of what it may write
+_LOOKS = 5  # a session apart
+
+
+class Membership:
+    """A member of the workers' group: its share of the partitions of the state topic is its share of the tasks.
+
+    The group's word is a hint. While the group finds its members again, a worker goes on with what it has: only
+    tenures fence.
+    """
+
+    def __init__(self, member: GroupMember, topic: str) -> None:
+        self._member = member
+        self.wanted: frozenset[int] = frozenset()
+        self.generation = 0  # raised with each assignment
+        member.join([topic], self._gained, self._lost)
+
+    def serve(self, wait: float) -> frozenset[int]:
+        """Hear the group, for so many seconds at most. The tasks that this worker should have."""
+        self._member.serve(wait)
+        return self.wanted
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._member.close()
+
+    def _gained(self, places: list[TopicPartition]) -> None:
+        self.wanted = frozenset(place.partition for place in places)
+        self.generation += 1
+
+    def _lost(self, places: Sequence[TopicPartition], may_commit: bool) -> None:
+        """The group assigns again; what it says next counts."""
+
+
+class Lost:
+    """Tasks that another one took since the group gave them to this worker.
+
+    Two that both think that a task is theirs would take it in turn without end. So the one that lost it waits until
+    the group assigns again, the task is released, or nothing has moved it for some looks: its holder is gone.
+    """
+
+    def __init__(self) -> None:
+        self.tasks: frozenset[int] = frozenset()
+        self._stands: dict[int, tuple[tuple[int, int], int]] = {}
+
+    def look(self, rows: Iterable[TaskInfo], holder: str) -> None:
+        """See who has the tasks now."""
+        before, self._stands = self._stands, {}
+        for row in rows:
+            if row.holder not in ("", holder):
+                stand, looks = (row.term, row.sequence), 0
+                if row.task in before and before[row.task][0] == stand:
+                    looks = before[row.task][1] + 1
+                self._stands[row.task] = stand, looks
+        self.tasks = frozenset(t for t, (_, looks) in self._stands.items() if looks < _LOOKS)
+
+
+class AllTasks:
+    """A worker that is alone, or has fixed tasks."""
+
+    generation = 1
+
+    def __init__(self, tasks: Iterable[int]) -> None:
+        self.wanted = frozenset(tasks)
+
+    def serve(self, _: float) -> frozenset[int]:
+        """The tasks."""
+        return self.wanted
+
+    def close(self) -> None:
+        """Nothing is to be left."""
 
 
 class Gathered:

@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anabranch.batches.columns_read import Columns, ColumnsBuilder
-from anabranch.batches.history import HistoryRecord
 from anabranch.batches.records import decode_records
 from anabranch.core.vectors import told
 from anabranch.errors import InvalidArgument, MalformedRecord, NotReady
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, client_errors
-from anabranch.reading.history import history_record
+from anabranch.reading.history import HistoryRecord, history_record
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.spans import NO_SPANS, Joined, Spans, spans_of
 from anabranch.topics.names import history_topic

@@ -203,9 +203,11 @@ class CommittedLog:
             known = self.raw.id_read(topic)
             if known and self._ids.setdefault(topic, known) != known:
                 self._replaced(topic, known)
-            self._doubted.pop(topic, None)
-        for topic in topics:
-            self._missing.pop(topic, None)
+            if self._doubted:
+                self._doubted.pop(topic, None)
+        if self._missing:
+            for topic in topics:
+                self._missing.pop(topic, None)
 
     def _replaced(self, topic: str, topic_id: str) -> Never:
         """Raise what `check_read` says, as a broker has another topic of the name."""

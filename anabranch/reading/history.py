@@ -6,12 +6,13 @@ import logging
 from collections import deque
 from typing import NamedTuple
 
-from anabranch.batches.history import HistoryRecord, decode_history
 from anabranch.batches.records import Record, decode_records
 from anabranch.core.history_records import DIRECTLY_BEFORE
-from anabranch.errors import FixCallError, SnapshotExpired
+from anabranch.errors import FixCallError, MalformedRecord, SnapshotExpired, UnsupportedVersion
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.reading.committed_log import CommittedLog, client_errors
+from anabranch.schemas.codec import decode
+from anabranch.schemas.records import CommitRecord, EpochRecord
 from anabranch.topics.names import history_topic
 
 log = logging.getLogger("anabranch.client")
@@ -19,6 +20,26 @@ log = logging.getLogger("anabranch.client")
 _FEW_BYTES = 1 << 10  # to be fetched where few records are asked for; one batch comes at least
 _MANY_BYTES = 1 << 20
 _FEW = 16
+HistoryRecord = EpochRecord | CommitRecord
+
+
+def decode_history(topic: str, offset: int, value: bytes | None, advice: str) -> HistoryRecord:
+    """A record by its value. ``advice``: what to do about a foreign one, the end of the error's sentence.
+
+    Raises: MalformedRecord, UnsupportedVersion: written by no controller, or by a newer one.
+    """
+    kind: type[MalformedRecord | UnsupportedVersion] = MalformedRecord
+    try:
+        record = decode(value or b"")
+        if isinstance(record, EpochRecord | CommitRecord):
+            return record
+        what = f"a {type(record).__name__}"
+    except (MalformedRecord, UnsupportedVersion) as error:
+        kind, what = type(error), str(error)
+    who = "no" if kind is MalformedRecord else "a newer, or no,"
+    raise kind(
+        f"{topic} has a record at offset {offset} that {who} controller wrote: {what}. {advice}"
+    )
 
 
 class Found(NamedTuple):

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from itertools import takewhile
 
-from anabranch.batches.history import HistoryRecord
 from anabranch.core.history_records import NO_PREVIOUS
 from anabranch.core.hybrid_time import MAX, from_datetime, from_us, to_ms
 from anabranch.core.vectors import completed, has_vector, vector_place
 from anabranch.errors import InvalidArgument, NotReady, SnapshotExpired
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.reading.history import Found, HistoryCursor
+from anabranch.reading.history import Found, HistoryCursor, HistoryRecord
 from anabranch.schemas.records import CommitRecord, EpochRecord
 
 _NEAR = 16  # offsets; so few are read over rather than halved, and the first step back from the end

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anabranch.batches.columns_read import Bytes, Longs
-from anabranch.batches.history import HistoryRecord
+from anabranch.reading.history import HistoryRecord
 from anabranch.schemas.records import CommitRecord
 
 _HALVES = Struct("<qq")

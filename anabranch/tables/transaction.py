@@ -11,7 +11,6 @@ from typing import Protocol, Self
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import NO_TXN, txn_text
 from anabranch.core.legal_names import split_stream
-from anabranch.core.transaction_states import HandleState
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -108,7 +107,8 @@ class TableTransaction(TableWork):
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         if self._view.is_forked:
             return
-        if self._sent or self._state in ("doubted", "decided"):
+        opened = self._opened
+        if self._sent or (opened is not None and opened.state in ("doubted", "decided")):
             self._end(IN_DOUBT)
             return  # others may count on it
         if not self._over and self._wrote and error is None:
@@ -363,17 +363,13 @@ class TableTransaction(TableWork):
         ) from error
 
     def _check(self) -> None:
-        sent = self._sent or self._state in ("sent", "doubted")
+        state = None if self._opened is None else self._opened.state
+        sent = self._sent or state in ("sent", "doubted")
         if self._over == IN_DOUBT or (sent and not self._over):
             raise IllegalState("its commit was sent, and the outcome is not known: commit again")
         super()._check()
-        if self._state == "decided":
+        if state == "decided":
             raise AlreadyCommitted("the transaction was committed elsewhere")
-
-    @property
-    def _state(self) -> HandleState:
-        """The state of the handle that is open at the controller."""
-        return "buffered" if self._opened is None else self._opened.state
 
     def _commit_open(
         self, receipts: Sequence[Receipt | bytes] | None, name: str | None, timeout: float | None

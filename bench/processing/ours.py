@@ -21,8 +21,7 @@ import pyarrow.compute as pc
 
 import anabranch
 from anabranch.processing.app import Processor
-from anabranch.processing.membership import AllTasks
-from anabranch.processing.worker import Worker
+from anabranch.processing.worker import AllTasks, Worker
 
 _SAY_S = 0.2
 _COUNTS = b"\x00\x02", b"\x00\x03"  # where the rows of the first store are

@@ -21,9 +21,8 @@ from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition as Place
 from anabranch.processing.app import Processor
-from anabranch.processing.membership import AllTasks
 from anabranch.processing.plain import import_group
-from anabranch.processing.worker import Worker, make_processor
+from anabranch.processing.worker import AllTasks, Worker, make_processor
 from tests.cluster import Cluster
 from tests.contract.helpers import wait_stable
 

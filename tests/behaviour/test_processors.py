@@ -25,9 +25,8 @@ from anabranch.ports import TopicPartition
 from anabranch.processing import worker as worker_module
 from anabranch.processing.app import Processor
 from anabranch.processing.failures import HandlerFailed
-from anabranch.processing.membership import AllTasks
 from anabranch.processing.table import Table
-from anabranch.processing.worker import Worker
+from anabranch.processing.worker import AllTasks, Worker
 from anabranch.reading.tasks import reader
 from anabranch.topics.names import stream_topic
 from tests.cluster import Cluster

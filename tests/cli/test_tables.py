@@ -15,7 +15,7 @@ from anabranch.cli.errors import ExitCode
 from anabranch.core.hybrid_time import read_moment
 from anabranch.core.ids import NO_TXN
 from anabranch.errors import UnknownStream
-from anabranch.tables.progress import Lag
+from anabranch.tables.replica import Lag
 from anabranch.tables.store import Seen
 from anabranch.types import StreamDescription
 from tests.cli.conftest import Run

@@ -80,8 +80,14 @@ def rows(table: dict[str, tuple[Any, str]]) -> list[Any]:
     ]
 
 
-def scripted(kind: str, answer: Any) -> Any:
-    return answer if callable(answer) else override(**{kind: answer, "Resolve": _open_still})
+def answered(state: HandleState, kind: str, answer: Any) -> tuple[Bench, Transaction]:
+    """A handle that was in this state, after this answer to its commit or abort."""
+    bench, txn = brought(state)
+    script = answer if callable(answer) else override(**{kind: answer, "Resolve": _open_still})
+    bench.bus.script = script
+    with suppress(errors.AnabranchError):
+        (txn.commit if kind == "Commit" else txn.abort)(timeout=3)
+    return bench, txn
 
 
 _open_still = outcome(state="OPEN")
@@ -91,10 +97,7 @@ _open_still = outcome(state="OPEN")
 def test_what_an_answer_to_a_commit_makes_of_it(
     state: HandleState, answer: Any, after: HandleState
 ) -> None:
-    bench, txn = brought(state)
-    bench.bus.script = scripted("Commit", answer)
-    with suppress(errors.AnabranchError):
-        txn.commit(timeout=3)
+    bench, txn = answered(state, "Commit", answer)
     assert txn.state == after
     if after in ("doubted", "decided", "prepared"):  # whatever was answered, its outcome can be had
         bench.bus.script = override()
@@ -105,10 +108,7 @@ def test_what_an_answer_to_a_commit_makes_of_it(
 def test_what_an_answer_to_an_abort_makes_of_it(
     state: HandleState, answer: Any, after: HandleState
 ) -> None:
-    bench, txn = brought(state)
-    bench.bus.script = scripted("Abort", answer)
-    with suppress(errors.AnabranchError):
-        txn.abort(timeout=3)
+    _, txn = answered(state, "Abort", answer)
     assert txn.state == after
 
 

@@ -11,8 +11,7 @@ import pytest
 from anabranch import errors
 from anabranch.core.tokens import id_named
 from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.event_channel import Channel
-from anabranch.librdkafka.journal_writer import KafkaJournal
+from anabranch.librdkafka.journal_writer import Channel, KafkaJournal
 from anabranch.ports import JournalMissing, TopicPartition
 from anabranch.schemas import records as r
 from tests.client.answers import STREAM, obliging, outcome, refusal, stream_info

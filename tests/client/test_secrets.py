@@ -125,7 +125,7 @@ def test_what_goes_wrong_does_not_tell_it(caplog: pytest.LogCaptureFixture) -> N
 def test_the_file_that_hands_a_reservation_over_is_its_owners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handover = pytest.importorskip("anabranch.spark.sink.handover")
+    handover = pytest.importorskip("anabranch.spark.sink.writer")
     options = pytest.importorskip("anabranch.spark.options")
     monkeypatch.setenv(handover.LOCAL_DIRS, str(tmp_path))
     made = handover.Handover(options.Options({"queryname": "q"}))

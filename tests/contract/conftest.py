@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from anabranch.kafka import waves
+from anabranch.kafka import transactional_producer
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, Producer, Table, TopicPartition, TopicSpec
 from anabranch.processors.rocksdb_table import RocksTable
@@ -98,7 +98,7 @@ def _kafka(bootstrap: str, name: str) -> Maker:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stops for a second costs no append: nobody repeats a round here."""
-    monkeypatch.setattr(waves, "LEADER_S", 15.0)
+    monkeypatch.setattr(transactional_producer, "LEADER_S", 15.0)
 
 
 def deleter(bootstrap: str) -> Callable[[str], None]:

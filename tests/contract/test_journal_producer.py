@@ -18,8 +18,7 @@ from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.wire import connection as wire
 from anabranch.kafka.wire import data
 from anabranch.kafka.wire.calls import INIT_PRODUCER_ID, PRODUCE, Api
-from anabranch.kafka.wire.cluster import Cluster
-from anabranch.kafka.wire.topics import Leader
+from anabranch.kafka.wire.cluster import Cluster, Leader
 from anabranch.ports import (
     LogError,
     LogRefused,

@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 import anabranch
-from anabranch.kafka import waves
+from anabranch.kafka import transactional_producer
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.ports import (
@@ -89,7 +89,7 @@ def network(networks: Callable[[int], Network], version: int) -> Iterator[Networ
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stops for a second costs no append: nobody repeats a round here."""
-    monkeypatch.setattr(waves, "LEADER_S", 15.0)
+    monkeypatch.setattr(transactional_producer, "LEADER_S", 15.0)
 
 
 @pytest.fixture

@@ -23,10 +23,8 @@ from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.kafka.wire import cluster as wire_cluster
 from anabranch.kafka.wire import connection as wire
-from anabranch.kafka.wire import second_opinions
-from anabranch.kafka.wire.cluster import Cluster
+from anabranch.kafka.wire.cluster import Cluster, Leader, Topic
 from anabranch.kafka.wire.connection import Connection, ConnectionBroken
-from anabranch.kafka.wire.topics import Leader, Topic
 from anabranch.ports import LogUnavailable, TopicPartition
 
 BROKERS = {n: (f"broker-{n}", 9092) for n in (1, 2, 3)}
@@ -40,7 +38,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     made = Cluster(parse_settings("broker-1:9092", {}))
     made._brokers = dict(BROKERS)
     monkeypatch.setattr(made.pool, "take", lambda address, _: address)
-    monkeypatch.setattr(second_opinions, "_late", {})
+    monkeypatch.setattr(wire_cluster, "_late", {})
     monkeypatch.setattr(made.pool, "give", lambda *_: None)
     yield made
     _join()
@@ -396,11 +394,11 @@ def test_a_silent_replica_is_waited_for_once_and_a_slow_one_always(
     cluster.refresh(["t"], time.monotonic() + 5)
     asked.clear()
     late[3] = silent
-    monkeypatch.setattr(second_opinions, "_WAIT_S", 0.2)
+    monkeypatch.setattr(wire_cluster, "_WAIT_S", 0.2)
     cluster.opinions.ask_replicas(["t"], time.monotonic() + 60)
-    assert second_opinions.SecondOpinions(cluster)._owed(3), "a fresh log would wait again"
-    monkeypatch.setattr(second_opinions, "_WAIT_S", 60.0)
-    monkeypatch.setattr(second_opinions, "_OWES_S", 60.0)
+    assert wire_cluster.SecondOpinions(cluster)._owed(3), "a fresh log would wait again"
+    monkeypatch.setattr(wire_cluster, "_WAIT_S", 60.0)
+    monkeypatch.setattr(wire_cluster, "_OWES_S", 60.0)
     told[2] = Leader(2, 6)
     cluster.opinions.ask_replicas(["t"], time.monotonic() + 500)  # not for 3
     assert (cluster.leader(PLACE), asked.count(3)) == (Leader(2, 6), 1)

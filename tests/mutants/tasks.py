@@ -12,9 +12,8 @@ from unittest.mock import patch
 from anabranch.core.decisions import tenures
 from anabranch.core.decisions.commits import commit, one_shot, positions
 from anabranch.core.decisions.turn import Turn
-from anabranch.reading.tasks import places, reader
-from anabranch.reading.tasks.dealing import Dealing
-from anabranch.reading.tasks.reader import TaskReader
+from anabranch.reading.tasks import reader
+from anabranch.reading.tasks.reader import Dealing, TaskReader
 from anabranch.reading.tasks.shares import Share
 from anabranch.schemas.records import CommitRecord, Consumed, TaskInfo, TaskPosition, TaskRow
 from anabranch.types import Event
@@ -146,10 +145,10 @@ def given_again() -> Planted:
 def whole_commits() -> Iterator[None]:
     """A position inside a commit is taken for the commit's beginning."""
 
-    def begun(position: TaskPosition, _: Any) -> places.Place:
-        return places.Place(position.record)
+    def begun(position: TaskPosition, _: Any) -> reader.Place:
+        return reader.Place(position.record)
 
-    with patch.object(reader, "place_of", begun), patch.object(places, "place_of", begun):
+    with patch.object(reader, "place_of", begun):
         yield
 
 
@@ -181,7 +180,7 @@ def ahead_of_what_was_given() -> Planted:
     def jump(self: TaskReader) -> None:
         for one in self._inputs:
             if one.batch:
-                one.at = places.Place(one.batch[0].offset + 1)
+                one.at = reader.Place(one.batch[0].offset + 1)
 
     return _consumed(jump)
 

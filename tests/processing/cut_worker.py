@@ -76,8 +76,7 @@ def work(_: int, told: dict[str, Any]) -> int:
     spec = Work(**told)
     os.environ["ANABRANCH_TRIAL_SCOPE"] = spec.scope
     import anabranch
-    from anabranch.processing.membership import AllTasks
-    from anabranch.processing.worker import Worker
+    from anabranch.processing.worker import AllTasks, Worker
     from tests.processing.program import TASKS, app
 
     app.commit_interval, app.cut_bytes = 0.0, FEW_BYTES

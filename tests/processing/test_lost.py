@@ -14,8 +14,7 @@ from anabranch.errors import SnapshotExpired
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
 from anabranch.processing.app import Processor
-from anabranch.processing.membership import AllTasks
-from anabranch.processing.worker import Worker, make_processor
+from anabranch.processing.worker import AllTasks, Worker, make_processor
 from anabranch.topics.names import history_topic, stream_topic
 from tests.contract.helpers import wait_stable
 

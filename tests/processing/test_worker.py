@@ -26,10 +26,9 @@ from anabranch.errors import BeginAgainError, IllegalState, InvalidArgument, Not
 from anabranch.ports import TableError, TopicPartition, TopicSpec
 from anabranch.processing.app import Processor
 from anabranch.processing.failures import HandlerFailed
-from anabranch.processing.membership import AllTasks
 from anabranch.processing.plain import import_group, outputs_of
 from anabranch.processing.state import StateReader
-from anabranch.processing.worker import SESSION_S, Worker, make_processor
+from anabranch.processing.worker import SESSION_S, AllTasks, Worker, make_processor
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.feed import Feed
 from anabranch.reading.reader_factory import Readers

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from anabranch.batches import columns_read
 from anabranch.batches.columns_read import Columns, ColumnsBuilder
-from anabranch.batches.history import HistoryRecord
 from anabranch.batches.records import Record, encode_batch
 from anabranch.errors import AnabranchError
 from anabranch.reading import commit_index as commits
 from anabranch.reading.commit_index import Part, _part, _walk
+from anabranch.reading.history import HistoryRecord
 from anabranch.reading.spans import NO_SPANS, CommitFilter, Spans, spans_of
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (

@@ -16,10 +16,8 @@ from anabranch.processing.plain import PlainReader
 from anabranch.reading import history
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.reader_factory import Readers
-from anabranch.reading.tasks import dealing as dealing_module
-from anabranch.reading.tasks.dealing import Dealing
-from anabranch.reading.tasks.places import Input, Place
-from anabranch.reading.tasks.reader import TaskReader
+from anabranch.reading.tasks import reader as reader_module
+from anabranch.reading.tasks.reader import Dealing, Input, Place, TaskReader
 from anabranch.schemas.records import (
     CreateProcessor,
     EpochRecord,
@@ -185,4 +183,4 @@ def test_only_so_many_layouts_are_kept() -> None:
     for epoch in range(1000):
         dealing.note(search.epoch_record(epoch))
     assert dealing.ranges(3) == {}
-    assert len(dealing._ranges) == dealing_module._KEPT
+    assert len(dealing._ranges) == reader_module._KEPT

@@ -24,7 +24,7 @@ from anabranch.core.partitioner import SPACE, even_ranges, position_of, record_c
 from anabranch.core.read_locks import WindowDraft, Windows
 from anabranch.core.rows import Entry
 from anabranch.reading.history_search import HistorySearch
-from anabranch.reading.tasks.dealing import Dealing
+from anabranch.reading.tasks.reader import Dealing
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import TYPES, encode, schema_of
 

@@ -15,8 +15,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from anabranch.errors import TransactionAborted
 from anabranch.spark.options import Options
-from anabranch.spark.sink.handover import LOCAL_DIRS
-from anabranch.spark.sink.writer import StreamSink, Written
+from anabranch.spark.sink.writer import LOCAL_DIRS, StreamSink, Written
 from tests.spark.sink_place import DEADLINE_S, Place, put_file, texts
 
 pytestmark = pytest.mark.broker

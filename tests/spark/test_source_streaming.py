@@ -23,10 +23,10 @@ from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import SnapshotExpired, UnknownStream
 from anabranch.spark.columns import EVENT_SCHEMA
 from anabranch.spark.options import Options
+from anabranch.spark.source.histories import HistoryTail
 from anabranch.spark.source.plan import EventRange
 from anabranch.spark.source.positions import from_json
 from anabranch.spark.source.stream_reader import StreamReader
-from anabranch.spark.source.tail import HistoryTail
 from anabranch.topics.names import stream_topic
 from tests.cluster import Cluster
 from tests.spark.source_world import Seen, World, in_key_order, seen_by_spark, seen_in

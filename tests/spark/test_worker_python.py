@@ -14,7 +14,7 @@ import pytest
 from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
-from anabranch.spark.worker_python import launcher_of, use_installed_pyspark
+from anabranch.spark.session import launcher_of, use_installed_pyspark
 
 PACKAGE = Path(pyspark.__file__).parent
 ZIP = PACKAGE / "python" / "lib" / "pyspark.zip"

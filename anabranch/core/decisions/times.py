@@ -29,21 +29,23 @@ _TIMED = (r.Begin, r.Touch, r.Register, r.Commit, r.OneShot, r.PrepareEvents, r.
 
 
 # The commands that set something. `FindScope` is not among them: what it makes is never changed again.
-SETS = (
-    r.CreateStream,
-    r.ForgetStream,
-    r.DeleteStream,
-    r.RecoverStream,
-    r.AlterStream,
-    r.TruncateStream,
-    r.PublishBase,
-    r.Scale,
-    r.SetLane,
-    r.SetGrant,
-    r.CreateProcessor,
-    r.ResetProcessor,
-    r.DeleteProcessor,
-    r.SetSeries,
+SETS = frozenset(
+    (
+        r.CreateStream,
+        r.ForgetStream,
+        r.DeleteStream,
+        r.RecoverStream,
+        r.AlterStream,
+        r.TruncateStream,
+        r.PublishBase,
+        r.Scale,
+        r.SetLane,
+        r.SetGrant,
+        r.CreateProcessor,
+        r.ResetProcessor,
+        r.DeleteProcessor,
+        r.SetSeries,
+    )
 )
 
 

@@ -316,20 +316,18 @@ class Turn:
 
     def check_new_id(self, txn_id: bytes) -> None:
         """`Expired`, `ClockSkew`: an id that may not get its first row."""
-        made_ms, wrong_ms = made_ms_of(txn_id), self.expired_ms - self.wall_ms
-        if (
-            wrong_ms > 0
-            and not self.expired_ms < made_ms <= self.wall_ms + self.settings.max_ahead_ms
-        ):
+        made_ms, wall_ms = made_ms_of(txn_id), self.wall_ms
+        wrong_ms = self.expired_ms - wall_ms
+        if wrong_ms > 0 and not self.expired_ms < made_ms <= wall_ms + self.settings.max_ahead_ms:
             # A forgotten id was older than half the retention by the clock at that time.
             wrong_ms += self.settings.retention_ms - self.settings.max_ahead_ms
             raise ClockSkew(
                 f"the controller's clock is {wrong_ms} ms or more earlier than when outcomes were "
                 "forgotten: set the clock of the controller"
             )
-        if made_ms <= max(self.expired_ms, self.wall_ms - self.settings.retention_ms):
+        if made_ms <= max(self.expired_ms, wall_ms - self.settings.retention_ms):
             raise Expired("the transaction id is too old: begin a new one")
-        ahead_ms = made_ms - self.wall_ms
+        ahead_ms = made_ms - wall_ms
         if ahead_ms > self.settings.max_ahead_ms:
             raise ClockSkew(
                 f"the transaction id was made {ahead_ms} ms ahead of the controller's clock, "

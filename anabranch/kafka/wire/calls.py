@@ -6,8 +6,10 @@ left out. So the versions that older brokers speak need no code of their own.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import io
+import typing
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -16,8 +18,8 @@ from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
 
 from anabranch.batches.format import Buffer
-from anabranch.kafka.wire.array_bounds import check_claims, fields_of
 from anabranch.kafka.wire.errors import MalformedAnswer
+from anabranch.kafka.wire.reader import Reader
 from anabranch.ports import TopicPartition
 
 # Errors of kio for bytes that are no message. Other errors may come from a signal handler, and are not caught.
@@ -30,6 +32,20 @@ _NO_MESSAGE = (
     OverflowError,
     MemoryError,
 )
+_FIXED = {
+    "bool": 1,
+    "int8": 1,
+    "int16": 2,
+    "error_code": 2,
+    "int32": 4,
+    "timedelta_i32": 4,
+    "int64": 8,
+    "datetime_i64": 8,
+    "float64": 8,
+    "uuid": 16,
+}
+# The bytes of a length that is not compact.
+_SIZED = {"string": 2, "records": 4, "bytes": 4}
 
 
 class Api(NamedTuple):
@@ -105,3 +121,78 @@ def answer(api: Api, version: int, body: Buffer) -> Any:
         return entity_reader(kind)(bytes(body), 0)[0]
     except _NO_MESSAGE as error:
         raise MalformedAnswer(f"no answer to {api.name} {version}: {error!r}") from error
+
+
+class Field(NamedTuple):
+    """How a field of an entity is written."""
+
+    array: bool
+    fixed: int  # bytes; 0: of a length of its own, or an entity
+    length: int  # bytes of a length that is not compact
+    entity: Any
+    tag: int | None
+
+
+def check_claims(kind: type, body: Buffer) -> None:
+    """`MalformedAnswer` if an array, or any other field, goes beyond the end. ``kind``: an entity of kio's.
+
+    kio makes room for as many items as an array claims before it reads them. Too big a claim would end the process
+    for lack of memory, so an answer is walked before kio gets it.
+    """
+    _Walk(body, kind.__flexible__).entity(kind)  # type: ignore[attr-defined]
+
+
+@cache
+def fields_of(kind: Any) -> dict[str, Field]:
+    """The fields of an entity of kio's, in their order."""
+    hints = typing.get_type_hints(kind)
+    found = {}
+    for field in dataclasses.fields(kind):
+        of = hints[field.name]
+        bare = [arg for arg in typing.get_args(of) if arg is not type(None)]
+        if bare and typing.get_origin(of) is not tuple:
+            of = bare[0]
+        array = typing.get_origin(of) is tuple
+        if array:
+            of = typing.get_args(of)[0]
+        name = field.metadata.get("kafka_type", "")
+        entity = of if dataclasses.is_dataclass(of) else None
+        tag = field.metadata.get("tag")
+        found[field.name] = Field(array, _FIXED.get(name, 0), _SIZED.get(name, 0), entity, tag)
+    return found
+
+
+class _Walk(Reader):
+    def entity(self, kind: Any) -> None:
+        fields = fields_of(kind).values()
+        for field in fields:
+            if field.tag is None:
+                self._field(field)
+        if self.flexible:
+            for _ in range(self.uvarint()):
+                tag, size = self.uvarint(), self.uvarint()
+                begin = self.at
+                for field in fields:
+                    if field.tag == tag:
+                        self._field(field)
+                        self.at = begin
+                self.skip(size)
+
+    def _field(self, field: Field) -> None:
+        count = self._size(4) if field.array else 1
+        if count > len(self.body) - self.at:
+            raise MalformedAnswer(f"an array of {count} in an answer of {len(self.body)} bytes")
+        if field.fixed:
+            self.skip(max(count, 0) * field.fixed)
+            return
+        for _ in range(count):
+            if field.entity is not None:
+                self.entity(field.entity)
+            else:
+                self.skip(max(self._size(field.length), 0))
+
+    def _size(self, width: int) -> int:
+        """A length; -1 is null."""
+        if self.flexible:
+            return self.uvarint() - 1
+        return int.from_bytes(self.view(width), "big", signed=True)

@@ -1,4 +1,4 @@
-"""A cluster's metadata: brokers, leaders, topic ids; which broker is asked, and how long."""
+"""A cluster's metadata: brokers, leaders, topic ids; which brokers are asked, and how long."""
 
 from __future__ import annotations
 
@@ -6,9 +6,20 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 from kio.schema.errors import ErrorCode
 
@@ -18,8 +29,6 @@ from anabranch.kafka.wire.codes import NONE, READ_CODES, Act, Meaning, error_for
 from anabranch.kafka.wire.connection import Connection, ConnectionBroken
 from anabranch.kafka.wire.errors import AuthenticationFailed
 from anabranch.kafka.wire.pool import Pool
-from anabranch.kafka.wire.second_opinions import SecondOpinions
-from anabranch.kafka.wire.topics import NO_TOPIC_ID, Leader, Topic, newer, topic_of
 from anabranch.ports import (
     LogDenied,
     LogError,
@@ -37,6 +46,70 @@ UNKNOWN_TOPIC_S = 2.0
 # A repeatable question waits so long for one broker, which may be frozen: others can answer it.
 _PATIENCE_S = 5.0
 _GONE_S = 3600.0  # so long what was known of a topic is kept
+_AGE_S = 10.0  # after so long others are asked again about topics in use
+_WAIT_S = 2.0  # so long the caller waits for all of them
+_OWES_S = 15.0  # so long one that did not answer is not waited for, unless it is asked again
+NO_TOPIC_ID = bytes(16)
+
+
+class Leader(NamedTuple):
+    """A partition's leader, and its leader epoch (-1: not known)."""
+
+    node: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the cluster's metadata show it. ``topic_id`` is all zeros with older brokers."""
+
+    name: str
+    topic_id: bytes
+    leaders: dict[int, Leader]
+    partitions: int
+    replication_factor: int
+    in_sync: int  # replicas in sync of the partition with the fewest
+    replicas: frozenset[int] = frozenset()  # brokers
+
+    @property
+    def leading(self) -> set[int]:
+        """The brokers that lead it."""
+        return {leader.node for leader in self.leaders.values()}
+
+
+def newer(topic: Topic, leaders: Mapping[int, Leader]) -> Topic:
+    """The topic with those of these leaders that are newer."""
+    newest = {
+        number: max(leader, leaders.get(number, leader), key=attrgetter("epoch"))
+        for number, leader in topic.leaders.items()
+    }
+    return replace(topic, leaders=newest)
+
+
+def topic_of(found: Any) -> Topic:
+    """A topic of a Metadata answer."""
+    leaders = {}
+    replicas = 0
+    nodes: set[int] = set()
+    in_sync = []
+    for partition in found.partitions:
+        replicas = max(replicas, len(partition.replica_nodes))
+        nodes.update(map(int, partition.replica_nodes))
+        in_sync.append(len(partition.isr_nodes))
+        node = int(partition.leader_id)
+        if node >= 0:
+            epoch = int(getattr(partition, "leader_epoch", -1))
+            leaders[int(partition.partition_index)] = Leader(node, epoch)
+    topic_id = getattr(found, "topic_id", None)
+    return Topic(
+        name=str(found.name),
+        topic_id=topic_id.bytes if topic_id is not None else NO_TOPIC_ID,
+        leaders=leaders,
+        partitions=len(found.partitions),
+        replication_factor=replicas,
+        in_sync=min(in_sync, default=-1),
+        replicas=frozenset(nodes),
+    )
 
 
 class Cluster:
@@ -394,3 +467,118 @@ def raise_or_again(
     meant = meaning(table, code)
     error = error_for(meant, code, what, detail, topics)
     raise Again(error) if meant.act in (Act.RETRY, Act.REFRESH) else error
+
+
+class _Question:
+    """One broker asked in a thread of its own."""
+
+    def __init__(self, ask: Callable[[], bool]) -> None:
+        self.began = time.monotonic()
+        self._over = False
+        self.thread = threading.Thread(target=self._run, args=(ask,), name="leaders", daemon=True)
+
+    def _run(self, ask: Callable[[], bool]) -> None:
+        # A failure at once costs no time, so that broker is waited for next time, too.
+        self._over = ask() or time.monotonic() - self.began < _WAIT_S
+
+    @property
+    def owed(self) -> bool:
+        """Whether the answer is late."""
+        recent = time.monotonic() - self.began < _OWES_S
+        return not self._over and (recent or self.thread.is_alive())
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it may still be answered."""
+        return self.thread.ident is None or self.thread.is_alive()
+
+
+# By address, the last question that was not answered in time; for all clusters: a snapshot has one of its own.
+_late: dict[tuple[str, int], _Question] = {}
+
+
+class SecondOpinions:
+    """Questions about leaders, beside the caller, to other brokers: one that is cut off from them still answers.
+
+    Being late harms no broker's name elsewhere.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.told: dict[str, float] = {}  # when others than its leaders were asked for a topic last
+        self._looking: threading.Thread | None = None
+
+    def look(self, topics: Collection[str]) -> None:
+        """Once in a while and beside the caller, ask for newer leaders of topics that are in use."""
+        now = time.monotonic()
+        # Those that are soon due come along: ages that are apart would cost a question each.
+        old = [topic for topic in topics if now - self.told.get(topic, now) > _AGE_S / 2]
+        due = any(now - self.told[topic] > _AGE_S for topic in old)
+        looks = self._looking is not None and self._looking.is_alive()
+        if not due or looks or len(self._cluster.nodes) < 2:
+            return
+        self.told.update(dict.fromkeys(old, now))
+        self._looking = threading.Thread(
+            target=self._look, args=(old,), name="leaders", daemon=True
+        )
+        with suppress(RuntimeError):  # there are too many threads: the next look may have one
+            self._looking.start()
+
+    def _look(self, names: list[str]) -> None:
+        """Ask until each topic's leaders are told by another broker."""
+        known = filter(None, map(self._cluster.topic, names))
+        left = {topic.name: topic.leading for topic in known}
+        for node in self._by_chance():
+            here = [name for name, nodes in left.items() if nodes - {node}]
+            if here and self._ask(node, here):
+                for name in here:
+                    left[name] &= {node}
+
+    def _by_chance(self) -> list[int]:
+        nodes = self._cluster.nodes
+        self._cluster.chance.shuffle(nodes)
+        return sorted(nodes, key=lambda node: self._owed(node) is not None)
+
+    def ask_replicas(self, topics: Collection[str], deadline: float) -> None:
+        """Ask all replicas whether known leaders are still the newest: a new one knows before it takes records.
+
+        They are waited for, except those whose last answer is owed: these are asked, too, one question at a time.
+        Half of the time that is left stays for the question to the leaders.
+        """
+        asked: dict[int, list[str]] = {}
+        for topic in filter(None, map(self._cluster.topic, topics)):
+            for node in topic.replicas:
+                if topic.leading - {node}:
+                    asked.setdefault(node, []).append(topic.name)
+        waited: dict[tuple[str, int], _Question] = {}
+        for node in asked.keys() & set(self._cluster.nodes):
+            owed = self._owed(node)
+            if owed is not None and owed.under_way:
+                continue
+            question = _Question(partial(self._ask, node, asked[node]))
+            try:
+                question.thread.start()
+            except RuntimeError as error:  # there are too many threads
+                raise LogUnavailable(f"replicas can't be asked: {error}", asked[node]) from error
+            (waited if owed is None else _late)[self._cluster.address(node)] = question
+        now = time.monotonic()
+        until = now + min(_WAIT_S, max(0.0, deadline - now) / 2)
+        for address, question in waited.items():
+            question.thread.join(max(0.0, until - time.monotonic()))
+            if question.owed:
+                _late[address] = question
+
+    def _owed(self, node: int) -> _Question | None:
+        with suppress(ConnectionBroken):  # it may be known no more
+            question = _late.get(self._cluster.address(node))
+            return question if question is not None and question.owed else None
+        return None
+
+    def _ask(self, node: int, names: list[str]) -> bool:
+        """Take newer leaders. Returns whether there was an answer."""
+        try:
+            found = self._cluster.metadata(names, node, self._cluster.soon(), beside=True)
+        except (ConnectionBroken, LogError):
+            return False
+        self._cluster.take_newer(found)
+        return True

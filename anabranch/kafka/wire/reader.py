@@ -25,10 +25,10 @@ class Reader:
         return values
 
     def i16(self) -> int:
-        return int.from_bytes(self.raw(2), "big", signed=True)
+        return int.from_bytes(self.view(2), "big", signed=True)
 
     def i32(self) -> int:
-        return int.from_bytes(self.raw(4), "big", signed=True)
+        return int.from_bytes(self.view(4), "big", signed=True)
 
     def skip(self, count: int) -> None:
         if self.at + count > len(self.body):
@@ -46,8 +46,11 @@ class Reader:
     def uvarint(self) -> int:
         value = shift = 0
         while shift < 35:
-            self.skip(1)
-            byte = self.body[self.at - 1]
+            try:  # as `skip` checks it, without the cost of a call
+                byte = self.body[self.at]
+            except IndexError:
+                raise MalformedAnswer("an answer ends in the middle of a field") from None
+            self.at += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value

@@ -16,7 +16,7 @@ from anabranch.errors import AnabranchError, UnknownStream
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.history_search import HistorySearch
-from anabranch.reading.tasks.inputs import check_same_topic
+from anabranch.reading.tasks.reader import check_same_topic
 from anabranch.schemas.records import CommitRecord, ProcessorInfo, TaskPosition
 from anabranch.topics.names import history_topic
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
+from zlib import crc32
 
 import numpy as np
 
-from anabranch.errors import InvalidArgument, RetryError, SnapshotExpired
+from anabranch.batches.columns_read import Longs
+from anabranch.core.partitioner import SPACE
+from anabranch.errors import IllegalState, InvalidArgument, RetryError, SnapshotExpired
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.iteration import Iteration, check_timeout
-from anabranch.reading.tasks.dealing import Dealing
-from anabranch.reading.tasks.inputs import check_same_topic
-from anabranch.reading.tasks.places import Input, Place, end_of, place_of
 from anabranch.reading.tasks.shares import Piece, Share, Shares
+from anabranch.reading.tasks.shares import Place as Place
 from anabranch.reading.transaction_reader import StreamParts
 from anabranch.schemas.records import (
     CommitRecord,
     Consumed,
     EpochRecord,
+    ProcessorInput,
     TaskPosition,
     TaskStep,
 )
@@ -38,6 +41,143 @@ _INSTEAD = (
     "`anabranch processor reset`"
 )
 _WITH_IT = SnapshotExpired("retention has deleted events that were committed with it")
+_ALL = (1 << 63) - 1
+_KEPT = 64  # layouts; readers of a stream's tasks are rarely more epochs apart
+
+
+class Dealing:
+    """Deals the events of one stream out to so many tasks, each an equal range of the key positions.
+
+    The task of an event is the same for each reader. A keyed event goes to the task of its key. One without a key
+    goes by its offset to one of the tasks whose ranges its segment meets; so does one whose key lies outside of its
+    segment's range, as a foreign client may hash it: readers of the key's own partitions would never see it.
+    """
+
+    def __init__(self, search: HistorySearch, tasks: int) -> None:
+        self._search = search
+        self._tasks = tasks
+        self.misplaced = 0  # events whose key lies outside of their segment's range
+        self._ranges: dict[int, dict[int, tuple[int, int]]] = {}  # stream epoch -> segment -> keys
+
+    def note(self, epoch: EpochRecord) -> None:
+        """Take in the layout of an epoch."""
+        ranges = {segment.segment_id: (segment.low, segment.high) for segment in epoch.segments}
+        self._ranges[epoch.stream_epoch] = ranges
+        if len(self._ranges) > _KEPT:
+            del self._ranges[next(iter(self._ranges))]
+
+    def ranges(self, epoch: int) -> dict[int, tuple[int, int]]:
+        """Segment -> its keys, of a stream epoch. `SnapshotExpired` if its record is cut off."""
+        if epoch not in self._ranges:
+            found = self._search.epoch_record(epoch)
+            if found is None:
+                raise SnapshotExpired(
+                    f"the layout of stream epoch {epoch} is not in the history any more"
+                )
+            self.note(found)
+        return self._ranges[epoch]
+
+    def tasks_of(
+        self, keys: Sequence[bytes | None], offsets: Sequence[int], within: tuple[int, int]
+    ) -> Longs:
+        """The tasks of events of one segment. ``within``: its keys, in the epoch that they were committed in."""
+        low, high = within
+        positions = _positions(keys)
+        first, last = low * self._tasks // SPACE, (high - 1) * self._tasks // SPACE
+        tasks: Longs = positions * self._tasks // SPACE
+        elsewhere = np.flatnonzero((positions < low) | (positions >= high))
+        if len(elsewhere):
+            self.misplaced += int(np.count_nonzero(positions[elsewhere] >= 0))
+            tasks[elsewhere] = first + np.array(offsets)[elsewhere] % (last - first + 1)
+        return tasks
+
+
+def _positions(keys: Sequence[bytes | None]) -> Longs:
+    """`position_of` of keys; -1: null."""
+    nulls: list[int] = []
+    try:
+        crcs = np.fromiter(map(crc32, keys), np.uint32, len(keys))  # type: ignore[arg-type]
+    except TypeError:
+        nulls = [at for at, key in enumerate(keys) if key is None]
+        crcs = np.fromiter((crc32(key or b"") for key in keys), np.uint32, len(keys))
+    crcs ^= crcs >> 16
+    crcs *= np.uint32(0x85EBCA6B)
+    crcs ^= crcs >> 13
+    crcs *= np.uint32(0xC2B2AE35)
+    crcs ^= crcs >> 16
+    found = crcs.astype(np.int64)
+    found[nulls] = -1
+    return found
+
+
+@dataclass(slots=True)
+class Input:
+    """An input while it is read. ``at``: what was given so far; ``stands``: where each task stood at first."""
+
+    number: int
+    stream: str
+    history: HistoryCursor
+    parts: StreamParts
+    dealing: Dealing
+    at: Place
+    stands: dict[int, TaskPosition]
+    order: dict[int, int] = field(default_factory=dict)  # segments of the record that is given
+    batch: deque[Found] = field(default_factory=deque)
+    rest: Iterator[Share] | None = None  # of the first record of the batch
+    given: Iterator[tuple[int, Event]] | None = None  # the rest of a share, for single events
+    last: tuple[int, int] | None = (
+        None  # segment and offset given of that record, not yet in ``at``
+    )
+    told: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # as of `consumed`
+
+    def place(self) -> Place:
+        """The place up to which all was given."""
+        if self.last is not None:
+            segment, offset = self.last
+            inside = self.order[segment], offset + 1, segment
+            self.at, self.last = Place(self.batch[0].offset, *inside, self.at.timestamp), None
+        return self.at
+
+    def begin_again(self) -> None:
+        """The first record of the batch is read again, from what was given."""
+        self.place()
+        self.rest = self.given = None
+
+    def passed(self) -> None:
+        """The first record of the batch is given whole."""
+        offset, record = self.batch.popleft()
+        self.at = Place(offset + 1, timestamp=record.timestamp)
+        self.rest = self.given = self.last = None
+
+    def moved(self, task: int, left: Place | None = None) -> Iterator[TaskPosition]:
+        """The position of a task, if that is beyond what was told of it. ``left``: all from there is not done."""
+        at = left or self.place()
+        if at.segment >= 0 and at is left:
+            return  # nothing is done since, and the order of its segments may be another record's
+        if at[:3] > self.told_of(task):
+            yield TaskPosition(self.number, at.record, at.timestamp, at.segment, at.offset)
+
+    def told_of(self, task: int) -> tuple[int, int, int]:
+        """The place of a task as of `consumed`, or its first one if that is beyond: other tasks may stand below.
+
+        The first one's part is known while its record is read, and not before: so it is looked up each time.
+        """
+        first = place_of(self.stands[task], self.order)[:3]
+        return max(first, self.told.get(task, first))
+
+
+def end_of(place: tuple[int, int, int], here: tuple[int, int]) -> int:
+    """Up to which offset of a segment of a record all lies below a place."""
+    if place[:2] == here:
+        return place[2]
+    return _ALL if place[:2] > here else 0
+
+
+def place_of(position: TaskPosition, order: dict[int, int]) -> Place:
+    """The place of a task in, or behind, a record. ``order``: the record's segments."""
+    if position.segment < 0:
+        return Place(position.record)
+    return Place(position.record, order.get(position.segment, -1), position.offset)
 
 
 class TaskReader(Iteration[Event]):
@@ -375,3 +515,13 @@ class TaskReader(Iteration[Event]):
         self._touched = {task for piece in left for task in piece.tasks}
         steps = tuple(TaskStep(tuple(some), *step) for step, some in alike.items())
         return Consumed(self._tenure.processor, self._tenure.secret, steps)
+
+
+def check_same_topic(topic: str, wanted: ProcessorInput, ids: Mapping[str, str]) -> None:
+    """`IllegalState` if a topic has another id than the processor was made with, if both are known."""
+    found = ids.get(topic, "")
+    if wanted.topic_id and found and found != wanted.topic_id:
+        raise IllegalState(
+            f"{topic} is another topic than the one that the processor was made for: its stream was forgotten and "
+            "created again. Make another processor"
+        )
