@@ -45,7 +45,7 @@ def create(
     segments: Annotated[int, option("--segments -s", "How many segments.", min=1, max=10_000)] = 1,
     setting: Settings = None,
     adopt: Annotated[
-        bool, option("--adopt", "Take its topic though it has records, which readers get.")
+        bool, option("--adopt", "Take its topic though it has records, which readers get. Takes --lane admin.")
     ] = False,
     near: Annotated[
         str | None, option("--near SCOPE", "A scope that a new one shares transactions with.")
