@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.core.journal.runs import extents_of
+from anabranch.core.legal_names import as_kafka_compares
 from anabranch.core.limits import size_of
 from anabranch.core.overlay import Overlay, Rows
 from anabranch.core.partitioner import Layout
@@ -91,6 +92,7 @@ class State:
         self.scopes: dict[str, int] = {}
         self.scope_owners: dict[str, str] = {}
         self.streams: dict[str, StreamRow] = {}
+        self.names: dict[str, str] = {}  # streams by their names as Kafka compares those
         self.histories_ms: dict[
             str, int
         ] = {}  # the least of a scope's tables, cached until a change
@@ -138,7 +140,7 @@ class State:
             raise error
         self.term, self.round, self.suspect = None, _NO_ROUND, None
         for view in (
-            self.scopes, self.scope_owners, self.streams, self.histories_ms, self.layouts,
+            self.scopes, self.scope_owners, self.streams, self.names, self.histories_ms, self.layouts,
             self.epochs, self.places, self.pins, self.plain, self.plain_refused, self.low_water, self.forgotten,
             self._retired, self.set_aside, self.lanes, self.lane_positions, self.grants, self.rights,
             self.audits, self.audit_due, self.processors, self.deleted, self.tasks, self.tables, self.locks,
@@ -221,7 +223,9 @@ class State:
             _put(self.scopes, identifier.decode(), row and row.control_partition)
             _put(self.scope_owners, identifier.decode(), row and row.owner)
         elif entry is Entry.STREAM:
-            _put(self.streams, identifier.decode(), row)
+            stream = identifier.decode()
+            _put(self.streams, stream, row)
+            _put(self.names, as_kafka_compares(stream), row and stream)
             self.histories_ms.clear()
             _put(self.layouts, identifier.decode(), row and Layout(row.segments))
         elif entry is Entry.EPOCH:

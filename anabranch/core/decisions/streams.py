@@ -20,7 +20,7 @@ from anabranch.core.authorize import Right, rights_of, table_of
 from anabranch.core.decisions.bases import check_companion
 from anabranch.core.decisions.commits.positions import processor_of
 from anabranch.core.decisions.scale import asked, asker
-from anabranch.core.decisions.scopes import check_room, check_served, stream_info
+from anabranch.core.decisions.scopes import check_names, check_room, check_served, stream_info
 from anabranch.core.decisions.times import admit_change, check_told, is_repeated, note_change
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, refuse
@@ -106,6 +106,7 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
     if row is not None and row.owner != turn.lane and not known:
         raise StreamExists(f"{command.stream} exists; lane {turn.lane!r} has no right to see it")
     if row is None:
+        check_names(turn, command.stream)
         check_room(turn, turn.lane, 1, command.segments)
         row = _without_topics(command, turn.lane)
     moves = STREAMS.judge(row.state, "begin_create", command.stream) is not None
