@@ -1,7 +1,7 @@
-"""Tables, JSON, lines and progress: the one place where commands print.
+"""Tables, JSON and progress, as all commands print them.
 
-Names, reasons and events come from other people, so nothing that a terminal would act on gets through: it is
-escaped here, whatever a command prints.
+This is the one place that prints. Names, reasons and events come from other people, so nothing that a terminal
+would act on gets through: it is escaped here, whatever a command prints.
 """
 
 from __future__ import annotations

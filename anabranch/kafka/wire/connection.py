@@ -30,7 +30,7 @@ _MAX_BUFFERS = 512
 # Below this, joining buffers is cheaper than handing them over one by one.
 _JOIN_BYTES = 16_384
 _MAX_ANSWER_BYTES = 1 << 30
-_MAX_STRANGER_BYTES = 1 << 20  # … before the broker has let us in: whoever answers may be none
+_MAX_STRANGER_BYTES = 1 << 20  # … before the broker has let us in: another program may answer
 _PIECE_BYTES = (
     1 << 20
 )  # room is made for as much as came already, or this: an announcement costs nothing
