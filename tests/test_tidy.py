@@ -91,6 +91,17 @@ DROPPED = {
     "tests/reading/test_ordered_reader.py: Member.serve(wait)",
     "tests/sim/groups.py: Member.commit(wait)",  # it always waits
 }
+# Where the product prints. Everything else prints by `cli/output.py`, which escapes what a terminal would act on.
+PRINTING = {
+    "print", "sys.stdout.write", "sys.stderr", "traceback.print_exception", "logging.basicConfig",
+    "typer.echo", "typer.secho", "typer.confirm", "typer.prompt",
+}  # fmt: skip
+PRINTERS = {
+    "anabranch/cli/output.py": "the one place",
+    "anabranch/processors/service.py": "a controller's log, which has names and reasons as `repr`",
+    "anabranch/infra/__main__.py": "its own words, before the command line is there",
+    "anabranch/infra/fetch.py": "its own words and numbers",
+}
 # A docstring's subject comes first, and the code names it.
 _HEADLESS = re.compile(r"^(?:Who|What|That|Of|It|Where|Whatever|Whoever)\b")
 _COMMENT = re.compile(r"(?:^|  )# (.*)$", re.MULTILINE)
@@ -220,6 +231,16 @@ def test_a_wide_handler_is_known(handler: str, wide: bool) -> None:
     (tried,) = ast.parse(f"try: x()\n{handler}").body
     assert isinstance(tried, ast.Try)
     assert is_wide(tried.handlers[0]) == wide
+
+
+def prints(tree: ast.Module) -> bool:
+    """Whether a file has a name by which it could print."""
+    names = {ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute | ast.Name)}
+    return bool(names & PRINTING) or any(module.startswith("rich") for module, _ in imports(tree))
+
+
+def test_commands_print_in_one_place() -> None:
+    assert {name for name, (_, tree) in product().items() if prints(tree)} == PRINTERS.keys()
 
 
 def test_folders_are_small() -> None:

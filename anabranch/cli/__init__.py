@@ -8,7 +8,8 @@ import sys
 def app() -> None:
     """Run the command line, and end the process with one of `anabranch.cli.errors.ExitCode`."""
     # Imported here: child processes import modules of this package, and need no command line.
-    from anabranch.cli.errors import failure_of, show
+    from anabranch.cli.errors import failure_of
+    from anabranch.cli.output import show
     from anabranch.errors import NotInstalled
     from anabranch.extras import need
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated
 
 from anabranch.cli.broker import Folder, Heap, Port
 from anabranch.cli.options import Json, Verbose, option
-from anabranch.cli.output import print_json, print_line
+from anabranch.cli.output import print_json, print_line, print_note
 from anabranch.extras import need
 
 _POLL_S = 0.2
@@ -49,9 +48,7 @@ def command(
         folder = folder.absolute()
         stack.enter_context(hold(folder))
         if prepare():
-            sys.stderr.write(
-                "Starting broker and controllers; these compile their code the first time\n"
-            )
+            print_note("Starting broker and controllers; these compile their code the first time")
         broker = stack.enter_context(EmbeddedBroker(folder / "broker", port=port, heap_mb=heap))
         running = [
             ControllerProcess.inside(
@@ -77,7 +74,7 @@ def command(
         while broker.running:
             for controller in running:
                 if controller.was_killed:
-                    sys.stderr.write(f"{controller.name} was killed; again in {_AGAIN_S:g} s\n")
+                    print_note(f"{controller.name} was killed; again in {_AGAIN_S:g} s")
                     time.sleep(_AGAIN_S)
                     controller.start()
                 else:

@@ -5,7 +5,6 @@ docs/cli.md shows `EXIT_CODES`; a test compares the two.
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from enum import IntEnum
@@ -169,9 +168,3 @@ def failure_of(error: BaseException) -> Failure:
         code=exit_code_of(error),
         txn_id=txn_id.hex() if isinstance(txn_id, bytes) else None,
     )
-
-
-def show(failure: Failure, *, as_json: bool) -> None:
-    """Write the failure to standard error, in one line."""
-    text = json.dumps(failure.document()) if as_json else failure.line()
-    print(text, file=sys.stderr, flush=True)

@@ -54,7 +54,8 @@ def add(
     connecting = options.client()
     if lines and not apply:
         if not options.json:
-            print_line("\n".join(lines))
+            for line in lines:
+                print_line(line)
         confirm(f"Lane {name!r} is safe only once the brokers know these rules.", yes=yes)
     with connecting as client:
         made = client.add_lane(name, principals, quotas, apply=apply, adopt_topics=adopt)

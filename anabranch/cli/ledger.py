@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from anabranch.cli.errors import DRIVERS, CheckFailed, failure_of, show
+from anabranch.cli.errors import DRIVERS, CheckFailed, failure_of
 from anabranch.cli.options import App, ClusterOptions, Yes, argument, confirm, option
-from anabranch.cli.output import count_of, print_json, print_result, print_table, time_text
+from anabranch.cli.output import count_of, print_json, print_result, print_table, show, time_text
 from anabranch.cli.txn import document_of, seconds_of
 from anabranch.errors import AskOutcomeError, InvalidArgument, RetryError
 
@@ -156,14 +156,14 @@ def _show(found: Recovered, *, as_json: bool, always: bool) -> None:
         f"waiting {len(found.waiting)}, expired {len(found.expired)}, rows forgotten {found.forgotten}, "
         f"alarms {len(found.alarms)}"
     )
-    more = [f"\nALARM {txn_id.hex()}: {text}" for txn_id, text in found.alarms.items()]
-    more += [f"\nwaiting {txn_id.hex()}: {why}" for txn_id, why in found.waiting.items()]
-    more += [f"\nno answer of control partition {p}: {why}" for p, why in found.missing.items()]
+    more = [f"ALARM {txn_id.hex()}: {text}" for txn_id, text in found.alarms.items()]
+    more += [f"waiting {txn_id.hex()}: {why}" for txn_id, why in found.waiting.items()]
+    more += [f"no answer of control partition {p}: {why}" for p, why in found.missing.items()]
     more += [
-        f"\nexpired {txn_id.hex()}: it has ended; its outcome is forgotten"
+        f"expired {txn_id.hex()}: it has ended; its outcome is forgotten"
         for txn_id in found.expired
     ]
-    print_result(document, line + "".join(more), as_json=as_json)
+    print_result(document, line, *more, as_json=as_json)
 
 
 @app.command("adopt")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from anabranch.cli.options import ClusterOptions, Into, LoadedAs, NewSegments, argument, option
-from anabranch.cli.output import count_of, print_json, print_line, progress_bar
+from anabranch.cli.output import begin_task, count_of, print_json, print_line, progress_bar
 from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 
@@ -111,7 +111,7 @@ def _write(
     with progress_bar(quiet=quiet) as bar:
         for path in files:
             with opened(path, events) as file:
-                task = bar.add_task(path.name, total=file.size)
+                task = begin_task(bar, path.name, file.size)
                 for batch in file.batches():
                     txn.write_batch(stream, batch)
                     bar.update(task, completed=file.done)

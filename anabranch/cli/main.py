@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -39,10 +38,17 @@ from anabranch.cli.errors import (
     OutputClosed,
     Terminated,
     failure_of,
-    show,
 )
 from anabranch.cli.looking import doctor, groups, system, web, write
 from anabranch.cli.options import App, option
+from anabranch.cli.output import (
+    log_to_stderr,
+    print_line,
+    print_note,
+    show,
+    show_traceback,
+    take_any_text,
+)
 from anabranch.cli.processor import bridge
 from anabranch.cli.processor import commands as processor
 from anabranch.cli.spark import pipelines
@@ -66,8 +72,9 @@ class Commands(TyperGroup):
         given = list(sys.argv[1:] if args is None else args)
         if sys.stdout is None:  # closed by the shell: there is no reader
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the process's own
+        take_any_text()
         if {"-v", "--verbose"} & set(given):
-            logging.basicConfig(level=logging.INFO)
+            log_to_stderr(logging.INFO)
         try:
             with _sigterm_raises():
                 code = super().main(
@@ -97,7 +104,7 @@ def _end(error: BaseException, given: Sequence[str]) -> int:
     if failure.code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
         return failure.code
     if {"-v", "--verbose"} & set(given):
-        traceback.print_exception(error, file=sys.stderr)
+        show_traceback(error)
     show(failure, as_json=as_json)
     return failure.code
 
@@ -106,7 +113,8 @@ def _end_usage(error: typer.TyperException, *, as_json: bool) -> int:
     """Show why the parser refuses a call, and where the help is; returns the exit code."""
     if type(error).__name__ == "NoArgsIsHelpError":
         # The help is on the screen already; this is the rest of it.
-        sys.stderr.write(error.format_message().strip())
+        for line in error.format_message().strip().splitlines():
+            print_note(line)
         return ExitCode.USAGE
     message = " ".join(error.format_message().split())
     context = getattr(error, "ctx", None)
@@ -154,9 +162,9 @@ def _show_version(wanted: bool) -> None:
         from importlib.metadata import PackageNotFoundError, version
 
         try:
-            typer.echo(f"anabranch {version('anabranch')}")
+            print_line(f"anabranch {version('anabranch')}")
         except PackageNotFoundError:
-            typer.echo("anabranch (not installed)")
+            print_line("anabranch (not installed)")
         raise typer.Exit
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.models import CommandFunctionType
 
+from anabranch.cli.output import is_agreed
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX
@@ -204,5 +205,5 @@ def confirm(warning: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise InvalidArgument(f"{warning} Give --yes to do it")
-    if not typer.confirm(f"{warning} Do it?", err=True):
+    if not is_agreed(f"{warning} Do it?"):
         raise InvalidArgument("not done: nothing was changed")

@@ -1,43 +1,78 @@
-"""Tables, JSON and progress, as all commands print them."""
+"""Tables, JSON and progress, as all commands print them.
+
+This is the one place that prints. Names, reasons and events come from other people, so nothing that a terminal
+would act on gets through: it is escaped here, whatever a command prints.
+"""
 
 from __future__ import annotations
 
 import base64
+import io
 import json
+import logging
+import re
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from anabranch.cli.errors import OutputClosed
+from anabranch.cli.errors import Failure, OutputClosed
 from anabranch.shown.words import count_of as count_of
 from anabranch.shown.words import time_text as time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
     from anabranch.reading.tasks.lag import Lag
 
 
+# C0, DEL and C1, ends of lines, controls of writing direction; and surrogates, which can't be encoded.
+_ACTS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escaped(text: str) -> str:
+    r"""A text, with what a terminal would act on as `\n`, `\x1b`, `\u202e`."""
+    return _ACTS.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def _json(document: object, file: Any) -> str:
+    """JSON of the same value, with what a terminal would act on, and what ``file`` can't encode, as `\\u....`."""
+    is_utf = (getattr(file, "encoding", None) or "utf-8").lower().startswith("utf")
+    text = json.dumps(document, ensure_ascii=not is_utf)
+    return _ACTS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def take_any_text() -> None:
+    """Let standard output escape what its encoding lacks: an event or a name must not end a command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def print_json(document: object) -> None:
     """Print one JSON document, or one line of a stream of them."""
-    print_line(json.dumps(document, ensure_ascii=False))
+    _write(_json(document, sys.stdout))
 
 
-def print_result(document: object, line: str, *, as_json: bool) -> None:
-    """Print the document as JSON, or the line that says the same for people."""
+def print_result(document: object, *lines: str, as_json: bool) -> None:
+    """Print the document as JSON, or the lines that say the same for people."""
     if as_json:
         print_json(document)
-    else:
+        return
+    for line in lines:
         print_line(line)
 
 
-def print_line(text: str) -> None:
-    """Print a plain, unwrapped line.
+def print_line(*cells: str) -> None:
+    """Print a plain, unwrapped line; between two cells is a tab, and in none of them.
 
     `OutputClosed` if its reader is gone (``anabranch read ... | head``).
     """
+    _write("\t".join(map(escaped, cells)))
+
+
+def _write(text: str) -> None:
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
@@ -45,7 +80,47 @@ def print_line(text: str) -> None:
         raise OutputClosed from error
 
 
-def console(*, to_stderr: bool = False) -> Console:
+def print_note(text: str) -> None:
+    """Print a line on standard error."""
+    sys.stderr.write(escaped(text) + "\n")
+    sys.stderr.flush()
+
+
+def show(failure: Failure, *, as_json: bool) -> None:
+    """Print a failure on standard error, in one line."""
+    if as_json:
+        sys.stderr.write(_json(failure.document(), sys.stderr) + "\n")
+    else:
+        print_note(failure.line())
+
+
+def show_traceback(error: BaseException) -> None:
+    """Print where an exception comes from on standard error."""
+    for part in traceback.format_exception(error):
+        for line in part.rstrip("\n").split("\n"):
+            print_note(line)
+
+
+def is_agreed(question: str) -> bool:
+    """Ask a user at a terminal."""
+    import typer
+
+    return typer.confirm(escaped(question), err=True)
+
+
+class _LogLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(escaped, super().format(record).split("\n")))
+
+
+def log_to_stderr(level: int = logging.WARNING, form: str = logging.BASIC_FORMAT) -> None:
+    """Let the log go to standard error, unless the program that runs this command has one already."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LogLines(form))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def _console(*, to_stderr: bool = False) -> Console:
     """A rich console on the present standard output (or error)."""
     from rich.console import Console
 
@@ -60,14 +135,16 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=Text(escaped(title)), title_justify="left", header_style="bold")
     cells = [list(row) for row in rows]
     for index, column in enumerate(columns):
         numbers = bool(cells) and all(isinstance(row[index], int | float) for row in cells)
-        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
+        table.add_column(
+            Text(escaped(column)), justify="right" if numbers else "left", overflow="fold"
+        )
     for row in cells:
         table.add_row(*(Text(show_cell(cell)) for cell in row))
-    console().print(table)
+    _console().print(table)
 
 
 def show_cell(value: object) -> str:
@@ -78,7 +155,7 @@ def show_cell(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.3f}"
-    return str(value)
+    return escaped(str(value))
 
 
 def progress_bar(*, quiet: bool) -> Progress:
@@ -86,14 +163,19 @@ def progress_bar(*, quiet: bool) -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=console(to_stderr=True),
+        console=_console(to_stderr=True),
         transient=True,
         disable=quiet or not sys.stderr.isatty(),
     )
+
+
+def begin_task(bar: Progress, name: str, total: float | None) -> TaskID:
+    """Add a task to a progress bar."""
+    return bar.add_task(escaped(name), total=total)
 
 
 def bytes_document(**data: bytes | None) -> dict[str, Any]:

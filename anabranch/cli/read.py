@@ -125,7 +125,7 @@ def command(
         found: Iterable[Any]
         events: Iterable[Event] = ()
         document: Callable[[Any], dict[str, Any]] = event_document
-        line: Callable[[Any], str] = event_line
+        line: Callable[[Any], tuple[str, ...]] = event_line
         if transactions:
             found = client.read_transactions(stream, group=group, timeout=timeout, start=first)
             document, line = transaction_document, transaction_line
@@ -141,7 +141,7 @@ def command(
             if json:
                 print_json(document(each))
             else:
-                print_line(line(each))
+                print_line(*line(each))
 
 
 def moment_of(text: str, option: str = "--at") -> int | datetime | None:
@@ -182,11 +182,11 @@ def event_document(event: Event) -> dict[str, Any]:
     }
 
 
-def event_line(event: Event) -> str:
-    """An event for people."""
+def event_line(event: Event) -> tuple[str, ...]:
+    """An event for people: its place, its key and its value."""
     key = "-" if event.key is None else event.key.decode("utf-8", "backslashreplace")
     value = "null" if event.value is None else event.value.decode("utf-8", "backslashreplace")
-    return f"{event.partition}@{event.offset}\t{key}\t{value}"
+    return f"{event.partition}@{event.offset}", key, value
 
 
 def transaction_document(committed: Committed) -> dict[str, Any]:
@@ -201,8 +201,8 @@ def transaction_document(committed: Committed) -> dict[str, Any]:
     }
 
 
-def transaction_line(committed: Committed) -> str:
+def transaction_line(committed: Committed) -> tuple[str, ...]:
     """A whole transaction for people: its time, its id, and its number of events."""
     name = committed.txn_id.hex() if committed.txn_id else "plain writes"
     count = len(committed.events)
-    return f"{to_text(committed.commit_timestamp)}\t{name}\t{count:,} events"
+    return to_text(committed.commit_timestamp), name, f"{count:,} events"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from anabranch.cli.options import App, ClusterOptions, OperatorOptions, Yes, argument, confirm
-from anabranch.cli.output import print_json, print_table
+from anabranch.cli.output import print_json, print_line, print_table
 
 app = App(no_args_is_help=True, help="List and set the series of numbered commits.")
 Scope = Annotated[str, argument("SCOPE", "The scope.")]
@@ -51,4 +49,4 @@ def set_series(
     if options.json:
         print_json({"series": series, "number": number, "before": stands})
     else:
-        typer.echo(f"{series} stands at {number}; it {before} before")
+        print_line(f"{series} stands at {number}; it {before} before")

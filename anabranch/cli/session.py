@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from stat import S_IROTH
 from typing import TYPE_CHECKING
 
+from anabranch.cli.output import print_note
 from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import InvalidArgument, NotReady
 
@@ -58,7 +60,12 @@ def parse_kafka(
     """``["a.b=c", "@settings.properties"]`` as a mapping, over those in ``file``. Else `InvalidArgument`."""
     found: dict[str, str] = {}
     for setting in (*([f"@{file}"] if file else ()), *(settings or ())):
-        lines = _lines_of(setting[1:]) if setting.startswith("@") else [setting]
+        path = setting[1:] if setting.startswith("@") else None
+        lines = [setting] if path is None else _lines_of(path)
+        if path is not None and any(map(_is_secret, lines)) and Path(path).stat().st_mode & S_IROTH:
+            print_note(
+                f"warning: all users of this machine may read the secrets in {path}: chmod 600 {path}"
+            )
         for line in lines:
             name, equals, value = line.partition("=")
             if not equals or not name.strip():
@@ -78,6 +85,11 @@ def _lines_of(path: str) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the settings in {path} can't be read: {error}") from error
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def _is_secret(line: str) -> bool:
+    name = line.partition("=")[0].strip()
+    return name.endswith((".password", ".secret"))
 
 
 @contextmanager

@@ -61,12 +61,13 @@ class Streams:
         """Create a stream (``scope/name``), and its scope if that is new. Repeating the call changes nothing.
 
         ``segments``: 1 to 10,000 key ranges, each a partition. ``settings``: of the stream's topic, under Kafka's
-        names. ``adopt``: the topic may exist and hold records; readers get those unchanged. ``near``: a scope; a
-        new one is put on the same control partition, so that transactions write to both. None: on the one with
-        the fewest scopes.
+        names. ``adopt``: the topic may exist and hold records; readers get those unchanged (it
+        takes ``operate`` on ``*``). ``near``: a scope; a new one is put on the same control partition, so that
+        transactions write to both. None: on the one with the fewest scopes.
 
         Raises: StreamExists (with other settings), TopicNotEmpty, InvalidArgument (also: the scope exists, and not
-        near that one), UnknownScope (``near``), TopicMisconfigured, NotReady, DeadlineExceeded (repeating is safe).
+        near that one), NotAuthorized, UnknownScope (``near``), TopicMisconfigured, NotReady, DeadlineExceeded
+        (repeating is safe).
         """
         deadline = self._alone("create_stream", timeout)
         texts = {name: _setting(value) for name, value in _given(settings).items()}

@@ -196,13 +196,21 @@ def _begin(state: State, lane: str, command: r.Begin | r.OneShot | r.PrepareEven
 
 
 def _create_stream(state: State, lane: str, command: r.CreateStream) -> None:
-    """A processor's state is made by those who may run it, a table's companion by those who may compact that."""
+    """A processor's state is made by those who may run it, a table's companion by those who may compact that.
+
+    A topic with records may be another team's: to adopt it takes a right that no creation of a scope gives.
+    """
     if is_state(command.stream):
         check_right(state, lane, Right.PROCESS, command.stream.removesuffix(STATE))
     elif BASE in command.settings:
         check_right(state, lane, Right.OPERATE, command.settings[BASE])
     else:
         check_right(state, lane, Right.CREATE, command.stream)
+    if command.adopt and not rights_of(state, lane, EVERYWHERE) & Right.OPERATE:
+        raise NotAuthorized(
+            f"lane {lane!r} has no right 'operate' on *, which it takes to adopt a topic, as its records may be "
+            "another team's; nothing was changed. Let an operator create the stream: --lane admin"
+        )
 
 
 _processor = _on(Right.PROCESS, lambda command: command.processor)

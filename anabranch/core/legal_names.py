@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from anabranch.core import limits
 from anabranch.errors import InvalidArgument
@@ -12,6 +13,10 @@ OPEN_LANE, ADMIN_LANE = "open", "admin"  # the lanes that are there from the sta
 STATE = ".state"  # the end of the name of a processor's state, which no other stream has
 BASE = "-base"  # … and of the companion stream of a table
 PLAIN = "topic:"  # how inputs begin that are no streams
+_BESIDE = (
+    "_journal",
+    "_history",
+)  # ends of the names of a stream's other topics, as Kafka compares them
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _TEXT_BYTES = (1 << 15) - 1  # of a text in Kafka's protocol
@@ -120,3 +125,18 @@ def is_state(stream: str) -> bool:
 def base_stream(table: str) -> str:
     """'bank/accounts' -> 'bank/accounts-base': the companion stream, which has the table's bases."""
     return table + BASE
+
+
+def as_kafka_compares(name: str) -> str:
+    """A stream's or a topic's name as Kafka compares it: it takes . and _ for the same."""
+    return name.replace("/", "_").replace(".", "_")
+
+
+def names_beside(stream: str) -> Iterator[str]:
+    """Names of streams, as Kafka compares them, that can't be beside a stream: a topic of both has one name."""
+    own = as_kafka_compares(stream)
+    yield own
+    for end in _BESIDE:
+        yield own + end
+        if own.endswith(end):
+            yield own.removesuffix(end)

@@ -85,6 +85,7 @@ STORES = Limit(256, "stores", "a processor")
 LABEL = Limit(64, "characters", "the label of a writer")
 HOLDER = Limit(256, "characters", "the name of who takes tasks")
 GRANTS = Limit(10_000, "grants", "a control partition; those of scopes' creators come on top")
+AUDIT = Limit(10_000, "rows", "the audit rows of one lane; the oldest ones go first")
 LANES = Limit(1_000, "lanes", "a control partition")
 ANSWER = Limit(4 << 20, "bytes", "an answer; lists go on in the next one (`more`)")
 ROUND = Limit(

@@ -53,6 +53,7 @@ class Entry(IntEnum):
     TABLE = 36
     BASE = 38
     CHANGED = 39
+    AUDIT_DUE = 44
 
 
 _ROWS: dict[Entry, type | tuple[type, ...]] = {
@@ -88,6 +89,7 @@ _ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.TABLE: r.TableRow,
     Entry.BASE: r.BaseRow,
     Entry.CHANGED: r.ChangedRow,
+    Entry.AUDIT_DUE: r.AuditRow,
 }
 _LOCK = struct.Struct(">qq")  # writer, sequence
 _MANY = 1000  # rows are read over before a scan begins behind them
@@ -182,6 +184,10 @@ def grant_key(lane: str, pattern: str) -> bytes:
 def audit_key(at_ms: int, number: int) -> bytes:
     """``number`` tells those of a millisecond apart."""
     return AUDIT_KEY + at_ms.to_bytes(8, "big") + number.to_bytes(4, "big")
+
+
+def audit_due_key(stream: str) -> bytes:
+    return NO_TXN + bytes((Entry.AUDIT_DUE,)) + stream.encode()
 
 
 def processor_key(processor: str) -> bytes:

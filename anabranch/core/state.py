@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.core.journal.runs import extents_of
+from anabranch.core.legal_names import as_kafka_compares
 from anabranch.core.limits import size_of
 from anabranch.core.overlay import Overlay, Rows
 from anabranch.core.partitioner import Layout
@@ -24,6 +25,7 @@ from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
+    AuditRow,
     BaseRow,
     CarryRow,
     ChangedRow,
@@ -54,7 +56,7 @@ from anabranch.schemas.records import (
 
 _NO_ROUND = RoundRow(0, 0, 0, 0, 0)
 _BY_NAME = {Entry.FORGOTTEN: "forgotten", Entry.LANE: "lanes"}
-_BY_NAME |= {Entry.TABLE: "tables", Entry.BASE: "bases"}
+_BY_NAME |= {Entry.TABLE: "tables", Entry.BASE: "bases", Entry.AUDIT_DUE: "audit_due"}
 _ALONE = {Entry.TERM: "term", Entry.ROUND: "round", Entry.SUSPECT: "suspect"}
 _BY_NUMBER = {Entry.RETIRED: "_retired", Entry.TASK: "tasks"}
 K = TypeVar("K")
@@ -90,6 +92,7 @@ class State:
         self.scopes: dict[str, int] = {}
         self.scope_owners: dict[str, str] = {}
         self.streams: dict[str, StreamRow] = {}
+        self.names: dict[str, str] = {}  # streams by their names as Kafka compares those
         self.histories_ms: dict[
             str, int
         ] = {}  # the least of a scope's tables, cached until a change
@@ -108,6 +111,10 @@ class State:
         self.lane_positions: dict[str, int] = {}  # of lanes other than `open`
         self.grants: dict[str, dict[str, int]] = {}  # lane -> pattern -> rights
         self.rights: dict[tuple[str, str], int] = {}  # by lane and place, as asked since a grant
+        self.audits: dict[
+            str, dict[bytes, bool]
+        ] = {}  # lane -> its rows' identifiers, the oldest first
+        self.audit_due: dict[str, AuditRow] = {}  # of changes of streams' topics that are under way
         self.processors: dict[str, ProcessorRow] = {}
         self.deleted: dict[str, ProcessorRow] = {}  # what is left of processors
         self.tasks: dict[tuple[str, int], TaskRow] = {}
@@ -133,11 +140,11 @@ class State:
             raise error
         self.term, self.round, self.suspect = None, _NO_ROUND, None
         for view in (
-            self.scopes, self.scope_owners, self.streams, self.histories_ms, self.layouts, self.epochs,
-            self.places, self.pins, self.plain, self.plain_refused, self.low_water, self.forgotten,
+            self.scopes, self.scope_owners, self.streams, self.names, self.histories_ms, self.layouts,
+            self.epochs, self.places, self.pins, self.plain, self.plain_refused, self.low_water, self.forgotten,
             self._retired, self.set_aside, self.lanes, self.lane_positions, self.grants, self.rights,
-            self.processors, self.deleted, self.tasks, self.tables, self.locks, self.bases, self.open,
-            self.open_of, self.committing, self.prepared,
+            self.audits, self.audit_due, self.processors, self.deleted, self.tasks, self.tables, self.locks,
+            self.bases, self.open, self.open_of, self.committing, self.prepared,
         ):  # fmt: skip
             view.clear()
         for key, value in k.rows_of_views(self._table.scan):
@@ -216,7 +223,9 @@ class State:
             _put(self.scopes, identifier.decode(), row and row.control_partition)
             _put(self.scope_owners, identifier.decode(), row and row.owner)
         elif entry is Entry.STREAM:
-            _put(self.streams, identifier.decode(), row)
+            stream = identifier.decode()
+            _put(self.streams, stream, row)
+            _put(self.names, as_kafka_compares(stream), row and stream)
             self.histories_ms.clear()
             _put(self.layouts, identifier.decode(), row and Layout(row.segments))
         elif entry is Entry.EPOCH:
@@ -236,6 +245,11 @@ class State:
             lane, _, pattern = identifier.decode().partition(" ")
             _put(self.grants.setdefault(lane, {}), pattern, row and row.rights)
             self.rights.clear()
+        elif entry is Entry.AUDIT:
+            for kept in self.audits.values() if row is None else ():
+                kept.pop(identifier, None)
+            if row is not None:
+                self.audits.setdefault(row.lane, {})[identifier] = True
         elif entry is Entry.PROCESSOR:
             _put(self.processors, identifier.decode(), row if row and row.tasks else None)
             _put(self.deleted, identifier.decode(), None if row and row.tasks else row)

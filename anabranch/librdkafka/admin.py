@@ -80,6 +80,7 @@ class KafkaAdmin:
         self._closed = False
         self._heard = False  # whether a broker answered when it was asked last
         self._denied = ""  # why the brokers did not let us in
+        self._untrusted = ""  # … and why we did not believe that they are the brokers
 
     def partition_counts(
         self, topics: Sequence[str], deadline: float, rights: Mapping[str, AclOperation] = {}
@@ -251,8 +252,13 @@ class KafkaAdmin:
 
     def _not_ready(self, trouble: str) -> NotReady:
         why = trouble if self._heard else no_broker(self._options.bootstrap)
+        where = self._options.bootstrap
+        if not why and self._untrusted:
+            why = (
+                f"the certificate of what listens at {where} is not trusted; see ssl.ca.location, and whether "
+                f"it is of that host: {self._untrusted}"
+            )
         if not why:
-            where = self._options.bootstrap
             why = f"what listens at {where} does not answer as a broker; see security.protocol"
         return NotReady(f"the brokers can't be asked: {why}")
 
@@ -288,6 +294,8 @@ class KafkaAdmin:
         refused = error.code() == KafkaError._AUTHENTICATION  # noqa: SLF001
         if refused and "Local: " not in error.str():
             self._denied = error.str()
+        if error.code() == KafkaError._SSL and "certificate verify failed" in error.str():  # noqa: SLF001
+            self._untrusted = error.str()
 
     def close(self) -> None:
         """Let no call ask again."""

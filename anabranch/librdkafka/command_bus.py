@@ -239,6 +239,9 @@ class KafkaBus:
             self._answer(correlation_id, EventTooLarge(f"a command is too large: {error}"))
         elif error.code() == _DENIED:
             self._answer(correlation_id, self._may_not_send())
+        elif error.code() == KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001
+            # The partition was added; librdkafka asks every 5 minutes by itself. The command is sent again.
+            _meet(producer, self._commands)
         elif error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001
             self._renew_producer(producer)
 
@@ -403,6 +406,6 @@ def _meet(producer: Producer, topic: str) -> None:
     A new one looks for a broker once, often while it changes over from the bootstrap address, and then again after
     half a second (measured: 2 in 5): the first command would wait for that. The second answer is of a broker.
     """
-    with contextlib.suppress(KafkaException):
+    with contextlib.suppress(KafkaException, RuntimeError):  # it may be closed meanwhile
         for _ in range(2):
             producer.list_topics(topic, timeout=_MEET_S)

@@ -15,6 +15,7 @@ from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 log = logging.getLogger("anabranch.controller")
 
 _POLL_S = 0.1
+_REFRESH_MS = 5000  # control partitions that were added are led within this, and a rebalance
 
 
 class Membership:
@@ -55,6 +56,7 @@ class Membership:
                 "session.timeout.ms": int(session_timeout_s * 1000),
                 "heartbeat.interval.ms": min(500, int(session_timeout_s * 1000 / 4)),
                 "enable.auto.commit": False,
+                "topic.metadata.refresh.interval.ms": _REFRESH_MS,
                 "auto.offset.reset": "latest",
                 "partition.assignment.strategy": "cooperative-sticky",
             },

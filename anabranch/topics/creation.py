@@ -133,7 +133,10 @@ def create_stream_topics(
     if unsure:
         raise NotReady(f"brokers don't tell the same of {', '.join(unsure)} yet; ask again")
     if not adopt and stream_topic(stream) in there:
-        _check_empty(log, there[stream_topic(stream)])
+        _check_empty(log, there[stream_topic(stream)], _ADOPT)
+    elif not adopt and journal_topic(stream) in there:
+        # No earlier attempt made it, as that would have made the stream's topic: it may be another team's.
+        _check_empty(log, there[journal_topic(stream)], "delete that topic")
     asked = {
         name: {k: v for k, v in more.items() if there[name].config.get(k) != v}
         for name, _, _, more in topics
@@ -203,6 +206,12 @@ def lane_topic_ids(log: Log, prefix: str, lane: str) -> tuple[str, ...]:
     return tuple(infos[name].topic_id for name in names)
 
 
+_ADOPT = (
+    "adopt the topic (adopt=True, `stream create --adopt`): readers then get what is in it, as part of no "
+    "transaction"
+)
+
+
 def _places(topic: TopicInfo) -> list[TopicPartition]:
     return [TopicPartition(topic.name, p) for p in range(topic.partitions)]
 
@@ -211,8 +220,11 @@ def _ends(log: Log, places: Sequence[TopicPartition]) -> dict[TopicPartition, in
     return answered(lambda failed: log.end_offsets(places, committed=False, failed=failed))
 
 
-def _check_empty(log: Log, topic: TopicInfo) -> None:
-    """`TopicNotEmpty` for records ever written: our streams write none before their creation ends."""
+def _check_empty(log: Log, topic: TopicInfo, way: str) -> None:
+    """`TopicNotEmpty` for records ever written: our streams write none before their creation ends.
+
+    ``way``: what else may be done than to choose another name.
+    """
     places = _places(topic)
     ends = _ends(log, places)
     if any(ends.values()):
@@ -220,8 +232,7 @@ def _check_empty(log: Log, topic: TopicInfo) -> None:
         left = sum(end - starts[place] for place, end in ends.items())
         had = f"has {left:,} records" if left else "had records, deleted by now,"
         raise TopicNotEmpty(
-            f"{topic.name} {had} that anabranch did not write: choose another name, or adopt the topic "
-            "(adopt=True, `stream create --adopt`): readers then get what is in it, as part of no transaction"
+            f"{topic.name} {had} that anabranch did not write: choose another name, or {way}"
         )
 
 

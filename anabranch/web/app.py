@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -182,15 +183,17 @@ class _Web:
         secret = given.pop("secret", "")
         said = f"{action} {about} {given or ''}".strip()
         try:
-            agreed = self._confirmations.take(secret)
             made = None
-            if agreed:
+            if self._confirmations.action_of(secret):
                 made = await self._in_thread(lambda: plan(self._site.client, action, about, given))
+            # Asked again: the same form may have been sent twice meanwhile.
+            agreed = self._confirmations.action_of(secret)
             if made is None or agreed != _bound(action, about, given, made):
                 raise InvalidArgument(
                     "this confirmation was used already, is too old, or told of something else: nothing was done. "
                     "Go back and look again"
                 )
+            self._confirmations.use(secret)
             done = await self._in_thread(made.act)
         except AnabranchError as error:
             log.warning("%s: %s: %s: %s", _who(request), said, type(error).__name__, error)
@@ -274,8 +277,9 @@ def _status_of(error: Exception) -> int:
 
 
 def _bound(action: str, about: str, given: dict[str, str], made: Plan) -> str:
-    """The text that a confirmation is good for: the action, and all that it will do."""
-    return repr((action, about, sorted(given.items()), made.title, made.told))
+    """The digest that a confirmation is good for: of the action, and all that it will do."""
+    told = repr((action, about, sorted(given.items()), made.title, made.told))
+    return hashlib.sha256(told.encode(errors="backslashreplace")).hexdigest()
 
 
 def _who(request: Request) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hmac
 import secrets
 import time
 from collections.abc import Iterable
@@ -15,7 +16,6 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 CONFIRM_S = 600.0  # how long a confirmation may be thought about
-MOST_CONFIRMATIONS = 1000
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -71,27 +71,45 @@ class Guard:
             return "other sites may link to my pages, and use them for nothing else" * foreign
         if method != "POST":
             return f"method {method[:20]}: I know GET, HEAD and POST"
-        origin = headers.get("origin") or headers.get("referer") or ""
-        if site not in (None, "same-origin") or urlsplit(origin).netloc != host:
+        origin = urlsplit(headers.get("origin") or headers.get("referer") or "")
+        # A proxy with TLS says so, or is behind another name than this machine's own.
+        proxied = headers.get("x-forwarded-proto")
+        schemes = ("http",) if name.lower() in LOCAL else ("http", "https")
+        own = origin.netloc == host and origin.scheme in ((proxied,) if proxied else schemes)
+        if site not in (None, "same-origin") or not own:
             return "the form is not of my own pages: nothing was done"
         return ""
 
 
 class Confirmations:
-    """Secrets of confirmation pages: each good for one action, once, for ten minutes, in this process."""
+    """Secrets of confirmation pages: each good for one action, once, for ten minutes, in this process.
+
+    A secret proves itself, so nothing is kept of those that were given, and whatever others ask for voids none.
+    """
 
     def __init__(self) -> None:
-        self._given: dict[str, tuple[str, float]] = {}
+        self._key = secrets.token_bytes(32)
+        self._used: dict[str, float] = {}  # of actions that were done, until their time is over
 
     def give(self, what: str) -> str:
-        """A new secret for an action, told as a text with all that it will do."""
-        while len(self._given) >= MOST_CONFIRMATIONS:
-            del self._given[next(iter(self._given))]
-        secret = secrets.token_urlsafe(32)
-        self._given[secret] = what, time.monotonic() + CONFIRM_S
-        return secret
+        """A new secret for an action, given as a digest of all that it will do."""
+        until, nonce = time.monotonic() + CONFIRM_S, secrets.token_hex(16)
+        return self._sealed(f"{what}.{until:.3f}.{nonce}")
 
-    def take(self, secret: str) -> str:
-        """The action that the secret was given for, empty if there is none; from now on it is good for nothing."""
-        given, until = self._given.pop(secret, ("", 0.0))
-        return given if time.monotonic() < until else ""
+    def action_of(self, secret: str) -> str:
+        """The digest of the action that the secret was given for; empty if it is good for nothing."""
+        head = secret.rpartition("/")[0]
+        if not hmac.compare_digest(self._sealed(head).encode(), secret.encode()):
+            return ""
+        what, _, until = head.partition(".")
+        is_late = float(until.rpartition(".")[0]) < time.monotonic()
+        return "" if is_late or secret in self._used else what
+
+    def use(self, secret: str) -> None:
+        """Let a secret be good for nothing more."""
+        now = time.monotonic()
+        self._used = {each: end for each, end in self._used.items() if end >= now}
+        self._used[secret] = now + CONFIRM_S
+
+    def _sealed(self, head: str) -> str:
+        return f"{head}/{hmac.new(self._key, head.encode(), 'sha256').hexdigest()}"

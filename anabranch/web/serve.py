@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import socket
 from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from anabranch.errors import InvalidArgument
 from anabranch.infra.errors import PortTaken
-from anabranch.web.app import Site, application
+from anabranch.web.app import SEND_S, Site, application
 
 MOST_CONNECTIONS = 400
 _STUCK_MS = 20_000  # a connection whose other side takes nothing for so long is cut by the kernel
@@ -37,6 +42,48 @@ def listen(host: str, port: int) -> socket.socket:
     return made
 
 
+class _Protocol(H11Protocol):
+    """A connection: cut if no whole request comes within `SEND_S`, and sooner if others need its place."""
+
+    ends: asyncio.TimerHandle | None = None  # of a request that has yet to come whole
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        if len(self.connections) > MOST_CONNECTIONS:
+            others: Any = self.connections
+            halves = [(each.ends.when(), each) for each in others if each.ends is not None]
+            min(halves, key=itemgetter(0), default=(0.0, self))[1].cut()
+        self._follow()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._follow()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._follow()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset()
+
+    def cut(self) -> None:
+        """End the connection."""
+        self._unset()
+        self.transport.abort()
+
+    def _follow(self) -> None:
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._unset()
+        elif self.ends is None and not self.transport.is_closing():
+            self.ends = self.loop.call_later(SEND_S, self.cut)
+
+    def _unset(self) -> None:
+        if self.ends is not None:
+            self.ends.cancel()
+        self.ends = None
+
+
 def serve(site: Site, listening: socket.socket, ready: Callable[[], None]) -> None:
     """Serve until SIGINT or SIGTERM, which is raised again at the end. ``ready``: called once pages are served."""
 
@@ -47,13 +94,12 @@ def serve(site: Site, listening: socket.socket, ready: Callable[[], None]) -> No
 
     config = uvicorn.Config(
         application(site),
-        http="h11",
+        http=_Protocol,
         ws="none",
         access_log=False,
         log_config=None,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=1,
     )
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)

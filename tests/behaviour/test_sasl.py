@@ -209,6 +209,23 @@ def test_a_mechanism_or_listener_that_is_not_there(place: Place) -> None:
         log.describe_topics(["x"])
 
 
+@pytest.mark.parametrize("address", ["secure_bootstrap", "another host"])
+def test_a_certificate_that_is_not_trusted_is_named(place: Place, address: str) -> None:
+    options, bootstrap = place.options(SCRAM), place.broker.secure_bootstrap
+    if address == "another host":
+        # The certificate is of the address alone.
+        bootstrap = bootstrap.replace("127.0.0.1", "localhost")
+    else:
+        options["ssl.ca.location"] = str(place.folder / "stranger.pem")
+    with (
+        anabranch.connect(bootstrap, config=options, timeout=6) as client,
+        pytest.raises(
+            errors.NotReady, match=f"certificate of what listens at {bootstrap} is not trusted"
+        ),
+    ):
+        client.streams()
+
+
 def test_certificates_are_read_again(place: Place, tmp_path: Path) -> None:
     """For new connections: a stranger does not let the broker in, nor is let in."""
     for name in ("ca", "alice"):

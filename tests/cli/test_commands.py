@@ -55,6 +55,11 @@ def test_settings_from_a_file(run: Run, tmp_path: Path, fake: FakeClient) -> Non
     """Secrets need not stand where `ps` shows them, nor where an error would."""
     file = tmp_path / "kafka.properties"
     file.write_text("# ours\n\nsasl.username=a\n  sasl.password=x=y \n")
+    for mode, warning in ((0o604, f"may read the secrets in {file}"), (0o640, "")):
+        file.chmod(mode)
+        result = run("stream", "list", "--kafka-file", str(file))
+        assert (result.exit_code, "x=y" in result.stderr) == (0, False)
+        assert (warning in result.stderr, bool(result.stderr)) == (True, bool(warning))
     assert run("stream", "list", "--kafka", f"@{file}", "-X", "sasl.username=b").exit_code == 0
     assert fake.target is not None
     assert fake.target.kafka == {"sasl.username": "b", "sasl.password": "x=y"}

@@ -130,6 +130,20 @@ def test_ends_of_topics_with_a_past(maker: Maker, log: Log, stream: str) -> None
     assert ends == {0: 0, 1: 3}
 
 
+def test_a_topic_of_others_becomes_no_journal(maker: Maker, log: Log, stream: str) -> None:
+    """It has records, and there is no topic of the stream that an earlier attempt would have made."""
+    creation.create_stream_topics(log, stream, segments=1, settings={})
+    journal = journal_topic(stream)
+    write(log, maker, [(TopicPartition(journal, 0), batch("a", "b"))])
+    rest = [stream_topic(stream), history_topic(stream)]
+    log.delete_topics(list(log.describe_topics(rest).values()))
+    while log.describe_topics(rest):
+        pass  # a broker tells of it a moment later
+    with pytest.raises(TopicNotEmpty, match=f"{journal} has .* or delete that topic"):
+        creation.create_stream_topics(log, stream, segments=1, settings={})
+    assert list(log.describe_topics([*rest, journal])) == [journal]
+
+
 def test_a_streams_topics_grow(maker: Maker, log: Log, stream: str) -> None:
     creation.create_stream_topics(
         log, stream, segments=2, settings={"max.message.bytes": "2000000"}

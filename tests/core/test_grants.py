@@ -10,7 +10,7 @@ from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import ADD, ALL, CREATORS, TAKE, Right
 from anabranch.core.decisions import expiry, grants
-from anabranch.core.decisions.streams import give_up_stream
+from anabranch.core.decisions.streams import give_up_stream, stream_recovered
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.schemas import records as r
 from tests.core.harness import DAY, World, event, nyc
@@ -208,8 +208,8 @@ def test_what_operators_do_leaves_a_row_once_it_is_carried_out() -> None:
 
 def test_a_recovery_a_settlement_and_an_operators_abort_are_in_it(opened: World) -> None:
     world, torn = opened, opened.row("A")._replace(state="FINALIZE_IN_PROGRESS")
-    world.begin("B")
-    world.begin("C")
+    for label in "BCDE":
+        world.begin(label)
     world.log_rows([(k.txn_key(world.id("A")), torn)])
     turn = world.new_turn()
     give_up_stream(turn, "nyc/a", "gone")
@@ -221,12 +221,34 @@ def test_a_recovery_a_settlement_and_an_operators_abort_are_in_it(opened: World)
             world.ask("settle", r.Settle(world.id("A"), "torn"))
             world.ask("recover", r.RecoverStream("nyc/a"))
             world.ask("abort", r.Abort(world.id("B"), "why\n"))
+            world.ask("abort", r.Abort(world.id("D"), "with a secret", bytes(32)))
         world.ask("abort", r.Abort(world.token("C"), "my own"))
+        world.ask("abort", r.Abort(world.token("E"), "by its token"), lane="etl")
+    turn = world.new_turn()
+    stream_recovered(turn, "nyc/a")
+    world.close(turn)
     assert audit(world) == [
-        f"admin: Abort {world.id('B').hex()} of open: 'why\\n'",
         "admin: RecoverStream nyc/a",
+        f"etl: Abort {world.id('E').hex()} of open: 'by its token'",
+        f"admin: Abort {world.id('D').hex()} of open: 'with a secret'",
+        f"admin: Abort {world.id('B').hex()} of open: 'why\\n'",
         f"admin: Settle {world.id('A').hex()} of open: 'torn'",
     ]
+
+
+def test_one_lane_does_not_bury_what_others_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor after the leader was replaced: of each lane the newest rows are kept."""
+    monkeypatch.setattr(limits, "AUDIT", limits.AUDIT._replace(value=3))
+    world = nyc("nyc/a")
+    world.grant("ops", "nyc/*", CREATORS)
+    for number in range(8):
+        world.wait(1)
+        world.ask(f"set {number}", r.SetSeries("nyc", f"s{number}", None, number), lane="ops")
+        if number == 4:
+            world.lead(keep_table=False)
+    said = audit(world)
+    assert [each.partition(":")[0] for each in said] == ["ops"] * 3 + ["admin"]
+    assert [each[-1] for each in said[:3]] == ["7", "6", "5"]
 
 
 def test_neither_secrets_nor_long_texts_are_in_it(world: World) -> None:

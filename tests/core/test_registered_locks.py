@@ -394,6 +394,15 @@ def test_a_lost_table_ends_who_locked_it() -> None:
     assert bank.row("T").reason == f"{A} is lost: a test"
 
 
+def test_the_deletion_of_a_table_names_the_transactions_that_it_aborts() -> None:
+    bank = Long()
+    bank.locked(b"k")
+    bank.delete(A)
+    assert bank.row("T").state == "ABORTED"
+    (row,) = [row for round_ in bank.rounds for row in round_.audit]
+    assert (row.lane, row.what) == ("admin", f"{A}; aborts {bank.id('T').hex()}")
+
+
 def test_the_oldest_snapshot_and_what_a_repeated_begin_has_to_say(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -100,6 +100,7 @@ MATRIX: dict[str, Row] = {
     "adopt": (lambda w: r.AdoptScope("lax", "own"), EVERYBODY),  # by the control topic alone
     "create": (lambda w: r.CreateStream("nyc/b", 1, {}), "own create-only open admin"),
     "create again": (lambda w: r.CreateStream("nyc/a", 2, {}), "own stream create-only open admin"),
+    "adopt a topic": (lambda w: r.CreateStream("nyc/a", 1, {}, adopt=True), "admin"),
     "describe": (lambda w: r.DescribeStreams(None, "nyc/a"), DESCRIBERS),
     "describe another": (
         lambda w: r.DescribeStreams(None, "nyc/lost"),

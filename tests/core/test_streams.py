@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from anabranch.core import rows as k
 from anabranch.core.decisions.streams import stream_created
 from anabranch.core.partitioner import SPACE
 from anabranch.errors import TopicMisconfigured
@@ -90,9 +91,12 @@ def test_names_that_are_no_scopes(scope: str) -> None:
 
 def test_the_prefix_of_the_own_topics_is_no_scope() -> None:
     world = World(prefix="anabranch")
-    for create in (True, False):
-        assert world.find_scope("anabranch", create=create) == "InvalidArgument"
-    assert world.find_scope("anabranch2") == "anabranch2 at 0"
+    for scope in ("anabranch", "anabranch_commands"):
+        for create in (True, False):
+            assert world.find_scope(scope, create=create) == "InvalidArgument"
+        assert world.adopt(scope) == "InvalidArgument"
+    for scope in ("anabranch2", "anabranch-2"):
+        assert world.find_scope(scope) == f"{scope} at 0"
 
 
 def test_only_the_directory_is_asked() -> None:
@@ -110,6 +114,39 @@ def city() -> World:
     world = World()
     world.find_scope("nyc")
     return world
+
+
+@pytest.mark.parametrize(
+    ("there", "stream"),
+    [
+        ("nyc/a", "nyc/a_journal"),
+        ("nyc/a_history", "nyc/a"),
+        ("nyc/a_b", "nyc_a/b"),
+        ("nyc_a/b_history", "nyc/a_b"),
+        ("", "team/a_commands"),  # lane `x` has the topic team_a.commands.x
+        ("", "team/a_x"),
+    ],
+)
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_name_that_kafka_takes_for_a_topic_that_is_there(
+    there: str, stream: str, is_made: bool
+) -> None:
+    """It is refused before anything is logged, whether the topics are made already or not."""
+    world = World(prefix="team_a")
+    for scope in ("nyc", "nyc_a", "team"):
+        world.find_scope(scope)
+    if there:
+        world.create(there)
+    if there and is_made:
+        world.created(there, 0)
+    for _ in range(2):
+        assert world.create(stream) == "InvalidArgument"
+        assert world.round.rows.keys() == {k.ROUND_KEY}
+        world.lead(keep_table=False)
+    if there:
+        assert there in world.message
+    for free in ("nyc/a_journals", "nyc/a-journal", "team/a", "team/ab_commands"):
+        assert world.create(free) != "InvalidArgument"
 
 
 def test_create_is_logged_and_answered_when_the_topics_exist(city: World) -> None:

@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -200,6 +201,55 @@ def test_a_silent_broker_is_waited_for_until_another_one_has_its_place(
             link.read(cluster, wave, deadline, iter(coordinates + [False] * 9).__next__)
         link.close()
     assert asked == questions or (questions is None and asked > 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "is_let_in", "why"),
+    [
+        (1 << 20, False, "closed the connection"),
+        ((1 << 20) + 1, False, "a frame of 1048577 bytes"),
+        ((1 << 30) - 1, False, "a frame of"),
+        ((1 << 30) - 1, True, "closed the connection"),
+        ((1 << 30) + 1, True, "a frame of"),
+    ],
+)
+def test_an_answer_that_is_only_announced_costs_nothing(
+    size: int, is_let_in: bool, why: str
+) -> None:
+    """Before the broker has let us in, whoever answers in its place may say no more than 1 MiB."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        deadline = time.monotonic() + 30
+        connection = Connection(*server.getsockname(), client_id="c", deadline=deadline)
+        if is_let_in:
+            connection.authenticate(deadline)
+        sent = connection.send(0, 0, (b"",), flexible=False, deadline=deadline)
+        with server.accept()[0] as answering:
+            answering.recv(100)
+            answering.sendall(size.to_bytes(4, "big") + sent.to_bytes(4, "big"))
+        tracemalloc.start()
+        try:
+            with pytest.raises(ConnectionBroken, match=why):
+                connection.receive(sent, deadline)
+            assert tracemalloc.get_traced_memory()[1] < 4 << 20
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [4, (1 << 20) - 1, 1 << 20, (3 << 20) + 5])
+def test_an_answer_of_any_size_comes_whole(size: int) -> None:
+    body = random.Random(size).randbytes(size - 4)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        deadline = time.monotonic() + 30
+        connection = Connection(*server.getsockname(), client_id="c", deadline=deadline)
+        connection.authenticate(deadline)
+        sent = connection.send(0, 0, (b"",), flexible=False, deadline=deadline)
+        with server.accept()[0] as answering:
+            whole = size.to_bytes(4, "big") + sent.to_bytes(4, "big") + body
+            writer = threading.Thread(target=answering.sendall, args=(whole,))
+            writer.start()
+            assert connection.receive(sent, deadline) == body
+            writer.join()
+        connection.close()
 
 
 def test_a_host_that_is_none_is_no_connection() -> None:

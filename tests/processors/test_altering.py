@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from anabranch.core.hybrid_time import from_us
+from anabranch.core import rows as k
+from anabranch.core.hybrid_time import from_us, to_text
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition
 from anabranch.schemas.records import (
     AlterStream,
@@ -55,6 +56,12 @@ def begins(play: Play, stream: str = ONE) -> list[int]:
     log = play.world.cluster.log("reader")
     starts = log.start_offsets([TopicPartition(stream_topic(stream), p) for p in partitions])
     return [starts[TopicPartition(stream_topic(stream), p)] for p in partitions]
+
+
+def audited(play: Play) -> list[str]:
+    """The audit's rows, the newest first."""
+    rows = play.controller.state.rows_below(k.AUDIT_KEY, b"\xff" * 13)
+    return [f"{row.lane}: {row.command} {row.what}" for _, row in rows]
 
 
 def now(play: Play) -> int:
@@ -141,6 +148,7 @@ def test_what_cannot_be_is_refused_by_name_and_changes_nothing(
     assert play.world.cluster.topics == before
     row = play.controller.state.streams[ONE]
     assert (row.settings, row.change, row.correlation_id) == ({}, None, b"")
+    assert audited(play) == []
     assert play.one_shot(ONE) == "COMMITTED"
 
 
@@ -166,6 +174,7 @@ def test_a_change_that_brokers_refuse_or_never_do_is_taken_back(
             play.play(40, 40.0)
         assert play.world.reply(first).code == code
         assert play.controller.state.streams[ONE].settings == {}
+        assert audited(play) == [], "nothing was changed"
         assert play.one_shot(ONE) == "COMMITTED"
     assert config(play, "retention.ms")["stream"] == "-1"
 
@@ -233,6 +242,10 @@ def test_a_successor_goes_on_wherever_a_leader_ends(
         assert isinstance(play.world.reply(asked), StreamList)
         row = play.controller.state.streams[ONE]
         assert (row.change, row.correlation_id) == (None, b"")
+        what = "AlterStream nyc/gone: retention.ms=7"
+        if change == "truncate":
+            what = f"TruncateStream nyc/gone up to {at}, {to_text(at)}"
+        assert set(audited(play)) == {f"open: {what}"}  # a copy is carried out, too
         if change == "alter":
             assert config(play, "retention.ms")["stream"] == row.settings["retention.ms"] == "7"
         else:
@@ -257,5 +270,6 @@ def test_a_stream_that_is_lost_or_deleted_meanwhile_answers_who_waits(
         assert play.world.reply(waits) is None
         assert isinstance(play.ask(DeleteStream(ONE), seconds=0.2), StreamList)
     assert play.world.reply(waits).code == "StreamLost"
+    assert audited(play) == [f"open: DeleteStream {ONE}"]
     assert isinstance(play.ask(CreateStream(ONE, 2, {}), seconds=0.2), StreamList)
     assert play.one_shot(ONE) == "COMMITTED"

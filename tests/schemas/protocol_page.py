@@ -539,6 +539,7 @@ def rows_block() -> str:
         Entry.LANE_POSITION: (r.LanePositionRow, "lane"),
         Entry.GRANT: (r.GrantRow, "lane, a blank, pattern"),
         Entry.AUDIT: (r.AuditRow, "Unix milliseconds, 8 bytes, and a number, 4 bytes"),
+        Entry.AUDIT_DUE: (r.AuditRow, "scope/stream, whose topics have yet to follow"),
         Entry.PROCESSOR: (r.ProcessorRow, "scope/processor"),
         Entry.TASK: (r.TaskRow, "scope/processor/ and the task, 4 bytes"),
         Entry.TABLE: (r.TableRow, "scope/stream"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -53,6 +55,8 @@ FORMS: dict[str, dict[str, str | None]] = {
     "origin null": {"origin": "null"},
     "origin begins alike": {"origin": "http://{host}.evil.example"},
     "another port": {"origin": "http://127.0.0.1:1"},
+    "another scheme": {"origin": "https://{host}"},
+    "not that of its proxy": {"x_forwarded_proto": "https"},
     "cross-site": {"sec_fetch_site": "cross-site"},
     "same-site": {"sec_fetch_site": "same-site"},
     "typed": {"sec_fetch_site": "none"},
@@ -121,6 +125,42 @@ def test_a_confirmation_is_of_what_it_told(
     status, text = web.ask(path, form)
     assert (status, "told of something else" in text) == (409, True)
     assert len(client.describe(f"{unique}/s").segments) == 2
+
+
+def test_many_confirmation_pages_void_no_other(
+    web: WebProcess, client: anabranch.Client, txn: bytes
+) -> None:
+    path = f"/transactions/{txn.hex()}/abort"
+    form = {"secret": web.secret(path)}
+    for _ in range(1_001):
+        web.secret(path)
+    assert web.ask(path, form)[0] == 200
+    assert client.state(txn).state == "ABORTED"
+
+
+HALVES = {
+    "no end of the headers": b"GET / HTTP/1.1\r\nHost: {host}\r\n",
+    "nothing": b"",
+    "no whole body": b"POST /streams/a/b/scale HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n"
+    b"Content-Length: 9\r\n\r\n1",
+}
+
+
+def test_half_requests_hold_nothing_up_and_end(web: WebProcess) -> None:
+    address = web.host.partition(":")[0], int(web.host.partition(":")[2])
+    with ExitStack() as stack:
+        halves = []
+        for number in range(450):
+            half = stack.enter_context(socket.create_connection(address, timeout=30))
+            text = [*HALVES.values()][number % len(HALVES)]
+            half.sendall(text.replace(b"{host}", web.host.encode()))
+            halves.append(half)
+        assert [web.ask(path)[0] for path in ("/", "/health")] == [200, 200]
+        for half in halves:
+            with suppress(ConnectionResetError):
+                while half.recv(1 << 16):
+                    pass
+    assert web.ask("/health")[0] == 200
 
 
 REQUESTS = {

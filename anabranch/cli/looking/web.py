@@ -6,7 +6,7 @@ import logging
 from typing import Annotated
 
 from anabranch.cli.options import OperatorOptions, option
-from anabranch.cli.output import print_json, print_line
+from anabranch.cli.output import log_to_stderr, print_json, print_line
 
 _POLL_S = 5.0
 
@@ -45,9 +45,7 @@ def command(
     from anabranch.web.serve import listen, serve
 
     if not logging.getLogger().handlers:
-        logging.basicConfig(
-            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-        )
+        log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     with listen(host, port) as listening, options.client() as client:
         at = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from anabranch.cli.errors import ChildFailed
 from anabranch.cli.options import ClusterOptions, argument, option
-from anabranch.cli.output import print_line
+from anabranch.cli.output import log_to_stderr, print_line, show
 from anabranch.errors import AnabranchError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -132,14 +132,14 @@ class _Worker:
 def _work(
     target: str, cluster: Target, folder: Path | None, standby: bool, http: str | None
 ) -> None:
-    from anabranch.cli.errors import failure_of, show
+    from anabranch.cli.errors import failure_of
     from anabranch.cli.session import connected
     from anabranch.processing.worker import run_worker
 
     try:
         with connected(cluster) as client:
             # A service tells what happens to it; `connected` keeps commands silent.
-            logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+            log_to_stderr(form="%(asctime)s %(levelname)s %(message)s")
             logging.getLogger("anabranch").setLevel(logging.WARNING)
             logging.getLogger("anabranch.processor").setLevel(logging.INFO)
             run_worker(_load(target), client, folder=folder, standby=standby, http=http)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from anabranch.cli.errors import CheckFailed
 from anabranch.cli.ledger import TABLE, Table, ledger_of
 from anabranch.cli.options import App, ClusterOptions, option
-from anabranch.cli.output import count_of, print_line, print_table, time_text
+from anabranch.cli.output import count_of, print_json, print_line, print_table, time_text
 from anabranch.cli.session import parse_kafka
 from anabranch.core import hybrid_time
 from anabranch.errors import NotReady
@@ -158,7 +158,7 @@ def _show(report: AuditReport, *, as_json: bool) -> None:
     from anabranch.audit.report import CHECKS, MOST_EXAMPLES
 
     if as_json:
-        print_line(report.to_json())
+        print_json(report.document())
         return
     title = (
         f"{', '.join(report.streams)} as of {hybrid_time.to_text(report.at)}: "

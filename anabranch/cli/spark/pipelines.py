@@ -7,10 +7,8 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from anabranch.cli.options import Into, LoadedAs, NewSegments, argument, option
-from anabranch.cli.output import count_of, print_result
+from anabranch.cli.output import count_of, print_note, print_result
 from anabranch.cli.session import parse_kafka
 from anabranch.cli.spark.commands import At, JobOptions, app
 
@@ -250,7 +248,7 @@ def _progress(*, quiet: bool) -> Callable[[Batch], None] | None:
         return None
 
     def say(batch: Batch) -> None:
-        typer.echo(f"micro-batch {batch.number}: {batch.rows:,} events", err=True)
+        print_note(f"micro-batch {batch.number}: {batch.rows:,} events")
 
     return say
 

@@ -14,7 +14,7 @@ from anabranch.cli.options import (
     argument,
     option,
 )
-from anabranch.cli.output import console, count_of, print_json, print_line, print_table
+from anabranch.cli.output import count_of, print_json, print_line, print_note, print_table
 from anabranch.cli.session import parse_kafka
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import segment_id
@@ -45,7 +45,11 @@ def create(
     segments: Annotated[int, option("--segments -s", "How many segments.", min=1, max=10_000)] = 1,
     setting: Settings = None,
     adopt: Annotated[
-        bool, option("--adopt", "Take its topic though it has records, which readers get.")
+        bool,
+        option(
+            "--adopt",
+            "Take its topic though it has records, which readers get. Takes --lane admin.",
+        ),
     ] = False,
     near: Annotated[
         str | None, option("--near SCOPE", "A scope that a new one shares transactions with.")
@@ -166,7 +170,7 @@ def progress(
     if options.json:
         print_json({"group": group, "timestamp": at, "at": to_text(at)})
     else:
-        print_line(f"{at}\t{to_text(at)}")
+        print_line(str(at), to_text(at))
 
 
 @app.command("draw")
@@ -200,7 +204,8 @@ def draw_stream(
             }
         )
     elif output is None:
-        print_line(picture.rstrip())
+        for line in picture.splitlines():
+            print_line(line)
     else:
         print_line(f"{count_of(len(past.epochs), 'epoch')} drawn to {output}")
 
@@ -210,7 +215,7 @@ def effective_of(client: Client, stream: str) -> dict[str, str]:
     try:
         return client.effective_settings(stream)
     except (NotAuthorized, NotReady, UnknownStream) as error:
-        console(to_stderr=True).print(f"the settings in effect are not known: {error}")
+        print_note(f"the settings in effect are not known: {error}")
         return {}
 
 

@@ -13,10 +13,11 @@ from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from anabranch.cli.errors import failure_of, show
+from anabranch.cli.errors import failure_of
 from anabranch.cli.looking import system
 from anabranch.cli.options import App, ClusterOptions, OperatorOptions, argument, option
 from anabranch.cli.output import (
+    begin_task,
     bytes_document,
     bytes_text,
     count_of,
@@ -24,6 +25,7 @@ from anabranch.cli.output import (
     print_line,
     print_result,
     progress_bar,
+    show,
 )
 from anabranch.cli.read import moment_of, start_of
 from anabranch.cli.session import parse_kafka
@@ -111,7 +113,7 @@ def get(
         found = {"timestamp": view.timestamp, "found": value is not None}
         print_json(bytes_document(key=os.fsencode(key)) | found | bytes_document(value=value))
     elif value is not None:
-        print_line(value.decode(errors="replace"))
+        print_line(value.decode(errors="backslashreplace"))
     if value is None:
         raise SystemExit(1)
 
@@ -142,7 +144,7 @@ def scan(
             if options.json:
                 print_json(bytes_document(key=key, value=value))
             else:
-                print_line(f"{bytes_text(key)}\t{bytes_text(value)}")
+                print_line(bytes_text(key), bytes_text(value))
 
 
 @system.app.command("versions")
@@ -254,7 +256,7 @@ def changes(
                 cells = [to_text(each.commit_timestamp), bytes_text(each.key)]
                 for row, without in ((each.before, "-"), (each.after, "(deleted)")):
                     cells.append(without if row is None else bytes_text(row))
-                print_line("\t".join(cells))
+                print_line(*cells)
                 continue
             document: dict[str, Any] = {
                 "commit_timestamp": each.commit_timestamp,
@@ -329,7 +331,7 @@ def _compact(
 ) -> None:
     with progress_bar(quiet=options.json) as bar:
         known = client.describe(table).base
-        task = bar.add_task(f"{table}: rows", total=None if known is None else known.rows)
+        task = begin_task(bar, f"{table}: rows", None if known is None else known.rows)
         base = client.compact_table(
             table,
             plain_readers_lose_history=plain,
@@ -400,7 +402,7 @@ def _brought_up(options: ClusterOptions, replica: Replica, table: str, at: Any) 
             bar.update(task, total=most or None, completed=most - left)
 
     with progress_bar(quiet=options.json) as bar:
-        task = bar.add_task(f"loading {table}", total=None)
+        task = begin_task(bar, f"loading {table}", None)
         watcher = threading.Thread(target=watch, name="progress", daemon=True)
         watcher.start()
         behind = None

@@ -48,11 +48,13 @@ def alter_stream(turn: Turn, command: AlterStream, to: ReplyTo | None) -> None:
     check_settings(settings)
     wanted = ", ".join(f"{name}={settings.get(name, '')}" for name in sorted(named))
     admit_change(turn, k.stream_key(row.stream), to)
-    turn.audit(command, f"{command.stream}: {wanted}")
+    what = f"{command.stream}: {wanted}"
     changed = replace(row, settings=settings)
     if named & TOPIC.keys():  # also as they are: somebody may have altered the topic by hand
+        turn.audit_later(command, row.stream, what)
         begin_change(turn, changed, StreamChange(row.settings, 0), to)
     else:
+        turn.audit(command, what)
         turn.put(k.stream_key(row.stream), changed)
         turn.reply(to, StreamList((stream_info(turn, changed),)))
 
@@ -74,7 +76,7 @@ def truncate_stream(turn: Turn, command: TruncateStream, to: ReplyTo | None) -> 
         )
     until = make_safe(turn, command.until)
     admit_change(turn, k.stream_key(row.stream), to)
-    turn.audit(command, f"{command.stream} up to {until}, {to_text(until)}")
+    turn.audit_later(command, row.stream, f"{command.stream} up to {until}, {to_text(until)}")
     begin_change(turn, row, StreamChange(row.settings, until), to)
 
 
@@ -102,5 +104,6 @@ def stream_changed(turn: Turn, stream: str, error: AnabranchError | None = None)
     settings = row.settings if error is None else row.change.settings
     done = replace(row, settings=settings, change=None, **asked(None))
     turn.put(k.stream_key(stream), done)
+    turn.audited(stream, done=error is None)
     answer = StreamList((stream_info(turn, done),)) if error is None else refuse(error)
     turn.reply(asker(row), answer)

@@ -81,7 +81,7 @@ def publish_base(turn: Turn, command: PublishBase, to: ReplyTo | None) -> None:
         _check(turn, command, row, known)
     admit_change(turn, k.stream_key(row.stream), to)
     if not repeated:
-        turn.audit(command, f"{command.table} as of {to_text(command.timestamp)}")
+        turn.audit_later(command, row.stream, f"{command.table} as of {to_text(command.timestamp)}")
     begin_change(turn, row, StreamChange(row.settings, command.timestamp, command.txn_id), to)
 
 
@@ -164,6 +164,7 @@ def base_published(turn: Turn, stream: str, position: int, last: int) -> None:
     last = last or (before.last if before is not None else 0)
     made = change.until, txn.txn_id, txn.commit_timestamp, txn.committed, position, last
     turn.put(k.base_key(stream), BaseRow(*made))
+    turn.audited(stream, done=True)
 
 
 def is_published(base: BaseRow | None, change: StreamChange) -> bool:

@@ -13,7 +13,14 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import from_us, to_text
 from anabranch.core.ids import DIRECTORY
 from anabranch.core.journal.runs import REFUSED
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, check_scope, split_stream
+from anabranch.core.legal_names import (
+    ADMIN_LANE,
+    OPEN_LANE,
+    as_kafka_compares,
+    check_scope,
+    names_beside,
+    split_stream,
+)
 from anabranch.core.round import ReplyTo
 from anabranch.core.stream_settings import (
     DEFAULT_VERSIONS_MS,
@@ -43,12 +50,30 @@ from anabranch.schemas.records import (
 
 
 def _own_scope(turn: Turn, scope: str) -> str:
-    """The scope's name; `InvalidArgument` if streams may not have it."""
-    if check_scope(scope) == turn.settings.prefix:
-        raise InvalidArgument(
-            f"{scope!r} is the prefix of anabranch's own topics: choose another scope"
-        )
+    """The scope's name; `InvalidArgument` if it is no scope's, and streams may not have it."""
+    if scope not in turn.state.scopes:
+        _check_own(turn, check_scope(scope), "scope", "_")
     return scope
+
+
+def check_names(turn: Turn, stream: str) -> None:
+    """`InvalidArgument` if a name of the stream's topics is taken: Kafka takes . and _ for the same."""
+    _check_own(turn, stream, "stream")
+    for name in names_beside(stream):
+        if (other := turn.state.names.get(name)) is not None:
+            raise InvalidArgument(
+                f"{stream} can't be beside {other}: names of their topics differ in . and _ alone, and Kafka "
+                "treats these as equal; choose another name"
+            )
+
+
+def _check_own(turn: Turn, name: str, kind: str, end: str = "") -> None:
+    prefix = turn.settings.prefix
+    if (as_kafka_compares(name) + end).startswith(f"{prefix}_"):
+        raise InvalidArgument(
+            f"{name!r} begins as the names of anabranch's own topics do ({prefix}., and Kafka treats . and _ as "
+            f"equal): choose another {kind}"
+        )
 
 
 def find_scope(turn: Turn, command: FindScope, to: ReplyTo | None) -> None:

@@ -10,7 +10,7 @@ in trouble, until an operator settles it. A lost stream is taken back, or forgot
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from anabranch.core.authorize import Right, rights_of, table_of
 from anabranch.core.decisions.bases import check_companion
 from anabranch.core.decisions.commits.positions import processor_of
 from anabranch.core.decisions.scale import asked, asker
-from anabranch.core.decisions.scopes import check_room, check_served, stream_info
+from anabranch.core.decisions.scopes import check_names, check_room, check_served, stream_info
 from anabranch.core.decisions.times import admit_change, check_told, is_repeated, note_change
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, refuse
@@ -84,6 +84,7 @@ def _end(turn: Turn, stream: str, op: StreamOp, error: AnabranchError | None = N
     row = turn.state.streams[stream]
     moved = _move(turn, row, op)
     if moved is not None:
+        turn.audited(stream, done=error is None)
         answer = StreamList((stream_info(turn, moved),)) if error is None else refuse(error)
         turn.reply(asker(row), answer)
 
@@ -105,6 +106,7 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
     if row is not None and row.owner != turn.lane and not known:
         raise StreamExists(f"{command.stream} exists; lane {turn.lane!r} has no right to see it")
     if row is None:
+        check_names(turn, command.stream)
         check_room(turn, turn.lane, 1, command.segments)
         row = _without_topics(command, turn.lane)
     moves = STREAMS.judge(row.state, "begin_create", command.stream) is not None
@@ -204,6 +206,7 @@ def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
     if row is None or not STREAMS.moves(row.state, "give_up"):
         return []
     note_change(turn, k.stream_key(stream))
+    turn.audited(stream, done=False)
     _move(turn, row, "give_up", scaling=None, change=None, wanted_partitions=row.partitions)
     for waits in (row.scaling, row if row.change is not None else None):
         if waits is not None:
@@ -231,7 +234,7 @@ def recover_stream(turn: Turn, command: RecoverStream, to: ReplyTo | None) -> No
     if not row.topic_ids:
         raise IllegalState(f"{stream} can't be taken back: its topics had no ids to know them by")
     admit_change(turn, k.stream_key(stream), to)
-    turn.audit(command, stream)
+    turn.audit_later(command, stream, stream)
     _move(turn, row, "begin_recover", to)
 
 
@@ -284,12 +287,18 @@ def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo 
             f"{stream} has a part in transactions that are not over: {way} them first (`anabranch txn "
             f"{way.split()[-1]}`): {limits.cut(', '.join(map(txn_text, parts)))}"
         )
+    aborted = []
     if is_table(row.settings):
-        end_stream(turn, base_stream(stream), "its table is deleted")
+        aborted += end_stream(turn, base_stream(stream), "its table is deleted")
     if lives:
-        give_up_stream(turn, stream, "it is deleted")
+        aborted += give_up_stream(turn, stream, "it is deleted")
     _begin_forget(turn, stream, to)
-    turn.audit(command, stream)
+    turn.audit(command, with_aborted(stream, aborted))
+
+
+def with_aborted(what: str, aborted: Sequence[bytes]) -> str:
+    """The text of an audit row, with the transactions that the command has aborted."""
+    return f"{what}; aborts {', '.join(map(txn_text, aborted))}" if aborted else what
 
 
 def _check_unread(turn: Turn, stream: str) -> None:
@@ -314,14 +323,14 @@ def _begin_forget(turn: Turn, stream: str, to: ReplyTo | None = None) -> None:
     _move(turn, turn.state.streams[stream], "begin_forget", to)
 
 
-def end_stream(turn: Turn, stream: str, why: str) -> None:
-    """Give up what goes with another thing, and begin to delete its topics.
+def end_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
+    """Give up what goes with another thing, and begin to delete its topics. Returns the transactions aborted.
 
     `NotReady`: it can't end now; `IllegalState`: it can't end before a prepared transaction.
     """
     row = turn.state.streams.get(stream)
     if row is None or row.state == FORGETTING:
-        return
+        return []
     if row.state not in (ACTIVE, LOST) or stream in turn.memory.waiting:
         raise NotReady(f"the topics of {stream} are worked on, or in trouble: ask again")
     for txn in turn.state.open.values():
@@ -330,8 +339,9 @@ def end_stream(turn: Turn, stream: str, why: str) -> None:
             if txn.row.state == "PREPARED":
                 raise IllegalState(f"{which}, is prepared: commit or abort it first")
             raise NotReady(f"{which}, is being merged: ask again")
-    give_up_stream(turn, stream, why)
+    aborted = give_up_stream(turn, stream, why)
     _begin_forget(turn, stream)
+    return aborted
 
 
 def prove_lead(turn: Turn, stream: str) -> None:

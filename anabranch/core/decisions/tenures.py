@@ -9,7 +9,7 @@ from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions.commits.positions import check_tasks, processor_of, task_of
 from anabranch.core.decisions.scopes import check_served
-from anabranch.core.decisions.streams import end_stream
+from anabranch.core.decisions.streams import end_stream, with_aborted
 from anabranch.core.decisions.times import admit_change, check_told, is_repeated, note_change
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
@@ -278,7 +278,7 @@ def delete_processor(turn: Turn, command: DeleteProcessor, to: ReplyTo | None) -
         check_told(turn, thing, to)
         tasks = _may_end(turn, row, command.resets)
         gone = _ended(row, keep_state=False)
-        end_stream(turn, state_stream(row.processor), "its processor is deleted")
+        aborted = end_stream(turn, state_stream(row.processor), "its processor is deleted")
         for task in tasks:
             turn.put(k.task_key(row.processor, task), None)
         note_change(turn, thing, to)
@@ -286,7 +286,7 @@ def delete_processor(turn: Turn, command: DeleteProcessor, to: ReplyTo | None) -
         term = max(known.term for known in tasks.values()) + 1
         gone = replace(gone, tasks=0, inputs=(), stores=(), first_term=term)
         turn.put(k.processor_key(row.processor), gone)
-        turn.audit(command, row.processor)
+        turn.audit(command, with_aborted(row.processor, aborted))
     turn.reply(to, ProcessorList(()))
 
 

@@ -16,7 +16,6 @@ from anabranch.core.decisions.turn import FORGOTTEN, Turn, is_finished, refuse
 from anabranch.core.ids import (
     DIRECTORY,
     HASH_SIZE,
-    TXN_ID_SIZE,
     control_partition_of,
     is_marked,
     txn_text,
@@ -297,8 +296,7 @@ def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
     if row.state == "PREPARED":
         prepared.check_abort(turn, row, command)
     if TRANSACTIONS.judge(row.state, "begin_abort", row.reason) is not None:
-        by_operate = command.secret is None and len(command.token) == TXN_ID_SIZE
-        if turn.lane != row.owner and by_operate:
+        if turn.lane != row.owner:  # whatever it has shown: its owner did not ask for this
             turn.audit(command, f"{txn_text(row.txn_id)} of {row.owner}: {command.reason!r}")
         abort_txn(turn, row.txn_id, command.reason or "aborted by a client")
     turn.reply(to, turn.outcome(turn.row(row.txn_id)))

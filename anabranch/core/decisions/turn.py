@@ -9,7 +9,7 @@ that the next command of the same round sees it. Facts kept in memory alone chan
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anabranch.core import hybrid_time, limits
@@ -217,12 +217,33 @@ class Turn:
 
     def audit(self, command: object, what: str) -> None:
         """Leave a row about an operator's command that is carried out. ``what``: for people, no secrets."""
-        row = AuditRow(self.wall_ms, self.lane, type(command).__name__, limits.cut(what))
+        self._file(self._audit_row(command, what))
+
+    def audit_later(self, command: object, stream: str, what: str) -> None:
+        """Leave that row once the stream's topics have followed (`audited`)."""
+        self.put(k.audit_due_key(stream), self._audit_row(command, what))
+
+    def audited(self, stream: str, *, done: bool) -> None:
+        """Leave the row that waits for a change of the stream's topics, or drop it: the change was refused."""
+        row = self.state.audit_due.get(stream)
+        if row is not None:
+            self.put(k.audit_due_key(stream), None)
+            if done:
+                self._file(replace(row, at_ms=self.wall_ms))
+
+    def _audit_row(self, command: object, what: str) -> AuditRow:
+        return AuditRow(self.wall_ms, self.lane, type(command).__name__, limits.cut(what))
+
+    def _file(self, row: AuditRow) -> None:
+        """Put an audit row. The oldest ones of a lane with too many go, so that it can't bury those of others."""
         number = len(self.round.audit)
-        while self.state.get(key := k.audit_key(self.wall_ms, number)) is not None:
+        while self.state.get(key := k.audit_key(row.at_ms, number)) is not None:
             number += 1
         self.put(key, row)
         self.round.audit.append(row)
+        kept = self.state.audits[row.lane]
+        while len(kept) > limits.AUDIT.value:
+            self.put(k.AUDIT_KEY + next(iter(kept)), None)
 
     def next_timestamp(self) -> int:
         """A commit timestamp above all before."""

@@ -30,6 +30,10 @@ _MAX_BUFFERS = 512
 # Below this, joining buffers is cheaper than handing them over one by one.
 _JOIN_BYTES = 16_384
 _MAX_ANSWER_BYTES = 1 << 30
+_MAX_STRANGER_BYTES = 1 << 20  # … before the broker has let us in: another program may answer
+_PIECE_BYTES = (
+    1 << 20
+)  # room is made for as much as came already, or this: an announcement costs nothing
 _DRAIN_S = 5.0
 # The wait before others are asked about a silent broker, between such questions, and for the answer.
 _SILENT_S, _LOOK_S, MOVED_S = 2.0, 0.5, 1.0
@@ -70,6 +74,7 @@ class Connection:
         # Answers come in the order of the requests (the broker takes one at a time of a connection).
         self._awaited: deque[tuple[int, bool]] = deque()
         self._read: dict[int, memoryview] = {}
+        self._most = _MAX_STRANGER_BYTES
         self.broken = False
         # Filled by `greet`: api key -> (lowest, highest version), feature -> its final level.
         self.versions: dict[int, tuple[int, int]] = {}
@@ -233,6 +238,7 @@ class Connection:
         """
         sasl = self._sasl
         if sasl is None:
+            self._most = _MAX_ANSWER_BYTES
             return
         self._renew_at = math.inf  # no renewal before the requests sent here
         began = time.monotonic()
@@ -250,6 +256,7 @@ class Connection:
         except BaseException:
             self.close()
             raise
+        self._most = _MAX_ANSWER_BYTES
         if life > 0:
             self._renew_at = began + max(life * _RENEW_AFTER, _LEAST_SESSION_S)
 
@@ -330,19 +337,21 @@ class Connection:
 
     def _read_frame(self, deadline: float) -> memoryview:
         size = _SIZE.unpack(self._read_exactly(4, deadline))[0]
-        if not 4 <= size <= _MAX_ANSWER_BYTES:
+        if not 4 <= size <= self._most:
             self.close()
             raise ConnectionBroken(f"{self.address} sent a frame of {size} bytes")
         return memoryview(self._read_exactly(size, deadline))
 
     def _read_exactly(self, size: int, deadline: float) -> bytearray:
-        room = bytearray(size)
-        view = memoryview(room)
+        room = bytearray(min(size, _PIECE_BYTES))
         try:
             done = 0
             while done < size:
+                if done == len(room):
+                    room.extend(bytes(min(size - done, done)))
                 self._socket.settimeout(_remaining(deadline))
-                got = self._socket.recv_into(view[done:])
+                with memoryview(room) as view:
+                    got = self._socket.recv_into(view[done:])
                 if not got:
                     raise ConnectionResetError("the broker closed the connection")
                 done += got

@@ -134,7 +134,7 @@ class StreamTopics:
                 self._tried.pop(stream, None)
         for row in wanted:
             if row.state == CREATING:
-                created = self._create(row, state)
+                created = self._create(row)
                 if created is not None:
                     yield row.stream, created
                     self._tried.pop(row.stream, None)
@@ -194,15 +194,13 @@ class StreamTopics:
         del self._under_way[row.stream]
         return begun if what == wanted else None
 
-    def _create(self, row: StreamRow, state: State) -> Done | None:
+    def _create(self, row: StreamRow) -> Done | None:
         """Make a stream's topics. None: look again; a few times only while brokers don't answer."""
         tries, again_at = self._tried.get(row.stream, (0, 0.0))
         if self._clock.monotonic() < again_at:
             return None
         error: AnabranchError
         try:
-            if row.stream not in self._under_way:
-                _check_names(row.stream, state, self._under_way)
             made = self._done(row, partial(self._make, row), row.adopt)
             if made is None:
                 return None
@@ -392,22 +390,6 @@ class StreamTopics:
     def _forget(self, stream: str) -> None:
         self._deleting.pop(stream, None)
         self._tried.pop(stream, None)
-
-
-def _check_names(stream: str, state: State, making: Container[str]) -> None:
-    """`InvalidArgument` if a topic's name would differ in . and _ only from that of another stream."""
-    wanted = _as_kafka_compares(stream)
-    for other in state.streams.values():
-        is_there = other.state != CREATING or other.stream in making
-        if is_there and wanted & _as_kafka_compares(other.stream):
-            raise InvalidArgument(
-                f"{stream} can't be beside {other.stream}: names of their topics differ in . and _ alone, "
-                "and Kafka treats these as equal; choose another name"
-            )
-
-
-def _as_kafka_compares(stream: str) -> set[str]:
-    return {name.replace(".", "_") for name in topics_of(stream)}
 
 
 def _names(topics: Sequence[TopicInfo]) -> str:
