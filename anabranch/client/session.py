@@ -38,6 +38,7 @@ from anabranch.errors import (
     EventTooLarge,
     LocksBroken,
     MalformedRecord,
+    NotAuthorized,
     NotReady,
     OutcomeUnknown,
     RetryError,
