@@ -130,11 +130,11 @@ def check_crc(data: Buffer) -> None:
         raise CorruptBatch(f"the batch at offset {base} does not match its CRC-32C")
 
 
-def split_batches(blob: Buffer, *, check: bool = True) -> Iterator[RawBatch]:
+def split_batches(blob: Buffer) -> Iterator[RawBatch]:
     """The batches of a fetched blob, control batches too; a partial last one is dropped.
 
     Raises:
-        CorruptBatch: a CRC that does not match (unless ``check`` is False), or no RecordBatch v2.
+        CorruptBatch: a CRC that does not match, or no RecordBatch v2.
     """
     view = memoryview(blob)
     at, end = 0, len(view)
@@ -148,8 +148,7 @@ def split_batches(blob: Buffer, *, check: bool = True) -> Iterator[RawBatch]:
         if stop > end:
             return
         data = view[at:stop]
-        if check:
-            check_crc(data)
+        check_crc(data)
         header = _HEADER.unpack_from(data)
         base, last_delta = header[0], header[6]
         if last_delta < 0 or base < 0:

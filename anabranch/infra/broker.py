@@ -189,9 +189,9 @@ class EmbeddedBroker:
         """Whether the broker's process exists (a paused one does)."""
         return self._process is not None and self._process.poll() is None
 
-    def log_tail(self, lines: int = logs.TAIL_LINES) -> list[str]:
+    def log_tail(self) -> list[str]:
         """The last lines of the log."""
-        return logs.tail(self.log, lines)
+        return logs.tail(self.log)
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -250,13 +250,10 @@ class EmbeddedBroker:
         process.wait(STOP_TIMEOUT_S)
         self._drop_process()
 
-    def restart(self, *, hard: bool = False) -> None:
-        """Stop (``hard``: kill) and start again: same folder, same port, another process id."""
-        if hard:
-            self.kill()
-        else:
-            self._running()
-            self._halt(STOP_TIMEOUT_S)
+    def restart(self) -> None:
+        """Stop and start again: same folder, same port, another process id."""
+        self._running()
+        self._halt(STOP_TIMEOUT_S)
         self.start()
 
     def pause(self) -> None:

@@ -42,7 +42,6 @@ class EmbeddedCluster:
         properties: Mapping[str, str] | None = None,
         heap_mb: int = 256,
         quick_start: bool = False,
-        java_options: Sequence[str] = (),
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         """Starts nothing yet.
@@ -52,7 +51,7 @@ class EmbeddedCluster:
                 folder: kept, and used again by as many brokers; None: a temporary one, removed at `stop`.
                 ports: where they listen; none: any free ones.
                 racks: theirs, in turn; then followers serve readers of their rack.
-                properties, heap_mb, quick_start, java_options, start_timeout_s: of each `EmbeddedBroker`.
+                properties, heap_mb, quick_start, start_timeout_s: of each `EmbeddedBroker`.
 
         Raises:
             ValueError: an argument out of its range, or ports for another number of brokers.
@@ -75,7 +74,6 @@ class EmbeddedCluster:
                 properties=_in_rack(racks, n) | dict(properties or {}),
                 heap_mb=heap_mb,
                 quick_start=quick_start,
-                java_options=java_options,
                 start_timeout_s=start_timeout_s,
                 membership=Membership(
                     n, self._id, voters, self._folder if self._given_folder is None else None
