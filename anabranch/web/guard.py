@@ -73,7 +73,7 @@ class Guard:
             return f"method {method[:20]}: I know GET, HEAD and POST"
         origin = urlsplit(headers.get("origin") or headers.get("referer") or "")
         # A proxy with TLS says so, or is behind another name than this machine's own.
-        proxied = headers.get("x-forwarded-proto")
+        proxied = headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
         schemes = ("http",) if name.lower() in LOCAL else ("http", "https")
         own = origin.netloc == host and origin.scheme in ((proxied,) if proxied else schemes)
         if site not in (None, "same-origin") or not own:
