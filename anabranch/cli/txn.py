@@ -271,10 +271,10 @@ def settle(
     ] = None,
     yes: Yes = False,
 ) -> None:
-    """End a transaction whose merge can't go on because a stream of it is LOST: abort it in all its streams.
+    """End a transaction whose merge does not go on, as a stream of it is LOST or in trouble: abort it in all its streams.
 
-    Or end a PREPARED one in the place of its coordinator, which may have decided otherwise. Else only for a big
-    transaction in FINALIZE_IN_PROGRESS with a part in a LOST stream. Consumers that read the
+    Or end a PREPARED one in the place of its coordinator, which may have decided otherwise. Else only for a
+    transaction in FINALIZE_IN_PROGRESS, which waits (`anabranch txn describe` says for what). Consumers that read the
     topics of its other streams directly may have seen events of it, and keep seeing them; snapshots, ordered
     readers and Spark never do. Needs a lane that may operate on the scope.
     """
@@ -285,7 +285,8 @@ def settle(
         raise InvalidArgument("settle takes all 32 digits of an id")
     txn_id = parse_txn_text(txn)
     what = (
-        f"Transaction {txn_id.hex()} will be aborted in all its streams for good. Events of it that stand in their "
+        f"Transaction {txn_id.hex()} will be aborted in all its streams for good, though it might go on by itself "
+        "once what it waits for is mended. Events of it that stand in their "
         "topics stay there for consumers that read them plainly."
     )
     if presume is not None:
