@@ -146,9 +146,8 @@ _TEXTS: dict[Why, str] = {
 
 
 class Wait(NamedTuple):
-    """Why a decided transaction is not merged yet: since when (-1: not known), and when it is looked at again, in ms.
-
-    ``on``: the stream, or what a broker said.
+    """Why a decided transaction is not merged yet; since when (-1: not known), and when it is looked at again, in
+    ms. ``on``: the stream, or what a broker said.
     """
 
     why: Why
@@ -324,8 +323,9 @@ def wait_of(state: State, memory: LeaderMemory, txn_id: bytes) -> Wait | None:
     if stream:
         since_ms = -1 if known is None or known.why not in STUCK else known.since_ms
         return Wait("stream", since_ms, 0, stream)
-    # What waited for a stream goes on with the next look.
-    return None if known is not None and known.why == "stream" else known
+    if known is not None and known.why == "stream":
+        return None  # it goes on with the next look
+    return known
 
 
 def wait_text(memory: LeaderMemory, wait: Wait) -> str:

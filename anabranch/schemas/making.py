@@ -45,9 +45,13 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         ProcessorInfo.resets ProcessorRow.first_term ProcessorRow.resets StreamInfo.foreign TaskInfo.state_sequence
         Receipt.seen TaskRow.state_sequence Touch.writer Begin.snapshot Outcome.snapshot TxnRow.snapshot
         StreamInfo.oldest_snapshot ReadsLocked.sequence MovedRow.latest
+        TableRow.unknown TableRow.bounded
         """,
     ),
-    (False, "CreateStream.adopt ListTransactions.prepared StreamRow.adopt LookAgain.decided"),
+    (
+        False,
+        "CreateStream.adopt ListTransactions.prepared StreamRow.adopt LookAgain.decided",
+    ),
     (-1, "CommitRecord.vector_at TaskPosition.offset TaskPosition.segment"),
     (
         (),

@@ -312,6 +312,12 @@ class ForgottenRow:
     times: int
 
 @dataclass(frozen=True, slots=True)
+class FormerTableRow:
+    """Status row: a table's newest commit, as older builds wrote it: it is read, and not written."""
+
+    last: int
+
+@dataclass(frozen=True, slots=True)
 class GetState:
     """Command: the state of a transaction, changing nothing."""
 
@@ -1117,9 +1123,11 @@ class TableLocks:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """Status row: a table's newest commit."""
+    """Status row: the times of a table's newest commits."""
 
     last: int
+    unknown: int = 0
+    bounded: int = 0
 
 @dataclass(frozen=True, slots=True)
 class TableTime:

@@ -301,11 +301,11 @@ def test_one_that_waits_for_a_stream_is_aborted_if_an_operator_says_so(world: Wo
     prepare(world)
     world.ask("commit", world.committing("A"))
     world.memory.waiting = {"nyc/a": "a partition has no leader"}
+    why = "its merge did not go on: nyc/a: a partition has no leader"
     assert [settle(world, None), settle(world, True), settle(world, False, "A")] == [
         "IllegalState",
         "",
-        "[commit] TransactionAborted; TransactionAborted; A ABORTED (settled by an operator: its merge did not go on: "
-        "nyc/a: a partition has no leader)",
+        f"[commit] TransactionAborted; TransactionAborted; A ABORTED (settled by an operator: {why})",
     ]
 
 

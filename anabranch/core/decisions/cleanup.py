@@ -4,8 +4,8 @@ The *low water* of a journal partition is the least offset that anything may sti
 anything is deleted, so the next leader, with a table or without, reads on from there. The same round logs what must
 outlive the journal: counts of open transactions' rejected records below the low water.
 
-An old transaction that is not over would hold all that comes after its data. If a partition keeps much more than it needs, such
-runs are copied to its end. The low water rises in a later round.
+An old transaction that is not over would hold all that comes after its data. If a partition keeps much more than it
+needs, such runs are copied to its end. The low water rises in a later round.
 
 A history is cut only behind events: up to an EPOCH record below whose vector brokers have no event any more. A
 reader needs nothing before it. Therefore the active epoch is logged again after some thousand commits.

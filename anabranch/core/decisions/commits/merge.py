@@ -399,8 +399,8 @@ def _places(txn: OpenTxn) -> Counter[str]:
 def _has_room(turn: Turn, txn_id: bytes, places: Mapping[str, int]) -> bool:
     """Whether there are as many idle partitions as it takes to carry a transaction. If not, it waits.
 
-    Partitions that others have, and let go soon, are waited for; a stuck merge may keep its own for hours, so others
-    get new ones. The oldest one goes first.
+    Partitions that others let go soon are waited for. A stuck merge may keep its own for hours, so others get new
+    ones. The oldest one goes first.
     """
     for stream, count in places.items():
         row = turn.state.streams[stream]

@@ -1,6 +1,6 @@
 """Decisions on what an operator ends by hand: merges that don't go on, and prepared transactions.
 
-Nothing else ends these: a merge that is carried aside can't be aborted, and waits for all of its streams; a prepared
+Nothing else ends these: a merge that is carried aside can't be aborted, and waits for all its streams. A prepared
 transaction waits for its coordinator, however long.
 """
 
@@ -61,7 +61,7 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
         if txn_id in turn.memory.carrying:
             raise NotReady("a chunk of the transaction is being carried: ask again")
         for (stream, _), carry in sorted(turn.open(txn_id).carries.items()):
-            if carry.count and stream in turn.state.streams:  # one in trouble, or LOST, may come back
+            if carry.count and stream in turn.state.streams:  # a LOST one may be taken back
                 retired = RetiredRow(stream, carry.partition)
                 turn.put(k.retired_key(stream, carry.partition), retired)
         why = wait_text(turn.memory, wait)
