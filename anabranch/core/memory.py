@@ -331,7 +331,7 @@ def wait_of(state: State, memory: LeaderMemory, txn_id: bytes) -> Wait | None:
 def wait_text(memory: LeaderMemory, wait: Wait) -> str:
     """The reason for a wait, for people."""
     if wait.why == "stream":
-        return f"{wait.on}: {memory.waiting.get(wait.on, 'it is lost, or a topic of it is gone')}"
+        return f"{wait.on}: {memory.waiting.get(wait.on, 'a topic of it is gone')}"
     return _TEXTS[wait.why].format(on=wait.on)
 
 

@@ -572,6 +572,11 @@ class OpenInfo:
     writer_count: int
     writers: tuple[WriterInfo, ...]
     carries: tuple[CarryInfo, ...]
+    journals: Mapping[str, int]
+    locks: int = 0
+    frozen: bool = False
+    waits: WaitInfo | None = None
+    ends: str = ""
 
 @dataclass(frozen=True, slots=True)
 class OpenList:
@@ -1260,6 +1265,15 @@ class Vouched:
     writer: int
     sequence: int
     through: int
+
+@dataclass(frozen=True, slots=True)
+class WaitInfo:
+    """What a decided transaction waits for before it is merged."""
+
+    why: str
+    stream: str
+    text: str
+    age_ms: int
 
 @dataclass(frozen=True, slots=True)
 class WriterAt:

@@ -239,6 +239,8 @@ def test_an_operator_ends_a_frozen_one_that_waits_for_one_of_its_streams() -> No
     bank.frozen("T", b"read")
     assert settle(bank) == "IllegalState"
     away(bank, PLAIN)
+    bank.wait(60)
+    since_ms = bank.now_ms
     assert not one_shot(bank, b"read")
     bank.now_ms += 3_600_000
     assert not one_shot(bank, b"read"), "it waits with the merge"
@@ -247,6 +249,13 @@ def test_an_operator_ends_a_frozen_one_that_waits_for_one_of_its_streams() -> No
         "its commit is decided, but its merge does not go on: nyc/plain: a partition has no leader; "
         f"`anabranch txn settle {bank.id('T').hex()}` ends it"
     )
+    bank.ask("describe", r.ListOpen(None, bank.id("T"), 1))
+    (info,) = bank.result.transactions
+    assert info.waits == r.WaitInfo(
+        "stream", PLAIN, f"{PLAIN}: a partition has no leader", bank.now_ms - since_ms
+    )
+    assert (info.locks, info.frozen, set(info.journals)) == (1, True, {B, PLAIN})
+    assert info.ends == f"anabranch txn settle {bank.id('T').hex()}"
     ended = "T ABORTED (settled by an operator: its merge did not go on: nyc/plain: a partition has no leader)"
     assert settle(bank) == f"[commit T] TransactionAborted; {ended}"
     assert one_shot(bank, b"read")
