@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from anabranch.core import rows as k
 from anabranch.core.journal.table_writes import WINDOW_BYTES, Write
@@ -75,13 +76,6 @@ class _Table:
                 return True
         big = [write for write in self.packed if write.timestamp > since]
         return bool(big) and any(write.has(point) for write in big for point in points)
-
-    def above(self, timestamp: int) -> Iterator[Write]:
-        """Writes above a timestamp, the newest first."""
-        for write in reversed(self.writes):
-            if write.timestamp <= timestamp:
-                return
-            yield write
 
     def newest_at(self, timestamp: int) -> int:
         """The timestamp of the newest commit at or below one."""
@@ -157,25 +151,15 @@ class WindowDraft:
 
         So it is if all of them are in the window, their keys are known, or their bounds, which lie round no range.
         """
-        if through < self.base.reach:
+        known = self._known(locks.table)
+        if through < self.base.reach or any(its.unknown > through for its in known):
             return False
-        for its in self._known(locks.table):
-            if its.unknown > through:
-                return False
-        if not locks.ranges:
-            return True
         lows = [span.low for span in locks.ranges]
-        for looked_at, write in enumerate(self._bounded_above(locks.table, through)):
-            if looked_at == MOST_BOUNDED or write.touches_any(locks.ranges, lows):
-                return False
-        return True
-
-    def _bounded_above(self, table: str, timestamp: int) -> Iterator[Write]:
-        for its in self._known(table):
-            for write in reversed(its.bounded):
-                if write.timestamp <= timestamp:
-                    return
-                yield write
+        near = (write for its in known if lows for write in _above(its.bounded, through))
+        return not any(
+            looked_at == MOST_BOUNDED or write.touches_any(locks.ranges, lows)
+            for looked_at, write in enumerate(near)
+        )
 
     def holds(self, locks: TableLocks, last: int) -> bool:
         """Whether it is sure that nothing of it was written above ``since``. ``last``: the table's newest
@@ -191,9 +175,16 @@ class WindowDraft:
         for its in known:
             if its.unknown > since or its.has(locks.points, since):
                 return False
-            if lows and any(write.touches_any(locks.ranges, lows) for write in its.above(since)):
+            if lows and any(
+                write.touches_any(locks.ranges, lows) for write in _above(its.writes, since)
+            ):
                 return False
         return True
+
+
+def _above(writes: deque[Write], timestamp: int) -> Iterator[Write]:
+    """Those above a timestamp, the newest first."""
+    return takewhile(lambda write: write.timestamp > timestamp, reversed(writes))
 
 
 def _newest_at(known: Iterable[_Table], timestamp: int) -> int:
@@ -283,8 +274,13 @@ class _Locked:
             rest.remove(owner)
             if rest:
                 self.points[point] = tuple(rest)
-        for span in locks.ranges:
-            self.ranges.remove((span, owner))
+        if gone := Counter(locks.ranges):  # another writer of it may have the same one
+            ranges, self.ranges = self.ranges, []
+            for span, its in ranges:
+                if its == owner and gone[span]:
+                    gone[span] -= 1
+                else:
+                    self.ranges.append((span, its))
         self.owners[owner] -= count_of((locks,))
         if not self.owners[owner]:
             del self.owners[owner]

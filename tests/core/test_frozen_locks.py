@@ -14,7 +14,7 @@ from anabranch.core.decisions.commits import frozen
 from anabranch.core.decisions.commits.merge import runs_to_carry
 from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.journal.index import extents_by_place
-from anabranch.core.journal.table_writes import Keys
+from anabranch.core.journal.table_writes import FEW_KEYS, Keys
 from anabranch.schemas import records as r
 from tests.core.test_registered_locks import Long
 from tests.core.test_table_locks import PLAIN, A, B
@@ -303,6 +303,18 @@ def test_who_reads_nothing_of_a_journal_that_is_not_read_freezes() -> None:
         away(bank)
         bank.wait(2_000)
         assert bank.carry("T") == "COMMITTED"
+
+
+def test_a_frozen_one_is_not_in_doubt() -> None:
+    """A successor has not seen the big commit; but had that been able to break a lock, it would have waited."""
+    bank = Big()
+    bank.reads("T", span=(b"1", b"2"))
+    bank.writes("T", B, b"x")
+    assert bank.commits("T") == "FROZEN"
+    assert bank.put(*((A, b"%03d" % n) for n in range(FEW_KEYS + 1))) == "COMMITTED"
+    bank.lead()
+    bank.wait(60)
+    assert bank.carry("T") == "COMMITTED"
 
 
 def test_locks_are_looked_at_before_they_freeze() -> None:
