@@ -209,7 +209,10 @@ class OpenTransaction:
     """A transaction with what it holds and waits for, as its controller knows it.
 
     ``age``, ``silent`` (since something was heard of it) and ``left`` (of its keepalive; None: it does not run) are
-    seconds. ``writers`` and ``carries``, the segments that its merge carries aside, are empty in lists.
+    seconds. ``writers`` and ``carries``, the segments that its merge carries aside, are empty in lists; so is
+    ``journals``: by stream, bytes of the journal that stay for it. ``locks``: on tables; while they are ``frozen``,
+    commits that would break one wait. ``waits``: for what its decided commit waits, with ``why``, ``stream``,
+    ``text`` and ``age_ms`` (-1: not known). ``ends``: the command by which an operator ends it.
     """
 
     info: TransactionInfo
@@ -220,6 +223,11 @@ class OpenTransaction:
     writer_count: int
     writers: tuple[r.WriterInfo, ...]
     carries: tuple[r.CarryInfo, ...]
+    locks: int = 0
+    frozen: bool = False
+    journals: Mapping[str, int] = field(default_factory=dict)
+    waits: r.WaitInfo | None = None
+    ends: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +397,11 @@ def open_of(info: r.OpenInfo) -> OpenTransaction:
         info.writer_count,
         info.writers,
         info.carries,
+        info.locks,
+        info.frozen,
+        info.journals,
+        info.waits,
+        info.ends,
     )
 
 

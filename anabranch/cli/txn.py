@@ -31,6 +31,7 @@ from anabranch.errors import (
 
 if TYPE_CHECKING:
     from anabranch import Client, TransactionInfo
+    from anabranch.schemas.records import WaitInfo
     from anabranch.types import OpenTransaction
 
 _MOST = 10_000  # that a list may have
@@ -51,6 +52,9 @@ def list_transactions(
     prepared: Annotated[
         bool, option("--prepared", "Those that wait for their coordinator's word.")
     ] = False,
+    waiting: Annotated[
+        bool, option("--waiting", "Decided ones that are not merged yet, and why.")
+    ] = False,
     limit: Annotated[int, option("--limit -n", "At most so many.", min=1)] = 100,
 ) -> None:
     """List transactions: open ones, the oldest first; or all that are kept, the newest first."""
@@ -60,11 +64,14 @@ def list_transactions(
         elif finished:
             found = client.transactions(scope=scope, finished=True, limit=limit)
         else:
-            opened = client.open_transactions(scope, limit)
+            opened = client.open_transactions(scope, _MOST if waiting else limit)
+            shown = [t for t in opened if t.waits is not None][:limit] if waiting else list(opened)
             if options.json:
-                print_json({"transactions": [open_document(each) for each in opened]})
+                print_json({"transactions": [open_document(each) for each in shown]})
+            elif waiting:
+                _list_waiting(shown)
             else:
-                _list_open(opened)
+                _list_open(shown)
             opened.check()
             return
     if options.json:
@@ -112,6 +119,22 @@ def _list_open(found: Iterable[OpenTransaction]) -> None:
             for t in found
         ),
     )  # fmt: skip
+
+
+def _list_waiting(found: Iterable[OpenTransaction]) -> None:
+    print_table(
+        "Decided transactions that wait",
+        ("id", "scope", "owner", "state", "age", "waits", "for", "end it by"),
+        (
+            (t.info.txn_id.hex(), t.info.scope, t.info.owner, t.info.state, _span(t.age),
+             _waited(t.waits), t.waits.text, t.ends)
+            for t in found if t.waits is not None
+        ),
+    )  # fmt: skip
+
+
+def _waited(waits: WaitInfo) -> str | None:
+    return None if waits.age_ms < 0 else _span(waits.age_ms / 1000)
 
 
 def _list(title: str, found: Iterable[TransactionInfo]) -> None:
@@ -271,12 +294,12 @@ def settle(
     ] = None,
     yes: Yes = False,
 ) -> None:
-    """End a transaction whose merge can't go on because a stream of it is LOST: abort it in all its streams.
+    """End a transaction whose merge does not go on, as a stream of it waits or is LOST: abort it in all of them.
 
-    Or end a PREPARED one in the place of its coordinator, which may have decided otherwise. Else only for a big
-    transaction in FINALIZE_IN_PROGRESS with a part in a LOST stream. Consumers that read the
-    topics of its other streams directly may have seen events of it, and keep seeing them; snapshots, ordered
-    readers and Spark never do. Needs a lane that may operate on the scope.
+    Or end a PREPARED one in the place of its coordinator, which may have decided otherwise. Else only for one in
+    FINALIZE_IN_PROGRESS that waits (`anabranch txn describe` says for what). Consumers that read the topics of its
+    other streams directly may have seen events of it, and keep seeing them; snapshots, ordered readers and Spark
+    never do. Needs a lane that may operate on the scope.
     """
     if presume not in (None, "commit", "abort"):
         raise InvalidArgument(f"--presume {presume!r}: commit or abort")
@@ -285,7 +308,8 @@ def settle(
         raise InvalidArgument("settle takes all 32 digits of an id")
     txn_id = parse_txn_text(txn)
     what = (
-        f"Transaction {txn_id.hex()} will be aborted in all its streams for good. Events of it that stand in their "
+        f"Transaction {txn_id.hex()} will be aborted in all its streams for good, though it might go on by itself "
+        "once what it waits for is mended. Events of it that stand in their "
         "topics stay there for consumers that read them plainly."
     )
     if presume is not None:
@@ -347,6 +371,12 @@ def open_document(found: OpenTransaction) -> dict[str, Any]:
         "silent_s": found.silent,
         "keepalive_left_s": found.left,
         "writer_count": found.writer_count,
+        "locks": found.locks,
+        "locks_frozen": found.frozen,
+        "journal_bytes": dict(found.journals),
+        "waits_for": None if found.waits is None else found.waits.text,
+        "waits_since": None if found.waits is None else _waited(found.waits),
+        "ended_by": found.ends,
     }
     if found.writers:
         document["writers"] = [
@@ -394,6 +424,9 @@ def _show(
     writers = document.pop("writers")
     if not document["commit_timestamp"]:
         document["commit_timestamp"] = None
+    kept = document.get("journal_bytes")
+    if isinstance(kept, dict):
+        document["journal_bytes"] = [f"{stream}: {size:,}" for stream, size in kept.items()]
     rows = [*document.items(), *counts.items()]
     rows = [(k.replace("_", " "), ", ".join(v) if isinstance(v, list) else v) for k, v in rows]
     print_table("Transaction", ("", "value"), [(k, "-" if v in ("", None) else v) for k, v in rows])

@@ -143,7 +143,7 @@ class Endings(Streams):
         presume: bool | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Abort a transaction in all its streams: one of them is LOST, so its merge can't go on.
+        """Abort a transaction in all its streams: one of them is LOST, or in trouble, so its merge does not go on.
 
         ``presume``: it is PREPARED, and its coordinator will never say how it ends; True commits it.
 
@@ -151,7 +151,7 @@ class Endings(Streams):
         other streams directly, without the history, may have seen events of it and keep seeing them: events can't
         be taken out.
 
-        Raises: IllegalState (no stream of it is lost, or its merge has not begun: `abort` it), AlreadyCommitted,
+        Raises: IllegalState (nothing stops its merge, or that has not begun: `abort` it), AlreadyCommitted,
         InvalidToken, UnknownTransaction, Expired, NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._deadline(timeout)

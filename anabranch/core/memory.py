@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Generic, Literal, NamedTuple, Self, TypeVar
 
+from anabranch.core.ids import txn_text
 from anabranch.core.journal.table_writes import Write
 from anabranch.core.journal.usage import Place
 from anabranch.core.read_locks import WindowDraft, Windows
-from anabranch.core.state import State
-from anabranch.core.stream_states import ACTIVE
+from anabranch.core.state import OpenTxn, State
+from anabranch.core.stream_states import ACTIVE, FORGETTING, FORGOTTEN, LOST, state_of
 
-IN_TROUBLE = "its commit is decided, but its merge does not go on"  # the answer to askers
 K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")
@@ -119,28 +119,73 @@ class Waiting(NamedTuple):
     freezes: bool
 
 
+Why = Literal[
+    "torn",  # a journal lost records of it
+    "stream",  # one of its streams waits, or is lost
+    "refused",  # a broker refuses its data
+    "journal",  # this leader has not read its journals that far yet
+    "carriers",  # its data is carried aside
+    "others",  # … and the partitions for that are taken by others, which are carried
+    "partitions",  # a stream has too few partitions for it
+    "locks",  # it would break frozen locks, or others would break its own
+    "look",  # what it locked has to be looked at again
+    "rolls",  # its stream rolled a moment ago
+]
+STUCK: frozenset[Why] = frozenset(("torn", "stream", "refused"))  # it may last for hours
+_TEXTS: dict[Why, str] = {
+    "torn": "a journal lost records of it",
+    "refused": "{on}",
+    "journal": "the journal of {on} is read first",
+    "carriers": "its data is carried aside",
+    "others": "another big commit is carried in {on}",
+    "partitions": "{on} has too few partitions, and gets more",
+    "locks": "it waits for frozen locks (`anabranch txn locks`)",
+    "look": "what it locked has to be looked at again",
+    "rolls": "{on} rolled a moment ago",
+}
+
+
+class Wait(NamedTuple):
+    """Why a decided transaction is not merged yet; since when (-1: not known), and when it is looked at again, in
+    ms. ``on``: the stream, or what a broker said.
+    """
+
+    why: Why
+    since_ms: int
+    until_ms: int
+    on: str = ""
+
+
 @dataclass(slots=True)
 class Merging(Part):
     """When decided commits and streams' layouts may go on; by transaction, and by stream.
 
-    ``rolls_by_ms``: how long a rolling commit may wait for others. ``to_carry``: big ones that wait while another
-    one is carried. ``trouble``: why a carried one does not go on. ``may_grow_ms``: when to ask for partitions.
-    ``waiting``: who waits for frozen locks.
+    ``may_grow_ms``: when to ask for partitions. ``waiting``: who waits for frozen locks.
     """
 
-    not_before_ms: Kept[bytes, int] = field(default_factory=Kept)
-    rolls_by_ms: Kept[bytes, int] = field(default_factory=Kept)
-    to_carry: Kept[bytes, bool] = field(default_factory=Kept)
-    trouble: Kept[bytes, str] = field(default_factory=Kept)
+    waits: Kept[bytes, Wait] = field(default_factory=Kept)
     may_roll_ms: Kept[str, int] = field(default_factory=Kept)
     may_grow_ms: Kept[str, int] = field(default_factory=Kept)
     waiting: Kept[Who, Waiting] = field(default_factory=Kept)
 
+    def wait(self, txn_id: bytes, why: Why, now_ms: int, ms: int, on: str = "") -> None:
+        """Let a decided transaction wait for so long. A better reason that is known stays."""
+        known, since_ms = self.waits.get(txn_id, None), now_ms
+        if known is not None:
+            if known.why == "torn" or (known.why == "refused" and why in ("carriers", "stream")):
+                why, on = known.why, known.on
+            if known.why == why:
+                since_ms = known.since_ms
+        self.waits.put(txn_id, Wait(why, since_ms, now_ms + ms, on))
+
+    def look_now(self, txn_id: bytes) -> None:
+        """Let its merge be looked at in the next turn."""
+        known = self.waits.get(txn_id, None)
+        if known is not None:
+            self.waits.put(txn_id, known._replace(until_ms=0))
+
     def forget_txn(self, txn_id: bytes) -> None:
-        self.not_before_ms.put(txn_id, None)
-        self.rolls_by_ms.put(txn_id, None)
-        self.to_carry.put(txn_id, None)
-        self.trouble.put(txn_id, None)
+        self.waits.put(txn_id, None)
         self.waiting.put(txn_id, None)
 
     def forget_stream(self, stream: str) -> None:
@@ -196,8 +241,8 @@ class LeaderMemory:
     """All that decisions see beside the fold and the index.
 
     ``written``: what carried transactions write, by table, as far as somebody asked: it follows from the index. The
-    shell sets the last five: streams in trouble and why, transactions with a carrier, carried ones with
-    refused chunks and why, foreign records by stream, lanes that are not blocked.
+    shell sets the last four: streams in trouble and why, transactions with a carrier, foreign records by stream,
+    lanes that are not blocked.
     """
 
     keepalives: Keepalives
@@ -205,16 +250,11 @@ class LeaderMemory:
     cleaning: Cleaning = field(default_factory=Cleaning)
     histories: Histories = field(default_factory=Histories)
     windows: Windows = field(default_factory=Windows)
-    written: dict[bytes, Mapping[str, Write]] = field(default_factory=dict)
+    written: dict[bytes, dict[str, Write]] = field(default_factory=dict)
     waiting: Mapping[str, str] = field(default_factory=dict)
     carrying: Collection[bytes] = ()
-    refused: Mapping[bytes, str] = field(default_factory=dict)
     foreign: Mapping[str, int] = field(default_factory=dict)
     lanes: Mapping[str, LaneSeen] = field(default_factory=dict)
-
-    def trouble(self, txn_id: bytes) -> str:
-        """The reason why a carried transaction does not go on by itself; empty if none is known."""
-        return self.merging.trouble.get(txn_id, "") or self.refused.get(txn_id, "")
 
     def follow(
         self,
@@ -257,12 +297,62 @@ def is_usable(state: State, waiting: Mapping[str, str], stream: str) -> bool:
     return row is not None and row.state == ACTIVE and stream not in waiting
 
 
-def trouble_of(state: State, memory: LeaderMemory, txn_id: bytes) -> str:
-    """The reason why a transaction that is being committed does not go on; empty if none is known."""
+def is_gone(state: State, stream: str) -> bool:
+    """Whether a stream is given up, and is not being taken back."""
+    return state_of(state.streams.get(stream)) in (LOST, FORGETTING, FORGOTTEN)
+
+
+def unusable(state: State, waiting: Mapping[str, str], txn: OpenTxn) -> str:
+    """A stream that a decided transaction has to wait for; empty: none. A prepared one leaves LOST ones out."""
+    prepared = txn.pending is not None and txn.pending.prepare is not None
+    for stream in sorted(txn.participants):
+        if not is_usable(state, waiting, stream) and not (prepared and is_gone(state, stream)):
+            return stream
+    return ""
+
+
+def wait_of(state: State, memory: LeaderMemory, txn_id: bytes) -> Wait | None:
+    """Why a decided transaction is not merged yet, as far as is known."""
     txn = state.open.get(txn_id)
-    if txn is not None and txn.row.state == "FINALIZE_IN_PROGRESS":
-        for stream in sorted(txn.participants):
-            if not is_usable(state, memory.waiting, stream):
-                why = memory.waiting.get(stream, "a topic of it is gone")
-                return f"{IN_TROUBLE}: {stream}: {why}"
-    return memory.trouble(txn_id)
+    if txn is None or txn.row.state not in ("COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS"):
+        return None
+    known = memory.merging.waits.get(txn_id, None)
+    if known is not None and known.why == "torn":
+        return known
+    stream = unusable(state, memory.waiting, txn)
+    if stream:
+        since_ms = -1 if known is None or known.why not in STUCK else known.since_ms
+        return Wait("stream", since_ms, 0, stream)
+    if known is not None and known.why == "stream":
+        return None  # it goes on with the next look
+    return known
+
+
+def wait_text(memory: LeaderMemory, wait: Wait) -> str:
+    """The reason for a wait, for people."""
+    if wait.why == "stream":
+        return f"{wait.on}: {memory.waiting.get(wait.on, 'a topic of it is gone')}"
+    return _TEXTS[wait.why].format(on=wait.on)
+
+
+def way_to_end(state: State, txn_id: bytes) -> str:
+    """The command by which an operator ends a transaction that is not over."""
+    by_hand = f"anabranch txn settle {txn_text(txn_id)}"
+    if txn_id in state.prepared:
+        return f"{by_hand} --presume commit|abort"
+    txn = state.open[txn_id]
+    if txn.row.state != "FINALIZE_IN_PROGRESS":
+        return f"anabranch txn abort {txn_text(txn_id)}"
+    is_prepared = txn.pending is not None and txn.pending.prepare is not None
+    return f"{by_hand} --presume abort" if is_prepared else by_hand
+
+
+def trouble_of(state: State, memory: LeaderMemory, txn_id: bytes) -> str:
+    """The reason why a decided transaction does not go on by itself; empty if none is known."""
+    wait = wait_of(state, memory, txn_id)
+    if wait is None or wait.why not in STUCK:
+        return ""
+    return (
+        f"its commit is decided, but its merge does not go on: {wait_text(memory, wait)}; "
+        f"`{way_to_end(state, txn_id)}` ends it"
+    )

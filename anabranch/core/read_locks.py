@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import takewhile
 
 from anabranch.core import rows as k
 from anabranch.core.journal.table_writes import WINDOW_BYTES, Write
@@ -30,12 +30,15 @@ class _Table:
     before: int
     writes: deque[Write] = field(default_factory=deque)
     packed: deque[Write] = field(default_factory=deque)
+    bounded: deque[Write] = field(default_factory=deque)
     newest: dict[int, int] = field(default_factory=dict)  # by fingerprint, of those that are not
     fresh: deque[Write] = field(default_factory=deque)  # those that are not in `newest` yet
     unknown: int = 0  # the newest write whose keys are not known
 
     def add(self, write: Write) -> None:
         self.writes.append(write)
+        if write.is_bounded:
+            self.bounded.append(write)
         if write.is_unknown:
             self.unknown = write.timestamp
         elif write.is_packed:
@@ -46,6 +49,8 @@ class _Table:
     def drop_oldest(self) -> Write:
         write = self.writes.popleft()
         self.before = write.timestamp
+        if write.is_bounded:
+            self.bounded.popleft()
         if write.is_packed:
             self.packed.popleft()
         elif self.fresh and self.fresh[0] is write:
@@ -71,13 +76,6 @@ class _Table:
                 return True
         big = [write for write in self.packed if write.timestamp > since]
         return bool(big) and any(write.has(point) for write in big for point in points)
-
-    def above(self, timestamp: int) -> Iterator[Write]:
-        """Writes above a timestamp, the newest first."""
-        for write in reversed(self.writes):
-            if write.timestamp <= timestamp:
-                return
-            yield write
 
     def newest_at(self, timestamp: int) -> int:
         """The timestamp of the newest commit at or below one."""
@@ -144,6 +142,25 @@ class WindowDraft:
         self.tables.setdefault(table, _Table(before)).add(write)
         self.order.append(table)
 
+    def _known(self, table: str) -> list[_Table]:
+        """The newest part first."""
+        return [t for t in (self.tables.get(table), self.base.table(table)) if t]
+
+    def spares(self, locks: TableLocks, through: int) -> bool:
+        """Whether no commit above a time may have broken one of these locks unnoticed.
+
+        So it is if all of them are in the window, their keys are known, or their bounds, which lie round no range.
+        """
+        known = self._known(locks.table)
+        if through < self.base.reach or any(its.unknown > through for its in known):
+            return False
+        lows = [span.low for span in locks.ranges]
+        near = (write for its in known if lows for write in _above(its.bounded, through))
+        return not any(
+            looked_at == MOST_BOUNDED or write.touches_any(locks.ranges, lows)
+            for looked_at, write in enumerate(near)
+        )
+
     def holds(self, locks: TableLocks, last: int) -> bool:
         """Whether it is sure that nothing of it was written above ``since``. ``last``: the table's newest
         commit.
@@ -151,16 +168,23 @@ class WindowDraft:
         since = locks.since
         if last <= since:
             return last == locks.last
-        known = [t for t in (self.tables.get(locks.table), self.base.table(locks.table)) if t]
+        known = self._known(locks.table)
         if since < self.base.reach or _newest_at(known, since) != locks.last:
             return False
         lows = [span.low for span in locks.ranges]
         for its in known:
             if its.unknown > since or its.has(locks.points, since):
                 return False
-            if lows and any(write.touches_any(locks.ranges, lows) for write in its.above(since)):
+            if lows and any(
+                write.touches_any(locks.ranges, lows) for write in _above(its.writes, since)
+            ):
                 return False
         return True
+
+
+def _above(writes: deque[Write], timestamp: int) -> Iterator[Write]:
+    """Those above a timestamp, the newest first."""
+    return takewhile(lambda write: write.timestamp > timestamp, reversed(writes))
 
 
 def _newest_at(known: Iterable[_Table], timestamp: int) -> int:
@@ -173,7 +197,7 @@ def _newest_at(known: Iterable[_Table], timestamp: int) -> int:
     return found
 
 
-Owner = tuple[bytes, int]  # transaction, writer
+MOST_BOUNDED = 1_000  # commits of known bounds that are looked through; a look costs less
 
 
 @dataclass(slots=True)
@@ -230,13 +254,13 @@ def _with_locks(row: ReadLockRow) -> Iterator[TableLocks]:
 
 @dataclass(slots=True)
 class _Locked:
-    """The registered locks on one table. ``owners``: how many each has."""
+    """The registered locks on one table. ``owners``: how many each transaction has."""
 
-    points: dict[int, tuple[Owner, ...]] = field(default_factory=dict)
-    ranges: list[tuple[LockedRange, Owner]] = field(default_factory=list)
-    owners: Counter[Owner] = field(default_factory=Counter)
+    points: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
+    ranges: list[tuple[LockedRange, bytes]] = field(default_factory=list)
+    owners: Counter[bytes] = field(default_factory=Counter)
 
-    def put(self, owner: Owner, locks: TableLocks) -> None:
+    def put(self, owner: bytes, locks: TableLocks) -> None:
         alone = (owner,)  # one for all points
         for point in locks.points:
             others = self.points.get(point)
@@ -244,24 +268,31 @@ class _Locked:
         self.ranges += [(span, owner) for span in locks.ranges]
         self.owners[owner] += count_of((locks,))
 
-    def take(self, owner: Owner, locks: TableLocks) -> None:
+    def take(self, owner: bytes, locks: TableLocks) -> None:
         for point in locks.points:
             rest = list(self.points.pop(point))
             rest.remove(owner)
             if rest:
                 self.points[point] = tuple(rest)
-        if gone := set(locks.ranges):
-            self.ranges = [(s, its) for s, its in self.ranges if its != owner or s not in gone]
+        if gone := Counter(locks.ranges):  # another writer of it may have the same one
+            ranges, self.ranges = self.ranges, []
+            for span, its in ranges:
+                if its == owner and gone[span]:
+                    gone[span] -= 1
+                else:
+                    self.ranges.append((span, its))
         self.owners[owner] -= count_of((locks,))
         if not self.owners[owner]:
             del self.owners[owner]
 
-
-class Hits(NamedTuple):
-    """Transactions whose locks a commit breaks, and writers of others whose locks it may break."""
-
-    broken: dict[bytes, BrokenLock]
-    doubted: set[Owner]
+    def hit(self, write: Write) -> Iterator[tuple[int, bytes]]:
+        """The locked points that a write has, and whose they are."""
+        few: Iterable[int] = write.points or ()
+        if len(write.points or ()) > len(self.points):  # 10 million writes are not walked over
+            few = filter(write.has, self.points)
+        for point in few:
+            for owner in self.points.get(point, ()):
+                yield point, owner
 
 
 @dataclass(slots=True)
@@ -298,18 +329,18 @@ class Registered:
         sets = self.sets.setdefault(txn_id, Sets())
         former = sets.take(writer, sequence)
         if former is not None:
-            self._take((txn_id, writer), former)
+            self._take(txn_id, former)
         if isinstance(row, ReadLockRow):
             sets.put(writer, sequence, row)
             self.count += count_of(row.locks)
             for each in _with_locks(row):
-                self._tables.setdefault(each.table, _Locked()).put((txn_id, writer), each)
+                self._tables.setdefault(each.table, _Locked()).put(txn_id, each)
         elif isinstance(row, LookedRow):
             sets.looked[writer] = row
         elif not sequence:
             sets.looked.pop(writer, None)
 
-    def _take(self, owner: Owner, row: ReadLockRow) -> None:
+    def _take(self, owner: bytes, row: ReadLockRow) -> None:
         self.count -= count_of(row.locks)
         for each in _with_locks(row):
             self._tables[each.table].take(owner, each)
@@ -321,39 +352,41 @@ class Registered:
         self.carried.pop(txn_id, None)
         self.snapshots.pop(txn_id, None)
         sets = self.sets.pop(txn_id, None)
-        for (writer, _), row in sets.rows.items() if sets is not None else ():
-            self._take((txn_id, writer), row)
+        for row in sets.rows.values() if sets is not None else ():
+            self._take(txn_id, row)
 
     def ranges(self, table: str) -> int:
         """How many ranges of a table are locked."""
         return len(self._tables[table].ranges) if table in self._tables else 0
 
-    def hits(self, table: str, write: Write, by: bytes) -> Hits:
-        """Hold a commit against all locks on a table, but for the transaction's own.
+    def broken(self, table: str, write: Write, by: bytes) -> dict[bytes, BrokenLock]:
+        """The transactions whose locks a commit breaks for certain, but for its own.
 
-        A fingerprint is taken for the key: two keys share one in 2^64 cases.
+        A fingerprint is taken for the key: two keys share one in 2^64 cases. Ranges are held against keys that are
+        known; where a commit has more, the table's row has its time (`TableRow`).
         """
-        hits = Hits({}, set())
+        found: dict[bytes, BrokenLock] = {}
         locked = self._tables.get(table)
         if locked is None:
-            return hits
-        if write.is_unknown:
-            hits.doubted.update(locked.owners)
-        few: Iterable[int] = write.points or ()
-        if len(write.points or ()) > len(locked.points):  # 10 million writes are not walked over
-            few = filter(write.has, locked.points)
-        for point in few:
-            for txn_id, _ in locked.points.get(point, ()):
-                if txn_id not in hits.broken:
-                    key = write.key_of(point)
-                    hits.broken[txn_id] = BrokenLock(table, key, None, write.timestamp, by)
-        for span, owner in locked.ranges if write.points else ():
+            return found
+        for point, owner in locked.hit(write):
+            if owner not in found:
+                key = write.key_of(point)
+                found[owner] = BrokenLock(table, key, None, write.timestamp, by)
+        for span, owner in locked.ranges if write.points and not write.is_bounded else ():
             key_in = write.key_in(span)
             if key_in is not None:
-                its = BrokenLock(table, key_in, span, write.timestamp, by)
-                hits.broken.setdefault(owner[0], its)
-            elif write.touches(span):  # between the bounds of a big commit
-                hits.doubted.add(owner)
-        hits.broken.pop(by, None)
-        doubted = {o for o in hits.doubted if o[0] != by and o[0] not in hits.broken}
-        return Hits(hits.broken, doubted)
+                found.setdefault(owner, BrokenLock(table, key_in, span, write.timestamp, by))
+        found.pop(by, None)
+        return found
+
+    def touched(self, table: str, write: Write, by: bytes) -> set[bytes]:
+        """The transactions whose locks a commit would break, or may, but for its own."""
+        locked = self._tables.get(table)
+        if locked is None:
+            return set()
+        if write.is_unknown:
+            return locked.owners.keys() - {by}
+        found = {owner for _, owner in locked.hit(write)}
+        found.update(owner for span, owner in locked.ranges if write.touches(span))
+        return found - {by}

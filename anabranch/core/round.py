@@ -120,6 +120,7 @@ class Round:
     commands: list[tuple[int, Any]] = field(default_factory=list)  # to other control partitions
     audit: list[AuditRow] = field(default_factory=list)  # for the controller's log
     unread: list[str] = field(default_factory=list)  # … expired though a lane can't be read
+    reserved: list[str] = field(default_factory=list)  # streams where a merge begins to be carried
 
     @property
     def streams(self) -> list[str]:

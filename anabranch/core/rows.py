@@ -86,7 +86,7 @@ _ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.AUDIT: r.AuditRow,
     Entry.PROCESSOR: r.ProcessorRow,
     Entry.TASK: r.TaskRow,
-    Entry.TABLE: r.TableRow,
+    Entry.TABLE: (r.TableRow, r.FormerTableRow),
     Entry.BASE: r.BaseRow,
     Entry.CHANGED: r.ChangedRow,
     Entry.AUDIT_DUE: r.AuditRow,
@@ -309,6 +309,8 @@ def read_row(key: bytes, value: bytes) -> Any:
         raise foreign(key, f"a {type(row).__name__} where a row of {entry.name} belongs")
     if identifier and entry in (Entry.TERM, Entry.ROUND, Entry.SUSPECT):
         raise foreign(key, "bytes too many in the key")
+    if isinstance(row, r.FormerTableRow):
+        return r.TableRow(row.last)  # what was in doubt then, `LookedRow`s have
     return row
 
 

@@ -67,7 +67,7 @@ class Beside:
         if not state.committing and self.carriers.idle:
             return
         wall_ms = int(self._clock.wall() * 1000)
-        failed = self.carriers.take_up(state, table, memory.merging, wall_ms)
+        failed = self.carriers.take_up(state, table, memory.merging, wall_ms, self._now_ms())
         if failed:
             self._trouble.find(state, *failed)
         self.carriers.sync(state, index, wall_ms, usable)

@@ -19,11 +19,11 @@ from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.packer import batch_limit
 from anabranch.batches.splice import Piece, Splice
 from anabranch.core import rows as k
-from anabranch.core.decisions.commits.merge import TORN, runs_to_carry
+from anabranch.core.decisions.commits.merge import runs_to_carry
 from anabranch.core.decisions.commits.prepared import needed
 from anabranch.core.journal.index import JournalIndex, extents_by_place
 from anabranch.core.journal.runs import StoredRun
-from anabranch.core.memory import IN_TROUBLE, Merging
+from anabranch.core.memory import Merging, Why
 from anabranch.core.state import State
 from anabranch.ports import (
     Log,
@@ -198,14 +198,13 @@ class Carriers:
     ) -> None:
         # Transactions with a chunk that may be on its way: those of the last `sync`, or more.
         self.carrying: set[bytes] = set()
-        self.trouble: dict[bytes, str] = {}  # transaction id -> the broker's refusal
         self._each = carriers
         self._jobs: dict[Key, Job] = {}
         self._waiting: deque[Job] = deque()
         self._todo: queue.SimpleQueue[tuple[Job | None, int] | None] = queue.SimpleQueue()
         self._unchecked: deque[Sequence[TopicPartition]] = deque()
         self._told: queue.SimpleQueue[CarryRow | _Refused | Exception] = queue.SimpleQueue()
-        self.failed: list[LogError] = []  # why chunks could not be carried
+        self._failed: list[_Refused] = []
         self._not_before_ms: dict[Key, int] = {}  # refused jobs; wall clock
         self._stop = threading.Event()
         self._one_chunk = threading.Lock()
@@ -286,37 +285,40 @@ class Carriers:
                 raise told
             if isinstance(told, CarryRow):
                 rows.append(told)
-                self.trouble.pop(told.txn_id, None)
                 if told.done:
                     self._forget((told.txn_id, told.stream, told.number))
-            elif told.key is None:
-                self.failed.append(told.error)
             else:
-                log.warning("a decided merge can't be carried on: %s", told.error)
-                self.failed.append(told.error)
-                self.trouble[told.key[0]] = (
-                    TORN if isinstance(told.error, RecordsGone) else f"{IN_TROUBLE}: {told.error}"
-                )
-                self._forget(told.key)
-                self._not_before_ms[told.key] = wall_ms + RETRY_MS
+                self._failed.append(told)
+                if told.key is not None:
+                    log.warning("a decided merge can't be carried on: %s", told.error)
+                    self._forget(told.key)
+                    self._not_before_ms[told.key] = wall_ms + RETRY_MS
         return rows
 
-    def take_up(self, state: State, table: Table, merging: Merging, wall_ms: int) -> list[LogError]:
-        """Apply these rows, in the table too. Returns why chunks could not be carried."""
+    def take_up(
+        self, state: State, table: Table, merging: Merging, wall_ms: int, now_ms: int
+    ) -> list[LogError]:
+        """Apply these rows, in the table too. Returns why chunks could not be carried.
+
+        ``now_ms``: monotonic, as in memory.
+        """
         rows = self.take(wall_ms)
         for row in rows:
             state.apply(k.carry_key(row.txn_id, row.stream, row.number), row)
-            if row.done:
-                merging.not_before_ms.put(row.txn_id, None)
+            wait = merging.waits.get(row.txn_id, None)
+            if row.done or (wait is not None and wait.why in ("torn", "refused")):
+                merging.waits.put(row.txn_id, None)
         if rows:
             table.write(state.take_changes())
-        failed, self.failed = self.failed, []
-        return failed
+        failed, self._failed = self._failed, []
+        for key, error in failed:
+            if key is not None:
+                why: Why = "torn" if isinstance(error, RecordsGone) else "refused"
+                merging.wait(key[0], why, now_ms, 0, str(error))
+        return [refused.error for refused in failed]
 
     def forget(self, ended: Collection[bytes]) -> None:
         """Drop transactions that ended."""
-        for txn_id in ended:
-            self.trouble.pop(txn_id, None)
         for key in [key for key in self._not_before_ms if key[0] in ended]:
             del self._not_before_ms[key]
 

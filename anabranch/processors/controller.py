@@ -20,7 +20,7 @@ from anabranch.core.decisions.plain import give_up
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.memory import IN_TROUBLE, Keepalives, LeaderMemory
+from anabranch.core.memory import Keepalives, LeaderMemory
 from anabranch.core.read_locks import Windows
 from anabranch.core.state import State
 from anabranch.core.stream_states import CREATING
@@ -111,7 +111,6 @@ class Controller(Rounds):
             keepalives,
             waiting=self._stream_trouble.waiting,
             carrying=beside.carriers.carrying,
-            refused=beside.carriers.trouble,
             foreign=beside.gaps.found,
             lanes=self._lanes.on,
             windows=Windows(self._state.round.hybrid_time),
@@ -281,8 +280,7 @@ class Controller(Rounds):
             if fresh.open(txn_id).row.state == "COMMIT_IN_PROGRESS":
                 abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
             else:  # carried aside: it can't be aborted
-                fresh.merging.not_before_ms.put(txn_id, turn.now_ms + REFUSED_WAIT_MS)
-                fresh.merging.trouble.put(txn_id, f"{IN_TROUBLE}: {error}")
+                fresh.merging.wait(txn_id, "refused", turn.now_ms, REFUSED_WAIT_MS, str(error))
         for stream, partition, runs in give_up(fresh, turn.round):
             first, end = runs[0].first, runs[-1].end
             log.error(

@@ -10,10 +10,9 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from anabranch.core.decisions.commits.merge import TORN
 from anabranch.core.decisions.quotas import quotas_of, usages
 from anabranch.core.hybrid_time import to_us
-from anabranch.core.memory import trouble_of
+from anabranch.core.memory import STUCK, wait_of
 from anabranch.core.rows import HISTORY
 from anabranch.processors.numbers import Number, Numbers, Table
 from anabranch.schemas.records import Refusal
@@ -167,8 +166,9 @@ class Metrics(Numbers):
         self.values["streams"] = {(name,): count for name, count in states.items()}
         self.values["stream_trouble"] = dict.fromkeys(((s,) for s in memory.waiting), 1)
         self.values["foreign_records"] = {(s,): n for s, n in memory.foreign.items()}
-        troubles = (trouble_of(state, memory, txn_id) for txn_id in state.committing)
-        stuck = Counter("torn" if why == TORN else "waiting" for why in troubles if why)
+        waits = (wait_of(state, memory, txn_id) for txn_id in state.committing)
+        whys = (wait.why for wait in waits if wait is not None and wait.why in STUCK)
+        stuck = Counter("torn" if why == "torn" else "waiting" for why in whys)
         self.values["stuck_merges"] = {(why,): stuck[why] for why in ("torn", "waiting")}
         rejected = sum(index.rejected.values(), Counter[str]())
         self.values["rejected_records"] = {(reason,): n for reason, n in rejected.items()}

@@ -106,7 +106,7 @@ class Rounds:
             return False
         if self.lease is None or self._beside is None:
             raise NotLeading("a round is for a controller that leads")
-        self._stream_trouble.check(self._state, round_.touched)
+        self._stream_trouble.check(self._state, round_.touched, round_.reserved)
         for stream in round_.streams:
             if stream not in self._tails:
                 self.lease.check(places_of(self._state, stream))

@@ -101,7 +101,7 @@ TYPES: dict[int, type] = {
     89: r.TaskRow,
     90: r.PreparedRow,
     93: r.LabelRow,
-    94: r.TableRow,
+    94: r.FormerTableRow,
     96: r.JournalOp,
     97: r.EpochRecord,
     98: r.CommitRecord,
@@ -109,6 +109,7 @@ TYPES: dict[int, type] = {
     101: r.LookedRow,
     105: r.BaseRow,
     106: r.ChangedRow,
+    108: r.TableRow,
 }
 _CODES = {cls: code for code, cls in TYPES.items()}
 _PREFIX = {cls: bytes((FORMAT_VERSION, code)) for cls, code in _CODES.items()}

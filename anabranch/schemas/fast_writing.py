@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 from anabranch.schemas import records as r
 
 _ONE_SHOT, _REPLY, _ROUND_ROW = b"\x01\x08", b"\x01\x20", b"\x01\x41"
-_TXN_ROW, _TABLE_ROW, _COMMIT_RECORD = b"\x01\x44", b"\x01\x5e", b"\x01\x62"
+_TXN_ROW, _TABLE_ROW, _COMMIT_RECORD = b"\x01\x44", b"\x01\x6c", b"\x01\x62"
 OUTCOME = 6  # place in the union of a reply's results
 TXN_ID_SIZE = 16
 _SECRET_SIZE = 32
@@ -253,7 +253,7 @@ def _write_round_row(row: r.RoundRow) -> bytes:
 
 
 def _write_table_row(row: r.TableRow) -> bytes:
-    return _TABLE_ROW + _long(row.last)
+    return b"".join((_TABLE_ROW, _long(row.last), _long(row.unknown), _long(row.bounded)))
 
 
 def _write_commit_record(record: r.CommitRecord) -> bytes:

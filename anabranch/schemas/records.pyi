@@ -312,6 +312,12 @@ class ForgottenRow:
     times: int
 
 @dataclass(frozen=True, slots=True)
+class FormerTableRow:
+    """Status row: a table's newest commit, as older builds wrote it: it is read, and not written."""
+
+    last: int
+
+@dataclass(frozen=True, slots=True)
 class GetState:
     """Command: the state of a transaction, changing nothing."""
 
@@ -566,6 +572,11 @@ class OpenInfo:
     writer_count: int
     writers: tuple[WriterInfo, ...]
     carries: tuple[CarryInfo, ...]
+    journals: Mapping[str, int]
+    locks: int = 0
+    frozen: bool = False
+    waits: WaitInfo | None = None
+    ends: str = ""
 
 @dataclass(frozen=True, slots=True)
 class OpenList:
@@ -1117,9 +1128,11 @@ class TableLocks:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """Status row: a table's newest commit."""
+    """Status row: the times of a table's newest commits."""
 
     last: int
+    unknown: int = 0
+    bounded: int = 0
 
 @dataclass(frozen=True, slots=True)
 class TableTime:
@@ -1252,6 +1265,15 @@ class Vouched:
     writer: int
     sequence: int
     through: int
+
+@dataclass(frozen=True, slots=True)
+class WaitInfo:
+    """What a decided transaction waits for before it is merged."""
+
+    why: str
+    stream: str
+    text: str
+    age_ms: int
 
 @dataclass(frozen=True, slots=True)
 class WriterAt:

@@ -71,7 +71,7 @@ def _settle(client: Client, about: str, given: Mapping[str, str]) -> Plan:
         return f"transaction {about} is settled"
 
     told = (
-        "It will be aborted in all its streams. This is allowed only if one of them is LOST.",
+        "It will be aborted in all its streams. This is allowed only while its merge does not go on.",
         "Events of it that stand in the topics stay there for consumers that read them plainly.",
     )
     if prepared:

@@ -18,6 +18,7 @@ from anabranch.schemas.records import (
     SetAsideRow,
     TaskInfo,
     TaskPosition,
+    WaitInfo,
     WriterInfo,
 )
 from anabranch.shown.system import LockRow
@@ -99,7 +100,12 @@ def opened(info: TransactionInfo, age: float = 60.0) -> OpenTransaction:
     """The same with a writer, and half of it merged."""
     writers = (WriterInfo(5, "open", "loader 7", 10, True),)
     carries = (CarryInfo("nyc/flights", 1, 5, 10, 4, False),)
-    return OpenTransaction(info, 7, age, 10.0, 20.0, 1, writers, carries)
+    waits = WaitInfo("stream", "nyc/flights", "nyc/flights: it has no leader", 180_000)
+    ends = f"anabranch txn settle {info.txn_id.hex()}"
+    holds: dict[str, Any] = {"locks": 3, "frozen": True, "journals": {"nyc/flights": 9_000}}
+    return OpenTransaction(
+        info, 7, age, 10.0, 20.0, 1, writers, carries, **holds, waits=waits, ends=ends
+    )
 
 
 def event(number: int = 0, **changes: Any) -> Event:

@@ -226,6 +226,9 @@ def test_txn_list(run: Run, fake: FakeClient) -> None:
     assert ID in run("txn", "list").stdout
     (opened,) = json.loads(run("txn", "list", "--json").stdout)["transactions"]
     assert (opened["staged_bytes"], opened["keepalive_left_s"], opened["age_s"]) == (7, 20.0, 60.0)
+    waiting = run("txn", "list", "--waiting").stdout
+    for shown in (ID, "3m", "it has no leader", "anabranch txn settle"):
+        assert shown in waiting
 
 
 @pytest.mark.parametrize("group", ["system", "txn"])
@@ -265,6 +268,8 @@ def test_txn_describe(run: Run, fake: FakeClient) -> None:
     assert "OPEN" in told
     assert "loader 7" in told
     assert "left out" not in told
+    for shown in ("it has no leader", "3m", "nyc/flights: 9,000", f"anabranch txn settle {ID}"):
+        assert shown in told
     fake.several = [fake.info, transaction(txn_id=TXN_ID[:8] + bytes(8))]
     assert json.loads(run("txn", "describe", ID[-8:], "--json").stdout)["txn_id"] == ID
     ambiguous = run("txn", "describe", ID[:8])

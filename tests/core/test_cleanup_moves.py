@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.decisions import cleanup
 from anabranch.core.decisions.cleanup import runs_to_move
+from anabranch.core.decisions.scale import partitions_added
+from anabranch.schemas import records as r
 from tests.core.cleaning import PLACE, crowd, end, low, opened, relocate
+from tests.core.harness import World
 
 
 @pytest.fixture
@@ -83,16 +87,67 @@ def test_one_that_is_moved_again_is_at_one_place(few: None) -> None:
     assert world.row("A").committed == 5
 
 
-def test_decided_ones_stay_and_what_lies_behind_them() -> None:
-    world = opened("A", "B", move_bytes=25_000)
-    world.write("A", "w1")
-    world.write("B", "w2")
-    for _ in range(4):
-        crowd(world)
-    assert len(runs_to_move(world.new_turn(), PLACE)) == 2
+def decided(world: World) -> None:
     world.commit("A", own=[world.receipt("A", "w1")])
-    assert world.row("A").state == "COMMIT_IN_PROGRESS"
+
+
+def carried(world: World) -> None:
+    """Its chunks are put aside, and its carrier waits for one of its streams."""
+    world.settings = dataclasses.replace(world.settings, chunk_bytes=10)
+    decided(world)
+    for stream in (PLACE[0], "nyc/b"):
+        turn = world.new_turn()
+        partitions_added(turn, stream, 4)
+        world.close(turn)
+    world.wait(300)
+    world.settings = dataclasses.replace(world.settings, chunk_bytes=1 << 20)
+
+
+def told_to_commit(world: World) -> None:
+    prepare = r.Prepare(b"", b"1")
+    own = [world.receipt("A", "w1")]
+    world.ask("prepare", dataclasses.replace(world.committing("A", own=own), prepare=prepare))
+    world.wait(1)
+    assert world.row("A").state == "PREPARED"
+    world.ask("commit", world.committing("A"))
+
+
+@pytest.mark.parametrize(
+    ("ends", "state"),
+    [
+        (decided, "COMMIT_IN_PROGRESS"),
+        (carried, "FINALIZE_IN_PROGRESS"),
+        (told_to_commit, "FINALIZE_IN_PROGRESS"),
+    ],
+)
+def test_who_waits_for_one_stream_keeps_no_journal_of_another(
+    ends: Callable[[World], None], state: str
+) -> None:
+    """Only what a carrier is at stays, with what lies behind it."""
+    world = opened("A", "B", move_bytes=25_000)
+    world.create("nyc/b", 2)
+    world.created("nyc/b", 0, 0)
+    world.touch("A", "nyc/b")
+    world.write("A", "w1")
+    world.write("A", "w1", "nyc/b")
+    world.write("B", "w2")
+    ends(world)
+    world.memory.waiting = {"nyc/b": "a partition has no leader"}
+    for _ in range(30):
+        crowd(world)
+        while relocate(world):
+            pass
+    assert world.row("A").state == state
+    assert world.ends[PLACE] - low(world) < 20
+    world.memory.carrying = {world.id("A")}
+    for _ in range(8):
+        crowd(world)
     assert runs_to_move(world.new_turn(), PLACE) == []
+    if state == "COMMIT_IN_PROGRESS" or ends is told_to_commit:
+        world.memory.waiting, world.memory.carrying = {}, ()
+        world.wait(2_000)
+        assert world.row("A").committed == 2
+        assert world.row("A").state == "COMMITTED"
 
 
 def test_only_as_much_is_moved_as_must_be() -> None:

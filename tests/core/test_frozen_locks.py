@@ -14,7 +14,7 @@ from anabranch.core.decisions.commits import frozen
 from anabranch.core.decisions.commits.merge import runs_to_carry
 from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.journal.index import extents_by_place
-from anabranch.core.journal.table_writes import Keys
+from anabranch.core.journal.table_writes import FEW_KEYS, Keys
 from anabranch.schemas import records as r
 from tests.core.test_registered_locks import Long
 from tests.core.test_table_locks import PLAIN, A, B
@@ -222,6 +222,99 @@ def test_a_new_leader_that_has_not_read_what_a_carried_one_wrote_freezes_none(re
     bank.wait(60)
     assert bank.carry("T") == "COMMITTED"
     assert bank.state_of("U") == "ABORTED"
+
+
+def away(bank: Big, *streams: str) -> None:
+    """These streams wait, no other one does."""
+    bank.memory.waiting = dict.fromkeys(streams, "a partition has no leader")
+
+
+def settle(bank: Big, label: str = "T") -> str:
+    return bank.ask("settle", r.Settle(bank.id(label), ""))
+
+
+def test_an_operator_ends_a_frozen_one_that_waits_for_one_of_its_streams() -> None:
+    bank = Big()
+    bank.writes("T", PLAIN, b"p", size=10)
+    bank.frozen("T", b"read")
+    assert settle(bank) == "IllegalState"
+    away(bank, PLAIN)
+    bank.wait(60)
+    since_ms = bank.now_ms
+    assert not one_shot(bank, b"read")
+    bank.now_ms += 3_600_000
+    assert not one_shot(bank, b"read"), "it waits with the merge"
+    bank.get("T")
+    assert bank.result.reason == (
+        "its commit is decided, but its merge does not go on: nyc/plain: a partition has no leader; "
+        f"`anabranch txn settle {bank.id('T').hex()}` ends it"
+    )
+    bank.ask("describe", r.ListOpen(None, bank.id("T"), 1))
+    (info,) = bank.result.transactions
+    assert info.waits == r.WaitInfo(
+        "stream", PLAIN, f"{PLAIN}: a partition has no leader", bank.now_ms - since_ms
+    )
+    assert (info.locks, info.frozen, set(info.journals)) == (1, True, {B, PLAIN})
+    assert info.ends == f"anabranch txn settle {bank.id('T').hex()}"
+    ended = "T ABORTED (settled by an operator: its merge did not go on: nyc/plain: a partition has no leader)"
+    assert settle(bank) == f"[commit T] TransactionAborted; {ended}"
+    assert one_shot(bank, b"read")
+    assert bank.state.retired(B) == set(), "no chunk was carried yet"
+
+
+def test_big_commits_pass_one_that_waits_for_another_stream() -> None:
+    """Partitions that are let go soon are waited for; new ones are added where a merge keeps its own for long."""
+    bank = Big()
+    bank.writes("T", PLAIN, b"p", size=10)
+    bank.frozen("T")
+    for label in "UVW":
+        bank.new(label)
+        bank.writes(label, B, label.encode())
+    assert bank.commits("V") == "COMMIT_IN_PROGRESS", "T goes on, and has the only idle partition"
+    away(bank, PLAIN)
+    bank.wait(60)
+    bank.grow()
+    assert (bank.state_of("V"), bank.state.streams[B].partitions) == ("FROZEN", 4)
+    assert bank.carry("V") == "COMMITTED"
+    away(bank)
+    assert bank.commits("W") == "FROZEN", "V's partition is idle now"
+    assert bank.commits("U") == "COMMIT_IN_PROGRESS"
+    assert bank.carry("T") == bank.carry("W") == "COMMITTED"
+    bank.wait(60)
+    assert bank.carry("U") == "COMMITTED"
+    assert bank.state.streams[B].partitions == 4
+
+
+def test_who_reads_nothing_of_a_journal_that_is_not_read_freezes() -> None:
+    """After a takeover without the folder the journal of the stream in trouble can't be read."""
+    for table, state in ((A, "FROZEN"), (B, "COMMIT_IN_PROGRESS")):
+        bank = Big()
+        bank.writes("T", A, b"x")
+        bank.frozen("T", b"read")
+        end, runs = bank.ends[B, 0], bank.journals[B, 0]
+        bank.lead(keep_table=False)
+        bank.ends[B, 0], bank.journals[B, 0] = 0, []
+        away(bank, B)
+        bank.new("U")
+        bank.reads("U", b"else", table=table)
+        bank.writes("U", PLAIN, b"y")
+        assert bank.commits("U") == state
+        bank.ends[B, 0], bank.journals[B, 0] = end, runs
+        away(bank)
+        bank.wait(2_000)
+        assert bank.carry("T") == "COMMITTED"
+
+
+def test_a_frozen_one_is_not_in_doubt() -> None:
+    """A successor has not seen the big commit; but had that been able to break a lock, it would have waited."""
+    bank = Big()
+    bank.reads("T", span=(b"1", b"2"))
+    bank.writes("T", B, b"x")
+    assert bank.commits("T") == "FROZEN"
+    assert bank.put(*((A, b"%03d" % n) for n in range(FEW_KEYS + 1))) == "COMMITTED"
+    bank.lead()
+    bank.wait(60)
+    assert bank.carry("T") == "COMMITTED"
 
 
 def test_locks_are_looked_at_before_they_freeze() -> None:

@@ -11,7 +11,6 @@ import pytest
 from anabranch.core import limits
 from anabranch.core.decisions import streams
 from anabranch.core.decisions.cleanup import runs_to_move
-from anabranch.core.decisions.commits.merge import TORN
 from anabranch.core.rows import stream_key
 from anabranch.schemas import records as r
 from tests.core.cleaning import PLACE, crowd, rebuild, relocate
@@ -289,11 +288,24 @@ def test_a_copy_of_that_word_waits_with_it_and_no_other_word_follows(
 def test_one_whose_events_are_gone_is_only_aborted(world: World) -> None:
     prepare(world)
     world.ask("commit", world.committing("A"))
-    world.memory.merging.trouble.put(world.id("A"), TORN)
-    world.memory.merging.not_before_ms.put(world.id("A"), world.now_ms + 1)
+    world.memory.merging.wait(world.id("A"), "torn", world.now_ms, 1)
+    why = "its merge did not go on: a journal lost records of it"
     assert [settle(world, True), settle(world, False)] == [
         "IllegalState",
-        "[commit] TransactionAborted; A ABORTED (settled by an operator)",
+        f"[commit] TransactionAborted; A ABORTED (settled by an operator: {why})",
+    ]
+
+
+def test_one_that_waits_for_a_stream_is_aborted_if_an_operator_says_so(world: World) -> None:
+    """Its coordinator may have told others that it commits: so nothing less than that word does it."""
+    prepare(world)
+    world.ask("commit", world.committing("A"))
+    world.memory.waiting = {"nyc/a": "a partition has no leader"}
+    why = "its merge did not go on: nyc/a: a partition has no leader"
+    assert [settle(world, None), settle(world, True), settle(world, False, "A")] == [
+        "IllegalState",
+        "",
+        f"[commit] TransactionAborted; TransactionAborted; A ABORTED (settled by an operator: {why})",
     ]
 
 

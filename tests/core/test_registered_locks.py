@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import scopes
+from anabranch.core.decisions.decide import decide
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.journal.table_writes import FEW_KEYS, Keys, fingerprint
 from anabranch.schemas import records as r
+from anabranch.schemas.codec import encode
 from tests.core.tables import fold
 from tests.core.test_table_locks import PLAIN, A, B, Bank, told
 
@@ -272,6 +275,73 @@ def test_a_doubt_costs_a_look_and_never_a_transaction(
     assert bank.end(asker="soon") == "LookAgain", "it was looked at too early"
     assert bank.vouch(through=again.timestamp) == "ReadsLocked"
     assert bank.end(asker="then") == "COMMITTED"
+
+
+def cost_of_a_big_one(bank: Long, label: str) -> tuple[int, int]:
+    """(calls, rows that are logged) for a one-shot of one row more than are held against ranges."""
+    keys = [b"%03d" % n for n in range(FEW_KEYS + 1)]
+    events = tuple(r.Event(A, -1, key, b"v", (), -1) for key in keys)
+    shot = r.OneShot(bank.id(label), "nyc", None, events, None, ())
+    turn, calls = bank.new_turn(), 0
+
+    def called(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(called)
+    try:
+        decide(turn, shot, None)
+    finally:
+        sys.setprofile(None)
+    bank.close(turn)
+    assert bank.row(label).state == "COMMITTED"
+    return calls, len(bank.round.rows)
+
+
+def test_a_commit_of_many_rows_costs_as_much_whatever_others_locked() -> None:
+    bank = Long()
+    cost_of_a_big_one(bank, "a")
+    calls, rows = cost_of_a_big_one(bank, "b")
+    for n in range(20):
+        spans = [(b"%03d" % (n + 20 * i), b"%03d." % (n + 20 * i)) for i in range(50)]
+        locks = r.TableLocks(A, 0, 0, (), tuple(r.LockedRange(*span) for span in spans))
+        bank.ask("lock", r.LockReads(bank.token("T"), bank.writer("w"), n + 1, (locks,)))
+    assert bank.state.locks.count == 1_000
+    more, as_many = cost_of_a_big_one(bank, "c")
+    assert as_many == rows
+    assert more < calls + 100
+
+
+@pytest.mark.parametrize("lead", [False, True])
+def test_what_bounds_do_not_lie_round_is_not_in_doubt_as_far_as_the_window_reaches(
+    lead: bool,
+) -> None:
+    """A successor has not seen the commit, so it asks for a look."""
+    bank = Long()
+    bank.locked(b"001", span=(b"1", b"2"))
+    bank.wrote(b"x")
+    big(bank)
+    if lead:
+        bank.lead()
+    assert bank.row("T").state == "ABORTED", "its point was written"
+    bank.open("U")
+    bank.locked(b"else", span=(b"1", b"2"), label="U")
+    bank.wrote(b"x", label="U")
+    big(bank)
+    if lead:
+        bank.lead()
+    assert bank.end("U") == ("LookAgain" if lead else "COMMITTED")
+
+
+def test_a_log_of_before_the_times_of_doubts_is_folded() -> None:
+    bank = Long()
+    bank.locked(b"k")
+    unknown(bank)
+    row = bank.state.tables[A]
+    assert row == r.TableRow(row.last, row.last, 0)
+    key = k.table_key(A)
+    state = fold([*bank.log, [(key, encode(r.FormerTableRow(row.last)))]])
+    assert state.tables[A] == r.TableRow(row.last, 0, 0)
 
 
 def test_doubts_while_it_is_decided() -> None:

@@ -10,7 +10,7 @@ from anabranch.client.client import Client
 from anabranch.core.decisions import expiry, transactions
 from anabranch.core.decisions.commits import prepared
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.memory import Keepalives
+from anabranch.core.memory import Keepalives, is_gone
 from anabranch.core.state import OpenTxn
 from anabranch.core.transaction_states import TRANSACTIONS, Op
 from anabranch.ledger import Ledger, Recovered, ledger
@@ -61,7 +61,7 @@ def lost_with_a_stream() -> Planted:
 
 def all_is_left_out() -> Planted:
     """A prepared transaction is committed without all of its streams once any stream is given up."""
-    usual = prepared.is_gone
+    usual = is_gone
     return patch.object(
         prepared, "is_gone", lambda state, _: any(usual(state, stream) for stream in state.streams)
     )

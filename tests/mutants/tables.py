@@ -21,7 +21,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import MAX, from_us
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.journal.table_writes import Keys, Write, fingerprint, write_of
-from anabranch.core.read_locks import Hits, Registered, WindowDraft
+from anabranch.core.read_locks import Registered, WindowDraft
 from anabranch.core.round import NewEpoch, StreamCommit
 from anabranch.core.stream_settings import is_table
 from anabranch.errors import AnabranchError, LocksBroken
@@ -276,32 +276,27 @@ def broken_not_logged() -> Planted:
 
 def registered_breaks_itself() -> Planted:
     """A transaction's own writes break its registered locks."""
-    real = Registered.hits
+    real = Registered.broken
     return patch.object(
-        Registered, "hits", lambda its, table, write, _: real(its, table, write, b"")
+        Registered, "broken", lambda its, table, write, _: real(its, table, write, b"")
     )
 
 
 def doubts_dropped() -> Planted:
     """A commit that may have broken a registered lock, which is not sure, makes no look due."""
-    real = Registered.hits
-    return patch.object(
-        Registered, "hits", lambda its, *given: real(its, *given)._replace(doubted=set())
-    )
+    return patch.object(registered, "_may_be_broken", lambda *_: False)
 
 
 def what_is_not_sure_breaks() -> Planted:
     """A commit that may have broken a registered lock is taken to have broken it."""
-    real = Registered.hits
+    real = Registered.broken
 
-    def hits(its: Registered, table: str, write: Write, by: bytes) -> Hits:
-        found = real(its, table, write, by)
-        broken = {
-            txn_id: BrokenLock(table, b"", None, write.timestamp, by) for txn_id, _ in found.doubted
-        }
-        return Hits(broken | found.broken, set())
+    def broken(its: Registered, table: str, write: Write, by: bytes) -> dict[bytes, BrokenLock]:
+        doubted = its.touched(table, write, by)
+        lock = BrokenLock(table, b"", None, write.timestamp, by)
+        return dict.fromkeys(doubted, lock) | real(its, table, write, by)
 
-    return patch.object(Registered, "hits", hits)
+    return patch.object(Registered, "broken", broken)
 
 
 def sets_not_looked_at() -> Planted:

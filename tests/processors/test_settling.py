@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from anabranch.batches.journal_refetch import FETCH_BYTES
-from anabranch.core.decisions.commits.merge import TORN
+from anabranch.core.memory import wait_of
 from anabranch.ports import LogRefused, OffsetOutOfRange, TopicPartition
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import (
+    Abort,
     Commit,
     CommitRecord,
     EpochRecord,
@@ -26,6 +27,7 @@ from anabranch.schemas.records import (
 )
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.memory.log import MemoryLog
+from tests.memory.trouble import Kind, Trouble
 from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
 
 CHUNK_BYTES = 1_000
@@ -109,7 +111,8 @@ def test_settling_aborts_it_everywhere_and_retires_where_chunks_stand(
     )
     settled = play.settle()
     assert isinstance(settled, Outcome)
-    assert (settled.state, settled.reason) == ("ABORTED", "the operator said so")
+    assert settled.state == "ABORTED"
+    assert settled.reason.startswith(f"the operator said so: its merge did not go on: {GONE}")
     assert play.settle() == settled, "again is fine"
     assert play.controller.state.retired(GONE) == lost != set(), "it may be taken back"
     told = play.world.reply(play.commit)
@@ -209,7 +212,7 @@ def test_a_merge_whose_journal_records_are_deleted_can_be_settled(keeps_table: b
     play.play(40, 40.0)
     state, reason = play.state(play.txn_id)
     assert state == "FINALIZE_IN_PROGRESS"
-    assert "`anabranch txn settle` ends it" in reason
+    assert f"`anabranch txn settle {play.txn_id.hex()}` ends it" in reason
     assert play.controller._beside is not None
     refused = play.controller._beside.carriers._not_before_ms
     assert bool(refused) == keeps_table
@@ -218,7 +221,7 @@ def test_a_merge_whose_journal_records_are_deleted_can_be_settled(keeps_table: b
     assert play.big() == "COMMITTED"
 
 
-def test_a_merge_whose_journal_a_broker_that_is_behind_shows_cannot_be_settled(
+def test_a_merge_whose_journal_a_broker_that_is_behind_shows_goes_on_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     play = Stuck(lost=False)
@@ -236,10 +239,10 @@ def test_a_merge_whose_journal_a_broker_that_is_behind_shows_cannot_be_settled(
         seen = set()
         for _ in range(100):
             play.play(1, 0.05)
-            seen.add(play.controller._memory.trouble(play.txn_id))
+            wait = wait_of(play.controller.state, play.controller._memory, play.txn_id)
+            assert wait is None or wait.why != "torn"
+            seen.add(play.state(play.txn_id)[1])
         assert any("has no offset" in trouble for trouble in seen)
-        assert TORN not in seen
-        assert play.settle().code == "IllegalState"
     play.play(60, 60.0)
     assert play.state(play.txn_id)[0] == "COMMITTED"
 
@@ -261,12 +264,39 @@ def test_a_prepared_one_is_committed_without_its_lost_stream(size: int, keeps_ta
     assert (outcome.state, outcome.committed, outcome.left_out) == ("COMMITTED", 8, 8)
 
 
-def test_a_missing_stream_is_not_lost_yet() -> None:
+@pytest.mark.parametrize("kind", [Kind.LEADERLESS, Kind.DENYING])
+def test_a_stream_in_trouble_is_reason_enough(kind: Kind) -> None:
+    """Its merge would go on by itself once that is mended, which may take hours."""
     play = Stuck(lost=False)
-    play.world.cluster.delete_topic(journal_topic(GONE))
-    play.play(3, 1.0)
-    assert play.settle().code == "IllegalState"
-    assert play.state(play.txn_id)[0] == "FINALIZE_IN_PROGRESS"
+    retired = {c.partition for c in play.carries() if c.stream == OTHER and c.count}
+    troubled = next(c.partition for c in play.carries() if c.stream == GONE)
+    place = TopicPartition(stream_topic(GONE), troubled)
+    play.world.cluster.troubles[place] = Trouble(kind)
+    play.play(20, 20.0)
+    settled = play.settle()
+    assert settled.state == "ABORTED"
+    assert f"its merge did not go on: {place.topic}" in settled.reason.replace(f"{GONE}: ", "")
+    assert play.big() == "COMMITTED", "it does not hold up others"
+    play.world.cluster.troubles.clear()
+    play.play(20, 20.0)
+    play.check_strays(play.controller.state.retired(OTHER))
+    assert play.controller.state.retired(OTHER) >= retired
+    assert play.one_shot(GONE) == "COMMITTED"
+
+
+def test_nothing_is_carried_into_trouble_that_is_known() -> None:
+    """Until chunks are carried an abort is enough to let go what it holds."""
+    play = Stuck(lost=False)
+    play.play(20, 1.0)
+    txn_id, token, receipt = play.begun(GONE, OTHER, size=SIZE)
+    play.play(20, 20.0)
+    play.world.cluster.troubles[TopicPartition(stream_topic(GONE), 0)] = Trouble(Kind.LEADERLESS)
+    play.world.send(Commit(token, (receipt,), None, None, 60_000))
+    play.play(20, 20.0)
+    state, reason = play.state(txn_id)
+    assert state == "COMMIT_IN_PROGRESS"
+    assert f"`anabranch txn abort {txn_id.hex()}` ends it" in reason
+    assert play.ask(Abort(token, "enough")).state == "ABORTED"
 
 
 def test_a_chunk_under_way_is_waited_for() -> None:

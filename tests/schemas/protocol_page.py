@@ -92,6 +92,9 @@ OPEN_INFO = r.OpenInfo(
     writer_count=1,
     writers=(r.WriterInfo(WRITER, "open", "loader 7", 2, True),),
     carries=(r.CarryInfo("nyc/flights", 0, 1, 2, 1, False),),
+    locks=2,
+    journals={"nyc/flights": 8192},
+    ends=f"anabranch txn abort {TXN.hex()}",
 )
 INPUTS = (r.ProcessorInput("nyc/flights", "6ba7b8109dad41d180b400c04fd430c8", 0, 0),)
 AT = (r.TaskPosition(0, 12, STAMP),)

@@ -101,7 +101,7 @@ USUAL: list[Any] = [
     r.OneShot(TXN_ID, "nyc", "daily", plain_events(1000)),
     r.Reply(b"c" * 16, b"d" * 8, TIME, OUTCOME._replace(tables=(r.TableTime("nyc/rows", TIME),))),
     ROW,
-    r.TableRow(TIME),
+    r.TableRow(TIME, TIME, TIME),
     r.CommitRecord(
         TXN_ID,
         0,

@@ -4,8 +4,8 @@ The *low water* of a journal partition is the least offset that anything may sti
 anything is deleted, so the next leader, with a table or without, reads on from there. The same round logs what must
 outlive the journal: counts of open transactions' rejected records below the low water.
 
-An old open transaction would hold all that comes after its data. If a partition keeps much more than it needs, such
-runs are copied to its end. The low water rises in a later round.
+An old transaction that is not over would hold all that comes after its data. If a partition keeps much more than it
+needs, such runs are copied to its end. The low water rises in a later round.
 
 A history is cut only behind events: up to an EPOCH record below whose vector brokers have no event any more. A
 reader needs nothing before it. Therefore the active epoch is logged again after some thousand commits.
@@ -26,7 +26,6 @@ from anabranch.core.round import NewEpoch
 from anabranch.schemas.records import LowWaterRow, MovedRow, MovedRun
 
 MAX_MOVED = 2_000  # runs moved in one round: one row for each transaction has them all
-_STAYS = ("OPEN", "PREPARED")  # states in which a transaction may stay for long
 LATER = 12  # times `clean_ms`: the wait where nothing could be moved
 
 
@@ -159,8 +158,8 @@ def runs_to_move(turn: Turn, place: Place) -> list[Lying]:
     """The next runs to copy to the end of a journal partition, about a chunk, in the order of their places.
 
     They lie before an offset at which a cut frees more than `move_bytes` of unneeded data, and no less than is
-    copied. Runs of a decided transaction stay where its merge reads them: it ends soon. A PREPARED one may not:
-    its runs move, too, and its receipts speak of their first offsets.
+    copied. Runs of decided transactions move, too: these may wait for a stream in trouble for hours. Only what a
+    carrier is at stays where that reads it. Receipts speak of the first offsets, wherever the runs lie.
     """
     read = turn.index.read.get(place)
     if read is None:
@@ -173,7 +172,7 @@ def runs_to_move(turn: Turn, place: Place) -> list[Lying]:
         freed = read.between(lying[0].batch_base, offset) - copied if lying else 0
         if freed > turn.settings.move_bytes and freed >= copied:
             return _chunk(turn, lying[:i])
-        if one is None or offset == end or turn.open(one.txn_id).row.state not in _STAYS:
+        if one is None or offset == end or one.txn_id in turn.memory.carrying:
             return []
         copied += one.run.batch_size
     return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
@@ -18,7 +19,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.core.journal.index import segment_on
 from anabranch.core.journal.runs import wanted_runs
-from anabranch.core.memory import Who
+from anabranch.core.memory import Who, wait_text, way_to_end
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
 from anabranch.core.tokens import SEE, Rights
@@ -43,6 +44,7 @@ from anabranch.schemas.records import (
     TableLockList,
     TransactionList,
     TxnRow,
+    WaitInfo,
     WriterInfo,
 )
 
@@ -154,7 +156,7 @@ def open_info(turn: Turn, row: TxnRow, *, full: bool) -> OpenInfo:
     streams = tuple(sorted(turn.state.participants(row.txn_id)))
     outcome = outcome._replace(streams=streams)
     if txn is None:
-        return OpenInfo(outcome, 0, 0, 0, -1, 0, (), ())
+        return OpenInfo(outcome, 0, 0, 0, -1, 0, (), (), {})
     silent_ms = max(0, turn.now_ms - turn.keepalives.last(row.txn_id))
     runs = outcome.state == "OPEN"
     stays = turn.index.staged.stays.get(row.txn_id, {})
@@ -181,7 +183,31 @@ def open_info(turn: Turn, row: TxnRow, *, full: bool) -> OpenInfo:
         writer_count=len(txn.writers),
         writers=writers,
         carries=carries,
+        locks=turn.state.locks.of(row.txn_id).count,
+        frozen=row.txn_id in turn.state.locks.carried,
+        journals=_kept_for(turn, row.txn_id) if full else {},
+        waits=_waits_for(turn, row.txn_id),
+        ends=way_to_end(turn.state, row.txn_id),
     )
+
+
+def _kept_for(turn: Turn, txn_id: bytes) -> dict[str, int]:
+    """The bytes of each stream's journal from a transaction's first batch there on."""
+    kept: Counter[str] = Counter()
+    for place, stay in turn.index.staged.stays.get(txn_id, {}).items():
+        read = turn.index.read.get(place)
+        end = turn.index.positions.get(place, 0)
+        kept[place[0]] += stay.size if read is None else max(stay.size, read.between(stay.low, end))
+    return dict(kept)
+
+
+def _waits_for(turn: Turn, txn_id: bytes) -> WaitInfo | None:
+    wait = turn.wait_of(txn_id)
+    if wait is None:
+        return None
+    age_ms = -1 if wait.since_ms < 0 else max(0, turn.now_ms - wait.since_ms)
+    on = wait.on if wait.on in turn.state.streams else ""
+    return WaitInfo(wait.why, on, limits.cut(wait_text(turn.memory, wait)), age_ms)
 
 
 def _carry(turn: Turn, txn: OpenTxn, carry: CarryRow) -> CarryInfo:

@@ -24,8 +24,10 @@ from anabranch.core.memory import (
     Keepalives,
     LeaderMemory,
     Merging,
+    Wait,
     is_usable,
     trouble_of,
+    wait_of,
 )
 from anabranch.core.read_locks import WindowDraft
 from anabranch.core.round import ReplyTo, Round
@@ -373,6 +375,10 @@ class Turn:
     def trouble(self, txn_id: bytes) -> str:
         """The reason why a transaction that is being committed does not go on; empty if none is known."""
         return trouble_of(self.state, self.memory, txn_id)
+
+    def wait_of(self, txn_id: bytes) -> Wait | None:
+        """Why a decided transaction is not merged yet, as far as is known."""
+        return wait_of(self.state, self.memory, txn_id)
 
     def hear(self, txn_id: bytes) -> None:
         """Note that a command about this transaction was received."""

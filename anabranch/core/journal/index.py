@@ -308,10 +308,14 @@ class JournalIndex:
 
     def covers(self, receipts: Sequence[Receipt]) -> bool:
         """Whether the journals are indexed up to the end of every extent."""
-        return all(
-            self.positions.get((stream, partition), 0) >= extent.end
-            for (_, stream, partition), extent in extents_of(receipts).items()
-        )
+        return not self.lacking(receipts)
+
+    def lacking(self, receipts: Sequence[Receipt]) -> str:
+        """A stream whose journal is not indexed up to the end of every extent; empty: all are."""
+        for (_, stream, partition), extent in extents_of(receipts).items():
+            if self.positions.get((stream, partition), 0) < extent.end:
+                return stream
+        return ""
 
     def sweep(self, state: State) -> dict[bytes, bytes | None]:
         """Table changes for transactions that ended, and runs that moved, while this table was not kept up."""

@@ -27,13 +27,16 @@ def fingerprint(key: bytes) -> int:
 
 
 class Write:
-    """A commit's writes to one table. ``is_packed``: they are many.
+    """A commit's writes to one table. ``is_packed``: they are many. ``is_bounded``: of its keys, in bytes, no more
+    than the bounds are known.
 
     Few keys are hashed, and many fingerprints sorted, when somebody asks: most commits go by without a lock to be
     held against.
     """
 
-    __slots__ = ("_is_sorted", "_keys", "_points", "_unread", "is_packed", "size", "timestamp")
+    __slots__ = (
+        "_is_sorted", "_keys", "_points", "_unread", "is_bounded", "is_packed", "size", "timestamp",
+    )  # fmt: skip
 
     def __init__(
         self, timestamp: int, points: Sequence[int] | None, keys: tuple[bytes, ...]
@@ -47,6 +50,7 @@ class Write:
         self._unread: list[bytes] | None = None
         self._is_sorted = True
         self.is_packed = points is not None and len(points) > FEW_POINTS
+        self.is_bounded = points is not None and len(keys) < len(points)
         self.size = self._size_of(keys, len(points or ()))
 
     @classmethod

@@ -37,6 +37,7 @@ from anabranch.topics.names import history_topic, topics_of
 log = logging.getLogger("anabranch.controller")
 
 LOOK_S = 1.0  # how often streams that wait are looked at
+FRESH_S = 1.0  # how old a look may be before a merge is carried there
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class StreamTrouble:
     _troubles: dict[str, _Trouble] = field(default_factory=dict)
     rested: list[str] = field(default_factory=list)  # streams that go on, to be checked once more
     _hints: list[LogError] = field(default_factory=list)
-    _seen: set[str] = field(default_factory=set)  # looked at since the last failure
+    _seen: dict[str, float] = field(default_factory=dict)  # since the last failure: when, by stream
     _next: float = 0.0
     _looked: float = 0.0  # when the last answer came that counts
 
@@ -112,18 +113,22 @@ class StreamTrouble:
             self.look(state)
         return all(mine)
 
-    def check(self, state: State, streams: Sequence[str]) -> None:
+    def check(self, state: State, streams: Sequence[str], reserved: Sequence[str] = ()) -> None:
         """Look at streams before a round writes to them: first in a lead, and after each failure.
 
         A native transaction that meets too few replicas in sync keeps its transactional id busy until these are
         back. Thanks to the look a dead broker costs one id, and not one for each of its streams.
 
+        ``reserved``: where a merge begins to be carried, which holds others from then on: no look at these is old.
+
         Raises: LogUnavailable: for streams that wait from now on.
         """
-        known = [stream for stream in streams if stream in state.streams]
-        if not self._seen.issuperset(known):
+        known = [s for s in dict.fromkeys((*streams, *reserved)) if s in state.streams]
+        now = self.clock.monotonic()
+        old = any(now - self._seen.get(stream, -FRESH_S) >= FRESH_S for stream in reserved)
+        if old or not self._seen.keys() >= set(known):
             self.look(state, known)
-            self._seen.update(known)
+            self._seen |= dict.fromkeys(known, now)
         waiting = [stream for stream in known if stream in self.waiting]
         if waiting:
             topics = {topic for stream in waiting for topic in topics_of(stream)}

@@ -175,7 +175,7 @@ def _join_decided(
     registered.put_looked(turn, txn_id, looked)
     again = registered.to_look_at(turn, txn_id)
     if again is None:
-        turn.merging.not_before_ms.put(txn_id, None)
+        turn.merging.look_now(txn_id)
         if not not_covered(named, txn.writers):
             turn.put(k.pending_key(txn_id), waiting)
             return
@@ -304,7 +304,10 @@ def _can_merge(turn: Turn, txn_id: bytes) -> bool:
     pending = turn.state.open[txn_id].pending
     if pending is None or not pending.decided or txn_id in turn.told:
         return False
-    return turn.index.covers(prepared.needed(turn.state, pending))
+    stream = turn.index.lacking(prepared.needed(turn.state, pending))
+    if stream:
+        turn.merging.wait(txn_id, "journal", turn.now_ms, 0, stream)
+    return not stream
 
 
 def next_due_ms(
@@ -319,7 +322,8 @@ def next_due_ms(
         pending = state.open[txn_id].pending
         if pending is not None and pending.decided:
             if index.covers(prepared.needed(state, pending)):
-                due.append(max(0, merging.not_before_ms.get(txn_id, 0) - now_ms))
+                wait = merging.waits.get(txn_id, None)
+                due.append(0 if wait is None else max(0, wait.until_ms - now_ms))
         elif pending is not None:
             due.append(max(0, pending.deadline_ms - wall_ms))
     return min(due, default=None)

@@ -77,7 +77,7 @@ def may_freeze(turn: Turn, txn_id: bytes, written: Callable[[bytes], Writes | No
             (other, table)
             for other, writes in theirs.items()
             for table, write in (writes or {}).items()
-            if txn_id in _touched(turn, table, write, other)
+            if txn_id in turn.state.locks.touched(table, write, other)
         } | _bars(turn, txn_id)
     found: Writes = {}
     if not on and any(state.locks.of(other).rows for other in others):
@@ -98,7 +98,8 @@ def _bars(turn: Turn, txn_id: bytes) -> On:
         and turn.now_ms - its.heard_ms < HEARD_MS
         and not (its.freezes and isinstance(who, bytes) and who >= txn_id)
         for table, write in its.writes
-        if txn_id in _touched(turn, table, write, who if isinstance(who, bytes) else NO_TXN)
+        if txn_id
+        in turn.state.locks.touched(table, write, who if isinstance(who, bytes) else NO_TXN)
     }
 
 
@@ -107,13 +108,8 @@ def _frozen_by(turn: Turn, by: bytes, writes: Writes) -> On:
     return {
         (txn_id, table)
         for table, write in writes.items()
-        for txn_id in _touched(turn, table, write, by) & turn.state.locks.carried.keys()
+        for txn_id in turn.state.locks.touched(table, write, by) & turn.state.locks.carried.keys()
     }
-
-
-def _touched(turn: Turn, table: str, write: Write, by: bytes) -> set[bytes]:
-    hits = turn.state.locks.hits(table, write, by)
-    return {*hits.broken, *(txn_id for txn_id, _ in hits.doubted)}
 
 
 def _note(turn: Turn, who: Who, on: On, writes: Writes, *, freezes: bool = False) -> bool:

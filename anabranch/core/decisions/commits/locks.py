@@ -24,7 +24,6 @@ from anabranch.errors import InvalidArgument
 from anabranch.schemas.records import (
     LockedRange,
     LookAgain,
-    LookedRow,
     OneShot,
     TableLocks,
     TableRow,
@@ -49,7 +48,10 @@ def merge(turn: Turn, step: StreamCommit, taken: Iterable[Taken] = ()) -> None:
             else known.at(step.timestamp)
         )
         turn.windows.add(step.stream, write, before.last)
-        turn.put(k.table_key(step.stream), TableRow(step.timestamp))
+        at = step.timestamp
+        unknown = at if write.is_unknown else before.unknown
+        bounded = at if write.is_bounded else before.bounded
+        turn.put(k.table_key(step.stream), TableRow(at, unknown, bounded))
         if turn.state.locks.count:
             hold_against(turn, step.stream, write, step.txn_id)
 
@@ -69,8 +71,7 @@ def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
 
     A transaction that has a part in a stream, or commits, ends; one that only reads goes on.
     """
-    hits = turn.state.locks.hits(table, write, by)
-    for txn_id, broken in sorted(hits.broken.items()):
+    for txn_id, broken in sorted(turn.state.locks.broken(table, write, by).items()):
         txn = turn.open(txn_id)
         if txn.row.broken is not None:
             continue
@@ -79,12 +80,6 @@ def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
         acts = txn.participants or txn.pending is not None
         if acts and TRANSACTIONS.moves(txn.row.state, "begin_abort"):
             abort_txn(turn, txn_id, broken_text(broken))
-    for txn_id, writer in sorted(hits.doubted):
-        if txn_id in turn.state.locks.carried:
-            continue  # who might have broken it has waited: this one was judged before its digests were lost
-        row = turn.state.locks.of(txn_id).looked[writer]
-        doubt = LookedRow(row.sequence, row.through, write.timestamp)
-        turn.put(k.read_lock_key(txn_id, writer, 0), doubt)
 
 
 def judge(turn: Turn, command: OneShot) -> LookAgain | None:

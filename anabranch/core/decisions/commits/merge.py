@@ -7,14 +7,15 @@ the active layout is duplicated in turn. Transactions of one reference epoch fol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core.decisions.commits import frozen, locks, positions, registered
-from anabranch.core.decisions.commits.prepared import is_gone, leave_out_lost, needed
+from anabranch.core.decisions.commits.prepared import leave_out_lost, needed
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish, journal_op
 from anabranch.core.decisions.turn import Turn
@@ -23,7 +24,7 @@ from anabranch.core.journal.index import JournalIndex, extents_by_place, taken_r
 from anabranch.core.journal.runs import StoredRun
 from anabranch.core.journal.table_writes import Write
 from anabranch.core.legal_names import is_state
-from anabranch.core.memory import IN_TROUBLE
+from anabranch.core.memory import STUCK, Why, unusable
 from anabranch.core.round import Landed, NewEpoch, Part, StreamCommit
 from anabranch.core.segments import TxnSegment
 from anabranch.core.state import OpenTxn
@@ -34,7 +35,6 @@ from anabranch.schemas.records import CarryRow, Extent, JournalOp, SegmentRange
 LOOK_AGAIN_MS = 50
 TORN_MS = 10_000
 WAITING_MS = 1_000  # the same, while its stream waits
-TORN = f"{IN_TROUBLE}: a journal lost records of it; `anabranch txn settle` ends it"
 
 
 class Source(NamedTuple):
@@ -139,8 +139,10 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
         if limit is not None and merged >= limit:
             break
         rolls = bool(_rolled(turn, plan))
-        if not registered.ready_to_merge(turn, plan.txn_id) or _breaks_frozen(turn, plan):
-            _wait(turn, plan.txn_id, LOOK_AGAIN_MS)
+        if not registered.ready_to_merge(turn, plan.txn_id):
+            _wait(turn, plan.txn_id, LOOK_AGAIN_MS, "look")
+        elif _breaks_frozen(turn, plan):
+            _wait(turn, plan.txn_id, LOOK_AGAIN_MS, "locks")
         elif sizes[rolls] < share and _merge(turn, layouts, plan):
             merged += 1
             sizes[rolls] += plan.state if plan.carried else plan.size
@@ -164,12 +166,19 @@ def _written(turn: Turn, plan: Plan) -> dict[str, Write]:
     }
 
 
-def plan_of(turn: Turn, txn_id: bytes, txn: OpenTxn) -> Plan:
-    """The runs that the receipts take, as the index shows them, by stream and segment number."""
+def plan_of(
+    turn: Turn, txn_id: bytes, txn: OpenTxn, streams: Collection[str] | None = None
+) -> Plan:
+    """The runs that the receipts take, as the index shows them, by stream and segment number.
+
+    ``streams``: of these alone.
+    """
     extents = extents_by_place(txn.pending.writers if txn.pending is not None else ())
     targets = []
     records = size = state = 0
     for stream, epoch in sorted(txn.participants.items()):
+        if streams is not None and stream not in streams:
+            continue
         sources = []
         for segment in turn.state.layout(stream, epoch):
             here = extents.get((stream, segment.partition))
@@ -188,45 +197,46 @@ def plan_of(turn: Turn, txn_id: bytes, txn: OpenTxn) -> Plan:
 
 def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     """The plan of a transaction that can be merged in this round."""
-    if turn.merging.not_before_ms.get(txn_id, 0) > turn.now_ms:
+    wait = turn.merging.waits.get(txn_id, None)
+    if wait is not None and wait.until_ms > turn.now_ms:
         return None
     txn = turn.open(txn_id)
-    prepared = txn.pending is not None and txn.pending.prepare is not None
-    usable = all(turn.usable(s) or (prepared and is_gone(turn.state, s)) for s in txn.participants)
-    if not (usable and leave_out_lost(turn, txn_id, txn)):
-        _wait(turn, txn_id, WAITING_MS)
+    stream = unusable(turn.state, turn.memory.waiting, txn)
+    if stream:
+        _wait(turn, txn_id, WAITING_MS, "stream", stream)
         return None
-    if not all(carry.done for carry in txn.carries.values()):
-        _wait(turn, txn_id, LOOK_AGAIN_MS)
+    left_out = leave_out_lost(turn, txn_id, txn)
+    if not (left_out and all(carry.done for carry in txn.carries.values())):
+        _wait(turn, txn_id, LOOK_AGAIN_MS, "carriers")
         return None
-    waits = turn.merging.to_carry.get(txn_id, False) and not txn.carries
-    waits = waits and any(turn.state.reserved(stream) for stream in txn.participants)
-    if waits or frozen.still_waits(turn, txn_id):
-        _wait(turn, txn_id, LOOK_AGAIN_MS)  # planning a big one in vain takes time
+    # Planning a big one in vain takes time.
+    if wait is not None and wait.why == "others" and not _has_room(turn, txn_id, _places(txn)):
+        return None
+    if frozen.still_waits(turn, txn_id):
+        _wait(turn, txn_id, LOOK_AGAIN_MS, "locks")
         return None
     plan = plan_of(turn, txn_id, txn)
     if plan.records != txn.row.committed:
         # Never merge less, or more, than was decided: abort it while that is legal.
-        if plan.carried or prepared:
-            _torn(turn, txn_id)
+        if txn.row.state == "FINALIZE_IN_PROGRESS":
+            _wait(turn, txn_id, TORN_MS, "torn")  # it can't be aborted: an operator settles it
             return None
         reason = f"its journals show {plan.records} of the {txn.row.committed} records decided"
         abort_txn(turn, txn_id, reason)
         return None
     if plan.carried and not _is_whole(txn, plan):
-        _torn(turn, txn_id)
+        _wait(turn, txn_id, TORN_MS, "torn")
         return None
     if plan.size > turn.settings.chunk_bytes and plan.state < plan.size and not plan.carried:
         _carry_aside(turn, plan)
         return None
-    until = max((turn.merging.may_roll_ms.get(s, 0) for s, _ in _rolled(turn, plan)), default=0)
+    rolls = [(turn.merging.may_roll_ms.get(s, 0), s) for s, _ in _rolled(turn, plan)]
+    until, stream = max(rolls, default=(0, ""))
+    # One limit for all its streams: else another one may just have rolled, again and again.
+    since = wait.since_ms if wait is not None and wait.why == "rolls" else turn.now_ms
+    until = min(until, since + turn.settings.collate_ms)
     if until > turn.now_ms:
-        # One limit for all its streams: else another one may just have rolled, again and again.
-        due = turn.merging.rolls_by_ms.get(txn_id, turn.now_ms + turn.settings.collate_ms)
-        turn.merging.rolls_by_ms.put(txn_id, due)
-        until = min(until, due)
-    if until > turn.now_ms:
-        _wait(turn, txn_id, until - turn.now_ms)
+        _wait(turn, txn_id, until - turn.now_ms, "rolls", stream)
         return None
     return plan
 
@@ -241,14 +251,8 @@ def _is_whole(txn: OpenTxn, plan: Plan) -> bool:
     return due == {place: carry.count for place, carry in txn.carries.items()}
 
 
-def _torn(turn: Turn, txn_id: bytes) -> None:
-    """A carried transaction that can't be merged whole, nor be aborted any more: an operator settles it."""
-    turn.merging.trouble.put(txn_id, TORN)
-    _wait(turn, txn_id, TORN_MS)
-
-
-def _wait(turn: Turn, txn_id: bytes, ms: int) -> None:
-    turn.merging.not_before_ms.put(txn_id, turn.now_ms + ms)
+def _wait(turn: Turn, txn_id: bytes, ms: int, why: Why, on: str = "") -> None:
+    turn.merging.wait(txn_id, why, turn.now_ms, ms, on)
 
 
 def _rolled(turn: Turn, plan: Plan) -> tuple[tuple[str, int], ...]:
@@ -277,7 +281,6 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
     """Merge one transaction; False if partitions are missing for its duplicate epoch."""
     switches = _switches(turn, layouts, plan)
     if switches is None:
-        _wait(turn, plan.txn_id, LOOK_AGAIN_MS)
         return False
     txn = turn.open(plan.txn_id)
     for target, places, starts in switches:
@@ -335,6 +338,7 @@ def _switches(
         places = seg.place(origin, fixed, others, partitions)
         if places is None:
             want_partitions(turn, target.stream, len(origin) + len(others) + len(fixed))
+            _wait(turn, plan.txn_id, LOOK_AGAIN_MS, "partitions", target.stream)
             return None
         starts = {carry.partition: carry.first for carry in mine.values()}
         found.append((target, places, starts))
@@ -362,19 +366,10 @@ def _part(txn: OpenTxn, plan: Plan, current: _Current, stream: str, source: Sour
 def _carry_aside(turn: Turn, plan: Plan) -> None:
     """Log to which partitions a big merge is carried. No abort is possible after this: its locks are frozen."""
     rows = []
+    if not _has_room(turn, plan.txn_id, {t.stream: len(t.sources) for t in plan.travels}):
+        return
     for target in plan.travels:
-        if turn.state.reserved(target.stream):
-            turn.merging.to_carry.put(plan.txn_id, True)
-            _wait(turn, plan.txn_id, LOOK_AGAIN_MS)
-            return
-        stream = turn.state.streams[target.stream]
-        idle = idle_partitions(turn, stream)
-        lacking = len(target.sources) - len(idle)
-        if lacking > 0:
-            want_partitions(turn, target.stream, stream.partitions + lacking)
-            refused_ms = turn.merging.may_grow_ms.get(target.stream, 0) - turn.now_ms
-            _wait(turn, plan.txn_id, max(LOOK_AGAIN_MS, refused_ms))
-            return
+        idle = idle_partitions(turn, turn.state.streams[target.stream])
         rows += [
             CarryRow(
                 plan.txn_id, target.stream, source.number, source.partition, place,
@@ -386,25 +381,73 @@ def _carry_aside(turn: Turn, plan: Plan) -> None:
         turn, plan.txn_id, lambda txn_id: _written_by(turn, plan, txn_id)
     )
     if not may_freeze:
-        _wait(turn, plan.txn_id, LOOK_AGAIN_MS)
+        _wait(turn, plan.txn_id, LOOK_AGAIN_MS, "locks")
         return
     txn = turn.open(plan.txn_id)
     turn.put(k.txn_key(plan.txn_id), turn.move(txn.row, "begin_finalize"))
     for row in rows:
         turn.put(k.carry_key(plan.txn_id, row.stream, row.number), row)
+    turn.round.reserved += [target.stream for target in plan.travels]
+    _wait(turn, plan.txn_id, 0, "carriers")
+
+
+def _places(txn: OpenTxn) -> Counter[str]:
+    """The journal partitions that a decided transaction wrote to, of each stream; at least those of its plan."""
+    return Counter(stream for _, stream, _ in txn.due if not is_state(stream))
+
+
+def _has_room(turn: Turn, txn_id: bytes, places: Mapping[str, int]) -> bool:
+    """Whether there are as many idle partitions as it takes to carry a transaction. If not, it waits.
+
+    Partitions that others let go soon are waited for. A stuck merge may keep its own for hours, so others get new
+    ones. The oldest one goes first.
+    """
+    for stream, count in places.items():
+        row = turn.state.streams[stream]
+        lacking = count - len(idle_partitions(turn, row))
+        before = any(
+            other < txn_id and (its.why, its.on) == ("others", stream)
+            for other, its in turn.merging.waits.as_dict().items()
+        )
+        if before or (lacking > 0 and _lets_go(turn, stream)):
+            _wait(turn, txn_id, LOOK_AGAIN_MS, "others", stream)
+            return False
+        if lacking > 0:
+            want_partitions(turn, stream, row.partitions + lacking)
+            refused_ms = turn.merging.may_grow_ms.get(stream, 0) - turn.now_ms
+            _wait(turn, txn_id, max(LOOK_AGAIN_MS, refused_ms), "partitions", stream)
+            return False
+    return True
+
+
+def _lets_go(turn: Turn, stream: str) -> bool:
+    """Whether a merge that is carried in a stream goes on, so that its partitions are soon idle again."""
+    for txn_id in turn.state.committing:
+        if any(name == stream for name, _ in turn.open(txn_id).carries):
+            wait = turn.wait_of(txn_id)
+            if wait is None or wait.why not in STUCK:
+                return True
+    return False
 
 
 def _written_by(turn: Turn, plan: Plan, txn_id: bytes) -> Mapping[str, Write] | None:
-    """Writes to tables of a carried transaction, which are kept; or of this one. None: not all are read yet."""
+    """Writes of a carried transaction to the tables that this one locked, which are kept; or all of this one's own.
+
+    None: the journals of these tables are not read so far yet.
+    """
     if txn_id == plan.txn_id:
         return _written(turn, plan)
-    known = turn.memory.written.get(txn_id)
-    if known is None:
-        txn = turn.open(txn_id)
-        if txn.pending is None or not turn.index.covers(needed(turn.state, txn.pending)):
+    txn, known = turn.open(txn_id), turn.memory.written.setdefault(txn_id, {})
+    missing = txn.participants.keys() & set(turn.state.locks.of(plan.txn_id).tables) - known.keys()
+    if missing:
+        receipts = () if txn.pending is None else needed(turn.state, txn.pending)
+        its = [
+            replace(receipt, extents=tuple(e for e in receipt.extents if e.stream in missing))
+            for receipt in receipts
+        ]
+        if not turn.index.covers(its):
             return None
-        known = _written(turn, plan_of(turn, txn_id, txn))
-        turn.memory.written[txn_id] = known
+        known.update(_written(turn, plan_of(turn, txn_id, txn, missing)))
     return known
 
 

@@ -24,6 +24,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import is_marked
 from anabranch.core.legal_names import check_name, is_state
 from anabranch.core.limits import LATEST, NO_TIME, RESERVED
+from anabranch.core.memory import is_gone
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn
 from anabranch.core.stream_settings import MAX_MESSAGE
@@ -192,7 +193,7 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     held = turn.state.prepared_row(txn_id)
     events = () if held is None else held.events
     check(len(events) == row.committed, "a PREPARED transaction lost its events")
-    gone = {stream for stream in txn.participants if prepared.is_gone(turn.state, stream)}
+    gone = {stream for stream in txn.participants if is_gone(turn.state, stream)}
     for stream in sorted(txn.participants.keys() - gone):
         if state_of(turn.state.streams.get(stream)) == RECOVERING:
             raise NotReady(f"{stream} is being taken back: ask again")

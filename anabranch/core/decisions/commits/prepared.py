@@ -18,9 +18,9 @@ from anabranch.core.decisions.commits.askers import without_askers
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import SECRET_SIZE, TXN_ID_SIZE, txn_text
 from anabranch.core.journal.index import Weighed
+from anabranch.core.memory import is_gone
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_settings import MAX_MESSAGE
-from anabranch.core.stream_states import FORGETTING, FORGOTTEN, LOST, state_of
 from anabranch.errors import (
     AlreadyCommitted,
     EventTooLarge,
@@ -219,11 +219,6 @@ def needed(state: State, pending: PendingCommitRow) -> tuple[Receipt, ...]:
         replace(r, extents=tuple(e for e in r.extents if not is_gone(state, e.stream)))
         for r in pending.writers
     )
-
-
-def is_gone(state: State, stream: str) -> bool:
-    """Whether a stream is given up, and is not being taken back."""
-    return state_of(state.streams.get(stream)) in (LOST, FORGETTING, FORGOTTEN)
 
 
 def prepared_of_name(turn: Turn, scope: str, name: str | None) -> TxnRow | None:

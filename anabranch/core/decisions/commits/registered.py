@@ -174,15 +174,33 @@ def put_looked(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow]) -> No
 
 def to_look_at(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow] = {}) -> LookAgain | None:
     """The answer to a commit while locks have to be looked at, of whichever writer; None: all hold until now."""
+    if txn_id in turn.state.locks.carried:
+        return None  # commits that may break one wait
     sets = turn.state.locks.of(txn_id)
     rows = {**sets.looked, **looked}
-    last = {writer: sets.last(writer) for writer in rows}
-    due = [w for w, row in rows.items() if row.sequence < last[w] or row.through < row.due]
+    due = {w for w, row in rows.items() if row.sequence < sets.last(w) or row.through < row.due}
+    for (writer, _), kept in sets.rows.items():
+        through = rows[writer].through
+        if writer not in due and any(_may_be_broken(turn, its, through) for its in kept.locks):
+            due.add(writer)
     if not due:
         return None
     pending = turn.open(txn_id).pending
     decided = pending is not None and pending.decided
     return LookAgain(turn.hybrid_time, table_times(turn, sets.tables), tuple(sorted(due)), decided)
+
+
+def _may_be_broken(turn: Turn, locks: TableLocks, through: int) -> bool:
+    """Whether a commit above a time may have broken one of these locks, which is not sure.
+
+    Each commit that breaks one for certain is logged with its transaction. The table's row has the times of the
+    others, and the window their writes, as far as it reaches.
+    """
+    row = turn.state.tables.get(locks.table)
+    if row is None or not (locks.points or locks.ranges):
+        return False
+    doubt = max(row.unknown, row.bounded if locks.ranges else 0)
+    return doubt > through and not turn.windows.spares(locks, through)
 
 
 def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:

@@ -1,7 +1,7 @@
-"""Decisions on what an operator ends by hand: merges that a loss or a torn journal stopped, and prepared ones.
+"""Decisions on what an operator ends by hand: merges that don't go on, and prepared transactions.
 
-Nothing else ends these: a merge that is carried aside can't be aborted, and a prepared transaction waits for its
-coordinator, however long.
+Nothing else ends these: a merge that is carried aside can't be aborted, and waits for all its streams. A prepared
+transaction waits for its coordinator, however long.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 from anabranch.core import rows as k
 from anabranch.core.decisions.commits.askers import join_waiting
 from anabranch.core.decisions.commits.commit import commit_prepared
-from anabranch.core.decisions.commits.merge import TORN
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, is_finished
 from anabranch.core.ids import txn_text
+from anabranch.core.memory import STUCK, wait_text
 from anabranch.core.round import ReplyTo
-from anabranch.core.stream_states import FORGOTTEN, GIVEN_UP, state_of
 from anabranch.core.tokens import Rights, id_named
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import IllegalState, NotReady
@@ -22,7 +21,7 @@ from anabranch.schemas.records import RetiredRow, Settle
 
 
 def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
-    """Abort a transaction whose merge can't go on, in all its streams, or end a PREPARED one. Repeatable.
+    """Abort a transaction whose merge does not go on, in all its streams, or end a PREPARED one. Repeatable.
 
     Chunks of it are in streams, committed natively. No history may ever name them, so their partitions are
     used no more.
@@ -49,31 +48,24 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
             return
     elif row.state == "COMMITTED" and command.presume:
         pass  # repeated
-    elif row.state == "FINALIZE_IN_PROGRESS" and command.presume and not _is_torn(turn, txn_id):
+    elif row.state == "FINALIZE_IN_PROGRESS" and command.presume:
+        wait = turn.wait_of(txn_id)
+        if wait is not None and wait.why == "torn":
+            raise IllegalState("a part of it is gone: nothing but `--presume abort` ends it")
         turn.put(k.pending_key(txn_id), join_waiting(turn.open(txn_id).pending, to))  # repeated
         return
     elif TRANSACTIONS.judge(row.state, "settle", row.reason) is not None:
-        txn = turn.open(txn_id)
-        if command.presume:
-            raise IllegalState("a part of it is gone: nothing but `--presume abort` ends it")
-        # A prepared one leaves its LOST streams out.
-        stops = not was_prepared and any(_is_lost(turn, stream) for stream in txn.participants)
-        if not stops and not _is_torn(turn, txn_id):
-            raise IllegalState("no loss stops the transaction: its merge goes on by itself")
+        wait = turn.wait_of(txn_id)
+        if wait is None or wait.why not in STUCK | {"partitions"}:
+            raise IllegalState("nothing stops the transaction: its merge goes on by itself")
         if txn_id in turn.memory.carrying:
             raise NotReady("a chunk of the transaction is being carried: ask again")
-        for (stream, _), carry in sorted(txn.carries.items()):
+        for (stream, _), carry in sorted(turn.open(txn_id).carries.items()):
             if carry.count and stream in turn.state.streams:  # a LOST one may be taken back
                 retired = RetiredRow(stream, carry.partition)
                 turn.put(k.retired_key(stream, carry.partition), retired)
-        turn.audit(command, f"{txn_text(row.txn_id)} of {row.owner}: {command.reason!r}")
-        abort_txn(turn, txn_id, command.reason or "settled by an operator", op="settle")
+        why = wait_text(turn.memory, wait)
+        turn.audit(command, f"{txn_text(txn_id)} of {row.owner}: {command.reason!r}")
+        said = command.reason or "settled by an operator"
+        abort_txn(turn, txn_id, f"{said}: its merge did not go on: {why}", op="settle")
     turn.reply(to, turn.outcome(turn.row(txn_id)))
-
-
-def _is_torn(turn: Turn, txn_id: bytes) -> bool:
-    return turn.memory.trouble(txn_id) == TORN
-
-
-def _is_lost(turn: Turn, stream: str) -> bool:
-    return state_of(turn.state.streams.get(stream)) in (*GIVEN_UP, FORGOTTEN)
