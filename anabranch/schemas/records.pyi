@@ -339,6 +339,16 @@ class Heartbeat:
     tokens: tuple[bytes, ...]
 
 @dataclass(frozen=True, slots=True)
+class Holder:
+    """What keeps a stream from being deleted, or a table from being compacted."""
+
+    what: str
+    name: str
+    lane: str
+    age_ms: int
+    ends: str
+
+@dataclass(frozen=True, slots=True)
 class JournalOp:
     """A participant op in a journal, by the controller (header ab.op)."""
 
@@ -733,6 +743,12 @@ class ReadsLocked:
     locks: tuple[TableLocks, ...] = ()
 
 @dataclass(frozen=True, slots=True)
+class ReadsRow:
+    """Status row: the tables that an open transaction reads at its snapshot. They are kept readable at it."""
+
+    tables: Mapping[str, str]
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """Cumulative account of one writer; of two, the one with the higher sequence wins."""
 
@@ -1044,6 +1060,7 @@ class StreamInfo:
     foreign: int = 0
     base: BaseRow | None = None
     oldest_snapshot: int = 0
+    holders: tuple[Holder, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class StreamList:

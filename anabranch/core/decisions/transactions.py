@@ -354,6 +354,8 @@ def finish(turn: Turn, row: TxnRow) -> None:
     txn = turn.open(row.txn_id)
     for writer, sequence in turn.state.locks.of(row.txn_id).numbers():
         turn.put(k.read_lock_key(row.txn_id, writer, sequence), None)
+    if row.txn_id in turn.state.locks.named:
+        turn.put(k.reads_key(row.txn_id), None)
     for stream, number in list(txn.carries):
         turn.put(k.carry_key(row.txn_id, stream, number), None)
     for stream, partition, at in list(txn.moved):
