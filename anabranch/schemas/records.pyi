@@ -215,6 +215,7 @@ class DeleteStream:
     """Command: take a stream away, LOST or not, with its topics. Repeating it is harmless."""
 
     stream: str
+    despite: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class DescribeProcessors:

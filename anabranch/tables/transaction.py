@@ -192,7 +192,7 @@ class TableTransaction(TableWork):
                 self._txn_id = opened.txn_id
                 self._name_tables(opened, timeout)
                 return opened
-            except (TransactionAborted, SnapshotExpired):
+            except TransactionAborted:
                 self._txn_id = opened.txn_id
                 # For the next one, too: where nothing is committed, only a question moves the newest moment here.
                 view = self._replica.snapshot()
@@ -204,13 +204,15 @@ class TableTransaction(TableWork):
             self._opened = None
 
     def _name_tables(self, opened: Opened, timeout: float | None) -> None:
-        """Let the controller keep the tables readable at the snapshot. Raises: SnapshotExpired; as `flush`."""
+        """Let the controller keep the tables readable at the snapshot. `TransactionAborted`: it is too old."""
         named = r.LockReads(*opened.identity, 0, tables=self._replica.tables)
         try:
             self.commits.lock_reads(named, self.commits.deadline(timeout))
         except FixCallError as error:
             self._drop(opened, str(error))
             self._opened = None
+            if isinstance(error, SnapshotExpired):
+                raise TransactionAborted(str(error)) from error
             raise
 
     @alone

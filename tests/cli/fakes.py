@@ -293,8 +293,9 @@ class FakeClient:
     def count_events(self, name: str) -> Lag:
         return Lag(1234, 0, exact=False)
 
-    def delete_stream(self, name: str) -> None:
-        self._call("delete_stream", name=name)
+    def delete_stream(self, name: str, *, despite: Sequence[str] = ()) -> None:
+        more = {"despite": tuple(despite)} if despite else {}
+        self._call("delete_stream", name=name, **more)
 
     def settle(self, transaction: bytes, reason: str, presume: bool | None = None) -> None:
         self._call("settle", transaction=transaction, reason=reason, presume=presume)

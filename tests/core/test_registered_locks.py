@@ -13,6 +13,7 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import Right
 from anabranch.core.decisions import scopes
 from anabranch.core.decisions.streams import give_up_stream
+from anabranch.core.hybrid_time import from_s, to_s
 from anabranch.core.journal.table_writes import FEW_KEYS, Keys, fingerprint
 from anabranch.schemas import records as r
 from tests.core.tables import fold
@@ -448,6 +449,55 @@ def test_a_snapshot_that_replicas_may_have_swept_begins_nothing() -> None:
     assert bank.ask("plain", bank.beginning("W")) == "begun W"
     bank.delete("nyc/short")
     assert bank.ask("late", replace(bank.beginning("X"), snapshot=old)) == "begun X"
+
+
+@pytest.mark.parametrize("ends", ["revoked", "despite", "deleted"])
+def test_a_processor_holds_what_its_lane_may_see(ends: str) -> None:
+    """It keeps a table from being deleted or compacted, and its operator sees whose it is, and what ends it."""
+    bank, name = Long(), "lax/squat"
+    bank.adopt("lax")
+    with bank.by("admin"):
+        bank.make(f"{A}-base", table_base=A)
+    bank.grant("guest", "lax/*", Right.PROCESS)
+    bank.grant("owner", A, Right.OPERATE | Right.DESCRIBE)
+    make = r.CreateProcessor(name, 1, (r.ProcessorInput(A, "", 0, 0),))
+    assert bank.ask("make", make, lane="guest") == "NotAuthorized"
+    assert bank.holders(A, "owner") == []
+    bank.grant("guest", A, Right.DESCRIBE)
+    assert bank.ask("make", make, lane="guest") != "NotAuthorized"
+    assert bank.put((A, b"k")) == "COMMITTED"
+    bank.wait(3_700_000)
+    bank.describe(stream=A)
+    base = r.PublishBase(A, from_s(to_s(bank.oldest())), bank.id("base"))
+    assert bank.holders(A, "owner") == [(name, "guest", f"anabranch processor delete {name}")]
+    assert bank.ask("delete", r.DeleteStream(A), lane="owner") == "IllegalState"
+    for part in (
+        name,
+        "of lane guest",
+        f"`anabranch processor delete {name}`",
+        f"{A} --despite {name}",
+    ):
+        assert part in bank.message
+    assert bank.ask("base", base, lane="owner") == "IllegalState"
+    assert f"lost to processors {name} of lane guest" in bank.message
+    taking = r.Take(name, bytes(16), "me", (0,), (0,))
+    if ends == "revoked":
+        bank.grant("guest", A, 0)
+        assert bank.ask("take", taking, lane="guest") == "NotAuthorized"
+        assert bank.holders(A, "owner") == []
+    elif ends == "deleted":
+        bank.ask("delete", r.DeleteProcessor(name, 0), lane="guest")
+    if ends != "despite":
+        bank.ask("base", base, lane="owner")
+        assert "processors" not in bank.message
+    assert bank.ask("delete", r.DeleteStream(A, ("lax/other",)), lane="owner") == (
+        "IllegalState" if ends == "despite" else ""
+    )
+    if ends == "despite":
+        assert bank.ask("delete", r.DeleteStream(A, (name,)), lane="owner") == ""
+        (row,) = bank.round.audit
+        assert f"{A}, an input of processor {name} of lane guest" in row.what
+    assert bank.state.streams[A].state == "FORGETTING"
 
 
 @pytest.mark.parametrize("lead", [None, True, False])

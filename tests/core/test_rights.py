@@ -171,12 +171,23 @@ MATRIX: dict[str, Row] = {
         lambda w: r.SetSeries("nyc", "s-own", 1, 2),
         "own series-only open admin",
     ),
-    "make a processor": (lambda w: r.CreateProcessor("nyc/p", 1, INPUTS), PROCESSORS),
+    "make a processor": (lambda w: r.CreateProcessor("nyc/p", 1, INPUTS), "own open admin"),
+    "make a processor of another's stream": (
+        lambda w: r.CreateProcessor("nyc/a", 1, (*INPUTS, r.ProcessorInput("lax/a", "", 0, 0))),
+        "open admin",
+    ),
+    "make a processor of a topic": (
+        lambda w: r.CreateProcessor("nyc/p", 1, (r.ProcessorInput("topic:t", "", 0, 0),)),
+        PROCESSORS,
+    ),
     "make a processor again": (
         lambda w: r.CreateProcessor("nyc/a", 1, INPUTS),
-        f"{PROCESSORS} stream",
+        "own open admin stream",
     ),
-    "take": (lambda w: r.Take("nyc/a", bytes(16), "me", (0,), (0,)), f"{PROCESSORS} stream"),
+    "take": (
+        lambda w: r.Take("nyc/a", bytes(16), "me", (0,), (0,)),
+        "own open admin stream",
+    ),
     "take of nothing": (lambda w: r.Take("nyc/no", bytes(16), "me", (0,), (0,)), PROCESSORS),
     "release": (lambda w: r.Release("nyc/a", bytes(16), (0,)), f"{PROCESSORS} stream"),
     "reset": (lambda w: r.ResetProcessor("nyc/a", 0, (), True), f"{PROCESSORS} stream"),

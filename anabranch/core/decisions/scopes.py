@@ -261,7 +261,7 @@ def holders_of(turn: Turn, stream: str, promised: int) -> tuple[Holder, ...]:
             if snapshot < promised:
                 yield _transaction(turn, txn_id)
         for row in consuming(turn, stream).values():
-            yield processor(turn, row)
+            yield processor_holder(turn, row)
 
     return tuple(islice(found(), MAX_HOLDERS))
 
@@ -274,7 +274,7 @@ def _transaction(turn: Turn, txn_id: bytes) -> Holder:
     return Holder("transaction", text, lane, age_ms, f"anabranch txn {ends} {text}")
 
 
-def processor(turn: Turn, row: ProcessorRow) -> Holder:
+def processor_holder(turn: Turn, row: ProcessorRow) -> Holder:
     """A processor as one that holds its inputs."""
     name, change = row.processor, turn.state.last_change(k.processor_key(row.processor))
     age_ms = 0 if change is None else max(0, turn.wall_ms - to_ms(change.timestamp))

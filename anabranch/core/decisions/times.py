@@ -1,8 +1,8 @@
 """Times that clients have seen: a commit exceeds all that its sender, and its writers, had seen.
 
 Only commands that lead to a commit raise the hybrid time beyond the clock, and only for a lane that may write
-there. Raising needs no row of its own. The round of an accepted command logs its hybrid time in the `RoundRow`, and no
-successor goes below that. A refused command raises nothing.
+there. Raising needs no row of its own. The round of an accepted command logs its hybrid time in the `RoundRow`, and
+no successor goes below that. A refused command raises nothing.
 
 These times also keep a late or repeated copy of a command that sets something from changing anything. The thing
 that is set is a stream, its segments, a lane, a grant, a processor or a series; the key of its row names it. Each
