@@ -35,7 +35,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         OneShot.consumed PendingCommitRow.consumed PendingCommitRow.prepare ProcessorInfo.more ProcessorList.more
         ListOpen.after OpenList.more ListTableLocks.after TableLockList.more
         Resolve.token Settle.presume StreamChange.base StreamInfo.base StreamList.more StreamRow.change
-        TransactionList.more TxnRow.consumes Outcome.broken ReadsLocked.broken TxnRow.broken
+        SetSeries.owner TransactionList.more TxnRow.consumes Outcome.broken ReadsLocked.broken TxnRow.broken
         """,
     ),
     (
@@ -44,7 +44,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         CommandList.open_transactions CommandList.outcomes DescribeProcessors.task Outcome.prepared_ms
         ProcessorInfo.resets ProcessorRow.first_term ProcessorRow.resets StreamInfo.foreign TaskInfo.state_sequence
         Receipt.seen TaskRow.state_sequence Touch.writer Begin.snapshot Outcome.snapshot TxnRow.snapshot
-        StreamInfo.oldest_snapshot ReadsLocked.sequence MovedRow.latest
+        StreamInfo.oldest_snapshot ReadsLocked.sequence MovedRow.latest SeriesInfo.taken_ms
         """,
     ),
     (False, "CreateStream.adopt ListTransactions.prepared StreamRow.adopt LookAgain.decided"),
@@ -59,6 +59,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         """,
     ),
     (b"", "Outcome.prepared_by"),
+    ("", "SeriesInfo.owner"),
 )
 DEFAULTS = {name: value for value, names in _DEFAULTS for name in _names(names)}
 # Texts of few values, which have a type of their own.

@@ -971,6 +971,8 @@ class SeriesInfo:
     number: int
     txn_id: bytes
     runs: tuple[int, ...]
+    owner: str = ""
+    taken_ms: int = 0
 
 @dataclass(frozen=True, slots=True)
 class SeriesList:
@@ -1025,6 +1027,7 @@ class SetSeries:
     series: str
     expected: int | None
     number: int
+    owner: str | None = None
 
 @dataclass(frozen=True, slots=True)
 class Settle:

@@ -269,7 +269,7 @@ class FakeClient:
 
     def series(self, scope: str, name: str | None = None) -> list[SeriesInfo]:
         self._call("series", scope=scope, name=name)
-        return [SeriesInfo(name or "s", 17, TXN_ID, (0, 17))]
+        return [SeriesInfo(name or "s", 17, TXN_ID, (0, 17), "etl", 1_767_225_600_000)]
 
     def set_series(self, scope: str, name: str, number: int, **arguments: Any) -> None:
         self._call("set_series", scope=scope, name=name, number=number, **arguments)

@@ -31,6 +31,7 @@ from tests.core.harness import World, event, nyc
 from tests.core.labels import MINUTE, SECRET
 
 REFUSED = "NotAuthorized"
+TAKEN = "NameTaken"
 UNKNOWN = "UnknownTransaction"  # or one that this lane may not see: it reads the same
 SINGLE = {str(right.name).lower().replace("_", "-"): right for right in Right}
 # lane -> what it has, and where; `removed` owns what it did before its grant was taken away
@@ -140,6 +141,8 @@ MATRIX: dict[str, Row] = {
         lambda w: shot(w, "shot-removed", name="done-removed"),
         "removed",
     ),
+    "begin under a free name": (lambda w: w.beginning("new", name="free"), WRITERS),
+    "one-shot under a free name": (lambda w: shot(w, "new", name="free"), WRITERS),
     "one-shot, superseding": (lambda w: shot(w, "new", name="open-own"), "own"),
     "one-shot of a committed name": (lambda w: shot(w, "new", name="done-own"), "own"),
     "get state": (lambda w: r.GetState(w.id("own")), f"own {OPERATORS}"),
@@ -249,10 +252,11 @@ def verdicts(name: str) -> dict[str, bool]:
         if carried_out:
             world = made()
         said = world.ask(name, make(world), lane=lane)
-        found[lane] = carried_out = said not in (REFUSED, UNKNOWN)
+        begins = {REFUSED: f"lane {lane!r} has no right ", UNKNOWN: "there is no such "}
+        begins[TAKEN] = "another lane has the name "
+        found[lane] = carried_out = said not in begins
         if not carried_out:
-            begins = f"lane {lane!r} has no right " if said == REFUSED else "there is no such "
-            assert world.message.startswith(begins)
+            assert world.message.startswith(begins[said])
             assert world.round.rows.keys() == {k.ROUND_KEY}
     return found
 

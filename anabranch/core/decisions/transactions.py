@@ -6,7 +6,7 @@ from hmac import compare_digest
 
 from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes, refusal
+from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.commits import positions, prepared
@@ -188,14 +188,18 @@ def check_id_partition(turn: Turn, txn_id: bytes) -> None:
 def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> TxnRow | None:
     """The committed transaction of that name. `NotReady` while one of that name is being committed.
 
-    `NotAuthorized` while it is another lane's, open or committed. `HeldByPrepared`: it is prepared.
+    `NameTaken` while it is another lane's, open or committed; `NotAuthorized` if it is free and the lane may not
+    take it. `HeldByPrepared`: it is prepared.
     """
-    holder = turn.state.holder(scope, name) if name is not None else None
+    if name is None:
+        return None
+    holder = turn.state.holder(scope, name)
     row = turn.state.txn_row(holder) if holder is not None else None
     if row is None or row.state in ("ABORT_IN_PROGRESS", "ABORTED"):
+        claims.check_free(turn, owner, scope, name)
         return None
     if row.owner != owner:
-        raise refusal(owner, Right.WRITE, scope)
+        raise claims.taken(scope, name)
     if row.state == "OPEN":
         return None
     if row.state == "COMMITTED":
