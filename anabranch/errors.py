@@ -159,6 +159,10 @@ class NotAuthorized(FixCallError):
     """A right is missing; the message names it, and the topic, group or other thing that it is for."""
 
 
+class NameTaken(NotAuthorized):
+    """Another lane has the name, or the series: choose another one, or let an operator end or move it."""
+
+
 class InvalidToken(FixCallError):
     """The token is malformed, cut, or of a version that this side does not know."""
 

@@ -241,7 +241,9 @@ class StreamDescription:
     can't be read or written, and ``trouble`` says why; LOST once it is given up, as a topic of it is gone.
     ``foreign``: the least number of foreign records found in its topic since the present controller began to lead.
     ``base``: which a table begins at; with ``timestamp``, ``rows`` and ``txn_id``. ``oldest_snapshot``: hybrid time
-    from which on a table is promised to be readable; 0: it is none.
+    from which on a table is promised to be readable; 0: it is none. ``holders``: what keeps it from being deleted
+    or compacted, each with ``what``, ``name``, ``lane``, ``age_ms`` and the command that ``ends`` it; told by
+    `Client.describe`, to a lane that may operate it.
     """
 
     stream: str
@@ -259,6 +261,7 @@ class StreamDescription:
     foreign: int = 0
     base: r.BaseRow | None = None
     oldest_snapshot: int = 0
+    holders: tuple[r.Holder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,7 +239,9 @@ class Endings(Streams):
     def series(
         self, scope: str, name: str | None = None, *, timeout: float | None = None
     ) -> list[SeriesInfo]:
-        """The latest number of each series of a scope, by name; ``name``: of this series alone, if it has a commit.
+        """The latest number of each series of a scope, by name, and whose it is; ``name``: of this series alone.
+
+        Number -1: an operator gave it to its ``owner``, and it has no commit yet. ``taken_ms``: Unix milliseconds.
 
         Raises: UnknownScope, NotReady, DeadlineExceeded.
         """
@@ -252,16 +254,18 @@ class Endings(Streams):
         number: int,
         *,
         expected: int | None,
+        owner: str | None = None,
         timeout: float | None = None,
     ) -> None:
         """Move a series to ``number`` (-1: as if it had no commit): the next commit must have a higher one.
 
-        Takes the right series. ``expected``: its number now (None: no commit).
+        Takes the right series. ``expected``: its number now (None: no commit). ``owner``: the lane that has it from
+        now on; "": all that may write to the whole scope; None: as it is.
 
-        Raises: IllegalState (its number is another one), NotAuthorized, InvalidArgument,
+        Raises: IllegalState (its number is another one), NotAuthorized, InvalidArgument, UnknownLane,
         UnknownScope, NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._alone("set_series", timeout)
         partition = self._session.find_scope(check_scope(scope), deadline)
-        command = SetSeries(scope, name, expected, number)
+        command = SetSeries(scope, name, expected, number, owner)
         self._session.ask(partition, command, SeriesList, deadline)

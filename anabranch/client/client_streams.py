@@ -155,18 +155,21 @@ class Streams:
         """
         self._take_away("forget_stream", stream, r.ForgetStream(stream), timeout)
 
-    def delete_stream(self, stream: str, *, timeout: float | None = None) -> None:
+    def delete_stream(
+        self, stream: str, *, despite: Sequence[str] = (), timeout: float | None = None
+    ) -> None:
         """Delete a stream for good: its topics, events and groups' positions. Its name can be used again.
 
         For operators. Repeating the call is fine. Plain writes that are not committed yet go, too; readers get
         `UnknownStream`. Positions kept elsewhere: as of `forget_stream`. If the brokers don't delete the topics,
-        the stream is LOST: `recover_stream`, or repeat this.
+        the stream is LOST: `recover_stream`, or repeat this. ``despite``: processors that read it, and may lose it:
+        their workers fail from then on.
 
         Raises: IllegalState (transactions that are not over have a part in it: commit or abort them; a processor
-        reads it), UnknownScope, UnknownStream, InvalidArgument, NotAuthorized (the brokers don't delete topics),
-        NotReady (it is in trouble), DeadlineExceeded (repeating is safe).
+        reads it that ``despite`` does not name), UnknownScope, UnknownStream, InvalidArgument, NotAuthorized (the
+        brokers don't delete topics), NotReady (it is in trouble), DeadlineExceeded (repeating is safe).
         """
-        self._take_away("delete_stream", stream, r.DeleteStream(stream), timeout)
+        self._take_away("delete_stream", stream, r.DeleteStream(stream, tuple(despite)), timeout)
 
     def alter_stream(
         self, stream: str, settings: Mapping[str, Any], *, timeout: float | None = None

@@ -8,7 +8,7 @@ from enum import IntFlag
 from typing import TYPE_CHECKING, Any
 
 from anabranch.core.ids import NO_TXN
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, STATE, is_state
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, STATE, is_plain, is_state
 from anabranch.core.legal_names import BASE as BASES
 from anabranch.core.stream_settings import BASE
 from anabranch.errors import NotAuthorized
@@ -215,6 +215,25 @@ def _create_stream(state: State, lane: str, command: r.CreateStream) -> None:
 
 _processor = _on(Right.PROCESS, lambda command: command.processor)
 
+
+def _reads(state: State, lane: str, inputs: Iterable[r.ProcessorInput]) -> None:
+    for one in inputs:
+        if not is_plain(one.stream):
+            check_right(state, lane, Right.DESCRIBE, one.stream)
+
+
+def _create_processor(state: State, lane: str, command: r.CreateProcessor) -> None:
+    """A processor holds its inputs, so its lane has to see them."""
+    _processor(state, lane, command)
+    _reads(state, lane, command.inputs)
+
+
+def _take(state: State, lane: str, command: r.Take) -> None:
+    _processor(state, lane, command)
+    row = state.processors.get(command.processor)
+    _reads(state, lane, () if row is None else row.inputs)
+
+
 RULES: Mapping[type, Rule] = {
     r.FindScope: _find_scope,
     r.AdoptScope: _from_controllers,
@@ -245,8 +264,8 @@ RULES: Mapping[type, Rule] = {
     r.ListLocks: _by_transaction,
     r.ListRuns: _by_transaction,
     r.ListTableLocks: _list_transactions,
-    r.CreateProcessor: _processor,
-    r.Take: _processor,
+    r.CreateProcessor: _create_processor,
+    r.Take: _take,
     r.Release: _processor,
     r.ResetProcessor: _processor,
     r.DeleteProcessor: _processor,

@@ -74,6 +74,7 @@ LOCKS = Limit(
 LOCK_BYTES = Limit(256 << 10, "bytes", "the locks of one `LockReads`; more of them go in several")
 REGISTERED = Limit(1_000_000, "locks", "registered locks of a control partition")
 RANGES = Limit(1_000, "ranges", "registered ranges of a table")
+TABLES = Limit(1_000, "tables", "a transaction's, that it reads")
 ROW_KEY = Limit(8 << 10, "bytes", "the key of a table's row")
 PREPARED = Limit(10_000, "transactions", "PREPARED ones of a control partition")
 SCOPES = Limit(10_000, "scopes", "a control partition")
@@ -113,6 +114,9 @@ QUOTAS = {
     "partitions": Limit(2_000, "partitions", "partitions of streams that a lane made"),
     "locks": Limit(100_000, "locks", "registered locks of a lane's open transactions"),
     "keepalive": Limit(86_400_000, "ms", "the keepalive of a lane's transactions"),
+    "snapshot": Limit(
+        86_400_000, "ms", "the age of a snapshot that a lane's open transaction reads tables at"
+    ),
 }
 
 TABLE = tuple(found for found in list(globals().values()) if isinstance(found, Limit)) + tuple(

@@ -7,7 +7,7 @@ locks are rows of open transactions: each commit is held against them. `docs/tab
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -301,12 +301,18 @@ class Registered:
 
     sets: dict[bytes, Sets] = field(default_factory=dict)
     snapshots: dict[bytes, int] = field(default_factory=dict)  # of open transactions that read
+    readers: dict[str, dict[bytes, str]] = field(
+        default_factory=dict
+    )  # … by a table that they named, and the lane that named it
+    named: dict[bytes, Mapping[str, str]] = field(default_factory=dict)  # table -> lane
     carried: dict[bytes, bool] = field(default_factory=dict)  # transactions whose locks are frozen
     count: int = 0
     _tables: dict[str, _Locked] = field(default_factory=dict)
 
     def clear(self) -> None:
-        for kept in (self.sets, self.snapshots, self.carried, self._tables):
+        for kept in (
+            self.sets, self.snapshots, self.readers, self.named, self.carried, self._tables,
+        ):  # fmt: skip
             kept.clear()
         self.count = 0
 
@@ -322,6 +328,17 @@ class Registered:
             self.snapshots.pop(txn_id, None)
         if row.state == "FINALIZE_IN_PROGRESS":
             self.carried[txn_id] = True
+
+    def name(self, txn_id: bytes, tables: Mapping[str, str]) -> None:
+        """Follow the tables that a transaction reads, each with the lane that named it."""
+        for table in self.named.pop(txn_id, {}):
+            del self.readers[table][txn_id]
+            if not self.readers[table]:
+                del self.readers[table]
+        if tables:
+            self.named[txn_id] = tables
+        for table, lane in tables.items():
+            self.readers.setdefault(table, {})[txn_id] = lane
 
     def derive(self, txn_id: bytes, identifier: bytes, row: ReadLockRow | LookedRow | None) -> None:
         """Follow a row of locks of an open transaction."""
@@ -351,6 +368,7 @@ class Registered:
         """The transaction is over."""
         self.carried.pop(txn_id, None)
         self.snapshots.pop(txn_id, None)
+        self.name(txn_id, {})
         sets = self.sets.pop(txn_id, None)
         for row in sets.rows.values() if sets is not None else ():
             self._take(txn_id, row)

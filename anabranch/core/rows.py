@@ -46,6 +46,7 @@ class Entry(IntEnum):
     PREPARED = 23
     LABEL = 24
     READ_LOCK = 25
+    READS = 26
     GRANT = 32
     AUDIT = 33
     PROCESSOR = 34
@@ -82,6 +83,7 @@ _ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.PREPARED: r.PreparedRow,
     Entry.LABEL: r.LabelRow,
     Entry.READ_LOCK: (r.ReadLockRow, r.LookedRow),
+    Entry.READS: r.ReadsRow,
     Entry.GRANT: r.GrantRow,
     Entry.AUDIT: r.AuditRow,
     Entry.PROCESSOR: r.ProcessorRow,
@@ -252,6 +254,10 @@ def pending_key(txn_id: bytes) -> bytes:
 def read_lock_key(txn_id: bytes, writer: int, sequence: int) -> bytes:
     """The key of a set of locks; sequence 0: of how far a replica has looked at the writer's."""
     return txn_id + bytes((Entry.READ_LOCK,)) + _LOCK.pack(writer, sequence)
+
+
+def reads_key(txn_id: bytes) -> bytes:
+    return txn_id + bytes((Entry.READS,))
 
 
 def read_lock_of(identifier: bytes) -> tuple[int, int]:

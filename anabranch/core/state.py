@@ -297,6 +297,8 @@ class State:
             _put(txn.moved, k.numbered_at(identifier), row)
         elif entry is Entry.READ_LOCK:
             self.locks.derive(txn_id, identifier, row)
+        elif entry is Entry.READS:
+            self.locks.name(txn_id, {} if row is None else row.tables)
 
     def _note_commit(self, txn_id: bytes, txn: OpenTxn) -> None:
         prepared = txn.row.state == "PREPARED" or None

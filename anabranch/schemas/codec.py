@@ -109,6 +109,7 @@ TYPES: dict[int, type] = {
     101: r.LookedRow,
     105: r.BaseRow,
     106: r.ChangedRow,
+    107: r.ReadsRow,
     108: r.TableRow,
 }
 _CODES = {cls: code for code, cls in TYPES.items()}

@@ -35,7 +35,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         OneShot.consumed PendingCommitRow.consumed PendingCommitRow.prepare ProcessorInfo.more ProcessorList.more
         ListOpen.after OpenList.more ListTableLocks.after TableLockList.more
         Resolve.token Settle.presume StreamChange.base StreamInfo.base StreamList.more StreamRow.change
-        TransactionList.more TxnRow.consumes OpenInfo.waits Outcome.broken ReadsLocked.broken TxnRow.broken
+        SetSeries.owner TransactionList.more TxnRow.consumes OpenInfo.waits Outcome.broken ReadsLocked.broken TxnRow.broken
         """,
     ),
     (
@@ -45,7 +45,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         ProcessorInfo.resets ProcessorRow.first_term ProcessorRow.resets StreamInfo.foreign TaskInfo.state_sequence
         Receipt.seen TaskRow.state_sequence Touch.writer Begin.snapshot Outcome.snapshot TxnRow.snapshot
         StreamInfo.oldest_snapshot ReadsLocked.sequence MovedRow.latest OpenInfo.locks
-        TableRow.unknown TableRow.bounded
+        TableRow.unknown TableRow.bounded SeriesInfo.taken_ms
         """,
     ),
     (
@@ -59,11 +59,11 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         CreateProcessor.kinds CreateProcessor.stores PendingCommitRow.held PreparedRow.events ProcessorInfo.stores
         ProcessorRow.kinds ProcessorRow.stores OneShot.locks SafeTime.tables SafeTimeIs.tables Outcome.tables
         Commit.vouched LockReads.locks LockReads.read_from LockReads.tables LockReads.vouched LookAgain.writers
-        ReadLockRow.read_from ReadsLocked.locks
+        ReadLockRow.read_from ReadsLocked.locks StreamInfo.holders DeleteStream.despite
         """,
     ),
     (b"", "Outcome.prepared_by"),
-    ("", "OpenInfo.ends"),
+    ("", "OpenInfo.ends SeriesInfo.owner"),
 )
 DEFAULTS = {name: value for value, names in _DEFAULTS for name in _names(names)}
 # Texts of few values, which have a type of their own.

@@ -215,6 +215,7 @@ class DeleteStream:
     """Command: take a stream away, LOST or not, with its topics. Repeating it is harmless."""
 
     stream: str
+    despite: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class DescribeProcessors:
@@ -343,6 +344,16 @@ class Heartbeat:
     """Command: these transactions live. Answered only if some of them is not open (any more)."""
 
     tokens: tuple[bytes, ...]
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What keeps a stream from being deleted, or a table from being compacted."""
+
+    what: str
+    name: str
+    lane: str
+    age_ms: int
+    ends: str
 
 @dataclass(frozen=True, slots=True)
 class JournalOp:
@@ -744,6 +755,12 @@ class ReadsLocked:
     locks: tuple[TableLocks, ...] = ()
 
 @dataclass(frozen=True, slots=True)
+class ReadsRow:
+    """Status row: the tables that an open transaction reads at its snapshot. They are kept readable at it."""
+
+    tables: Mapping[str, str]
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """Cumulative account of one writer; of two, the one with the higher sequence wins."""
 
@@ -965,6 +982,8 @@ class SeriesInfo:
     number: int
     txn_id: bytes
     runs: tuple[int, ...]
+    owner: str = ""
+    taken_ms: int = 0
 
 @dataclass(frozen=True, slots=True)
 class SeriesList:
@@ -1019,6 +1038,7 @@ class SetSeries:
     series: str
     expected: int | None
     number: int
+    owner: str | None = None
 
 @dataclass(frozen=True, slots=True)
 class Settle:
@@ -1055,6 +1075,7 @@ class StreamInfo:
     foreign: int = 0
     base: BaseRow | None = None
     oldest_snapshot: int = 0
+    holders: tuple[Holder, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class StreamList:

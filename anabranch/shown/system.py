@@ -61,7 +61,7 @@ class TransactionRow(NamedTuple):
 
 
 class LockRow(NamedTuple):
-    """The registered locks of an open transaction on a table: how many keys (``points``) and ranges of keys.
+    """A table that an open transaction reads, and how many keys (``points``) and ranges of keys are locked there.
 
     ``frozen``: its merge is carried aside, and commits that would break them wait. ``broken``: a lock of the
     transaction is, perhaps on another table. ``waiting``: ids of those that wait for its end; ``waits_for``: of

@@ -6,7 +6,6 @@ number B of the companion's series, B being the second that they are as of. Two 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from itertools import takewhile
@@ -14,8 +13,9 @@ from typing import Any, Protocol
 
 from anabranch.core import limits
 from anabranch.core import stream_settings as settings
+from anabranch.core.decisions.scopes import text_of
 from anabranch.core.hybrid_time import from_s, to_s, to_text
-from anabranch.core.ids import NO_TXN, VERSION_HEADER, pack_version, txn_text
+from anabranch.core.ids import NO_TXN, VERSION_HEADER, pack_version
 from anabranch.core.legal_names import base_stream, split_stream
 from anabranch.errors import (
     AlreadyCommitted,
@@ -32,14 +32,11 @@ from anabranch.reading.tasks.lag import Lag
 from anabranch.reading.tasks.standing import HISTORY, ConsumerGroup
 from anabranch.schemas.records import BaseRow, CommitRecord, SeriesInfo
 from anabranch.tables.replica import Replica
-from anabranch.types import OpenTransaction, StreamDescription, TransactionInfo
-
-log = logging.getLogger("anabranch.client")
+from anabranch.types import StreamDescription, TransactionInfo
 
 STEPS = 10  # bases within `table.history.ms`, at most
 LEAST_ROWS = 1000  # a smaller table counts as one of so many
 _ROWS, _BYTES = 8192, 4 << 20  # of a batch
-_MOST = 10_000  # open transactions are looked at
 _MORE_BYTES = 1 << 10  # an event of a base is so much bigger than the table's, at most
 _LIKE_TABLE = (settings.REPLICATION, settings.MIN_ISR, "segment.bytes", "segment.ms")
 Progress = Callable[[int], None]
@@ -75,8 +72,6 @@ class Compacting(Protocol):
 
     def publish_base(self, table: str, timestamp: int, txn_id: bytes) -> BaseRow: ...
 
-    def open_transactions(self, scope: None, limit: int) -> list[OpenTransaction]: ...
-
 
 def compact(
     client: Compacting,
@@ -98,8 +93,11 @@ def compact(
     if known is not None and at <= known.timestamp:
         # Former rows may not be deleted yet.
         base = client.publish_base(table, known.timestamp, known.txn_id)
-        if (holder := _holder(client, found)) is not None:
-            log.warning("%s has its base already; a later one would end reads: %s", table, holder)
+        if held := _held(found):
+            raise NotReady(
+                f"{table} begins at its base of {to_text(base.timestamp)} already; a later one would end reads of "
+                f"{held}"
+            )
         return base
     # A missing right is refused first; no transaction has this id, so nothing else happens.
     with suppress(IllegalState, InvalidArgument, UnknownStream, NotReady):
@@ -178,12 +176,9 @@ def due_tables(client: Compacting, table: str | None) -> list[str]:
     return due
 
 
-def _holder(client: Compacting, found: StreamDescription) -> str | None:
-    """The open transaction whose reads a later base would end, as far as this lane may know of it."""
-    for each in client.open_transactions(None, _MOST):
-        if each.info.snapshot == found.oldest_snapshot:
-            return f"transaction {txn_text(each.info.txn_id)} reads it as of {to_text(each.info.snapshot)}"
-    return None
+def _held(found: StreamDescription) -> str:
+    """The open transactions whose reads a later base would end."""
+    return ", ".join(text_of(each) for each in found.holders if each.what == "transaction")
 
 
 def _check_groups(client: Compacting, found: StreamDescription, at: int, timeout: float) -> None:
@@ -197,7 +192,9 @@ def _check_groups(client: Compacting, found: StreamDescription, at: int, timeout
         search = HistorySearch(source, table, timeout)
         base = search.as_of(at)
         if base is None:
-            why = _holder(client, found) or f"it is younger than its {settings.VERSIONS_MS}"
+            held = _held(found)
+            why = f"it is younger than its {settings.VERSIONS_MS}"
+            why = f"{held}: these reads need what would go" if held else why
             raise NotReady(f"nothing of {table} is to be compacted yet: {why}")
         for group in client.groups(table) if ports.groups is not None else ():
             if any(_has_unread(search, place.offsets, base.offset) for place in group.streams):

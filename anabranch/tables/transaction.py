@@ -15,6 +15,7 @@ from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
     DeadlineExceeded,
+    FixCallError,
     IllegalState,
     InvalidArgument,
     LocksBroken,
@@ -176,7 +177,10 @@ class TableTransaction(TableWork):
         return opened, self._reads
 
     def _begun(self, timeout: float | None) -> Opened:
-        """The handle, begun at the controller. A fresh snapshot replaces one that is too old and was not read."""
+        """The handle, begun at the controller, which knows then what tables are read at the snapshot.
+
+        A fresh snapshot replaces one that is too old and was not read.
+        """
         scope, tries = split_stream(self._replica.tables[0])[0], 0
         while True:
             opened = self._opened = self._opened or self.commits.opening(
@@ -186,6 +190,7 @@ class TableTransaction(TableWork):
             try:
                 opened.open_named(timeout)
                 self._txn_id = opened.txn_id
+                self._name_tables(opened, timeout)
                 return opened
             except TransactionAborted:
                 self._txn_id = opened.txn_id
@@ -197,6 +202,18 @@ class TableTransaction(TableWork):
                     self._end("it is aborted")
                     raise
             self._opened = None
+
+    def _name_tables(self, opened: Opened, timeout: float | None) -> None:
+        """Let the controller keep the tables readable at the snapshot. `TransactionAborted`: it is too old."""
+        named = r.LockReads(*opened.identity, 0, tables=self._replica.tables)
+        try:
+            self.commits.lock_reads(named, self.commits.deadline(timeout))
+        except FixCallError as error:
+            self._drop(opened, str(error))
+            self._opened = None
+            if isinstance(error, SnapshotExpired):
+                raise TransactionAborted(str(error)) from error
+            raise
 
     @alone
     def token(
@@ -401,10 +418,10 @@ class TableTransaction(TableWork):
         state = self.commits.state(opened.txn_id or b"", token, self.commits.deadline(None))
         return bool(state.streams)
 
-    def _drop(self, opened: Opened) -> None:
+    def _drop(self, opened: Opened, reason: str = BROKEN) -> None:
         """Abort it. Raises: AlreadyCommitted, OutcomeUnknown (its commit came first, so no broken lock counts)."""
         try:
-            opened.abort(BROKEN, timeout=_GRACE_S)
+            opened.abort(reason, timeout=_GRACE_S)
         except (AlreadyCommitted, OutcomeUnknown):
             raise  # from here on only the controller knows
         except AnabranchError as trouble:

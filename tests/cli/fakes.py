@@ -275,7 +275,7 @@ class FakeClient:
 
     def series(self, scope: str, name: str | None = None) -> list[SeriesInfo]:
         self._call("series", scope=scope, name=name)
-        return [SeriesInfo(name or "s", 17, TXN_ID, (0, 17))]
+        return [SeriesInfo(name or "s", 17, TXN_ID, (0, 17), "etl", 1_767_225_600_000)]
 
     def set_series(self, scope: str, name: str, number: int, **arguments: Any) -> None:
         self._call("set_series", scope=scope, name=name, number=number, **arguments)
@@ -299,8 +299,9 @@ class FakeClient:
     def count_events(self, name: str) -> Lag:
         return Lag(1234, 0, exact=False)
 
-    def delete_stream(self, name: str) -> None:
-        self._call("delete_stream", name=name)
+    def delete_stream(self, name: str, *, despite: Sequence[str] = ()) -> None:
+        more = {"despite": tuple(despite)} if despite else {}
+        self._call("delete_stream", name=name, **more)
 
     def settle(self, transaction: bytes, reason: str, presume: bool | None = None) -> None:
         self._call("settle", transaction=transaction, reason=reason, presume=presume)

@@ -411,7 +411,13 @@ def test_command_list(run: Run) -> None:
 
 def test_series(run: Run, fake: FakeClient) -> None:
     (document,) = json.loads(run("series", "list", "nyc", "--json").stdout)["series"]
-    assert document == {"series": "s", "number": 17, "txn_id": ID}
+    assert document == {
+        "series": "s",
+        "number": 17,
+        "txn_id": ID,
+        "owner": "etl",
+        "taken_at": "2026-01-01T00:00:00.000+00:00",
+    }
     assert "17" in run("series", "list", "nyc").stdout
     command = ("series", "set", "nyc", "spark/q/0", "5")
     fake.calls.clear()
@@ -421,7 +427,7 @@ def test_series(run: Run, fake: FakeClient) -> None:
     assert [call for call, _ in fake.calls] == ["series"]
     result = run(*command, "--yes", "--json")
     assert json.loads(result.stdout) == {"series": "spark/q/0", "number": 5, "before": 17}
-    arguments = {"scope": "nyc", "name": "spark/q/0", "number": 5, "expected": 17}
+    arguments = {"scope": "nyc", "name": "spark/q/0", "number": 5, "expected": 17, "owner": None}
     assert fake.calls[-1] == ("set_series", arguments)
 
 

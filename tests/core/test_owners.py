@@ -24,6 +24,7 @@ from anabranch.schemas import records as r
 from tests.core.harness import DAY, World, event, nyc, states
 
 REFUSED = "NotAuthorized"
+TAKEN = "NameTaken"
 UNKNOWN = "UnknownTransaction"  # or one that this lane may not see: it reads the same
 WAITS = (
     "COMMIT_IN_PROGRESS (its commit is not decided: it waits for the journal to cover the receipts)"
@@ -64,13 +65,14 @@ def names(end: str) -> None:
         other += 1
         with world.by("b"):
             assert world.begin(f"B{other}", name="daily").startswith(said)
-            if said == REFUSED:
-                assert world.one_shot(f"S{other}", event(), name="daily") == REFUSED
+            if said == TAKEN:
+                assert world.one_shot(f"S{other}", event(), name="daily") == TAKEN
+                assert "`anabranch txn list --finished`" in world.message
                 world.begin(f"C{other}")
-                assert world.commit(f"C{other}", name="daily") == REFUSED
+                assert world.commit(f"C{other}", name="daily") == TAKEN
                 assert world.get(f"C{other}") == f"C{other} OPEN"
 
-    b_may(REFUSED)
+    b_may(TAKEN)
     assert world.holder("daily") == "A2"
     with world.by("a"):
         if end == "commit":
@@ -80,7 +82,7 @@ def names(end: str) -> None:
         else:
             assert world.abort("A2").startswith("A2 ABORTED")
     if end == "commit":
-        b_may(REFUSED)
+        b_may(TAKEN)
         world.wait(8 * DAY)  # forgotten
         world.turn()
     b_may("begun")
@@ -99,7 +101,7 @@ def names_aborted() -> None:
 
 def series() -> None:
     world = shared()
-    for number, lane, said in ((1, "a", ""), (2, "b", REFUSED), (3, "a", "")):
+    for number, lane, said in ((1, "a", ""), (2, "b", TAKEN), (3, "a", "")):
         with world.by(lane):
             label = f"T{number}"
             world.begin(label)
@@ -110,8 +112,58 @@ def series() -> None:
             assert world.get(label) == f"{label} {'OPEN' if said else 'COMMITTED 0'}"
     assert world.series("s") == "3 by T3"
     with world.by("b"):
-        assert world.commit("T2", name="s", number=1 << 40) == REFUSED, "its number is not told"
+        assert world.commit("T2", name="s", number=1 << 40) == TAKEN, "its number is not told"
+        assert "`anabranch series set nyc 's' NUMBER --owner b`" in world.message
         assert world.get("T2") == "T2 OPEN"
+    world.ask("look", r.ListSeries("nyc", None, None), lane="admin")
+    assert [(s.series, s.owner) for s in world.result.series] == [("s", "a")]
+    assert world.ask("move", r.SetSeries("nyc", "s", 3, 3, "c"), lane="admin") == "UnknownLane"
+    world.ask("move", r.SetSeries("nyc", "s", 3, 3, "b"), lane="admin")
+    assert "of lane b" in world.round.audit[-1].what
+    for number, lane, said in ((4, "a", TAKEN), (4, "b", "")):
+        with world.by(lane):
+            world.begin(f"{lane}{number}")
+            assert world.commit(f"{lane}{number}", name="s", number=number) == said
+    world.turn()
+    assert world.series("s") == "4 by b4"
+
+
+def free_names() -> None:
+    """A lane that may write to a part of a scope takes no name of the whole scope, but for what it was given."""
+    world = shared()
+    for pattern in ("nyc/a", "nyc/t"):
+        world.grant("part", pattern, Right.WRITE | Right.DESCRIBE)
+    with world.by("part"):
+        assert world.begin("A", name="daily") == REFUSED
+        assert "nyc/*" in world.message
+        assert world.one_shot("B", event(), name="daily") == REFUSED
+        assert world.begin("C") == "begun C"
+        assert world.commit("C", name="s", number=0) == REFUSED
+        assert "`anabranch series set nyc 's' -1 --owner part`" in world.message
+        assert world.commit("C", name="daily") == REFUSED
+        assert world.get("C") == "C OPEN"
+    assert world.holder("daily") == "nobody"
+    world.ask("give", r.SetSeries("nyc", "s", None, -1, "part"), lane="admin")
+    (given,) = world.result.series
+    assert (given.number, given.owner, given.runs) == (-1, "part", ())
+    with world.by("b"):
+        world.begin("D")
+        assert world.commit("D", name="s", number=0) == TAKEN
+    with world.by("part"):
+        world.commit("C", name="s", number=0)
+        assert world.turn() == "[commit C] C COMMITTED 0"
+        world.begin("E")
+        world.ask("free", r.SetSeries("nyc", "s", 0, 0, ""), lane="admin")
+        assert world.commit("E", name="s", number=1) == REFUSED, (
+            "it is of all who may write everywhere"
+        )
+    world.ask("take away", r.SetSeries("nyc", "s", 0, -1), lane="admin")
+    assert world.state.series("nyc", "s") is None
+    with world.by("a"):  # named before its right was taken away
+        world.begin("N", name="daily")
+        world.grant("a", "nyc/*", 0)
+        world.grant("a", "nyc/a", Right.WRITE)
+        assert world.begin("N2", name="daily") == "begun N2"
 
 
 def series_by_hand() -> None:
@@ -219,9 +271,12 @@ def grant_gone_at_commit() -> None:
 
 
 def grant_gone_without_streams() -> None:
-    """A commit of nothing still claims a number."""
+    """A commit of nothing still claims a number of the lane's own series."""
     world = shared()
     with world.by("a"):
+        world.begin("S")
+        world.commit("S", name="s", number=0)
+        world.turn()
         world.begin("A")
     world.grant("a", "nyc/*", 0)
     with world.by("a"):
@@ -335,6 +390,7 @@ SCENES: list[Callable[[], None]] = [
     names_aborted,
     series,
     series_by_hand,
+    free_names,
     one_shots,
     each_stream_of_a_one_shot,
     receipts,

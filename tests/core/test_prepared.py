@@ -187,7 +187,7 @@ def test_its_name_is_given_to_nothing_else(world: World) -> None:
     assert world.commit("B", name="daily", wait_ms=60_000) == "HeldByPrepared", "at once"
     with world.by("lane"):
         world.grant("lane", "nyc/*", 511)
-        assert world.begin("E", name="daily") == "NotAuthorized"
+        assert world.begin("E", name="daily") == "NameTaken"
     assert (world.holder("daily"), world.get("A")) == ("A", "A PREPARED 3")
     assert commit(world) == "A COMMITTED 3"
     assert world.one_shot("F", name="daily") == "A COMMITTED 3"

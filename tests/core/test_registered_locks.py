@@ -11,9 +11,11 @@ import pytest
 
 from anabranch.core import limits
 from anabranch.core import rows as k
+from anabranch.core.authorize import Right
 from anabranch.core.decisions import scopes
 from anabranch.core.decisions.decide import decide
 from anabranch.core.decisions.streams import give_up_stream
+from anabranch.core.hybrid_time import from_s, to_s
 from anabranch.core.journal.table_writes import FEW_KEYS, Keys, fingerprint
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
@@ -55,6 +57,23 @@ class Long(Bank):
         if isinstance(self.result, r.ReadsLocked):
             self.at[label, writer] = self.result.timestamp
         return told(self.result)
+
+    def named(self, *tables: str, label: str = "T", lane: str | None = None) -> str:
+        """The transaction reads these tables: ReadsLocked, or the refusal."""
+        command = r.LockReads(self.token(label), self.writer("w"), 0, tables=tables)
+        self.ask(f"name {label}", command, lane=lane)
+        return told(self.result)
+
+    def oldest(self, table: str = A) -> int:
+        """The least time at which a table is promised to be readable."""
+        self.describe(stream=table)
+        return int(self.result.streams[0].oldest_snapshot)
+
+    def holders(self, table: str, lane: str = "admin") -> list[tuple[str, str, str]]:
+        """What holds a table, and whose it is, as a lane is told, and the command that ends it."""
+        with self.by(lane):
+            self.describe(stream=table)
+        return [(h.name, h.lane, h.ends) for h in self.result.streams[0].holders]
 
     def vouch(self, *, label: str = "T", writer: str = "w", through: int | None = None) -> str:
         """The client has looked, through the time that it was told last."""
@@ -481,16 +500,15 @@ def test_the_oldest_snapshot_and_what_a_repeated_begin_has_to_say(
     first = bank.row("T").snapshot
     assert first > 0
     bank.open("U")
-    bank.describe(stream=A)
-    assert bank.result.streams[0].oldest_snapshot == first
+    for label in "TU":
+        assert bank.named(A, label=label) == "ReadsLocked"
+    assert bank.oldest() == first
     assert bank.ask("other", bank.beginning("T")) == "InvalidArgument"
     bank.abort("T")
-    bank.describe(stream=A)
-    assert bank.result.streams[0].oldest_snapshot == bank.row("U").snapshot
+    assert bank.oldest() == bank.row("U").snapshot
     last = bank.row("U").snapshot
     bank.abort("U")
-    bank.describe(stream=A)
-    assert bank.result.streams[0].oldest_snapshot >= last
+    assert bank.oldest() >= last
     begin = replace(bank.beginning("V"), snapshot=(1 << 63) - 1)
     assert bank.ask("ahead", begin) == "InvalidArgument"
 
@@ -501,15 +519,126 @@ def test_a_snapshot_that_replicas_may_have_swept_begins_nothing() -> None:
     bank.make("nyc/none", table="true", table_history_ms="0")
     bank.make("nyc/short", table="true", table_history_ms="5000")
     early, old = bank.beginning("T"), bank.told()[0]
+    assert bank.named("nyc/short") == "ReadsLocked"
     bank.wait(5001)
-    bank.describe(stream="nyc/short")
-    assert bank.result.streams[0].oldest_snapshot == bank.row("T").snapshot, "T was open before"
+    assert bank.oldest("nyc/short") == bank.row("T").snapshot, "T named it before"
     assert bank.ask("late", replace(bank.beginning("U"), snapshot=old)) == "TransactionAborted"
     assert bank.ask("again", replace(early, snapshot=bank.row("T").snapshot)) == "begun T"
     assert bank.open("V") == "begun V"
     assert bank.ask("plain", bank.beginning("W")) == "begun W"
     bank.delete("nyc/short")
     assert bank.ask("late", replace(bank.beginning("X"), snapshot=old)) == "begun X"
+
+
+@pytest.mark.parametrize("ends", ["revoked", "despite", "deleted"])
+def test_a_processor_holds_what_its_lane_may_see(ends: str) -> None:
+    """It keeps a table from being deleted or compacted, and its operator sees whose it is, and what ends it."""
+    bank, name = Long(), "lax/squat"
+    bank.adopt("lax")
+    with bank.by("admin"):
+        bank.make(f"{A}-base", table_base=A)
+    bank.grant("guest", "lax/*", Right.PROCESS)
+    bank.grant("owner", A, Right.OPERATE | Right.DESCRIBE)
+    make = r.CreateProcessor(name, 1, (r.ProcessorInput(A, "", 0, 0),))
+    assert bank.ask("make", make, lane="guest") == "NotAuthorized"
+    assert bank.holders(A, "owner") == []
+    bank.grant("guest", A, Right.DESCRIBE)
+    assert bank.ask("make", make, lane="guest") != "NotAuthorized"
+    assert bank.put((A, b"k")) == "COMMITTED"
+    bank.wait(3_700_000)
+    bank.describe(stream=A)
+    base = r.PublishBase(A, from_s(to_s(bank.oldest())), bank.id("base"))
+    assert bank.holders(A, "owner") == [(name, "guest", f"anabranch processor delete {name}")]
+    assert bank.ask("delete", r.DeleteStream(A), lane="owner") == "IllegalState"
+    for part in (
+        name,
+        "of lane guest",
+        f"`anabranch processor delete {name}`",
+        f"{A} --despite {name}",
+    ):
+        assert part in bank.message
+    assert bank.ask("base", base, lane="owner") == "IllegalState"
+    assert f"lost to processors {name} of lane guest" in bank.message
+    taking = r.Take(name, bytes(16), "me", (0,), (0,))
+    if ends == "revoked":
+        bank.grant("guest", A, 0)
+        assert bank.ask("take", taking, lane="guest") == "NotAuthorized"
+        assert bank.holders(A, "owner") == []
+    elif ends == "deleted":
+        bank.ask("delete", r.DeleteProcessor(name, 0), lane="guest")
+    if ends != "despite":
+        bank.ask("base", base, lane="owner")
+        assert "processors" not in bank.message
+    assert bank.ask("delete", r.DeleteStream(A, ("lax/other",)), lane="owner") == (
+        "IllegalState" if ends == "despite" else ""
+    )
+    if ends == "despite":
+        assert bank.ask("delete", r.DeleteStream(A, (name,)), lane="owner") == ""
+        (row,) = bank.round.audit
+        assert f"{A}, an input of processor {name} of lane guest" in row.what
+    assert bank.state.streams[A].state == "FORGETTING"
+
+
+@pytest.mark.parametrize("lead", [None, True, False])
+def test_a_snapshot_holds_the_tables_that_its_transaction_named(lead: bool | None) -> None:
+    """And only while the lane that named one may read it; those who may operate the table are told, by whom."""
+    bank = Long()
+    lanes = Right.WRITE | Right.SAFE_TIME | Right.DESCRIBE
+    bank.grant("guest", "nyc/*", lanes)
+    bank.grant("owner", A, Right.OPERATE | Right.DESCRIBE)
+    with bank.by("guest"):
+        begin = replace(bank.beginning("G"), snapshot=bank.told()[0], keepalive_ms=80_000_000)
+        assert bank.ask("begin G", begin) == "begun G"
+    at, name = begin.snapshot, bank.id("G").hex()
+    bank.wait(3_500_000)
+    assert bank.named(A, label="G", lane="guest") == "ReadsLocked"
+    bank.wait(3_500_000)
+    if lead is not None:
+        bank.lead(keep_table=lead)
+    assert bank.oldest(A) == at
+    assert bank.oldest(B) > at, "nobody named it"
+    assert bank.named(B, label="G", lane="guest") == "SnapshotExpired"
+    for lane, whose in (("admin", "guest"), ("owner", "")):
+        assert bank.holders(A, lane) == [(name, whose, f"anabranch txn abort {name}")]
+    assert bank.holders(A, "open") == bank.holders(B) == []
+    bank.grant("guest", "nyc/*", Right.WRITE)
+    assert bank.oldest(A) > at
+    bank.grant("guest", "nyc/*", lanes)
+    assert bank.oldest(A) == at
+    with bank.by("guest"):
+        bank.abort("G")
+    assert bank.oldest(A) > at
+    assert not [key for key in bank.table.rows if key[17:18] == bytes((k.Entry.READS,))]
+
+
+def test_a_snapshot_that_is_too_old_for_its_lane_ends_its_transaction() -> None:
+    """One that named no table holds none, and goes on."""
+    bank = Long()
+    bank.make("nyc/long", table="true", table_history_ms="999999999")
+    bank.grant("guest", "nyc/*", Right.WRITE | Right.SAFE_TIME)
+    day = limits.QUOTAS["snapshot"].value
+    with bank.by("guest"):
+        for label in "GH":
+            begin = replace(bank.beginning(label), snapshot=bank.told()[0], keepalive_ms=day)
+            assert bank.ask(f"begin {label}", begin) == f"begun {label}"
+        assert bank.named("nyc/long", label="G") == "ReadsLocked"
+        for _ in range(2):
+            bank.wait(day // 2 - 1000)
+            bank.heartbeat("G", "H")
+        assert bank.row("G").state == "OPEN"
+        bank.wait(3000)
+        assert (bank.row("G").state, bank.row("H").state) == ("ABORTED", "OPEN")
+        assert "its snapshot is too old" in bank.row("G").reason
+        assert "--quota snapshot=" in bank.row("G").reason
+        assert bank.named("nyc/long", label="H") == "SnapshotExpired"
+
+
+def test_more_tables_than_a_transaction_may_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TABLES", limits.TABLES._replace(value=1))
+    bank = Long()
+    assert bank.named(A) == "ReadsLocked"
+    assert bank.named(A) == "ReadsLocked"
+    assert bank.named(A, B) == "InvalidArgument"
 
 
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

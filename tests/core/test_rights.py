@@ -31,6 +31,7 @@ from tests.core.harness import World, event, nyc
 from tests.core.labels import MINUTE, SECRET
 
 REFUSED = "NotAuthorized"
+TAKEN = "NameTaken"
 UNKNOWN = "UnknownTransaction"  # or one that this lane may not see: it reads the same
 SINGLE = {str(right.name).lower().replace("_", "-"): right for right in Right}
 # lane -> what it has, and where; `removed` owns what it did before its grant was taken away
@@ -141,6 +142,8 @@ MATRIX: dict[str, Row] = {
         lambda w: shot(w, "shot-removed", name="done-removed"),
         "removed",
     ),
+    "begin under a free name": (lambda w: w.beginning("new", name="free"), WRITERS),
+    "one-shot under a free name": (lambda w: shot(w, "new", name="free"), WRITERS),
     "one-shot, superseding": (lambda w: shot(w, "new", name="open-own"), "own"),
     "one-shot of a committed name": (lambda w: shot(w, "new", name="done-own"), "own"),
     "get state": (lambda w: r.GetState(w.id("own")), f"own {OPERATORS}"),
@@ -172,12 +175,23 @@ MATRIX: dict[str, Row] = {
         lambda w: r.SetSeries("nyc", "s-own", 1, 2),
         "own series-only open admin",
     ),
-    "make a processor": (lambda w: r.CreateProcessor("nyc/p", 1, INPUTS), PROCESSORS),
+    "make a processor": (lambda w: r.CreateProcessor("nyc/p", 1, INPUTS), "own open admin"),
+    "make a processor of another's stream": (
+        lambda w: r.CreateProcessor("nyc/a", 1, (*INPUTS, r.ProcessorInput("lax/a", "", 0, 0))),
+        "open admin",
+    ),
+    "make a processor of a topic": (
+        lambda w: r.CreateProcessor("nyc/p", 1, (r.ProcessorInput("topic:t", "", 0, 0),)),
+        PROCESSORS,
+    ),
     "make a processor again": (
         lambda w: r.CreateProcessor("nyc/a", 1, INPUTS),
-        f"{PROCESSORS} stream",
+        "own open admin stream",
     ),
-    "take": (lambda w: r.Take("nyc/a", bytes(16), "me", (0,), (0,)), f"{PROCESSORS} stream"),
+    "take": (
+        lambda w: r.Take("nyc/a", bytes(16), "me", (0,), (0,)),
+        "own open admin stream",
+    ),
     "take of nothing": (lambda w: r.Take("nyc/no", bytes(16), "me", (0,), (0,)), PROCESSORS),
     "release": (lambda w: r.Release("nyc/a", bytes(16), (0,)), f"{PROCESSORS} stream"),
     "reset": (lambda w: r.ResetProcessor("nyc/a", 0, (), True), f"{PROCESSORS} stream"),
@@ -239,10 +253,11 @@ def verdicts(name: str) -> dict[str, bool]:
         if carried_out:
             world = made()
         said = world.ask(name, make(world), lane=lane)
-        found[lane] = carried_out = said not in (REFUSED, UNKNOWN)
+        begins = {REFUSED: f"lane {lane!r} has no right ", UNKNOWN: "there is no such "}
+        begins[TAKEN] = "another lane has the name "
+        found[lane] = carried_out = said not in begins
         if not carried_out:
-            begins = f"lane {lane!r} has no right " if said == REFUSED else "there is no such "
-            assert world.message.startswith(begins)
+            assert world.message.startswith(begins[said])
             assert world.round.rows.keys() == {k.ROUND_KEY}
     return found
 

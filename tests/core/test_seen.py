@@ -8,6 +8,7 @@ import pytest
 
 from anabranch.core import hybrid_time
 from anabranch.core import rows as k
+from anabranch.core.authorize import Right
 from anabranch.core.tokens import make, peek
 from anabranch.schemas import records as r
 from tests.core.harness import START_MS, World, event, nyc
@@ -110,6 +111,35 @@ def test_what_needs_no_timestamp_is_carried_out(opened: World) -> None:
     assert opened.commit("A") == "ClockSkew"
     assert opened.abort("A", "so") == "A ABORTED (so)"
     assert opened.state.round.hybrid_time == before
+
+
+def test_what_leads_to_no_commit_raises_nothing(world: World) -> None:
+    """Nor does what a lane asks that may not write; its snapshot waits for the clock, as it would not see all."""
+    world.grant("reader", "nyc/*", Right.SAFE_TIME | Right.DESCRIBE)
+    world.grant("writer", "nyc/a", Right.WRITE | Right.SAFE_TIME)
+    world.grant("gone", "nyc/*", Right.WRITE)
+    with world.by("gone"):
+        assert world.one_shot("G", event()) == "G COMMITTED 1"
+    world.grant("gone", "nyc/*", 0)
+    seen = world.seen = NOW + 5 * MS
+    again = r.OneShot(world.id("G"), "nyc", None, (event(),))
+    for lane, command, answer in (
+        ("reader", r.ListTransactions(None, False, 10, None), "TransactionList"),
+        ("open", r.DescribeStreams(None, None), "StreamList"),
+        ("admin", r.SetGrant("reader", "nyc/a", 1), "GrantList"),
+        ("gone", again, "Outcome"),
+    ):
+        world.ask("asks", command, lane=lane)
+        assert type(world.result).__name__ == answer
+        assert world.state.round.hybrid_time < seen, command
+    world.ask("reads", r.SafeTime("nyc", None), lane="reader")
+    assert world.result.code == "NotReady"
+    world.wait(5)
+    world.ask("reads", r.SafeTime("nyc", None), lane="reader")
+    assert world.result.timestamp >= seen, "the clock came there"
+    world.seen = seen = seen + 5 * MS
+    world.ask("reads", r.SafeTime("nyc", None), lane="writer")
+    assert world.result.timestamp == seen
 
 
 def test_a_refused_command_raises_nothing(world: World) -> None:

@@ -330,6 +330,10 @@ def rights_are_judged() -> None:
         assert w.shot("X", w.consumed("a", 1, 12)) == "NotAuthorized"
     with w.by("ops"):
         assert w.shot("Y", w.consumed("a", 1, 12)) == "NotAuthorized", "no right on the output"
+        assert w.take("b") == "NotAuthorized", "no right to see the inputs"
+    for stream in ("nyc/in", "lax/in"):
+        w.grant("ops", stream, Right.DESCRIBE)
+    with w.by("ops"):
         assert w.take("b").startswith("0 b")
     assert w.row() == "2 b 0:-"
 

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.broker
 THEIRS, BESIDE, MATES, OWN = "pay/orders", "pay/beside", "pay/mates", "own/a"
 SLOWEST_S = 8.0
 NAME, SERIES = "nightly", "spark/query/anabranch"
-UNKNOWN, DENIED = "UnknownTransaction", "NotAuthorized"
+UNKNOWN, DENIED, TAKEN = "UnknownTransaction", "NotAuthorized", "NameTaken"
 BY_BROKER = "AUTHORIZATION_FAILED"  # TOPIC_…, TRANSACTIONAL_ID_…
 
 
@@ -290,14 +290,14 @@ ATTACKS = [
     Attack("list commands", DENIED, always(r.ListCommands())),
     # In the scope that they share, a lane is as far from another's things.
     Attack("mate: commit events", DENIED, always(shot("pay", MATES, THEIRS)), True),
-    Attack("mate: commit under an open name", DENIED, always(shot("pay", MATES, name=NAME)), True),
-    Attack("mate: commit under a committed name", DENIED, always(shot("pay", MATES, name="done")), True),
-    Attack("mate: supersede", DENIED, always(begin("pay", NAME)), True),
+    Attack("mate: commit under an open name", TAKEN, always(shot("pay", MATES, name=NAME)), True),
+    Attack("mate: commit under a committed name", TAKEN, always(shot("pay", MATES, name="done")), True),
+    Attack("mate: supersede", TAKEN, always(begin("pay", NAME)), True),
     Attack("mate: begin what is begun", DENIED, with_id(lambda i: begin("pay", None, i)), True),
     Attack("mate: touch", DENIED, lambda s: r.Touch(s.mates, THEIRS, 7), True),
-    Attack("mate: claim a name", DENIED, lambda s: commit(s.mates, NAME), True),
-    Attack("mate: take a number", DENIED, lambda s: commit(s.mates, SERIES, 6), True),
-    Attack("mate: jump a series", DENIED, lambda s: commit(s.mates, SERIES, 1 << 40), True),
+    Attack("mate: claim a name", TAKEN, lambda s: commit(s.mates, NAME), True),
+    Attack("mate: take a number", TAKEN, lambda s: commit(s.mates, SERIES, 6), True),
+    Attack("mate: jump a series", TAKEN, lambda s: commit(s.mates, SERIES, 1 << 40), True),
     Attack("mate: set a series", DENIED, always(r.SetSeries("pay", SERIES, 5, 1 << 40)), True),
     Attack("mate: finish its writer", DENIED, lambda s: r.Register(s.worker, finished(s)), True),
     Attack("mate: abort by id", UNKNOWN, with_id(lambda i: r.Abort(i, "mine")), True),

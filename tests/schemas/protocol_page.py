@@ -536,6 +536,7 @@ def rows_block() -> str:
             r.ReadLockRow,
             "writer and number, 8 bytes each; number 0: a `LookedRow`",
         ),
+        Entry.READS: (r.ReadsRow, "empty"),
         Entry.SUSPECT: (r.SuspectRow, "empty"),
         Entry.SET_ASIDE: (r.SetAsideRow, "the offset, 8 bytes, and the lane"),
         Entry.LANE: (r.LaneRow, "lane"),

@@ -233,10 +233,11 @@ def test_an_empty_table_and_one_of_a_row(world: World) -> None:
             assert list(view.scan(ONE)) == ([] if value is None else [(b"k", value)])
 
 
-def test_who_may_not_compact_is_told_so_and_who_may_what_holds_it(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A lane without the right is given no other reason; an open transaction that reads is named, and no age."""
+def test_who_may_not_compact_is_told_so_and_who_may_what_holds_it(world: World) -> None:
+    """A lane without the right is given no other reason; an open transaction that reads is named, and its end.
+
+    Once there is a base, too: a call that can do nothing fails.
+    """
     truth, client = Truth(world, [ONE]), operator(world)
     world.client._ports = replace(world.client._ports, readers=client._ports.readers)
     with pytest.raises(NotAuthorized):
@@ -255,9 +256,14 @@ def test_who_may_not_compact_is_told_so_and_who_may_what_holds_it(
         txn.flush()
         world.clock.sleep(9)
         base = compacted(client, truth)
-        assert compacted(client, truth) == base
-        assert f"transaction {txn_text(txn.txn_id or b'')} reads it" in caplog.text
+        (holder,) = client.describe(ONE).holders
+        assert (holder.name, holder.lane) == (txn_text(txn.txn_id or b""), "admin")
+        with pytest.raises(
+            NotReady, match=f"base of .* already.*{holder.name} of lane admin, .*{holder.ends}"
+        ):
+            compacted(client, truth)
         txn.abort()
+        assert compacted(client, truth).timestamp > base.timestamp
 
 
 def test_a_missing_package_is_named_with_its_extra(

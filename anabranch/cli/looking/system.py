@@ -48,7 +48,7 @@ def transactions(options: ClusterOptions, scope: Scope = None, limit: Limit = 10
 
 @app.command("locks")
 def locks(options: ClusterOptions, scope: Scope = None, limit: Limit = 100) -> None:
-    """Registered locks of open transactions on tables, the oldest one's first, and who waits for whom."""
+    """Tables that open transactions read, and their locks there, the oldest one's first; and who waits for whom."""
     with options.client() as client:
         found = client.system("locks", scope, limit=limit)
     show("locks", found, options)

@@ -85,7 +85,8 @@ def describe(
     epochs: Annotated[bool, option("--epochs -e", "Its epochs too, from the history.")] = False,
     last: Last = 200,
 ) -> None:
-    """Show a stream: its segments with their key ranges, and what its journal holds."""
+    """Show a stream: its segments with their key ranges, what its journal holds, and who holds it."""
+    from anabranch.core.decisions.scopes import text_of
     from anabranch.shown import history
 
     with options.client() as client:
@@ -114,6 +115,8 @@ def describe(
     print_line(
         f"foreign records in the stream: {f'{found.foreign:,}' if found.foreign else 'none'}"
     )
+    for holder in found.holders:
+        print_line(f"held by {text_of(holder)}")
     show_settings(found, effective)
 
 

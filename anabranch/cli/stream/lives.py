@@ -47,10 +47,21 @@ def forget(options: OperatorOptions, stream: StreamName, yes: Yes = False) -> No
 
 
 @app.command("delete")
-def delete(options: OperatorOptions, stream: StreamName, yes: Yes = False) -> None:
+def delete(
+    options: OperatorOptions,
+    stream: StreamName,
+    despite: Annotated[
+        list[str] | None,
+        option(
+            "--despite PROCESSOR", "A processor that reads it, and may lose it. May be repeated."
+        ),
+    ] = None,
+    yes: Yes = False,
+) -> None:
     """Delete a stream with all its events, so that its name can be used again.
 
-    Refused while a transaction that is not over has a part in it, or a processor reads it.
+    Refused while a transaction that is not over has a part in it, or a processor reads it that --despite does not
+    name. `anabranch stream describe` shows these processors.
     """
     with options.client() as client:
         found = client.describe(stream)
@@ -68,7 +79,7 @@ def delete(options: OperatorOptions, stream: StreamName, yes: Yes = False) -> No
             raise IllegalState(
                 f"{stream} is another stream than the one that was shown, made since: nothing was done, look again"
             )
-        client.delete_stream(stream)
+        client.delete_stream(stream, despite=despite or ())
     told = f"{stream} is deleted: its name can be used again"
     print_result({"stream": stream, "state": FORGOTTEN}, told, as_json=options.json)
 

@@ -10,7 +10,7 @@ from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import table_of
 from anabranch.core.decisions.alter import begin_change, idle_row, stream_changed
-from anabranch.core.decisions.scopes import active_stream, oldest_snapshot
+from anabranch.core.decisions.scopes import active_stream, consuming, oldest_snapshot
 from anabranch.core.decisions.times import admit_change
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import from_s, to_s, to_text
@@ -104,7 +104,8 @@ def _check(turn: Turn, command: PublishBase, row: StreamRow, known: BaseRow | No
     if behind := _behind(turn, table, at):
         raise IllegalState(
             f"what was committed to {table} up to {to_text(at)} would be lost to processors "
-            f"{limits.cut(', '.join(behind))}: let their workers come so far, or reset or delete them"
+            f"{limits.cut(', '.join(behind))}: let their workers come so far, or reset or delete them "
+            "(`anabranch processor reset`, `delete`)"
         )
     txn, series = turn.state.txn_row(txn_id), turn.state.series(row_scope(table), companion)
     into = set(turn.state.participants(txn_id))  # not empty: anybody may commit nothing
@@ -118,11 +119,11 @@ def _check(turn: Turn, command: PublishBase, row: StreamRow, known: BaseRow | No
 
 
 def _behind(turn: Turn, table: str, at: int) -> list[str]:
-    """The processors of whose tasks one has not consumed what was committed up to a time."""
+    """The processors of whose tasks one has not consumed what was committed up to a time, and their lanes."""
     until = min(at, turn.state.tables[table].last)
     return [
-        name
-        for name, row in sorted(turn.state.processors.items())
+        f"{name} of lane {row.owner}"
+        for name, row in consuming(turn, table).items()
         for number, one in enumerate(row.inputs)
         if one.stream == table
         and any(_stands(turn, row, t, number) < until for t in range(row.tasks))

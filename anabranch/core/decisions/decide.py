@@ -121,6 +121,7 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     most = expiry.PURGE_SHARE * turn.finished + looks * turn.settings.purge_per_look
     horizon = expiry.forget_outcomes(turn, most) if most else None
     if looks:
+        expiry.abort_old(turn)
         expiry.forget_audit(turn)
         cleanup.clean_up(turn)
     return horizon

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.decisions import transactions
+from anabranch.core.decisions import quotas, transactions
 from anabranch.core.decisions.turn import DAY_MS, Turn
 from anabranch.core.ids import made_ms_of, txn_text
 from anabranch.core.memory import Keepalives
 from anabranch.core.state import OpenTxn, State
+from anabranch.errors import SnapshotExpired
 
 AUDIT_MS = 90 * DAY_MS
 UNREAD_MS = 600_000  # a short keepalive's commands may have no leader for some time, too
@@ -69,6 +70,18 @@ def abort_stale(turn: Turn) -> None:
             reason += f"; commands of {', '.join(unread)} can't be read"
             turn.round.unread.append(f"{txn_text(txn_id)} is aborted: {reason}")
         transactions.abort_txn(turn, txn_id, reason, op="expire")
+
+
+def abort_old(turn: Turn) -> None:
+    """Abort open transactions that keep tables readable for longer than their lanes may."""
+    for txn_id in sorted(turn.state.locks.named):
+        txn = turn.open(txn_id)
+        if txn.row.state != "OPEN" or txn.pending is not None:
+            continue
+        try:
+            quotas.check_snapshot(turn, txn.row.owner, txn.row.snapshot)
+        except SnapshotExpired as error:
+            transactions.abort_txn(turn, txn_id, f"its snapshot is too old: {error}", op="expire")
 
 
 def forget_outcomes(turn: Turn, most: int) -> int | None:

@@ -104,7 +104,7 @@ def list_open(turn: Turn, command: ListOpen, to: ReplyTo | None) -> None:
 
 
 def list_table_locks(turn: Turn, command: ListTableLocks, to: ReplyTo | None) -> None:
-    """List the registered locks of open transactions, the oldest first, and who waits for whom."""
+    """List what open transactions read of tables, and lock, the oldest first, and who waits for whom."""
     if not 1 <= command.limit <= MAX_LISTED:
         raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
     waits = [(_seen(turn, who), on, table) for who, on, table in frozen.waiting_for(turn)]
@@ -126,12 +126,14 @@ def list_table_locks(turn: Turn, command: ListTableLocks, to: ReplyTo | None) ->
                     _seen(turn, on) for who, on, at in waits if (who, at) == (row.txn_id, table)
                 ),
             )
-            for table in sets.tables
+            for table in sorted({*sets.tables, *turn.state.locks.named.get(row.txn_id, ())})
         ]
 
     found, more = _listed(
         turn,
-        _open_after(turn, turn.state.locks.sets, command.after or b""),
+        _open_after(
+            turn, turn.state.locks.sets.keys() | turn.state.locks.named, command.after or b""
+        ),
         command.limit,
         lambda row: command.scope in (None, row.scope) and sees(turn.state, turn.lane, row),
         show,

@@ -12,12 +12,14 @@ from collections.abc import Iterable, Mapping
 
 from anabranch.core import limits
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.hybrid_time import to_us
 from anabranch.core.journal.usage import Staged
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.core.state import State
 from anabranch.errors import (
     AnabranchError,
     InvalidArgument,
+    SnapshotExpired,
     TooManyStreams,
     TooManyTransactions,
     TooMuchLocked,
@@ -33,6 +35,7 @@ _ERRORS: dict[str, type[AnabranchError]] = {
     "partitions": TooManyStreams,
     "locks": TooMuchLocked,
     "keepalive": InvalidArgument,
+    "snapshot": SnapshotExpired,
 }
 
 
@@ -95,6 +98,12 @@ def _locks_of(state: State, lane: str) -> int:
 def check_keepalive(turn: Turn, lane: str, keepalive_ms: int) -> None:
     """`InvalidArgument` for a keepalive that is longer than the lane may have."""
     _check(turn, lane, "keepalive", keepalive_ms)
+
+
+def check_snapshot(turn: Turn, lane: str, snapshot: int) -> None:
+    """`SnapshotExpired` for a snapshot that is older than the lane may keep tables readable for."""
+    now_us = max(to_us(turn.hybrid_time), turn.now_us)
+    _check(turn, lane, "snapshot", (now_us - to_us(snapshot)) // 1000)
 
 
 def partitions_of(row: StreamRow) -> int:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.authorize import CREATORS, Right, of_scope, rights_of
+from anabranch.core.authorize import CREATORS, Right, of_scope, rights_of, sees
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.hybrid_time import from_us, to_text
-from anabranch.core.ids import DIRECTORY
+from anabranch.core.hybrid_time import from_us, to_ms, to_text
+from anabranch.core.ids import DIRECTORY, txn_text
 from anabranch.core.journal.runs import REFUSED
 from anabranch.core.legal_names import (
     ADMIN_LANE,
@@ -32,6 +33,7 @@ from anabranch.core.stream_states import CREATING, GIVEN_UP, STREAMS, WAITING, s
 from anabranch.errors import (
     InvalidArgument,
     NotReady,
+    SnapshotExpired,
     TooManyStreams,
     TransactionAborted,
     UnknownScope,
@@ -41,12 +43,16 @@ from anabranch.schemas.records import (
     DescribeStreams,
     FindScope,
     GrantRow,
+    Holder,
+    ProcessorRow,
     ScopeInfo,
     ScopeRow,
     StreamInfo,
     StreamList,
     StreamRow,
 )
+
+MAX_HOLDERS = 100  # are told of one stream
 
 
 def _own_scope(turn: Turn, scope: str) -> str:
@@ -172,7 +178,7 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
         known = turn.state.streams.get(command.stream)
         if known is None or known.state == CREATING:
             known = active_stream(turn, command.stream)
-        turn.reply(to, StreamList((stream_info(turn, known),)))
+        turn.reply(to, StreamList((stream_info(turn, known, full=True),)))
         return
     found: list[StreamInfo] = []
     size, lane = 0, turn.lane
@@ -191,13 +197,16 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
 
 
 def oldest_snapshot(turn: Turn, row: StreamRow) -> int:
-    """The least time as of which a table is promised to be readable, by its setting and for the transactions
-    that are open now; 0: it is no table.
+    """The least time as of which a table is promised to be readable, by its setting and for the open transactions
+    that read it; 0: it is no table.
     """
-    if not is_table(row.settings):
-        return 0
-    promised = _promised(turn, versions_ms(row.settings))
-    return min([promised, *turn.state.locks.snapshots.values()])
+    promised = _promised_of(turn, row)
+    return min([promised, *reading(turn, row.stream).values()]) if promised else 0
+
+
+def _promised_of(turn: Turn, row: StreamRow) -> int:
+    """The time from which on a table is readable by its setting; 0: it is no table."""
+    return _promised(turn, versions_ms(row.settings)) if is_table(row.settings) else 0
 
 
 def _promised(turn: Turn, history_ms: int) -> int:
@@ -218,6 +227,18 @@ def check_snapshot(turn: Turn, scope: str, snapshot: int) -> None:
         )
 
 
+def check_readable(turn: Turn, tables: Iterable[str], snapshot: int) -> None:
+    """Raise `SnapshotExpired` if versions that this snapshot needs may be gone from one of these tables."""
+    for table in tables:
+        row, base = turn.state.streams[table], turn.state.bases.get(table)
+        kept = versions_ms(row.settings) >= LEAST_HISTORY_MS
+        if snapshot < max(_promised_of(turn, row) if kept else 0, base.timestamp if base else 0):
+            raise SnapshotExpired(
+                f"the transaction's snapshot of {to_text(snapshot)} is older than the versions that {table} keeps "
+                "(`table.history.ms`): begin again, and read all tables soon"
+            )
+
+
 def _least_history_ms(turn: Turn, scope: str) -> int:
     """The least time for which a table of the scope keeps versions; tables with less than a second don't count."""
     known = turn.state.histories_ms.get(scope)
@@ -229,8 +250,71 @@ def _least_history_ms(turn: Turn, scope: str) -> int:
     return known
 
 
-def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
-    """A stream as its askers see it."""
+# -- what holds a stream: only what it named, and only while its lane may see that ---------------------
+
+
+def reading(turn: Turn, table: str) -> dict[bytes, int]:
+    """The open transactions that a table is kept readable for, and the snapshot of each."""
+    locks, state = turn.state.locks, turn.state
+    return {
+        txn_id: locks.snapshots[txn_id]
+        for txn_id, lane in locks.readers.get(table, {}).items()
+        if txn_id in locks.snapshots and rights_of(state, lane, table) & Right.SAFE_TIME
+    }
+
+
+def consuming(turn: Turn, stream: str) -> dict[str, ProcessorRow]:
+    """The processors that a stream is kept for."""
+    return {
+        name: row
+        for name, row in sorted(turn.state.processors.items())
+        if any(one.stream == stream for one in row.inputs)
+        and rights_of(turn.state, row.owner, stream) & Right.DESCRIBE
+    }
+
+
+def holders_of(turn: Turn, stream: str, promised: int) -> tuple[Holder, ...]:
+    """The transactions that read below the time that a table promises by its setting, and the processors.
+
+    Told to a lane that may operate the stream.
+    """
+    if not rights_of(turn.state, turn.lane, stream) & Right.OPERATE:
+        return ()
+
+    def found() -> Iterator[Holder]:
+        for txn_id, snapshot in sorted(reading(turn, stream).items(), key=lambda one: one[1]):
+            if snapshot < promised:
+                yield _transaction(turn, txn_id)
+        for row in consuming(turn, stream).values():
+            yield processor_holder(turn, row)
+
+    return tuple(islice(found(), MAX_HOLDERS))
+
+
+def _transaction(turn: Turn, txn_id: bytes) -> Holder:
+    row, text = turn.row(txn_id), txn_text(txn_id)
+    ends = "abort" if row.state == "OPEN" else "describe"  # the latter says what it waits for
+    lane = row.owner if sees(turn.state, turn.lane, row) else ""
+    age_ms = max(0, turn.wall_ms - row.begun_ms)
+    return Holder("transaction", text, lane, age_ms, f"anabranch txn {ends} {text}")
+
+
+def processor_holder(turn: Turn, row: ProcessorRow) -> Holder:
+    """A processor as one that holds its inputs."""
+    name, change = row.processor, turn.state.last_change(k.processor_key(row.processor))
+    age_ms = 0 if change is None else max(0, turn.wall_ms - to_ms(change.timestamp))
+    return Holder("processor", name, row.owner, age_ms, f"anabranch processor delete {name}")
+
+
+def text_of(holder: Holder) -> str:
+    """A holder, for people."""
+    whose = f" of lane {holder.lane}" if holder.lane else ""
+    age = f"{holder.age_ms // 1000:,} s old"
+    return f"{holder.what} {holder.name}{whose}, {age} (`{holder.ends}`)"
+
+
+def stream_info(turn: Turn, row: StreamRow, *, full: bool = False) -> StreamInfo:
+    """A stream as its askers see it. ``full``: with what holds it."""
     return StreamInfo(
         stream=row.stream,
         state=WAITING if row.stream in turn.memory.waiting else row.state,
@@ -247,6 +331,7 @@ def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
         foreign=turn.memory.foreign.get(row.stream, 0),
         base=turn.state.bases.get(row.stream),
         oldest_snapshot=oldest_snapshot(turn, row),
+        holders=holders_of(turn, row.stream, _promised_of(turn, row)) if full else (),
     )
 
 

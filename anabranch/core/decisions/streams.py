@@ -10,7 +10,7 @@ in trouble, until an operator settles it. A lost stream is taken back, or forgot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +20,20 @@ from anabranch.core.authorize import Right, rights_of, table_of
 from anabranch.core.decisions.bases import check_companion
 from anabranch.core.decisions.commits.positions import processor_of
 from anabranch.core.decisions.scale import asked, asker
-from anabranch.core.decisions.scopes import check_names, check_room, check_served, stream_info
+from anabranch.core.decisions.scopes import (
+    check_names,
+    check_room,
+    check_served,
+    consuming,
+    processor_holder,
+    stream_info,
+    text_of,
+)
 from anabranch.core.decisions.times import admit_change, check_told, is_repeated, note_change
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import txn_text
-from anabranch.core.legal_names import base_stream, is_state, split_stream, state_stream
+from anabranch.core.legal_names import STATE, base_stream, is_state, split_stream, state_stream
 from anabranch.core.partitioner import even_ranges
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create
@@ -275,8 +283,9 @@ def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo 
             f"{stream}: {turn.memory.waiting[stream]}; it is not given up yet: ask again"
         )
     lives = deletes and row.state == ACTIVE
+    despite = command.despite if isinstance(command, DeleteStream) else ()
     if lives:
-        _check_unread(turn, stream)
+        _check_unread(turn, stream, despite)
     else:
         STREAMS.judge(row.state, "begin_forget", stream)
     txns = turn.state.open
@@ -287,13 +296,15 @@ def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo 
             f"{stream} has a part in transactions that are not over: {way} them first (`anabranch txn "
             f"{way.split()[-1]}`): {limits.cut(', '.join(map(txn_text, parts)))}"
         )
+    lose = [text_of(processor_holder(turn, one)) for one in consuming(turn, stream).values()]
     aborted = []
     if is_table(row.settings):
         aborted += end_stream(turn, base_stream(stream), "its table is deleted")
     if lives:
         aborted += give_up_stream(turn, stream, "it is deleted")
     _begin_forget(turn, stream, to)
-    turn.audit(command, with_aborted(stream, aborted))
+    what = f"{stream}, an input of {', '.join(lose)}" if lose else stream
+    turn.audit(command, with_aborted(what, aborted))
 
 
 def with_aborted(what: str, aborted: Sequence[bytes]) -> str:
@@ -301,17 +312,26 @@ def with_aborted(what: str, aborted: Sequence[bytes]) -> str:
     return f"{what}; aborts {', '.join(map(txn_text, aborted))}" if aborted else what
 
 
-def _check_unread(turn: Turn, stream: str) -> None:
-    """`IllegalState` if a processor, whose positions would mean nothing, or a table needs a stream."""
+def _check_unread(turn: Turn, stream: str, despite: Collection[str]) -> None:
+    """`IllegalState` if a processor, whose positions would mean nothing, or a table needs a stream.
+
+    ``despite``: processors that may lose it as an input.
+    """
     if (table := table_of(turn.state, stream)) in turn.state.tables:
         raise IllegalState(f"{stream} has the base of {table}: it goes with that table")
-    for name, row in sorted(turn.state.processors.items()):
-        if row.tasks and (
-            stream == state_stream(name) or any(one.stream == stream for one in row.inputs)
-        ):
-            raise IllegalState(
-                f"{stream} belongs to processor {name}: delete that first (`anabranch processor delete`)"
+    if is_state(stream) and (row := turn.state.processors.get(stream.removesuffix(STATE))):
+        holder = text_of(processor_holder(turn, row))
+        raise IllegalState(f"{stream} belongs to {holder}: delete that first")
+    held = {name: row for name, row in consuming(turn, stream).items() if name not in despite}
+    if held:
+        them = ", ".join(text_of(processor_holder(turn, row)) for row in held.values())
+        how = " ".join(f"--despite {name}" for name in held)
+        raise IllegalState(
+            limits.cut(
+                f"{stream} is read by {them}: delete that first, or let it lose its input: `anabranch "
             )
+            + limits.cut(f"stream delete {stream} {how}`")
+        )
 
 
 def _begin_forget(turn: Turn, stream: str, to: ReplyTo | None = None) -> None:

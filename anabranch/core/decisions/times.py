@@ -1,7 +1,8 @@
 """Times that clients have seen: a commit exceeds all that its sender, and its writers, had seen.
 
-Raising needs no row of its own. The round of an accepted command logs its hybrid time in the `RoundRow`, and no
-successor goes below that. A refused command raises nothing.
+Only commands that lead to a commit raise the hybrid time beyond the clock, and only for a lane that may write
+there. Raising needs no row of its own. The round of an accepted command logs its hybrid time in the `RoundRow`, and
+no successor goes below that. A refused command raises nothing.
 
 These times also keep a late or repeated copy of a command that sets something from changing anything. The thing
 that is set is a stream, its segments, a lane, a grant, a processor or a series; the key of its row names it. Each
@@ -17,6 +18,7 @@ from typing import Any
 
 from anabranch.core import hybrid_time
 from anabranch.core import rows as k
+from anabranch.core.authorize import Right, rights_within
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.core.round import ReplyTo
@@ -24,8 +26,9 @@ from anabranch.core.tokens import peek
 from anabranch.errors import ClockSkew, InvalidArgument, NotReady
 from anabranch.schemas import records as r
 
-# The commands that lead to a timestamp. Any other is carried out, whatever its sender has seen.
-_TIMED = (r.Begin, r.Touch, r.Register, r.Commit, r.OneShot, r.PrepareEvents, r.SafeTime)
+# The commands that lead to a timestamp. Any other is carried out, whatever its sender has seen, and raises nothing.
+_OF_SCOPES = (r.Begin, r.OneShot, r.PrepareEvents, r.SafeTime)
+_BY_TOKENS = (r.Touch, r.Register, r.LockReads, r.Commit)
 
 
 # The commands that set something. `FindScope` is not among them: what it makes is never changed again.
@@ -52,26 +55,45 @@ SETS = frozenset(
 def observed(turn: Turn, command: Any) -> int:
     """The hybrid time once this command is accepted.
 
-    Only the wall clock limits raising: up to the skew that is allowed, or with commit wait up to the clock's error,
+    The wall clock limits raising: up to the skew that is allowed, or with commit wait up to the clock's error,
     as each answer waits until the clock is past its commit. So no client drags the time ahead step by step.
 
-    Raises: ClockSkew; NotReady: with commit wait, the clock will be there soon.
+    Raises: ClockSkew; NotReady: the clock will be there soon, and with commit wait, or for a lane that only reads,
+    the time is not raised.
     """
     former = turn.hybrid_time
+    if not isinstance(command, _OF_SCOPES + _BY_TOKENS):
+        return former
     seen = max(turn.seen or 0, _carried(command))
     if seen <= former:  # perhaps of a former leader, whose clock was fast
         return former
     settings = turn.settings
     ahead_ms = (hybrid_time.to_us(seen) - turn.now_us) / 1000
     error_ms = settings.clock_error_ms
-    if ahead_ms <= (settings.max_clock_skew_ms if error_ms is None else error_ms):
-        return seen
-    if not isinstance(command, _TIMED):
-        return former
     told = f"the sender has seen a time {ahead_ms:,.0f} ms ahead of the controller's clock"
-    if ahead_ms <= settings.max_clock_skew_ms:
+    if ahead_ms > settings.max_clock_skew_ms:
+        raise ClockSkew(f"{told}, {settings.max_clock_skew_ms} are allowed: set the clocks")
+    if error_ms is not None and ahead_ms > error_ms:
         raise NotReady(f"{told}, whose error is {error_ms} ms at most: ask again")
-    raise ClockSkew(f"{told}, {settings.max_clock_skew_ms} are allowed: set the clocks")
+    if ahead_ms <= 0 or _may_raise(turn, command):
+        return seen
+    if isinstance(command, r.SafeTime):
+        raise NotReady(f"{told}, which goes on by itself: ask again")
+    return former  # it repeats what is decided
+
+
+def _may_raise(turn: Turn, command: Any) -> bool:
+    """Whether the lane that a command leads to a commit for may write there."""
+    lane, scope = turn.lane, ""
+    if isinstance(command, _OF_SCOPES):
+        scope = command.scope
+    else:
+        named = command.token
+        row = turn.state.txn_row(named if len(named) == TXN_ID_SIZE else peek(named).txn_id)
+        if row is None:
+            return False
+        lane, scope = row.owner, row.scope
+    return bool(rights_within(turn.state, lane, scope) & (Right.WRITE | Right.PROCESS))
 
 
 def check_waits(turn: Turn) -> None:
@@ -90,7 +112,7 @@ def _carried(command: Any) -> int:
         receipts = (command.receipt,)
     elif isinstance(command, r.Commit):
         receipts = (*command.own, *(command.receipts or ()))
-    elif not isinstance(command, r.Touch):
+    elif not isinstance(command, r.Touch | r.LockReads):
         return 0
     token = 0 if len(command.token) == TXN_ID_SIZE else peek(command.token).seen
     return max(token, *[receipt.seen for receipt in receipts], 0)

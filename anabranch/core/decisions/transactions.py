@@ -6,7 +6,7 @@ from hmac import compare_digest
 
 from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes, refusal
+from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.commits import positions, prepared
@@ -187,14 +187,18 @@ def check_id_partition(turn: Turn, txn_id: bytes) -> None:
 def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> TxnRow | None:
     """The committed transaction of that name. `NotReady` while one of that name is being committed.
 
-    `NotAuthorized` while it is another lane's, open or committed. `HeldByPrepared`: it is prepared.
+    `NameTaken` while it is another lane's, open or committed; `NotAuthorized` if it is free and the lane may not
+    take it. `HeldByPrepared`: it is prepared.
     """
-    holder = turn.state.holder(scope, name) if name is not None else None
+    if name is None:
+        return None
+    holder = turn.state.holder(scope, name)
     row = turn.state.txn_row(holder) if holder is not None else None
     if row is None or row.state in ("ABORT_IN_PROGRESS", "ABORTED"):
+        claims.check_free(turn, owner, scope, name)
         return None
     if row.owner != owner:
-        raise refusal(owner, Right.WRITE, scope)
+        raise claims.taken(scope, name)
     if row.state == "OPEN":
         return None
     if row.state == "COMMITTED":
@@ -352,6 +356,8 @@ def finish(turn: Turn, row: TxnRow) -> None:
     txn = turn.open(row.txn_id)
     for writer, sequence in turn.state.locks.of(row.txn_id).numbers():
         turn.put(k.read_lock_key(row.txn_id, writer, sequence), None)
+    if row.txn_id in turn.state.locks.named:
+        turn.put(k.reads_key(row.txn_id), None)
     for stream, number in list(txn.carries):
         turn.put(k.carry_key(row.txn_id, stream, number), None)
     for stream, partition, at in list(txn.moved):

@@ -6,20 +6,35 @@ one of its series is decided, so a series is committed in the order of its numbe
 
 A commit that gives way to an earlier one aborts its transaction. The earlier claim is kept as long as that
 transaction's own outcome, so that a repeated command gets the same answer whatever became of the name.
+
+A name and a series are of the lane that took them. As they are the whole scope's, a lane takes a free one by the
+right to write to the whole scope; a table's companion has a series of its own, for who may operate the table.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from anabranch.core import rows as k
-from anabranch.core.authorize import Right, of_scope, refusal, rights_of
+from anabranch.core.authorize import Right, check_right, of_scope, rights_of, table_of
 from anabranch.core.decisions.commits.prepared import held
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.times import admit_change, is_repeated
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import NO_TXN
-from anabranch.core.legal_names import check_name
+from anabranch.core.hybrid_time import to_ms
+from anabranch.core.ids import NO_TXN, made_ms_of
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, check_name
 from anabranch.core.round import ReplyTo
-from anabranch.errors import AlreadyCommitted, IllegalState, InvalidArgument, NotReady, check
+from anabranch.errors import (
+    AlreadyCommitted,
+    IllegalState,
+    InvalidArgument,
+    NameTaken,
+    NotAuthorized,
+    NotReady,
+    UnknownLane,
+    check,
+)
 from anabranch.schemas.records import (
     ListSeries,
     Outcome,
@@ -42,16 +57,40 @@ MAX_RUNS = 64  # runs of numbers that a series lists
 def check_jump(turn: Turn, txn: TxnRow, series: str | None, number: int | None) -> None:
     """`InvalidArgument` for a number far beyond its series: those between could not be committed any more.
 
-    `NotAuthorized` if the series is another lane's.
+    `NameTaken` if the series is another lane's; `NotAuthorized` if the lane may begin none.
     """
     if series is None or number is None:
         return
     row = _series_of(turn, txn, series)
-    if row is not None and number - row.number > MAX_JUMP:
+    stands = 0 if row is None else row.number
+    if number - max(stands, 0) > MAX_JUMP:
         raise InvalidArgument(
-            f"number {number} is more than {MAX_JUMP} beyond the series {series!r}, which is at {row.number}: "
+            f"number {number} is more than {MAX_JUMP} beyond the series {series!r}, which is at {stands}: "
             "give a nearer one, or let an operator move the series (`anabranch series set`)"
         )
+
+
+def check_free(turn: Turn, lane: str, scope: str, name: str) -> None:
+    """`NotAuthorized` unless a lane may take a name of a scope that no lane has, or begin a series of that name."""
+    if table := table_of(turn.state, name):
+        check_right(turn.state, lane, Right.OPERATE, table)
+        return
+    try:
+        check_right(turn.state, lane, Right.WRITE, of_scope(scope))
+    except NotAuthorized as error:
+        raise NotAuthorized(
+            f"{error}. A name or a series is the whole scope's; an operator gives lane {lane!r} a series by "
+            f"`anabranch series set {scope} {name!r} -1 --owner {lane}`"
+        ) from error
+
+
+def taken(scope: str, name: str) -> NameTaken:
+    """The error for a name that a transaction of another lane has."""
+    return NameTaken(
+        f"another lane has the name {name!r} in scope {scope!r}: choose another one. Who may operate the scope "
+        "sees its transaction (`anabranch txn list --finished`) and ends an open one (`anabranch txn abort`); the "
+        "name of a committed one is free when its outcome is forgotten"
+    )
 
 
 def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
@@ -73,16 +112,25 @@ def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
             turn.reply(to, SeriesList(tuple(found), True))
             return
         if all_of_them or row.owner in ("", turn.lane):
-            found.append(_info(name.decode(), row))
+            found.append(_info(turn, command.scope, name.decode(), row))
     turn.reply(to, SeriesList(tuple(found), False))
 
 
-def _info(series: str, row: SeriesRow) -> SeriesInfo:
-    return SeriesInfo(series, row.number, row.txn_id, row.runs)
+def _info(turn: Turn, scope: str, series: str, row: SeriesRow) -> SeriesInfo:
+    taken_ms = made_ms_of(row.txn_id)
+    if row.txn_id == NO_TXN:
+        change = turn.state.last_change(k.series_key(scope, series))
+        taken_ms = 0 if change is None else to_ms(change.timestamp)
+    return SeriesInfo(series, row.number, row.txn_id, row.runs, row.owner, taken_ms)
+
+
+def _answer(turn: Turn, scope: str, series: str, to: ReplyTo | None) -> None:
+    row = turn.state.series(scope, series)
+    turn.reply(to, SeriesList(() if row is None else (_info(turn, scope, series, row),), False))
 
 
 def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
-    """Set a series to a number, for an operator; only if it is at the number that the operator saw."""
+    """Set a series to a number, or give it to a lane, for an operator; only if it is at the number that he saw."""
     check_served(turn, command.scope)
     check_name(command.series)
     if not _NONE <= command.number < 1 << 63:
@@ -90,14 +138,15 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
     row = turn.state.series(command.scope, command.series)
     thing = k.series_key(command.scope, command.series)
     if is_repeated(turn, thing, to):  # done already; commits may have moved the series since
-        infos = () if row is None else (_info(command.series, row),)
-        turn.reply(to, SeriesList(infos, False))
+        _answer(turn, command.scope, command.series, to)
         return
+    if command.owner not in (None, "", OPEN_LANE, ADMIN_LANE, *turn.state.lanes):
+        raise UnknownLane(f"there is no lane {command.owner!r}: make it (`anabranch lane add`)")
     if row is not None and row.txn_id in turn.state.prepared:
         raise held(row.txn_id, f"the series {command.series!r}")
     if row is not None and row.txn_id in turn.state.open:
         raise NotReady(f"number {row.number} of it is being committed: ask again")
-    stands = row.number if row is not None else None
+    stands = row.number if row is not None and row.number != _NONE else None
     wanted = command.number if command.number != _NONE else None
     if stands not in (wanted, command.expected):
         raise IllegalState(
@@ -105,24 +154,27 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
             "(`anabranch series list`)"
         )
     admit_change(turn, thing, to)
-    if stands != wanted:
+    before = "" if row is None else row.owner
+    owner = before if command.owner is None else command.owner
+    if (stands, before) != (wanted, owner):
         runs = _up_to(row.runs, command.number) if row is not None else ()
-        if wanted is None:
-            row = None
+        if row is not None and stands == wanted:
+            row = replace(row, owner=owner)
+        elif wanted is None:  # it is the lane's, and has no number yet
+            row = SeriesRow(_NONE, NO_TXN, _NONE, NO_TXN, (), owner) if command.owner else None
         else:  # a number set by an operator counts as committed
             runs = runs if runs and runs[-1] == wanted else _more(runs, wanted)
-            owner = row.owner if row is not None else ""
             row = SeriesRow(wanted, NO_TXN, _NONE, NO_TXN, runs, owner)
         turn.put(thing, row)
-        turn.audit(command, f"{command.scope} {command.series!r}: {stands} becomes {wanted}")
-    infos = () if row is None else (_info(command.series, row),)
-    turn.reply(to, SeriesList(infos, False))
+        told = f"{command.scope} {command.series!r}: {stands} becomes {wanted}"
+        turn.audit(command, told if owner == before else f"{told}, of lane {owner or 'none'}")
+    _answer(turn, command.scope, command.series, to)
 
 
 def overtaken(turn: Turn, txn: TxnRow, series: str, number: int) -> YieldedRow | None:
     """The claim that a commit of this number gives way to. `NotReady` while the series commits.
 
-    `HeldByPrepared` while its last one is prepared, `NotAuthorized` if the series is another lane's.
+    `HeldByPrepared` while its last one is prepared; `NameTaken`, `NotAuthorized` as `check_jump`.
     """
     row = _series_of(turn, txn, series)
     if row is None:
@@ -141,8 +193,14 @@ def overtaken(turn: Turn, txn: TxnRow, series: str, number: int) -> YieldedRow |
 def _series_of(turn: Turn, txn: TxnRow, series: str) -> SeriesRow | None:
     """The row of a series that the transaction may commit in."""
     row = turn.state.series(txn.scope, series)
-    if row is not None and row.owner not in ("", txn.owner):
-        raise refusal(txn.owner, Right.WRITE, txn.scope)
+    if row is None or not row.owner:
+        check_free(turn, txn.owner, txn.scope, series)
+    elif row.owner != txn.owner:
+        raise NameTaken(
+            f"another lane has the series {series!r} of scope {txn.scope!r}: choose another name, or let an "
+            f"operator see whose it is (`anabranch series list {txn.scope}`) and give it to lane {txn.owner!r} "
+            f"(`anabranch series set {txn.scope} {series!r} NUMBER --owner {txn.owner}`); nothing was changed"
+        )
     return row
 
 

@@ -171,7 +171,9 @@ def prepare_events(turn: Turn, command: PrepareEvents, to: ReplyTo | None) -> No
 def _prepared_before(turn: Turn, command: PrepareEvents, row: TxnRow, to: ReplyTo | None) -> None:
     """Answer a repeated prepare."""
     if row.state == "ABORTED":
-        earlier = earlier_outcome(turn, command.scope, command.name, row.owner)
+        earlier = None
+        with suppress(NotAuthorized):
+            earlier = earlier_outcome(turn, command.scope, command.name, row.owner)
         if earlier is None:
             raise TransactionAborted(f"the transaction is aborted ({row.reason}): begin a new one")
         turn.reply(to, turn.outcome(earlier))

@@ -21,6 +21,7 @@ from anabranch.core.decisions.commits.locks import (
     table_times,
 )
 from anabranch.core.decisions.commits.writers import writers_text
+from anabranch.core.decisions.scopes import check_readable
 from anabranch.core.decisions.transactions import abort_txn, end_pending
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal.receipts import covers
@@ -44,6 +45,7 @@ from anabranch.schemas.records import (
     PendingCommitRow,
     ReadLockRow,
     ReadsLocked,
+    ReadsRow,
     Receipt,
     TableLocks,
     TxnRow,
@@ -54,7 +56,10 @@ from anabranch.schemas.records import (
 
 
 def lock_reads(turn: Turn, command: LockReads, to: ReplyTo | None) -> None:
-    """Register a set of locks; of a broken transaction none, as it only reads on."""
+    """Register a set of locks; of a broken transaction none, as it only reads on.
+
+    All tables that are named have to be readable at its snapshot, and are kept so until it ends.
+    """
     row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     check_writes(turn.state, row)
@@ -63,6 +68,12 @@ def lock_reads(turn: Turn, command: LockReads, to: ReplyTo | None) -> None:
     asked = sorted({*named(command.locks), *command.tables})
     for table in asked:
         check_table(turn, table)
+    reads = turn.state.locks.named.get(row.txn_id, {})
+    fresh = [table for table in asked if table not in reads] if row.snapshot else []
+    limits.TABLES.check(len(reads) + len(fresh), "a transaction that reads")
+    check_readable(turn, fresh, row.snapshot)
+    if fresh:
+        quotas.check_snapshot(turn, row.owner, row.snapshot)
     kept = ReadLockRow(command.locks, command.read_from)
     known = sets.rows.get((command.writer, command.sequence))
     if known not in (None, kept):
@@ -74,6 +85,9 @@ def lock_reads(turn: Turn, command: LockReads, to: ReplyTo | None) -> None:
         _check(turn, row, command, sets)
     turn.hear(row.txn_id)
     put_looked(turn, row.txn_id, looked)
+    if fresh:
+        named_now = ReadsRow({**reads, **dict.fromkeys(fresh, turn.lane)})
+        turn.put(k.reads_key(row.txn_id), named_now)
     if adds:
         turn.put(k.read_lock_key(row.txn_id, command.writer, command.sequence), kept)
         before = looked.get(command.writer) or sets.looked.get(command.writer, LookedRow(0, 0, 0))
