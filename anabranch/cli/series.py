@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from anabranch.cli.options import (
     App,
     ClusterOptions,

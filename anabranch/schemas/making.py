@@ -35,7 +35,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         OneShot.consumed PendingCommitRow.consumed PendingCommitRow.prepare ProcessorInfo.more ProcessorList.more
         ListOpen.after OpenList.more ListTableLocks.after TableLockList.more
         Resolve.token Settle.presume StreamChange.base StreamInfo.base StreamList.more StreamRow.change
-        SetSeries.owner TransactionList.more TxnRow.consumes OpenInfo.waits Outcome.broken ReadsLocked.broken TxnRow.broken
+        SetSeries.owner TransactionList.more TxnRow.consumes OpenInfo.waits
+        Outcome.broken ReadsLocked.broken TxnRow.broken
         """,
     ),
     (

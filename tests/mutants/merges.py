@@ -394,7 +394,7 @@ def beside_trouble() -> Planted:
             for stream in txn.participants
         }
         if held & turn.open(txn_id).participants.keys():
-            turn.merging.not_before_ms.put(txn_id, turn.now_ms + decide_merge.WAITING_MS)
+            turn.merging.wait(txn_id, "stream", turn.now_ms, decide_merge.WAITING_MS)
             return None
         return real(turn, txn_id)
 
