@@ -65,7 +65,7 @@ HOPPING = CALM | {
     "jobs": 4, "retention_s": 7 * 86_400.0,
 }  # fmt: skip
 # Commits wait for journals that are read late; meanwhile successors ask the writers for receipts again.
-REPEATED = CALM | {"repeats": 2.0, "hide": 0.9, "delay": 0.3, "delay_s": 0.2, "linger": 0}
+REPEATED = CALM | {"repeats": 2.0, "hide_journals": 0.998, "linger": 0}
 LIVING = CALM | {"lives_s": 0.1, "clients": 1, "jobs": 1}
 COPIED = LIVING | {"double_command": 0.1, "late_command": 0.05, "lanes": 2, "rights_s": 1.0}
 WAITING = HOPPING | {"error_s": 0.5, "skew_s": 0.5, "jump_s": 0}
@@ -331,7 +331,7 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True, suite="tests/client/test_copies.py"),
     # -- topics in trouble for long
     Mutant("all wait for a stream in trouble", topics.all_wait_for_one, weather=LEADERLESS),
-    Mutant("what shares a stream with one in trouble waits", merges.beside_trouble, quick=True,
+    Mutant("what shares a stream with one in trouble waits", merges.beside_trouble, seed=1,
            weather=CALM | HOUR | {"hour_s": 600.0, "lose_s": 0, "lag_s": 0}),
     Mutant("trouble is taken for loss", topics.trouble_taken_for_loss, weather=LEADERLESS),
     Mutant("every refusal is final", topics.every_refusal_is_final, weather=REFUSING),

@@ -208,11 +208,12 @@ class SimLog(MemoryLog):
 
     def _hide(self, found: dict[TopicPartition, Fetched]) -> dict[TopicPartition, Fetched]:
         """What is new on some partitions comes later than what is new on others."""
-        faults = self.sim.faults
+        faults, weather = self.sim.faults, self.sim.faults.weather
+        rates = {True: max(weather.hide, weather.hide_journals), False: weather.hide}
         return {
             place: fetched
             for place, fetched in found.items()
-            if not faults.strikes(faults.weather.hide, "hidden partition")
+            if not faults.strikes(rates[place.topic.endswith(".journal")], "hidden partition")
         }
 
     def _lose_replies(self, fetched: Fetched) -> Fetched:

@@ -42,6 +42,7 @@ class Weather:
     hide: float = (
         0.0  # per partition of a fetch: what is new there comes later than what is elsewhere
     )
+    hide_journals: float = 0.0  # the same, of journals alone. Never drawn
     marker_delay_s: float = 0.0  # mean
     lose_markers: float = 0.0  # a partition without a leader gets none, ever
     skew_s: float = 0.0  # of wall clocks, at most
@@ -74,9 +75,8 @@ class Weather:
     stale_reads_s: float = 0.0  # … answers all readers. Never drawn
     small_limit_s: float = 0.0
     control_s: float = 0.0  # the same of a control topic's partition, for a moment
-    hour_s: float = (
-        0.0  # so long a stream is in trouble at the end, and who else waits is listed. See `hour`
-    )
+    # So long a stream is in trouble at the end, and who else waits is listed; see `hour`. Never drawn.
+    hour_s: float = 0.0
     trouble_for_s: float = 15.0  # so long it lasts after all other faults have ended
     interrupt: float = 0.0  # per port call of a client's begin, flush or commit
     refusals: float = 0.0  # of jobs: a one-shot to a stream that is being made
@@ -203,9 +203,7 @@ class Weather:
         repeats = Random(f"{own}/repeats").choice((0.0, 0.0, 1.0))
         others = {"lives_s": lives, "tables": tables, "repeats": repeats}
         others["greedy_s"] = Random(f"{own}/greedy").choice((0.0, 0.0, 0.0, 0.0, 0.0, 3.0))
-        drawn = drawn.changed({"hop_s": hops, **others})
-        hour = Random(f"{own}/hour").random() < 0.02
-        return drawn.changed(HOUR | {"hour_s": 900.0}) if hour else drawn
+        return drawn.changed({"hop_s": hops, **others})
 
     def changed(self, values: Mapping[str, float]) -> Weather:
         """With these instead."""
@@ -241,7 +239,7 @@ _KINDS: dict[str, tuple[float, ...]] = {
     "raising_s": (2.0, 8.0),
     "hostile_s": (3.0,),
 }
-# What is carried, and moved in journals, soon.
+# With big transactions that are carried aside, and journals that are cut.
 HOUR: dict[str, float] = {"hour_s": 3600.0, "machines": 2, "chunk_bytes": 250, "cleaning": True}
 _NO_LANES: dict[str, float] = {"lanes": 0, "rights_s": 0.0, "lane_s": 0.0}
 CLEAR: dict[str, float] = (
