@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from anabranch.core import hybrid_time, limits
+from anabranch.core import hybrid_time, limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_writes, sees
 from anabranch.core.decisions.commits import frozen, locks
@@ -55,7 +55,7 @@ MAX_LOOKED_AT = 5_000  # status keys; some 20 ms
 def get_state(turn: Turn, command: GetState, to: ReplyTo | None) -> None:
     """Tell the state as it is; nothing is logged."""
     check_id_partition(turn, command.txn_id)
-    turn.reply(to, turn.outcome(turn.transaction(named_by(command), SEE)))
+    turn.answer(to, turn.transaction(named_by(command), SEE))
 
 
 def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None) -> None:
@@ -109,7 +109,7 @@ def list_table_locks(turn: Turn, command: ListTableLocks, to: ReplyTo | None) ->
 
     def show(row: TxnRow) -> list[TableLockInfo]:
         sets = turn.state.locks.of(row.txn_id)
-        turn.look(len(sets.rows))
+        turn.charge(work.LOOK * len(sets.rows))
         locks = [each for kept in sets.rows.values() for each in kept.locks]
         return [
             TableLockInfo(
@@ -203,7 +203,7 @@ def _listed(
     found: list[T] = []
     last, size = None, 0
     for looked_at, (key, row) in enumerate(rows):
-        turn.look(1)
+        turn.charge(work.LOOK)
         full = len(found) == limit or size >= limits.ANSWER.value // 2
         if full or looked_at == MAX_LOOKED_AT:
             return found, _between(turn, last, key)
@@ -276,12 +276,12 @@ def _runs(turn: Turn, txn_id: bytes, stream: str, wanted: tuple[RunsWanted, ...]
         left = MAX_LOOKED_AT - number
         if len(found) >= left:
             return RunList(tuple(found), wanted[number:])
-        turn.look(1)
+        turn.charge(work.LOOK)
         for run in wanted_runs(turn.index.rows, stream, txn_id, each):
             if len(found) >= left:
                 more = replace(each, first=run.first), *wanted[number + 1 :]
                 return RunList(tuple(found), more)
-            turn.look(1)
+            turn.charge(work.LOOK)
             found.append(
                 RunPlace(
                     run.writer, each.partition, run.first, run.end, run.records, run.at,

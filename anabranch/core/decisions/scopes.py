@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import CREATORS, Right, of_scope, rights_of
 from anabranch.core.decisions import quotas
@@ -151,7 +151,7 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
         return
     found: list[StreamInfo] = []
     size, lane = 0, turn.lane
-    turn.look(len(turn.state.streams))
+    turn.charge(work.LOOK * len(turn.state.streams))
     for name, row in sorted(turn.state.streams.items()):
         if name <= (command.after or "") or command.scope not in (None, name.partition("/")[0]):
             continue

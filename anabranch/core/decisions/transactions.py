@@ -101,7 +101,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
                 "the transaction id is in use with other arguments: make a new one"
             )
         if is_finished(row):
-            turn.reply(to, turn.outcome(row))
+            turn.answer(to, row)
         else:
             # Lists show its id and the rest: only the secret proves that its client asks.
             if row.secret is None or not compare_digest(row.secret, command.secret):
@@ -119,7 +119,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         else earlier_outcome(turn, command.scope, command.name, turn.lane)
     )
     if earlier is not None:
-        turn.reply(to, turn.outcome(earlier))
+        turn.answer(to, earlier)
         return
     check_snapshot(turn, command.scope, command.snapshot)
     check_open(turn, _replaces_open(turn, command))
@@ -279,7 +279,7 @@ def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
             helpers = turn.keepalives.helpers.get(row.txn_id, ())
             if turn.lane not in (row.owner, *helpers) and len(helpers) < limits.HELPERS.value:
                 turn.keepalives.helpers.put(row.txn_id, (*helpers, turn.lane))
-        else:
+        elif to is not None:
             gone.append(turn.outcome(row, full=False))
     if gone:
         turn.reply(to, Alive(tuple(gone)))
@@ -301,7 +301,7 @@ def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
         if turn.lane != row.owner and by_operate:
             turn.audit(command, f"{txn_text(row.txn_id)} of {row.owner}: {command.reason!r}")
         abort_txn(turn, row.txn_id, command.reason or "aborted by a client")
-    turn.reply(to, turn.outcome(turn.row(row.txn_id)))
+    turn.answer(to, turn.row(row.txn_id))
 
 
 def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort") -> None:
@@ -412,4 +412,4 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
             owner=turn.lane,
         )
         turn.put(k.txn_key(command.txn_id), row)
-    turn.reply(to, turn.outcome(row))
+    turn.answer(to, row)

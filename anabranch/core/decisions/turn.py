@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabranch.core import hybrid_time, limits
+from anabranch.core import hybrid_time, limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, of_scope, rights_of, shown
 from anabranch.core.ids import TXN_ID_SIZE, control_partition_of, made_ms_of
@@ -53,7 +53,6 @@ from anabranch.schemas.records import (
 )
 
 DAY_MS = 86_400_000
-ROW_BYTES = 200  # a row that was looked at counts as so much of a round
 FORGOTTEN = (
     "no transaction of this id is known; if there was one, "
     "its outcome is older than the retention of outcomes"
@@ -128,7 +127,8 @@ class Turn:
         None  # the highest hybrid time that its sender has received; None: not stated
     )
     puts: int = 0
-    size: int = 0  # bytes of rows and answers, about
+    size: int = 0  # bytes of commands, rows and answers, about
+    charged: int = 0  # units of work that are counted by `charge`
     merge_limit: int | None = None  # the most merges in this round
     plain_waits: bool = False  # no plain writes in this round
     plain_bytes: int = 0  # bytes of plain writes that this round commits
@@ -211,9 +211,26 @@ class Turn:
             self.size += limits.weight(result)
             self.round.replies.append((to, result))
 
-    def look(self, rows: int) -> None:
-        """Count rows that a list looked at: lists, which are small to ask for, must not hold up other lanes."""
-        self.size += rows * ROW_BYTES
+    def answer(self, to: ReplyTo | None, row: TxnRow, *, full: bool = True) -> None:
+        """Answer with a transaction's outcome; it is made only if an asker waits."""
+        if to is not None:
+            self.reply(to, self.outcome(row, full=full))
+
+    def charge(self, units: int) -> None:
+        """Count work (`core.work`) that is not counted by its rows, answers and bytes."""
+        self.charged += units
+
+    @property
+    def work(self) -> int:
+        """Units of work of this round so far. Rows, answers and bytes are counted anyway."""
+        round_ = self.round
+        return (
+            self.charged
+            + work.ROW * self.puts
+            + work.ANSWER * len(round_.replies)
+            + work.JOURNAL_OP * len(round_.ops)
+            + (self.size >> work.KIB_BITS)
+        )
 
     def audit(self, command: object, what: str) -> None:
         """Leave a row about an operator's command that is carried out. ``what``: for people, no secrets."""

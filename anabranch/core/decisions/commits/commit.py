@@ -91,7 +91,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
                 f"the transaction was committed without writer {writers_text(behind)}, by another commit: its "
                 "outcome stands; write that again"
             )
-        turn.reply(to, turn.outcome(row))
+        turn.answer(to, row)
         return
     if row.state == "ABORTED":
         # Perhaps because it gave way to an earlier commit: then the answer is the same again.
@@ -100,7 +100,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
             turn.reply(to, earlier)
             return
         if row.broken is not None:
-            turn.reply(to, turn.outcome(row))
+            turn.answer(to, row)
             return
     moves = TRANSACTIONS.judge(row.state, "begin_commit", row.reason) is not None
     txn = turn.open(row.txn_id)
@@ -189,7 +189,7 @@ def _commit_prepared(turn: Turn, txn: OpenTxn, command: Commit, to: ReplyTo | No
     named = (*command.own, *(command.receipts or ()))
     prepared.check_ending(txn, command, not_covered(named, txn.writers))
     if command.prepare is not None:
-        turn.reply(to, turn.outcome(row))
+        turn.answer(to, row)
         return
     prepared.check_word(turn, row.txn_id, command.secret)
     commit_prepared(turn, row.txn_id, to)
@@ -406,7 +406,7 @@ def _decide(
         waiting = end_pending(turn, txn_id, None)
         prepared.log_prepared(turn, txn_id, pending, prepare)
         for to in waiting:
-            turn.reply(to, turn.outcome(moved))
+            turn.answer(to, moved)
         return
     turn.put(k.pending_key(txn_id), replace(pending, decided=True))
     for stream, epoch in sorted(txn.participants.items()):
