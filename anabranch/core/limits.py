@@ -58,6 +58,8 @@ UNREAD = Limit(
 )
 EXTENTS = Limit(20_000, "extents", "a receipt")
 RECEIPTS = Limit(3 << 20, "bytes", "the receipts of a transaction's writers, about")
+WRITERS = Limit(20_000, "writers", "an open transaction")
+WRITERS_LISTED = Limit(500, "writers", "an answer; as many: ask for those after its last one")
 WAITERS = Limit(1_000, "askers", "askers that wait for one commit")
 HEADERS = Limit(1_000, "headers", "an event")
 EVENT_TIME = Limit(253_402_300_799_999, "ms", "the time of an event, Unix (the end of 9999)")

@@ -7,6 +7,10 @@ ten units. Lanes and journals take turns by what they were charged, and their qu
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from anabranch.schemas.records import Receipt
+
 COMMAND = 6  # a command, taken out of its record and judged
 ROW = 2  # a row that is written, and deleted some day
 ANSWER = 2  # an answer, without its bytes
@@ -20,6 +24,11 @@ SMALL = COMMAND + ROW + ANSWER  # most commands
 def of_items(count: int) -> int:
     """The units of so many parts of a command."""
     return -(-count // ITEMS_A_UNIT)
+
+
+def of_receipts(receipts: Collection[Receipt]) -> int:
+    """The units of receipts, taken out of their rows or judged."""
+    return LOOK * len(receipts) + of_items(sum([len(one.extents) for one in receipts]))
 
 
 def forecast(size: int, commands: int = 1) -> int:

@@ -10,7 +10,7 @@ from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_write
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.commits import positions, prepared
-from anabranch.core.decisions.commits.writers import put_receipt
+from anabranch.core.decisions.commits.writers import check_room, put_receipt
 from anabranch.core.decisions.scopes import active_stream, check_served, check_snapshot
 from anabranch.core.decisions.turn import FORGOTTEN, Turn, is_finished, refuse
 from anabranch.core.ids import (
@@ -228,6 +228,10 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
         raise InvalidArgument(f"{command.stream}: {positions.STATE_IS_MOVED}")
     stream = active_stream(turn, command.stream)
     txn = turn.open(row.txn_id)
+    begins = command.writer and command.writer not in txn.writers  # about to write
+    receipt = Receipt(row.txn_id, command.writer, 0, False, ())
+    if begins:
+        check_room(txn, (receipt,))
     if command.stream not in txn.participants:
         check_staged(turn, row.owner)
         epoch = stream.reference_epoch
@@ -235,8 +239,8 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
             k.participant_key(row.txn_id, command.stream), ParticipantRow(command.stream, epoch)
         )
         journal_op(turn, command.stream, JournalOp("BEGIN_TXN", row.txn_id, epoch, 0))
-    if command.writer and command.writer not in txn.writers:  # about to write
-        put_receipt(turn, Receipt(row.txn_id, command.writer, 0, False, ()), turn.lane)
+    if begins:
+        put_receipt(turn, receipt, turn.lane)
     pinned = txn.participants[command.stream]
     turn.reply(to, Touched(command.stream, pinned, turn.state.layout(command.stream, pinned)))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from anabranch.core import hybrid_time, limits, work
@@ -47,6 +48,7 @@ from anabranch.schemas.records import (
     AuditRow,
     LanePositionRow,
     Outcome,
+    Receipt,
     Refusal,
     RoundRow,
     TxnRow,
@@ -57,6 +59,7 @@ FORGOTTEN = (
     "no transaction of this id is known; if there was one, "
     "its outcome is older than the retention of outcomes"
 )
+_WRITER = attrgetter("writer")
 AT_END = -1  # a lane's position: the end of its commands, which is still to be found
 WAITING = "its commit is not decided: it waits for the journal to cover the receipts"
 
@@ -382,12 +385,15 @@ class Turn:
         parts = self._keepalives, self._merging, self._cleaning, self._histories
         self.memory.follow(*parts, self._windows, self.ended, self.forgotten)
 
-    def outcome(self, row: TxnRow, *, full: bool = True, lane: str | None = None) -> Outcome:
+    def outcome(
+        self, row: TxnRow, *, full: bool = True, lane: str | None = None, after: int | None = None
+    ) -> Outcome:
         """A transaction as its askers see it: one whose commit waits is not called OPEN.
 
-        ``lane``: the asker's; None: of this command.
+        ``full``: with its streams, and writers, of which an answer has a part: those after ``after``. ``lane``: the
+        asker's; None: of this command.
         """
-        writers = self.state.writers(row.txn_id) if full else {}
+        writers = self._writers(row.txn_id, after) if full else ()
         waits = row.state == "OPEN" and row.txn_id in self.state.committing
         ended = row.state in FINISHED
         trouble = "" if ended else self.trouble(row.txn_id)
@@ -406,13 +412,25 @@ class Turn:
             finished_ms=row.finished_ms,
             keepalive_ms=row.keepalive_ms,
             streams=tuple(sorted(self.state.participants(row.txn_id))) if full else (),
-            writers=tuple(writers[writer] for writer in sorted(writers)),
+            writers=writers,
             owner=row.owner,
             prepared_ms=0 if prepared is None else prepared.prepared_ms,
             prepared_by=b"" if prepared is None else prepared.prepare.by,
             snapshot=row.snapshot,
             broken=shown(self.state, lane or self.lane, row.broken),
         )
+
+    def _writers(self, txn_id: bytes, after: int | None) -> tuple[Receipt, ...]:
+        """The writers of an answer: all, by number; or a part, in the order of their rows."""
+        most, txn = limits.WRITERS_LISTED.value, self.state.open.get(txn_id)
+        if txn is not None and after is None and len(txn.writers) < most:
+            found = [*txn.writers.values()]
+        else:
+            found = self.state.writers_after(txn_id, after, most)
+        if after is None and len(found) < most:
+            found.sort(key=_WRITER)
+        self.charge(work.of_receipts(found))
+        return tuple(found)
 
 
 def refuse(error: AnabranchError) -> Refusal:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_writes
 from anabranch.core.decisions.commits import askers, one_shot, positions, prepared, registered
@@ -85,7 +85,9 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         if command.prepare is not None:
             prepared.check_same(turn, row, command.prepare)
     if row.state == "COMMITTED":
-        behind = not_covered(named, turn.state.writers(row.txn_id))
+        turn.charge(work.of_receipts(named) + work.LOOK * len(named))
+        taken = {one.writer: turn.state.receipt(row.txn_id, one.writer) for one in named}
+        behind = not_covered(named, {writer: one for writer, one in taken.items() if one})
         if behind:
             raise AlreadyCommitted(
                 f"the transaction was committed without writer {writers_text(behind)}, by another commit: its "
