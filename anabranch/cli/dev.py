@@ -55,7 +55,7 @@ def command(
         broker = stack.enter_context(EmbeddedBroker(folder / "broker", port=port, heap_mb=heap))
         running = [
             ControllerProcess.inside(
-                folder, f"controller-{n}", broker.bootstrap, _SESSION_TIMEOUT_S
+                folder, f"controller-{n}", broker.bootstrap, _SESSION_TIMEOUT_S, trusts_open=True
             )
             for n in range(1, controllers + 1)
         ]
@@ -74,6 +74,9 @@ def command(
         else:
             print_line(f"export ANABRANCH_BOOTSTRAP={broker.bootstrap}")
             print_line(f"data and logs: {folder}   Ctrl-C ends it")
+            print_line(
+                "whoever reaches this address may do all but operate, also scale and set series: --trusts-open"
+            )
         while broker.running:
             for controller in running:
                 if controller.was_killed:

@@ -59,6 +59,9 @@ UNREAD = Limit(
 EXTENTS = Limit(20_000, "extents", "a receipt")
 RECEIPTS = Limit(3 << 20, "bytes", "the receipts of a transaction's writers, about")
 WRITERS = Limit(20_000, "writers", "an open transaction")
+STAGED = Limit(
+    32 << 30, "bytes", "an open transaction in journals; then it gets no more streams and writers"
+)
 WRITERS_LISTED = Limit(500, "writers", "an answer; as many: ask for those after its last one")
 WAITERS = Limit(1_000, "askers", "askers that wait for one commit")
 HEADERS = Limit(1_000, "headers", "an event")
@@ -75,7 +78,9 @@ LOCKS = Limit(
 )
 LOCK_BYTES = Limit(256 << 10, "bytes", "the locks of one `LockReads`; more of them go in several")
 REGISTERED = Limit(1_000_000, "locks", "registered locks of a control partition")
-RANGES = Limit(1_000, "ranges", "registered ranges of a table")
+RANGES = Limit(
+    1_000, "ranges", "registered ranges of a table, in equal shares of the lanes that have some"
+)
 ROW_KEY = Limit(8 << 10, "bytes", "the key of a table's row")
 PREPARED = Limit(10_000, "transactions", "PREPARED ones of a control partition")
 SCOPES = Limit(10_000, "scopes", "a control partition")
@@ -120,6 +125,10 @@ QUOTAS = {
     "streams": Limit(100, "streams", "streams that a lane made"),
     "partitions": Limit(2_000, "partitions", "partitions of streams that a lane made"),
     "locks": Limit(100_000, "locks", "registered locks of a lane's open transactions"),
+    "prepared": Limit(1_000, "transactions", "PREPARED transactions of a lane"),
+    "processors": Limit(100, "processors", "processors that a lane made"),
+    "tasks": Limit(4_096, "tasks", "tasks of processors that a lane made"),
+    "series": Limit(10_000, "series", "series of numbers that a lane began"),
     "keepalive": Limit(86_400_000, "ms", "the keepalive of a lane's transactions"),
 }
 

@@ -330,9 +330,10 @@ class Registered:
         for (writer, _), row in sets.rows.items() if sets is not None else ():
             self._take((txn_id, writer), row)
 
-    def ranges(self, table: str) -> int:
-        """How many ranges of a table are locked."""
-        return len(self._tables[table].ranges) if table in self._tables else 0
+    def ranges(self, table: str) -> Counter[bytes]:
+        """How many ranges of a table transactions have locked."""
+        locked = self._tables.get(table)
+        return Counter([txn_id for _, (txn_id, _) in locked.ranges] if locked else ())
 
     def hits(self, table: str, write: Write, by: bytes) -> Hits:
         """Hold a commit against all locks on a table, but for the transaction's own.

@@ -53,6 +53,7 @@ from anabranch.schemas.records import (
     YieldedRow,
 )
 
+_SERIES = NO_TXN + bytes((Entry.SERIES,))
 _NO_ROUND = RoundRow(0, 0, 0, 0, 0)
 _BY_NAME = {Entry.FORGOTTEN: "forgotten", Entry.LANE: "lanes"}
 _BY_NAME |= {Entry.TABLE: "tables", Entry.BASE: "bases"}
@@ -116,9 +117,11 @@ class State:
     """The rows, plus decoded views of what commands need often.
 
     ``rows`` is the table as of the last `take_changes`; later changes lie over it until they are written.
+    ``trusts_open``: the setting of that name.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, *, trusts_open: bool = False) -> None:
+        self.trusts_open = trusts_open
         self._table = Overlay(rows)
         self.term: TermRow | None = None
         self.round = _NO_ROUND
@@ -219,7 +222,12 @@ class State:
         self._table.set(k.STATUS + key, value)
 
     def _set_derived(self, key: bytes, row: Any) -> None:
-        """Keep the derived table keys ``o`` and ``f`` in step with a transaction's row."""
+        """Keep the derived table keys ``o`` and ``f`` in step with a transaction's row, and counts of series."""
+        if key.startswith(_SERIES):
+            old = self._row(key, SeriesRow)
+            if (old and old.owner) != (row and row.owner):
+                self._count_series(old, -1)
+                self._count_series(row, 1)
         if len(key) <= TXN_ID_SIZE or key[TXN_ID_SIZE] != Entry.TXN:
             return
         txn_id = key[:TXN_ID_SIZE]
@@ -240,6 +248,12 @@ class State:
                 self.finished += not had
                 self._oldest = min(self._oldest, now)
             self._table.set(now, b"")
+
+    def _count_series(self, row: SeriesRow | None, by: int) -> None:
+        if row is not None:
+            count = max(0, self.series_of(row.owner) + by)
+            kept = count.to_bytes(8, "big") if count else None
+            self._table.set(k.SERIES_OF + row.owner.encode(), kept)
 
     def _derive(self, key: bytes, row: Any) -> None:
         txn_id, entry, identifier = k.split_key(key)
@@ -402,6 +416,10 @@ class State:
     def series(self, scope: str, series: str) -> SeriesRow | None:
         """The row of a series; None if nothing was ever committed in it."""
         return self._row(k.series_key(scope, series), SeriesRow)
+
+    def series_of(self, lane: str) -> int:
+        """How many series a lane began."""
+        return int.from_bytes(self._table.get(k.SERIES_OF + lane.encode()) or b"", "big")
 
     def last_change(self, thing: bytes) -> ChangedRow | None:
         """The last change of the thing whose row has this key; None if it was never changed."""

@@ -83,7 +83,7 @@ class Controller(Rounds):
         self._culprit.failed(error, self._trying)
 
     def _lead(self, *, again: bool = False) -> None:
-        self._state = State(self.table)
+        self._state = State(self.table, trusts_open=self.settings.trusts_open)
         self.lease = take_lead(
             self.log,
             self.table,

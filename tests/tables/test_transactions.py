@@ -82,7 +82,7 @@ class Bank(World):
         """Journals are cut, and old runs moved, as soon as there is a little to gain."""
         log, store = self.cluster.log("controller"), self._store.open("controller")
         tidy = {"clean_ms": 1, "clean_records": 1, "move_bytes": 20_000}
-        settings = Settings(0, 1, "anabranch", reply_partitions=8, **tidy)  # type: ignore[arg-type]
+        settings = Settings(0, 1, "anabranch", reply_partitions=8, trusts_open=True, **tidy)  # type: ignore[arg-type]
         self.controller = Controller(log, store, self.clock, settings, "test")
         self.controller.lead()
 

@@ -58,7 +58,7 @@ def set_lane(turn: Turn, command: SetLane, to: ReplyTo | None) -> None:
             f"lane {lane!r} has other topics: block it, and make one of another name"
         )
     quotas.check_quotas(turn, lane, command.quotas, blocked=command.blocked)
-    own = quotas.own_quotas(lane, command.quotas)
+    own = quotas.own_quotas(state, lane, command.quotas)
     row = LaneRow(lane, command.blocked, command.topic_ids, own)
     if row != former:
         admit_change(turn, k.lane_key(lane), to)

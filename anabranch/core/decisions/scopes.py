@@ -136,11 +136,13 @@ def active_stream(turn: Turn, stream: str) -> StreamRow:
 def check_room(turn: Turn, owner: str, streams: int, partitions: int) -> None:
     """`TooManyStreams` if a control partition, or the lane, would have more streams or partitions than it may."""
     rows, settings = turn.state.streams.values(), turn.settings
-    every = sum(map(quotas.partitions_of, rows)) + partitions
+    every = 2 * (sum(map(quotas.partitions_of, rows)) + partitions)  # a journal has as many
+    turn.charge(work.of_items(len(rows)))
     if len(rows) + streams > settings.max_streams or every > settings.max_partitions:
         raise TooManyStreams(
-            f"a control partition has at most {settings.max_streams:,} streams with {settings.max_partitions:,} "
-            "partitions: an operator can allow more (`anabranch controller --max-streams`, `--max-partitions`)"
+            f"a control partition has at most {settings.max_streams:,} streams, and {settings.max_partitions:,} "
+            "partitions of them and of their journals: an operator can allow more (`anabranch controller "
+            "--max-streams`, `--max-partitions`)"
         )
     quotas.check_room(turn, owner, streams, partitions)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from anabranch.core import limits, work
 from anabranch.core import rows as k
+from anabranch.core.decisions import quotas
 from anabranch.core.decisions.commits.positions import check_tasks, processor_of, task_of
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.streams import end_stream
@@ -53,6 +54,7 @@ def create_processor(turn: Turn, command: CreateProcessor, to: ReplyTo | None) -
         limits.PROCESSORS.check(len(turn.state.processors) + 1, "a control partition")
         tasks = sum(each.tasks for each in turn.state.processors.values())
         limits.ALL_TASKS.check(tasks + command.tasks, "a control partition")
+        quotas.check_processors(turn, turn.lane, command.tasks)
         before = turn.state.deleted.get(name)
         row = ProcessorRow(name, command.tasks, inputs, 0, turn.lane, stores, kinds=kinds)
         if before is not None:

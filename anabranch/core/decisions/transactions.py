@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hmac import compare_digest
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes, refusal
 from anabranch.core.decisions import quotas
@@ -165,9 +165,9 @@ def _replaces_open(turn: Turn, command: Begin) -> bool:
     )
 
 
-def check_staged(turn: Turn, lane: str) -> None:
-    """`TooMuchStaged` while open transactions, or this lane's, have as much in journals as they may."""
-    quotas.check_staged(turn, lane)
+def check_staged(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
+    """`TooMuchStaged` while open transactions, or this lane's, or this one have as much in journals as they may."""
+    quotas.check_staged(turn, lane, txn_id)
     staged, limit = turn.index.staged.total, turn.settings.max_staged_bytes
     if staged >= limit:
         raise TooMuchStaged(
@@ -233,7 +233,7 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     if begins:
         check_room(txn, (receipt,))
     if command.stream not in txn.participants:
-        check_staged(turn, row.owner)
+        check_staged(turn, row.owner, row.txn_id)
         epoch = stream.reference_epoch
         turn.put(
             k.participant_key(row.txn_id, command.stream), ParticipantRow(command.stream, epoch)
@@ -406,6 +406,7 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
         if turn.is_forgotten(command.txn_id):
             raise Expired(FORGOTTEN)
         turn.check_new_id(command.txn_id)
+        turn.charge(work.KEPT)
         reason = "it was resolved before any other command of it arrived"
         row = born(
             "resolve",

@@ -86,10 +86,12 @@ class Settings:
     epoch_again: int = 4_096
     max_keepalive_ms: int = MAX_KEEPALIVE_MS
     max_streams: int = 10_000
-    max_partitions: int = 50_000  # in all streams
+    max_partitions: int = 5_000  # in all streams, and in their journals
     # Lanes and offsets of commands that an operator sets aside.
     skip_commands: frozenset[tuple[str, int]] = frozenset()
     lanes_only: bool = False  # the lane `open` is not served
+    # The lane `open` may scale and set series from the start, and has no quotas.
+    trusts_open: bool = False
     # The most that the commands topic takes of big commands, unpacked.
     command_bytes: int = limits.COMMAND.value
     round_bytes: int = 16 << 20  # merges of one round, about

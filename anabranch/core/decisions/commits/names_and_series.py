@@ -13,6 +13,7 @@ from __future__ import annotations
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import Right, of_scope, refusal, rights_of
+from anabranch.core.decisions import quotas
 from anabranch.core.decisions.commits.prepared import held
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.times import admit_change, is_repeated
@@ -43,12 +44,14 @@ MAX_RUNS = 64  # runs of numbers that a series lists
 def check_jump(turn: Turn, txn: TxnRow, series: str | None, number: int | None) -> None:
     """`InvalidArgument` for a number far beyond its series: those between could not be committed any more.
 
-    `NotAuthorized` if the series is another lane's.
+    Or for a new series, if the lane began as many as it may.     `NotAuthorized` if the series is another lane's.
     """
     if series is None or number is None:
         return
     row = _series_of(turn, txn, series)
-    if row is not None and number - row.number > MAX_JUMP:
+    if row is None:
+        quotas.check_series(turn, txn.owner)
+    elif number - row.number > MAX_JUMP:
         raise InvalidArgument(
             f"number {number} is more than {MAX_JUMP} beyond the series {series!r}, which is at {row.number}: "
             "give a nearer one, or let an operator move the series (`anabranch series set`)"

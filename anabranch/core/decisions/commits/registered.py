@@ -7,6 +7,7 @@ makes a look due again. `docs/tables.md` has the rules.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from anabranch.core import limits, work
@@ -133,12 +134,27 @@ def _check(turn: Turn, row: TxnRow, command: LockReads, kept: ReadLockRow) -> No
     if turn.state.locks.count + more > most:
         raise TooMuchLocked(f"{most:,} locks are registered: wait for some transactions to end")
     quotas.check_locks(turn, row.owner, more)
-    most = limits.RANGES.value
     for each in command.locks:
-        if each.ranges and turn.state.locks.ranges(each.table) + len(each.ranges) > most:
-            raise TooMuchLocked(
-                f"{most:,} ranges of {each.table} are locked: wait for some transactions to end, or lock keys"
-            )
+        if each.ranges:
+            _check_ranges(turn, row.owner, each)
+
+
+def _check_ranges(turn: Turn, lane: str, locks: TableLocks) -> None:
+    """`TooMuchLocked` if the lane would have more ranges of the table than its share.
+
+    The lanes that have locked some have equal shares. One that comes later than others gets its share though they
+    have more than theirs: then these get no more.
+    """
+    has = Counter[str]()
+    for txn_id, count in turn.state.locks.ranges(locks.table).items():
+        has[turn.open(txn_id).row.owner] += count
+    turn.charge(work.of_items(has.total()))
+    share = limits.RANGES.value // len({*has, lane})
+    if (wanted := has[lane] + len(locks.ranges)) > share:
+        raise TooMuchLocked(
+            f"lane {lane!r} would have {wanted:,} ranges of {locks.table} locked, {share:,} are its share: wait "
+            "for some transactions to end, or lock keys"
+        )
 
 
 def list_locks(turn: Turn, command: ListLocks, to: ReplyTo | None) -> None:
