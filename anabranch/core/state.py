@@ -148,7 +148,6 @@ class State:
         self.grants: dict[str, dict[str, int]] = {}  # lane -> pattern -> rights
         self.rights: dict[tuple[str, str], int] = {}  # by lane and place, as asked since a grant
         self.processors: dict[str, ProcessorRow] = {}
-        self.deleted: dict[str, ProcessorRow] = {}  # what is left of processors
         self.tasks: dict[tuple[str, int], TaskRow] = {}
         self.tables: dict[str, TableRow] = {}
         self.locks = Registered()
@@ -176,7 +175,7 @@ class State:
             self.scopes, self.scope_owners, self.streams, self.stream_names, self.histories_ms,
             self.layouts, self.epochs, self.places, self.pins, self.plain, self.plain_refused,
             self.low_water, self.forgotten, self._retired, self.set_aside, self.lanes, self.lane_positions,
-            self.grants, self.rights, self.processors, self.deleted, self.tasks, self.tables, self.locks,
+            self.grants, self.rights, self.processors, self.tasks, self.tables, self.locks,
             self.bases, self.open, self.open_of, self.open_in, self.committing, self.prepared,
         ):  # fmt: skip
             view.clear()
@@ -207,7 +206,9 @@ class State:
         """Upsert one record read from the log. Call `rederive` after the last one."""
         is_txn = len(key) == TXN_ID_SIZE + 1 and key[-1] == Entry.TXN
         row = None
-        if is_txn:
+        if value is not None and key.startswith(_SERIES):
+            row = k.read_row(key, value)
+        elif is_txn:
             self.open.pop(key[:TXN_ID_SIZE], None)  # the view is behind the rows: don't read it
             self.unreadable.pop(key, None)
             try:
@@ -224,9 +225,9 @@ class State:
     def _set_derived(self, key: bytes, row: Any) -> None:
         """Keep the derived table keys ``o`` and ``f`` in step with a transaction's row, and counts of series."""
         if key.startswith(_SERIES):
-            old = self._row(key, SeriesRow)
-            if (old and old.owner) != (row and row.owner):
-                self._count_series(old, -1)
+            former = self._row(key, SeriesRow)
+            if (former and former.owner) != (row and row.owner):
+                self._count_series(former, -1)
                 self._count_series(row, 1)
         if len(key) <= TXN_ID_SIZE or key[TXN_ID_SIZE] != Entry.TXN:
             return
@@ -289,8 +290,7 @@ class State:
             _put(self.grants.setdefault(lane, {}), pattern, row and row.rights)
             self.rights.clear()
         elif entry is Entry.PROCESSOR:
-            _put(self.processors, identifier.decode(), row if row and row.tasks else None)
-            _put(self.deleted, identifier.decode(), None if row and row.tasks else row)
+            _put(self.processors, identifier.decode(), row)
         elif entry in _BY_NUMBER:
             _put(getattr(self, _BY_NUMBER[entry]), k.numbered(identifier), row)
 

@@ -43,7 +43,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         0,
         """
         CommandList.open_transactions CommandList.outcomes DescribeProcessors.task Outcome.prepared_ms
-        ProcessorInfo.resets ProcessorRow.first_term ProcessorRow.resets StreamInfo.foreign TaskInfo.state_sequence
+        ProcessorInfo.resets ProcessorRow.first_term ProcessorRow.resets ScopeRow.floor
+        StreamInfo.foreign TaskInfo.state_sequence
         Receipt.seen TaskRow.state_sequence Touch.writer Begin.snapshot Outcome.snapshot TxnRow.snapshot
         StreamInfo.oldest_snapshot ReadsLocked.sequence MovedRow.latest
         """,

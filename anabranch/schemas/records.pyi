@@ -920,6 +920,7 @@ class ScopeRow:
     scope: str
     control_partition: int
     owner: str
+    floor: int = 0
 
 @dataclass(frozen=True, slots=True)
 class SegmentCommit:

@@ -91,20 +91,6 @@ def staged() -> None:
     assert opens(world, OTHER, "D") == "begun D"
 
 
-def test_bytes_of_one_transaction() -> None:
-    """A transaction has a limit of its own, whatever its lane may have."""
-    world = made(staged=1 << 40)
-    with world.by(ETL):
-        world.begin("A")
-        world.touch("A")
-        world.index.staged.add(world.id("A"), ("nyc/a", 0), 0, limits.STAGED.value)
-        world.create("nyc/b")
-        assert world.touch("A", "nyc/b") == "TooMuchStaged"
-        assert world.register("A", world.receipt("A", "w1")) == "TooMuchStaged"
-        assert world.begin("B") == "begun B"
-        assert world.touch("B") == "touched nyc/a epoch 0 on 0,1"
-
-
 def scopes() -> None:
     world = made(scopes=2)
     for lane in (ETL, OTHER):
@@ -157,7 +143,7 @@ def tasks() -> None:
 
 
 def processor(world: World, name: str) -> str:
-    inputs = (r.ProcessorInput("nyc/a", "start", 0, 0),)
+    inputs = (r.ProcessorInput("nyc/a", "", 0, 0),)
     said = world.ask("create", r.CreateProcessor(f"nyc/{name}", 4, inputs))
     return said if isinstance(world.result, r.Refusal) else type(world.result).__name__
 
@@ -189,7 +175,7 @@ def series() -> None:
         world.begin("x")
         assert world.commit("x", name="u", number=0) == ""
     world.turn()
-    world.ask("set", r.SetSeries("nyc", "s", -1, 2))
+    world.ask("set", r.SetSeries("nyc", "s", 2, -1))
     assert (world.state.series_of(ETL), world.state.series_of(OTHER)) == (1, 1)
 
 
@@ -238,6 +224,21 @@ def test_without_its_quota_a_scene_fails(scene: Callable[[], None], name: str) -
         scene()
 
 
+def test_bytes_of_one_transaction() -> None:
+    """A transaction has a limit of its own, whatever its lane may have."""
+    world = made(staged=1 << 40)
+    with world.by(ETL):
+        world.begin("A")
+        world.touch("A")
+        world.index.staged.add(world.id("A"), ("nyc/a", 0), 0, limits.STAGED.value)
+        world.create("nyc/b", 1)
+        world.created("nyc/b", 0)
+        assert world.touch("A", "nyc/b") == "TooMuchStaged"
+        assert world.register("A", world.receipt("A", "w1")) == "TooMuchStaged"
+        assert world.begin("B") == "begun B"
+        assert world.touch("B") == "touched nyc/a epoch 0 on 0,1"
+
+
 def test_quotas_from_the_start_and_as_set() -> None:
     world = made()
     lanes = {}
@@ -258,7 +259,7 @@ def test_open_has_quotas_and_may_not_scale_where_it_is_not_trusted() -> None:
     (info,) = [info for info in world.result.lanes if info.lane == "open"]
     assert info.quotas == {name: limit.value for name, limit in limits.QUOTAS.items()}
     assert world.ask("scale", r.Scale("nyc/a", 3, (), ())) == "NotAuthorized"
-    assert world.ask("set", r.SetSeries("nyc", "s", 3, None)) == "NotAuthorized"
+    assert world.ask("set", r.SetSeries("nyc", "s", None, 3)) == "NotAuthorized"
     world.grant("open", "*", Right.SCALE)
     assert world.ask("scale", r.Scale("nyc/a", 9, (), ())) == "InvalidArgument"
     assert "at most 8" in world.message

@@ -334,6 +334,7 @@ def test_too_many_writers_are_refused_where_they_are_added(
 ) -> None:
     """So no transaction gets into a state in which no commit is taken."""
     unit = 1 if limit == "WRITERS" else 48
+    opened.create("nyc/b", 1)
     opened.created("nyc/b", 0)
     monkeypatch.setattr(limits, limit, getattr(limits, limit)._replace(value=3 * unit))
     for number in (1, 2, 3):

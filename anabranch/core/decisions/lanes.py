@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.times import admit_change
@@ -96,6 +96,9 @@ def list_lanes(turn: Turn, command: ListLanes, to: ReplyTo | None) -> None:
 
 
 def _infos(turn: Turn, lanes: Sequence[str]) -> tuple[LaneInfo, ...]:
+    state = turn.state
+    counted = len(state.scopes) + len(state.streams) + len(state.processors) + len(state.open)
+    turn.charge(work.LOOK * 4 * len(lanes) + work.of_items(counted))
     used = quotas.usages(turn.state, turn.index.staged, lanes)
     return tuple([_info(turn, lane, used[lane]) for lane in lanes])
 

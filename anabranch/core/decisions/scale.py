@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core.authorize import Right, rights_of
@@ -95,6 +95,7 @@ def start(
     to: ReplyTo | None,
 ) -> None:
     """Scale at once, or log the intent and the partitions that it needs."""
+    turn.charge(work.of_items(len(row.segments) + len(seal)) + work.LOOK * len(ranges))
     if not ranges:
         turn.reply(to, StreamList((stream_info(turn, row),)))
         return

@@ -223,6 +223,7 @@ def _least_history_ms(turn: Turn, scope: str) -> int:
     """The least time for which a table of the scope keeps versions; tables with less than a second don't count."""
     known = turn.state.histories_ms.get(scope)
     if known is None:
+        turn.charge(work.of_items(len(turn.state.streams)))
         rows = (row for name, row in turn.state.streams.items() if split_stream(name)[0] == scope)
         kept = (versions_ms(row.settings) for row in rows if is_table(row.settings))
         known = min((ms for ms in kept if ms >= LEAST_HISTORY_MS), default=DEFAULT_VERSIONS_MS)

@@ -270,6 +270,7 @@ def journal_op(turn: Turn, stream: str, op: JournalOp) -> None:
 def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
     """A heartbeat is answered only when a transaction is no longer open, or a token is refused."""
     limits.TOKENS.check(len(command.tokens), "a heartbeat")
+    turn.charge(work.LOOK * (len(command.tokens) - 1))
     gone = []
     refused: AnabranchError | None = None
     for data in command.tokens:

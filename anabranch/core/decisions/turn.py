@@ -243,6 +243,7 @@ class Turn:
         number = len(self.round.audit)
         while self.state.get(key := k.audit_key(self.wall_ms, number)) is not None:
             number += 1
+            self.charge(work.LOOK)
         self.put(key, row)
         self.round.audit.append(row)
 

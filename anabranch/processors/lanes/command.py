@@ -69,6 +69,7 @@ def decide_command(turn: Turn, command: Command) -> None:
     try:
         _check_size(turn, command.payload)
         record = decode(command.payload)
+        turn.charge(work.of_parts(record, len(command.payload)))
         turn.seen = None if command.seen is None else hybrid_time.parse(command.seen)
     except AnabranchError as error:
         turn.reply(command.to, refuse(error))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hmac import compare_digest
 
-from anabranch.core import limits, vectors, work
+from anabranch.core import limits, vectors
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_right, writing
 from anabranch.core.decisions.commits import frozen, locks, positions, prepared
@@ -53,7 +53,6 @@ _FRAMING = 68  # least bytes of a record batch with one record, besides its cont
 
 def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     """A whole transaction in one command; events are placed by key in the active segments."""
-    turn.charge(work.of_items(len(command.events)))
     check_served(turn, command.scope)
     check_id_partition(turn, command.txn_id)
     check_name(command.name)
@@ -124,7 +123,6 @@ def _give_way(turn: Turn, command: OneShot, earlier: TxnRow, to: ReplyTo | None)
 
 def prepare_events(turn: Turn, command: PrepareEvents, to: ReplyTo | None) -> None:
     """Prepare a whole transaction in one command: its events wait in a row for the word of its coordinator."""
-    turn.charge(work.of_items(len(command.events)))
     check_served(turn, command.scope)
     check_id_partition(turn, command.txn_id)
     check_name(command.name)

@@ -70,7 +70,7 @@ def lock_reads(turn: Turn, command: LockReads, to: ReplyTo | None) -> None:
         raise InvalidArgument(
             "this set of locks is registered with others: give it a higher number"
         )
-    turn.charge(work.of_items(held_by(kept) + len(command.vouched) + len(asked)))
+    turn.charge(work.of_items(len(asked)))
     adds = bool(command.sequence) and known is None and row.broken is None
     if adds:
         _check(turn, row, command, kept)
