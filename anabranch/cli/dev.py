@@ -75,7 +75,7 @@ def command(
             print_line(f"export ANABRANCH_BOOTSTRAP={broker.bootstrap}")
             print_line(f"data and logs: {folder}   Ctrl-C ends it")
             print_line(
-                "whoever reaches this address may do all but operate, also scale and set series: --trusts-open"
+                "the lane open may scale and set series here, without quotas (--trusts-open)"
             )
         while broker.running:
             for controller in running:

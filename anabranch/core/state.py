@@ -108,6 +108,8 @@ class OpenTxn:
     receipt_bytes: int = 0  # bytes of the writers', about
     pending: PendingCommitRow | None = None
     due: dict[tuple[int, str, int], Extent] = field(default_factory=dict)  # pending's
+    # A place of the journals that the pending commit waited for last, and up to where.
+    lacks: tuple[tuple[str, int], int] | None = field(default=None, compare=False)
     carries: dict[tuple[str, int], CarryRow] = field(default_factory=dict)  # by segment number
     # By journal partition and place.
     moved: dict[tuple[str, int, int], MovedRow] = field(default_factory=dict)
@@ -224,12 +226,12 @@ class State:
 
     def _set_derived(self, key: bytes, row: Any) -> None:
         """Keep the derived table keys ``o`` and ``f`` in step with a transaction's row, and counts of series."""
-        if key.startswith(_SERIES):
-            former = self._row(key, SeriesRow)
-            if (former and former.owner) != (row and row.owner):
-                self._count_series(former, -1)
-                self._count_series(row, 1)
         if len(key) <= TXN_ID_SIZE or key[TXN_ID_SIZE] != Entry.TXN:
+            if key.startswith(_SERIES):
+                former = self._row(key, SeriesRow)
+                if (former and former.owner) != (row and row.owner):
+                    self._count_series(former, -1)
+                    self._count_series(row, 1)
             return
         txn_id = key[:TXN_ID_SIZE]
         old = self.txn_row(txn_id)
@@ -328,7 +330,7 @@ class State:
             _put(txn.writers, writer, row and row.receipt)
             _put(txn.lanes, writer, row and row.lane)
         elif entry is Entry.PENDING_COMMIT:
-            txn.pending = row
+            txn.pending, txn.lacks = row, None
             txn.due = extents_of(row.writers) if row is not None and row.decided else {}
             self._note_commit(txn_id, txn)
         elif entry is Entry.CARRY:

@@ -32,9 +32,9 @@ def of_items(count: int) -> int:
     return -(-count // ITEMS_A_UNIT)
 
 
-def of_parts(record: object, size: int) -> int:
-    """The units of the parts of a command of this many bytes."""
-    return of_items(_items_of(record)) if size > FEW_BYTES else 0
+def of_parts(record: object) -> int:
+    """The units of the parts of a command."""
+    return of_items(_items_of(record))
 
 
 def _items_of(value: object) -> int:

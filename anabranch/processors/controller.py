@@ -254,16 +254,17 @@ class Controller(Rounds):
         """
         allowed = self._lanes.allowed(commands)
         decided = []
+        charged, most = turn.work, limits.ROUND_WORK.value
         for command in commands:
             if allowed and allowed[command.lane] <= 0:
                 continue
-            before = turn.work
             decide_command(turn, command)
             decided.append(command)
-            command.charge = turn.work - before
+            before, charged = charged, turn.work
+            command.charge = charged - before
             if allowed:
                 allowed[command.lane] -= command.charge
-            if turn.size > limits.ROUND.value or turn.work > limits.ROUND_WORK.value:
+            if charged > most or turn.size > limits.ROUND.value:
                 break
         return decided
 

@@ -261,12 +261,18 @@ def test_each_command_is_among_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cost", "name"), [("LOOK", "list what is open"), ("ROW", "take"), ("ANSWER", "state")]
+    ("cost", "none", "name"),
+    [
+        ("LOOK", 0, "list what is open"),
+        ("ROW", 0, "take"),
+        ("of_items", lambda _: 0, "vouch"),
+        ("of_receipts", lambda _: 0, "state"),
+    ],
 )
 def test_without_a_charge_some_command_costs_more(
-    cost: str, name: str, monkeypatch: pytest.MonkeyPatch
+    cost: str, none: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, cost, 0)
+    monkeypatch.setattr(work, cost, none)
     turn, decide = played(name)
     calls, size = measured(decide)
     assert calls > MOST * CALLS * turn.work or size > MOST * BYTES * turn.work

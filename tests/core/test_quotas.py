@@ -261,12 +261,12 @@ def test_open_has_quotas_and_may_not_scale_where_it_is_not_trusted() -> None:
     assert world.ask("scale", r.Scale("nyc/a", 3, (), ())) == "NotAuthorized"
     assert world.ask("set", r.SetSeries("nyc", "s", None, 3)) == "NotAuthorized"
     world.grant("open", "*", Right.SCALE)
-    assert world.ask("scale", r.Scale("nyc/a", 9, (), ())) == "InvalidArgument"
-    assert "at most 8" in world.message
-    assert world.ask("scale", r.Scale("nyc/a", 8, (), ())) == "", "it waits for partitions"
+    assert world.ask("scale", r.Scale("nyc/a", 65, (), ())) == "InvalidArgument"
+    assert "at most 64" in world.message
+    assert world.ask("scale", r.Scale("nyc/a", 64, (), ())) == "", "it waits for partitions"
     world = nyc(trusts_open=False)
     world.grant("open", "nyc/*", Right.SCALE | Right.OPERATE)
-    assert world.ask("scale", r.Scale("nyc/a", 9, (), ())) == ""
+    assert world.ask("scale", r.Scale("nyc/a", 65, (), ())) == ""
 
 
 def test_open_may_have_a_quota_of_scopes() -> None:

@@ -36,6 +36,7 @@ from anabranch.schemas.records import (
 MAX_PARTITIONS = limits.STREAM_PARTITIONS.value
 PASSING = (NotReady, TopicMisconfigured)  # the topics may have grown, and are asked for again
 GROWTH = 4  # times the segments that there are, by one scaling
+FEW = 64  # segments that are never too many
 GROW_AGAIN_MS = 5_000  # how soon merges ask again for partitions that the broker did not add
 
 
@@ -74,7 +75,7 @@ def _check_growth(turn: Turn, row: StreamRow, count: int) -> None:
 
     Partitions can't be taken away again: a slip of the pen should cost few of them.
     """
-    most = GROWTH * len(row.segments)
+    most = max(FEW, GROWTH * len(row.segments))
     trusted = turn.state.trusts_open and turn.lane == OPEN_LANE
     if (
         count > most

@@ -306,12 +306,22 @@ class JournalIndex:
             if place in self.read:
                 self.read[place].forget(offset)
 
-    def covers(self, receipts: Sequence[Receipt]) -> bool:
-        """Whether the journals are indexed up to the end of every extent."""
-        positions = self.positions  # each pass of the leader comes here
+    def covers(self, receipts: Sequence[Receipt], txn: OpenTxn | None = None) -> bool:
+        """Whether the journals are indexed up to the end of every extent.
+
+        ``txn``: whose commit waits for that. Each pass of the leader asks, so the place that it waits for is kept.
+        """
+        positions = self.positions
+        if txn is not None and txn.lacks is not None:
+            place, end = txn.lacks
+            if positions.get(place, 0) < end:
+                return False
         for receipt in receipts:
             for extent in receipt.extents:
-                if positions.get((extent.stream, extent.partition), 0) < extent.end:
+                place = extent.stream, extent.partition
+                if positions.get(place, 0) < extent.end:
+                    if txn is not None:
+                        txn.lacks = place, extent.end
                     return False
         return True
 

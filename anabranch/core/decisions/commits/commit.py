@@ -303,10 +303,12 @@ def advance_commits(turn: Turn) -> None:
 
 def _can_merge(turn: Turn, txn_id: bytes) -> bool:
     """Whether the commit is decided, and this leader has read the journals that far."""
-    pending = turn.state.open[txn_id].pending
+    txn = turn.state.open[txn_id]
+    pending = txn.pending
     if pending is None or not pending.decided or txn_id in turn.told:
         return False
-    return turn.index.covers(prepared.needed(turn.state, pending))
+    needed = prepared.needed(turn.state, pending)
+    return turn.index.covers(needed, txn if pending.prepare is None else None)
 
 
 def next_due_ms(
@@ -318,9 +320,11 @@ def next_due_ms(
     """
     due = []
     for txn_id in state.committing:
-        pending = state.open[txn_id].pending
+        txn = state.open[txn_id]
+        pending = txn.pending
         if pending is not None and pending.decided:
-            if index.covers(prepared.needed(state, pending)):
+            needed = prepared.needed(state, pending)
+            if index.covers(needed, txn if pending.prepare is None else None):
                 due.append(max(0, merging.not_before_ms.get(txn_id, 0) - now_ms))
         elif pending is not None:
             due.append(max(0, pending.deadline_ms - wall_ms))
@@ -338,7 +342,7 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
         return
     except (FixCallError, NotReady) as refusal:
         unmoved = refusal
-    if not late and not turn.index.covers(pending.writers):
+    if not late and not turn.index.covers(pending.writers, txn):
         return  # the usual wait: don't weigh in vain
     if (again := registered.to_look_at(turn, txn_id)) is not None:
         for to in end_pending(turn, txn_id, None):
