@@ -224,6 +224,7 @@ class Controller(Rounds):
             self._trying = batch
             self._culprit.raised(None if turn.at is None else (turn.lane, turn.at), error)
             return True
+        self._lanes.charge(turn.owed)
         self._intake.passed_over.clear()
         self._intake.warn_unheard(batch, turn.now_ms)
         self._intake.warn_rejected(turn.now_ms)

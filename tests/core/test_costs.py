@@ -20,6 +20,7 @@ import pytest
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import ALL, RULES
+from anabranch.core.decisions.decide import decide_due
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import ReplyTo
 from anabranch.processors.lanes.command import Command, decide_command
@@ -238,12 +239,15 @@ def measured(decide: Callable[[], object]) -> tuple[int, int]:
     return calls, peak - before
 
 
-def played(name: str) -> tuple[Turn, Callable[[], object]]:
+def played(
+    name: str, lane: str = "etl", *, asked: bool = True
+) -> tuple[Turn, Callable[[], object]]:
+    """A turn, and the deciding of this command in it."""
     world: World = pickle.loads(crowded())
     turn = world.new_turn()
     payload = encode(WORST[name](world))
-    control = name == "adopt"
-    command = Command(7, ReplyTo(b"c", 0, b"d", "etl"), payload, False, "etl", control)
+    to = ReplyTo(b"c", 0, b"d", lane) if asked else None
+    command = Command(7, to, payload, False, lane, control=name == "adopt")
     return turn, lambda: decide_command(turn, command)
 
 
@@ -276,3 +280,53 @@ def test_without_a_charge_some_command_costs_more(
     turn, decide = played(name)
     calls, size = measured(decide)
     assert calls > MOST * CALLS * turn.work or size > MOST * BYTES * turn.work
+
+
+@pytest.mark.parametrize(
+    "name", ["list open ones", "list what is open", "list all locks", "describe all"]
+)
+def test_a_lane_does_not_look_at_what_only_others_may_see(name: str) -> None:
+    turn, decide = played(name, lane="lane7")
+    decide()
+    assert not isinstance(turn.round.replies[0][1], r.Refusal)
+    assert turn.work < 2 * work.SMALL
+
+
+def test_an_answer_is_made_for_an_asker_alone() -> None:
+    """A command without a place for its answer costs no list of writers."""
+    units = []
+    for asked in (True, False):
+        turn, decide = played("abort", asked=asked)
+        calls, _ = measured(decide)
+        units.append(turn.work)
+        assert calls <= MOST * CALLS * turn.work
+    assert units[1] < units[0] - 400
+    turn, decide = played("state", asked=False)
+    decide()
+    assert turn.work == work.COMMAND
+
+
+def test_what_is_due_is_charged_to_its_owner() -> None:
+    """A commit is small, and its merge goes through all that was written."""
+    world = nyc()
+    world.grant("etl", "*", ALL)
+    with world.by("etl"):
+        world.begin("A")
+        world.touch("A")
+        for _ in range(40):
+            world.write("A", "w1")
+        world.read_journals()
+        turn = world.new_turn()
+        world._decide(
+            turn, world.committing("A", own=[world.receipt("A", "w1")]), world.asker("commit")
+        )
+        decided = turn.work
+        decide_due(turn, judge_silence=False)
+        owed = turn.owed["etl"]
+        assert 0 < owed <= turn.work - decided
+        world.close(turn)
+        turn = world.new_turn()
+        decide_due(turn, judge_silence=False)
+        assert world.row("A").state == "COMMITTED"
+        assert turn.owed.keys() == {"etl"}
+        assert turn.owed["etl"] > 40 // work.ITEMS_A_UNIT

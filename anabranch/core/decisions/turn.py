@@ -134,6 +134,7 @@ class Turn:
     puts: int = 0
     size: int = 0  # bytes of commands, rows and answers, about
     charged: int = 0  # units of work that are counted by `charge`
+    owed: dict[str, int] = field(default_factory=dict)  # … for lanes' commits that were due
     merge_limit: int | None = None  # the most merges in this round
     plain_waits: bool = False  # no plain writes in this round
     plain_bytes: int = 0  # bytes of plain writes that this round commits
@@ -224,6 +225,10 @@ class Turn:
     def charge(self, units: int) -> None:
         """Count work (`core.work`) that is not counted by its rows, answers and bytes."""
         self.charged += units
+
+    def owe(self, lane: str, since: int) -> None:
+        """Note that what was done since then, in units of `work`, was due for this lane."""
+        self.owed[lane] = self.owed.get(lane, 0) + self.work - since
 
     @property
     def work(self) -> int:

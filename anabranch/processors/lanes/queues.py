@@ -279,6 +279,11 @@ class Lanes:
             lane.size -= weight_of(decided)
             del lane.queue[:count]
 
+    def charge(self, owed: Mapping[str, int]) -> None:
+        """Charge lanes what was due for them besides commands."""
+        for name in owed.keys() & self.on.keys():
+            self.on[name].meter.charge(owed[name])
+
     # -- silence --------------------------------------------------------------------------------------
 
     def ask(self, names: Collection[str], now_ms: int) -> None:

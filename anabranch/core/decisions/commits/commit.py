@@ -293,12 +293,13 @@ def advance_commits(turn: Turn) -> None:
         txn = turn.state.open.get(txn_id)
         # Merged or superseded meanwhile, a transaction is no longer open.
         if txn is not None and txn.pending is not None and not txn.pending.decided:
-            before = turn.puts
+            before, since = turn.puts, turn.work
             try:
                 _try_decide(turn, txn_id, txn, txn.pending)
             except (FixCallError, RetryError) as error:  # of this one alone: the leader goes on
                 check(turn.puts == before, f"a commit that failed changed something: {error}")
                 end_pending(turn, txn_id, error)
+            turn.owe(txn.row.owner, since)
 
 
 def _can_merge(turn: Turn, txn_id: bytes) -> bool:
