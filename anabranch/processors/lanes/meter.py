@@ -28,7 +28,7 @@ class Meter:
 
     def set_rate(self, rate: int) -> None:
         """Go on at this rate; one that had none, or a new one, begins with a second's worth."""
-        if rate and not self.rate:
+        if not self.rate:
             self.left, self._filled = float(rate), self.clock.monotonic()
         self.rate = rate
 
@@ -41,10 +41,10 @@ class Meter:
 
     def charge(self, units: int) -> None:
         """Take units off what is left."""
+        self.fill()
         self.used += units
         self.served += units
-        if self.rate:
-            self.left -= units
+        self.left -= units
 
     def join(self, waiting: Collection[Meter], others: Iterable[Meter]) -> None:
         """Begin to wait for turns. Its owner saved up none, and has to make up for none.
@@ -58,6 +58,7 @@ class Meter:
     @property
     def debt(self) -> int:
         """Units that time has to pay off before anything more of its owner goes on."""
+        self.fill()
         return max(0, -int(self.left)) if self.rate else 0
 
     def wait_s(self, wanted: int) -> float:

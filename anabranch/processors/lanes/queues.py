@@ -102,7 +102,8 @@ class Lanes:
         if resumes or state.lanes != self._rows:
             self._renew(state)
         for lane in self.on.values():
-            lane.meter.fill()
+            if lane.queue:
+                lane.meter.fill()
         self.held.send_due()
         self.trouble.send()
         if self.trouble.waiting or self._waited:
@@ -214,6 +215,7 @@ class Lanes:
     def add(self, lane: Lane, commands: Sequence[Command]) -> None:
         """Queue a lane's next commands."""
         if not lane.queue:
+            lane.meter.fill()
             waiting = [one.meter for one in self.on.values() if one.queue]
             lane.meter.join(waiting, [one.meter for one in self.on.values()])
         lane.queue += commands
