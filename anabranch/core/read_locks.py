@@ -224,7 +224,7 @@ def count_of(locks: Iterable[TableLocks]) -> int:
 
 
 def held_by(row: ReadLockRow) -> int:
-    """What a set of locks counts as: locks, tables that it names without one, and writers that it was read from."""
+    """The number of things in a set: locks, tables that it names without one, and writers that it was read from."""
     named = sum([not (each.points or each.ranges) for each in row.locks])
     return count_of(row.locks) + named + len(row.read_from)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hmac import compare_digest
 
-from anabranch.core import limits, vectors
+from anabranch.core import history_records, limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_right, writing
 from anabranch.core.decisions.commits import frozen, locks, positions, prepared
@@ -272,7 +272,9 @@ def _append(turn: Turn, command: OneShot, placed: _Placed) -> int:
         )
         target = turn.state.streams[stream]
         epoch = target.stream_epoch
-        wide = vectors.FEW + target.partitions // vectors.EVERY  # not each record has the vector
+        wide = (
+            history_records.FEW + target.partitions // history_records.EVERY
+        )  # not each record has the vector
         turn.size += 16 * min(target.partitions, wide)  # in the history's record, about
         locks.merge(turn, StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
     return timestamp
