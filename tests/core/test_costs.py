@@ -311,12 +311,17 @@ def test_what_is_due_is_charged_to_its_owner() -> None:
     world.grant("etl", "*", ALL)
     turns: list[Turn] = []
     make = world.new_turn
+
+    def kept() -> Turn:
+        turns.append(make())
+        return turns[-1]
+
     with world.by("etl"), pytest.MonkeyPatch.context() as patched:
         world.begin("A")
         world.touch("A")
         for _ in range(40):
             world.write("A", "w1")
-        patched.setattr(world, "new_turn", lambda: turns.append(make()) or turns[-1])
+        patched.setattr(world, "new_turn", kept)
         world.commit("A", own=[world.receipt("A", "w1")])
         for _ in range(3):
             world.turn()
