@@ -44,7 +44,8 @@ class Meter:
         self.fill()
         self.used += units
         self.served += units
-        self.left -= units
+        if self.rate:
+            self.left -= units
 
     def join(self, waiting: Collection[Meter], others: Iterable[Meter]) -> None:
         """Begin to wait for turns. Its owner saved up none, and has to make up for none.
