@@ -50,7 +50,8 @@ class ControllerProcess:
         grant(self.bootstrap, CONTROLLER, rights.controller_rights(self.prefix))
         for lane in (OPEN_LANE, ADMIN_LANE):
             grant(self.bootstrap, CLIENT, rights.client_rights(self.prefix, lane))
-        arguments = ["controller", "--bootstrap", address, "--prefix", self.prefix, *words(options)]
+        arguments = ["controller", "--bootstrap", address, "--prefix", self.prefix, "--trusts-open"]
+        arguments += words(options)
         arguments += ["--data-dir", str(self.folder / "data")]
         arguments += ["--status-file", str(self.status_file), *self.arguments]
         with self.log_file.open("ab") as log:

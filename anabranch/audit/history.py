@@ -12,9 +12,8 @@ from pyspark.sql import functions as F
 from anabranch.audit.findings import Findings, text
 from anabranch.audit.report import Example
 from anabranch.audit.tables import COMMIT, EPOCH, FOREIGN
-from anabranch.core.history_records import DIRECTLY_BEFORE, NO_PREVIOUS
+from anabranch.core.history_records import DIRECTLY_BEFORE, NO_PREVIOUS, OWN
 from anabranch.core.ids import NO_TXN
-from anabranch.core.vectors import OWN
 
 POSITIONS = 1 << 32
 _NUMBER = (1 << 32) - 1

@@ -20,11 +20,11 @@ from anabranch.audit.log import (
     read_spans,
     records_of,
 )
+from anabranch.core.history_records import OWN, told
 from anabranch.core.hybrid_time import MAX, from_us
 from anabranch.core.ids import DIRECTORY
 from anabranch.core.rows import ROUND_KEY, Entry, forgotten_key, scope_key, stream_key
 from anabranch.core.stream_states import ACTIVE, GIVEN_UP
-from anabranch.core.vectors import OWN, told
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownScope
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import RawBatch, TopicPartition

@@ -63,7 +63,9 @@ class Given:
     ] = DEFAULT_RETENTION_S
     max_open: Annotated[int, option("", "Most open transactions.", min=1)] = 100_000
     max_streams: Annotated[int, option("", "Most streams of a control partition.", min=1)] = 10_000
-    max_partitions: Annotated[int, option("", "Most partitions of all of them.", min=1)] = 50_000
+    max_partitions: Annotated[
+        int, option("", "Most partitions of them and of their journals.", min=2)
+    ] = 5_000
     max_staged_bytes: Annotated[
         int,
         option(
@@ -131,6 +133,13 @@ class Given:
         option(
             "--lanes-only",
             "Don't serve the lane `open`, whose commands anyone with Write on its topic may send.",
+        ),
+    ] = False
+    trusts_open: Annotated[
+        bool,
+        option(
+            "--trusts-open",
+            "Let the lane `open` scale streams and set series from the start, without quotas.",
         ),
     ] = False
     status_file: Annotated[

@@ -52,7 +52,7 @@ def command(
         broker = stack.enter_context(EmbeddedBroker(folder / "broker", port=port, heap_mb=heap))
         running = [
             ControllerProcess.inside(
-                folder, f"controller-{n}", broker.bootstrap, _SESSION_TIMEOUT_S
+                folder, f"controller-{n}", broker.bootstrap, _SESSION_TIMEOUT_S, trusts_open=True
             )
             for n in range(1, controllers + 1)
         ]
@@ -71,6 +71,9 @@ def command(
         else:
             print_line(f"export ANABRANCH_BOOTSTRAP={broker.bootstrap}")
             print_line(f"data and logs: {folder}   Ctrl-C ends it")
+            print_line(
+                "the lane open may scale and set series here, without quotas (--trusts-open)"
+            )
         while broker.running:
             for controller in running:
                 if controller.was_killed:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from anabranch.client.exchange import FIRST_REPEAT_S, FIRST_RETRY_S, LONGEST_RETRY_S, Exchange, T
 from anabranch.client.ports import ClientPorts
+from anabranch.core import limits
 from anabranch.core.hybrid_time import to_text, to_us
 from anabranch.core.ids import (
     DIRECTORY,
@@ -279,12 +280,19 @@ class Session(Exchange):
     def open_ones(self, wanted: r.ListOpen, deadline: float) -> Listed[r.OpenInfo]:
         """Open transactions, the oldest first, or one by its id. `UnknownScope`, `UnknownTransaction`."""
         if wanted.txn_id is not None:
-            there = control_partition_of(wanted.txn_id)
-            return Listed(self.ask(there, wanted, r.OpenList, deadline).transactions)
+            return Listed([self._open_one(wanted, control_partition_of(wanted.txn_id), deadline)])
         found = self.in_pages(wanted, r.OpenList, lambda part: part.transactions, deadline)
         found.sort(key=lambda info: made_ms_of(info.outcome.txn_id))
         del found[wanted.limit :]
         return found
+
+    def _open_one(self, wanted: r.ListOpen, there: int, deadline: float) -> r.OpenInfo:
+        part = self.ask(there, wanted, r.OpenList, deadline)
+        (info,), writers = part.transactions, [*part.transactions[0].writers]
+        while part.more is not None:
+            part = self.ask(there, replace(wanted, after=part.more), r.OpenList, deadline)
+            writers += part.transactions[0].writers
+        return replace(info, writers=tuple(writers))
 
     def table_locks(self, wanted: r.ListTableLocks, deadline: float) -> Listed[r.TableLockInfo]:
         """Registered locks, by transaction and table. `UnknownScope`."""
@@ -488,7 +496,17 @@ class Session(Exchange):
     def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
         """The state of a transaction; changes nothing. `UnknownTransaction`, `Expired`."""
         command = r.GetState(txn_id, token)
-        return self.ask(control_partition_of(txn_id), command, r.Outcome, deadline)
+        found = self.ask(control_partition_of(txn_id), command, r.Outcome, deadline)
+        return self.whole(found, token, deadline)
+
+    def whole(self, outcome: r.Outcome, token: bytes | None, deadline: float) -> r.Outcome:
+        """An outcome with all writers of its transaction; an answer has some only."""
+        writers, part = [*outcome.writers], outcome
+        while len(part.writers) >= limits.WRITERS_LISTED.value:
+            command = r.GetState(outcome.txn_id, token, part.writers[-1].writer)
+            part = self.ask(control_partition_of(outcome.txn_id), command, r.Outcome, deadline)
+            writers += part.writers
+        return outcome._replace(writers=tuple(writers))
 
     def resolve(self, txn_id: bytes, scope: str, token: bytes | None, deadline: float) -> r.Outcome:
         """The state; a transaction that no controller knows is aborted first. `Expired`."""

@@ -42,10 +42,16 @@ _MOVE = Right.WRITE | Right.PROCESS
 
 _KEPT, _LONGEST = 10_000, 250  # answers remembered; characters of what they are about
 # Rights that lanes have from the start, on everything; a row of that lane and pattern replaces them.
+_TRUSTED = ALL & ~(Right.OPERATE | Right.ADMIN)  # of `open`, where its senders are trusted
 FROM_THE_START: Mapping[str, Right] = {
     ADMIN_LANE: ALL,
-    OPEN_LANE: ALL & ~(Right.OPERATE | Right.ADMIN),
+    OPEN_LANE: _TRUSTED & ~(Right.SCALE | Right.SERIES),
 }
+
+
+def from_the_start(state: State, lane: str) -> int:
+    """The rights on everything that a lane has without a grant."""
+    return int(_TRUSTED if state.trusts_open and lane == OPEN_LANE else FROM_THE_START.get(lane, 0))
 
 
 def changed(has: int, rights: int) -> int:
@@ -65,7 +71,7 @@ def rights_of(state: State, lane: str, what: str) -> int:
     known = state.rights.get((lane, what))
     if known is None:
         granted = state.grants.get(lane, {})
-        found = granted.get(EVERYWHERE, FROM_THE_START.get(lane, 0))
+        found = granted.get(EVERYWHERE, from_the_start(state, lane))
         if what != EVERYWHERE:
             found |= granted.get(of_scope(what.partition("/")[0]), 0) | granted.get(what, 0)
         known = _keep(state, lane, what, found)

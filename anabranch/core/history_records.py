@@ -1,21 +1,32 @@
-"""The COMMIT and EPOCH records that a round adds to the histories of its streams, and a history's end."""
+"""The COMMIT and EPOCH records that a round adds to the histories of its streams, and a history's end.
+
+A *vector* is the end of each partition as of a record (`docs/protocol.md`, section 13). In a stream of few
+partitions each record has its vector. In a wide one only EPOCH records and one of `EVERY` records have it: a COMMIT
+record between them tells where its own events end, and where the last record with a vector is. A reader finds that
+one in one step, and the records from there on tell the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from anabranch.core import vectors
 from anabranch.core.round import Landed, NewEpoch, Round, StreamCommit
 from anabranch.errors import check
 from anabranch.schemas.records import (
     CommitRecord,
     EpochRecord,
     EpochSegment,
+    Position,
     SegmentCommit,
     SegmentEnd,
 )
 
+Record = EpochRecord | CommitRecord
+
+FEW = 16  # up to this many partitions, each record has its vector
+EVERY = 64  # with more, at least one of this many records in a row
+OWN = -1  # ``vector_at`` of a record with a vector; OWN - n: n records before, in the same batch
 NO_PREVIOUS = -1
 DIRECTLY_BEFORE = -2
 
@@ -95,7 +106,7 @@ def _epoch_record(step: NewEpoch, tail: Tail, before: Sequence[object]) -> Epoch
             for s in step.segments
         ),
         sealed=sealed,
-        vector=vectors.positions(tail.vector),
+        vector=positions(tail.vector),
         previous=_previous(before, tail),
     )
 
@@ -115,15 +126,15 @@ def _commit_record(
             continue
         where.append(SegmentCommit(part.segment_id, part.partition, at.first, at.end, at.records))
         tail.vector[part.partition] = at.end
-    whole = len(tail.vector) <= vectors.FEW or tail.since + 1 >= vectors.EVERY
+    whole = len(tail.vector) <= FEW or tail.since + 1 >= EVERY
     tail.since = 0 if whole else tail.since + 1
-    earlier = vectors.OWN - tail.since if tail.since <= len(before) else tail.vector_at
+    earlier = OWN - tail.since if tail.since <= len(before) else tail.vector_at
     return CommitRecord(
         txn_id=commit.txn_id,
         stream_epoch=commit.stream_epoch,
         timestamp=commit.timestamp,
         segments=tuple(where),
-        vector=vectors.positions(tail.vector) if whole else (),
+        vector=positions(tail.vector) if whole else (),
         previous=_previous(before, tail),
         vector_at=earlier,
     )
@@ -147,8 +158,45 @@ def anchored(
         if isinstance(record, EpochRecord):
             return replace(record, previous=previous)
         record = record._replace(previous=previous)
-    if isinstance(record, CommitRecord) and record.vector_at < vectors.OWN:
-        at = number + record.vector_at - vectors.OWN
+    if isinstance(record, CommitRecord) and record.vector_at < OWN:
+        at = number + record.vector_at - OWN
         if at < len(offsets):
             record = record._replace(vector_at=offsets[at])
     return record
+
+
+# -- vectors --------------------------------------------------------------------------------------------
+
+
+def has_vector(record: Record) -> bool:
+    """Whether the record tells the ends of all partitions."""
+    return isinstance(record, EpochRecord) or record.vector_at == OWN
+
+
+def vector_place(offset: int, record: Record) -> int:
+    """The offset of the last record with a vector, as of this one, which stands at ``offset``."""
+    at = OWN if isinstance(record, EpochRecord) else record.vector_at
+    return at if at >= 0 else offset + at - OWN
+
+
+def told(record: Record) -> Iterable[Position]:
+    """The ends that the record tells by itself: of all partitions, or of those that its commit moved."""
+    if isinstance(record, EpochRecord) or record.vector_at == OWN:
+        return record.vector
+    return [Position(part.partition, part.end) for part in record.segments]
+
+
+def positions(vector: dict[int, int]) -> tuple[Position, ...]:
+    """The vector as a record has it."""
+    new = tuple.__new__
+    return tuple([new(Position, place) for place in sorted(vector.items())])
+
+
+def completed(record: Record, since: Iterable[Record]) -> Record:
+    """The record with its vector. ``since``: the records from its `vector_place` up to itself."""
+    if isinstance(record, EpochRecord):
+        return record
+    vector: dict[int, int] = {}
+    for one in since:
+        vector.update(told(one))
+    return record._replace(vector=positions(vector), vector_at=OWN)

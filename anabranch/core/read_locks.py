@@ -204,7 +204,7 @@ MOST_BOUNDED = 1_000  # commits of known bounds that are looked through; a look 
 class Sets:
     """Registered locks of an open transaction, by writer and sequence, and how far each writer's are looked at.
 
-    ``count``: of the locks.
+    ``count``: of the locks, as `held_by` counts.
     """
 
     rows: dict[tuple[int, int], ReadLockRow] = field(default_factory=dict)
@@ -215,14 +215,14 @@ class Sets:
     def put(self, writer: int, sequence: int, row: ReadLockRow) -> None:
         """Add a set."""
         self.rows[writer, sequence] = row
-        self.count += count_of(row.locks)
+        self.count += held_by(row)
         self._last[writer] = max(sequence, self.last(writer))
 
     def take(self, writer: int, sequence: int) -> ReadLockRow | None:
         """Take a set out; None: there is none."""
         row = self.rows.pop((writer, sequence), None)
         if row is not None:
-            self.count -= count_of(row.locks)
+            self.count -= held_by(row)
             if self.last(writer) == sequence:
                 others = (number for its, number in self.rows if its == writer)
                 self._last[writer] = max(others, default=0)
@@ -245,6 +245,12 @@ class Sets:
 def count_of(locks: Iterable[TableLocks]) -> int:
     """The number of points and ranges."""
     return sum([len(each.points) + len(each.ranges) for each in locks])
+
+
+def held_by(row: ReadLockRow) -> int:
+    """The number of things in a set: locks, tables that it names without one, and writers that it was read from."""
+    named = sum([not (each.points or each.ranges) for each in row.locks])
+    return count_of(row.locks) + named + len(row.read_from)
 
 
 def _with_locks(row: ReadLockRow) -> Iterator[TableLocks]:
@@ -349,7 +355,7 @@ class Registered:
             self._take(txn_id, former)
         if isinstance(row, ReadLockRow):
             sets.put(writer, sequence, row)
-            self.count += count_of(row.locks)
+            self.count += held_by(row)
             for each in _with_locks(row):
                 self._tables.setdefault(each.table, _Locked()).put(txn_id, each)
         elif isinstance(row, LookedRow):
@@ -358,7 +364,7 @@ class Registered:
             sets.looked.pop(writer, None)
 
     def _take(self, owner: bytes, row: ReadLockRow) -> None:
-        self.count -= count_of(row.locks)
+        self.count -= held_by(row)
         for each in _with_locks(row):
             self._tables[each.table].take(owner, each)
             if not self._tables[each.table].owners:
@@ -373,9 +379,10 @@ class Registered:
         for row in sets.rows.values() if sets is not None else ():
             self._take(txn_id, row)
 
-    def ranges(self, table: str) -> int:
-        """How many ranges of a table are locked."""
-        return len(self._tables[table].ranges) if table in self._tables else 0
+    def ranges(self, table: str) -> Counter[bytes]:
+        """How many ranges of a table transactions have locked."""
+        locked = self._tables.get(table)
+        return Counter([txn_id for _, txn_id in locked.ranges] if locked else ())
 
     def broken(self, table: str, write: Write, by: bytes) -> dict[bytes, BrokenLock]:
         """The transactions whose locks a commit breaks for certain, but for its own.

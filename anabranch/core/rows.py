@@ -112,6 +112,7 @@ INDEX = b"i"  # runs of journal records (journal_runs)
 DIGEST = b"d"  # keys that runs of tables write (journal_runs, table_writes)
 REJECTED = b"x"  # rejected journal records of open ones (journal_runs) -> count (8)
 META = b"m"  # + name: about the table itself
+SERIES_OF = META + b"series "  # with a lane's name -> how many series it began (8)
 OUTCOMES = META + b"outcomes"  # -> how many transactions are finished (8)
 POSITION = b"p"  # + name -> offset (8): where reading goes on
 

@@ -6,11 +6,12 @@ states). The decoded views derive from the rows alone, so folding a log, compact
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
@@ -54,6 +55,7 @@ from anabranch.schemas.records import (
     YieldedRow,
 )
 
+_SERIES = NO_TXN + bytes((Entry.SERIES,))
 _NO_ROUND = RoundRow(0, 0, 0, 0, 0)
 _BY_NAME = {Entry.FORGOTTEN: "forgotten", Entry.LANE: "lanes"}
 _BY_NAME |= {Entry.TABLE: "tables", Entry.BASE: "bases", Entry.AUDIT_DUE: "audit_due"}
@@ -61,6 +63,40 @@ _ALONE = {Entry.TERM: "term", Entry.ROUND: "round", Entry.SUSPECT: "suspect"}
 _BY_NUMBER = {Entry.RETIRED: "_retired", Entry.TASK: "tasks"}
 K = TypeVar("K")
 V = TypeVar("V")
+N = TypeVar("N", bytes, str)
+
+
+class Ordered(Generic[N]):
+    """Ids of transactions, which are in about the order of their making; or names."""
+
+    def __init__(self) -> None:
+        self._all: list[N] = []
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[N]:
+        return iter(self._all)
+
+    def __contains__(self, one: N) -> bool:
+        at = bisect_left(self._all, one)
+        return self._all[at : at + 1] == [one]
+
+    def put(self, one: N, there: object) -> None:
+        """Let it be among them, or not."""
+        at = bisect_left(self._all, one)
+        has = at < len(self._all) and self._all[at] == one
+        if there and not has:
+            self._all.insert(at, one)
+        elif has and not there:
+            del self._all[at]
+
+    def clear(self) -> None:
+        self._all.clear()
+
+    def since(self, one: N) -> Iterator[N]:
+        """Those from this one on."""
+        return (self._all[at] for at in range(bisect_left(self._all, one), len(self._all)))
 
 
 @dataclass(slots=True)
@@ -74,6 +110,8 @@ class OpenTxn:
     receipt_bytes: int = 0  # bytes of the writers', about
     pending: PendingCommitRow | None = None
     due: dict[tuple[int, str, int], Extent] = field(default_factory=dict)  # pending's
+    # A place of the journals that the pending commit waited for last, and up to where.
+    lacks: tuple[tuple[str, int], int] | None = field(default=None, compare=False)
     carries: dict[tuple[str, int], CarryRow] = field(default_factory=dict)  # by segment number
     # By journal partition and place.
     moved: dict[tuple[str, int, int], MovedRow] = field(default_factory=dict)
@@ -83,15 +121,18 @@ class State:
     """The rows, plus decoded views of what commands need often.
 
     ``rows`` is the table as of the last `take_changes`; later changes lie over it until they are written.
+    ``trusts_open``: the setting of that name.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, *, trusts_open: bool = False) -> None:
+        self.trusts_open = trusts_open
         self._table = Overlay(rows)
         self.term: TermRow | None = None
         self.round = _NO_ROUND
         self.scopes: dict[str, int] = {}
         self.scope_owners: dict[str, str] = {}
         self.streams: dict[str, StreamRow] = {}
+        self.stream_names = Ordered[str]()
         self.names: dict[str, str] = {}  # streams by their names as Kafka compares those
         self.histories_ms: dict[
             str, int
@@ -116,15 +157,15 @@ class State:
         ] = {}  # lane -> its rows' identifiers, the oldest first
         self.audit_due: dict[str, AuditRow] = {}  # of changes of streams' topics that are under way
         self.processors: dict[str, ProcessorRow] = {}
-        self.deleted: dict[str, ProcessorRow] = {}  # what is left of processors
         self.tasks: dict[tuple[str, int], TaskRow] = {}
         self.tables: dict[str, TableRow] = {}
         self.locks = Registered()
         self.bases: dict[str, BaseRow] = {}  # of tables
         self.open: dict[bytes, OpenTxn] = {}
-        self.open_of: dict[str, set[bytes]] = {}  # by the lane that made them
+        self.open_of: dict[str, Ordered[bytes]] = {}  # by the lane that made them
+        self.open_in: dict[str, Ordered[bytes]] = {}  # … and by their scope
         self.committing: dict[bytes, bool] = {}  # open ones with a pending commit; or they are
-        self.prepared: dict[bytes, bool] = {}  # … and no round looks at them
+        self.prepared = Ordered[bytes]()  # … and no round looks at them
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}  # until replaced
         self.finished = 0  # transactions that ended since this was made
         self.outcomes = int.from_bytes(rows.get(k.OUTCOMES) or b"", "big")  # finished ones kept
@@ -140,11 +181,11 @@ class State:
             raise error
         self.term, self.round, self.suspect = None, _NO_ROUND, None
         for view in (
-            self.scopes, self.scope_owners, self.streams, self.names, self.histories_ms, self.layouts,
-            self.epochs, self.places, self.pins, self.plain, self.plain_refused, self.low_water, self.forgotten,
-            self._retired, self.set_aside, self.lanes, self.lane_positions, self.grants, self.rights,
-            self.audits, self.audit_due, self.processors, self.deleted, self.tasks, self.tables, self.locks,
-            self.bases, self.open, self.open_of, self.committing, self.prepared,
+            self.scopes, self.scope_owners, self.streams, self.stream_names, self.names, self.histories_ms,
+            self.layouts, self.epochs, self.places, self.pins, self.plain, self.plain_refused,
+            self.low_water, self.forgotten, self._retired, self.set_aside, self.lanes, self.lane_positions,
+            self.grants, self.rights, self.audits, self.audit_due, self.processors, self.tasks, self.tables,
+            self.locks, self.bases, self.open, self.open_of, self.open_in, self.committing, self.prepared,
         ):  # fmt: skip
             view.clear()
         for key, value in k.rows_of_views(self._table.scan):
@@ -174,7 +215,9 @@ class State:
         """Upsert one record read from the log. Call `rederive` after the last one."""
         is_txn = len(key) == TXN_ID_SIZE + 1 and key[-1] == Entry.TXN
         row = None
-        if is_txn:
+        if value is not None and key.startswith(_SERIES):
+            row = k.read_row(key, value)
+        elif is_txn:
             self.open.pop(key[:TXN_ID_SIZE], None)  # the view is behind the rows: don't read it
             self.unreadable.pop(key, None)
             try:
@@ -189,8 +232,13 @@ class State:
         self._table.set(k.STATUS + key, value)
 
     def _set_derived(self, key: bytes, row: Any) -> None:
-        """Keep the derived table keys ``o`` and ``f`` in step with a transaction's row."""
+        """Keep the derived table keys ``o`` and ``f`` in step with a transaction's row, and counts of series."""
         if len(key) <= TXN_ID_SIZE or key[TXN_ID_SIZE] != Entry.TXN:
+            if key.startswith(_SERIES):
+                former = self._row(key, SeriesRow)
+                if (former and former.owner) != (row and row.owner):
+                    self._count_series(former, -1)
+                    self._count_series(row, 1)
             return
         txn_id = key[:TXN_ID_SIZE]
         old = self.txn_row(txn_id)
@@ -211,6 +259,12 @@ class State:
                 self._oldest = min(self._oldest, now)
             self._table.set(now, b"")
 
+    def _count_series(self, row: SeriesRow | None, by: int) -> None:
+        if row is not None:
+            count = max(0, self.series_of(row.owner) + by)
+            kept = count.to_bytes(8, "big") if count else None
+            self._table.set(k.SERIES_OF + row.owner.encode(), kept)
+
     def _derive(self, key: bytes, row: Any) -> None:
         txn_id, entry, identifier = k.split_key(key)
         if Entry.TXN <= entry < Entry.GRANT:
@@ -225,6 +279,7 @@ class State:
         elif entry is Entry.STREAM:
             stream = identifier.decode()
             _put(self.streams, stream, row)
+            self.stream_names.put(stream, row)
             _put(self.names, as_kafka_compares(stream), row and stream)
             self.histories_ms.clear()
             _put(self.layouts, identifier.decode(), row and Layout(row.segments))
@@ -251,8 +306,7 @@ class State:
             if row is not None:
                 self.audits.setdefault(row.lane, {})[identifier] = True
         elif entry is Entry.PROCESSOR:
-            _put(self.processors, identifier.decode(), row if row and row.tasks else None)
-            _put(self.deleted, identifier.decode(), None if row and row.tasks else row)
+            _put(self.processors, identifier.decode(), row)
         elif entry in _BY_NUMBER:
             _put(getattr(self, _BY_NUMBER[entry]), k.numbered(identifier), row)
 
@@ -261,17 +315,19 @@ class State:
             if row is None or row.state in FINISHED:
                 gone = self.open.pop(txn_id, None)
                 self.committing.pop(txn_id, None)
-                self.prepared.pop(txn_id, None)
+                self.prepared.put(txn_id, there=False)
                 self.locks.end(txn_id)
                 if gone is not None:
-                    self.open_of[gone.row.owner].discard(txn_id)
+                    self.open_of[gone.row.owner].put(txn_id, there=False)
+                    self.open_in[gone.row.scope].put(txn_id, there=False)
                 for stream, epoch in gone.participants.items() if gone is not None else ():
                     self.pins[stream] -= Counter((epoch,))  # without those that are 0
             elif txn_id in self.open:
                 self.open[txn_id].row = row
             else:
                 self.open[txn_id] = OpenTxn(row)
-                self.open_of.setdefault(row.owner, set()).add(txn_id)
+                self.open_of.setdefault(row.owner, Ordered[bytes]()).put(txn_id, there=True)
+                self.open_in.setdefault(row.scope, Ordered[bytes]()).put(txn_id, there=True)
         txn = self.open.get(txn_id)
         if txn is None:
             return  # finished: its rows stay for later questions
@@ -288,7 +344,7 @@ class State:
             _put(txn.writers, writer, row and row.receipt)
             _put(txn.lanes, writer, row and row.lane)
         elif entry is Entry.PENDING_COMMIT:
-            txn.pending = row
+            txn.pending, txn.lacks = row, None
             txn.due = extents_of(row.writers) if row is not None and row.decided else {}
             self._note_commit(txn_id, txn)
         elif entry is Entry.CARRY:
@@ -301,8 +357,8 @@ class State:
             self.locks.name(txn_id, {} if row is None else row.tables)
 
     def _note_commit(self, txn_id: bytes, txn: OpenTxn) -> None:
-        prepared = txn.row.state == "PREPARED" or None
-        _put(self.prepared, txn_id, prepared)
+        prepared = txn.row.state == "PREPARED"
+        self.prepared.put(txn_id, prepared)
         _put(self.committing, txn_id, (txn.pending and not prepared) or None)
 
     def _pin(self, txn: OpenTxn, stream: str, row: ParticipantRow | None) -> None:
@@ -339,12 +395,19 @@ class State:
         prefix = k.STATUS + txn_id + bytes((Entry.PARTICIPANT,))
         return {r.stream: r.reference_epoch for _, r in self._decoded(prefix, ParticipantRow)}
 
-    def writers(self, txn_id: bytes) -> dict[int, Receipt]:
-        """writer -> receipt, of any transaction."""
-        if txn_id in self.open:
-            return dict(self.open[txn_id].writers)
-        prefix = k.STATUS + txn_id + bytes((Entry.WRITER,))
-        return {r.receipt.writer: r.receipt for _, r in self._decoded(prefix, WriterRow)}
+    def receipt(self, txn_id: bytes, writer: int) -> Receipt | None:
+        """The receipt of a writer of any transaction."""
+        row = self._row(k.writer_key(txn_id, writer), WriterRow)
+        return None if row is None else row.receipt
+
+    def writers_after(
+        self, txn_id: bytes, after: int | None = None, most: int | None = None
+    ) -> list[Receipt]:
+        """Receipts of some writers of any transaction, in the order of their rows."""
+        prefix = k.STATUS + k.writer_key(txn_id, 0)[:-8]
+        first = b"" if after is None else k.STATUS + k.writer_key(txn_id, after) + b"\0"
+        rows = [row for _, row in islice(self._decoded(prefix, WriterRow, first), most)]
+        return [row.receipt for row in rows]
 
     def layout(self, stream: str, epoch: int) -> tuple[SegmentRange, ...]:
         """The segments of a reference epoch; empty if it is not needed any more."""
@@ -371,6 +434,10 @@ class State:
     def series(self, scope: str, series: str) -> SeriesRow | None:
         """The row of a series; None if nothing was ever committed in it."""
         return self._row(k.series_key(scope, series), SeriesRow)
+
+    def series_of(self, lane: str) -> int:
+        """How many series a lane began."""
+        return int.from_bytes(self._table.get(k.SERIES_OF + lane.encode()) or b"", "big")
 
     def last_change(self, thing: bytes) -> ChangedRow | None:
         """The last change of the thing whose row has this key; None if it was never changed."""
@@ -423,8 +490,8 @@ class State:
         """The status keys that begin so, a transaction's with its id; the first of them, if there are more."""
         return [key[1:] for key, _ in islice(self._table.scan(k.STATUS + start), most)]
 
-    def _decoded(self, prefix: bytes, cls: type) -> Iterator[tuple[bytes, Any]]:
-        for key, value in self._table.scan(prefix):
+    def _decoded(self, prefix: bytes, cls: type, first: bytes = b"") -> Iterator[tuple[bytes, Any]]:
+        for key, value in self._table.scan(prefix, first):
             row = decode(value)
             if isinstance(row, cls):
                 yield key, row

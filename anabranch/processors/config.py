@@ -32,11 +32,12 @@ class ControllerOptions:
     ``chunk_bytes``: a bigger commit is carried aside in such chunks. ``collate_s``: a stream rolls at most once
     in this time. ``move_bytes``: unneeded bytes that an old open one may keep in a journal before it is moved.
     ``lost_after_s``: how long a stream waits for a topic that is not found, before it is given up.
-    ``max_streams``, ``max_partitions``: of a control partition.
+    ``max_streams``, ``max_partitions`` (with those of journals): of a control partition.
     ``max_clock_skew_s``: how far ahead of the clock times that clients have seen may be. ``clock_error_ms``: the
     most that any controller's clock differs from true time; commit wait needs it.
     ``skip_commands``: as LANE/PARTITION:OFFSET, commands that are set aside instead of being tried.
-    ``lanes_only``: the lane `open` is not served.
+    ``lanes_only``: the lane `open` is not served. ``trusts_open``: it may scale and set series from the start, and
+    has no quotas.
     ``status_file``: where to write, as JSON, which control partitions this process leads. ``http``: HOST:PORT of
     `/metrics`, `/live` and `/ready`. ``log_json``: the log as JSON, a document a line.
     """
@@ -50,7 +51,7 @@ class ControllerOptions:
     retention_s: float = 7 * DAY_MS / 1000
     max_open: int = 100_000
     max_streams: int = 10_000
-    max_partitions: int = 50_000
+    max_partitions: int = 5_000
     max_staged_bytes: int = 64 << 30
     chunk_bytes: int = 16 << 20
     collate_s: float = 0.2
@@ -61,6 +62,7 @@ class ControllerOptions:
     clock_error_ms: int | None = None
     skip_commands: tuple[str, ...] = ()
     lanes_only: bool = False
+    trusts_open: bool = False
     status_file: Path | None = None
     http: str | None = None
     log_json: bool = False

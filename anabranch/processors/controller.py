@@ -83,7 +83,7 @@ class Controller(Rounds):
         self._culprit.failed(error, self._trying)
 
     def _lead(self, *, again: bool = False) -> None:
-        self._state = State(self.table)
+        self._state = State(self.table, trusts_open=self.settings.trusts_open)
         self.lease = take_lead(
             self.log,
             self.table,
@@ -223,6 +223,7 @@ class Controller(Rounds):
             self._trying = batch
             self._culprit.raised(None if turn.at is None else (turn.lane, turn.at), error)
             return True
+        self._lanes.charge(turn.owed)
         self._intake.passed_over.clear()
         self._intake.warn_unheard(batch, turn.now_ms)
         self._intake.warn_rejected(turn.now_ms)
@@ -232,11 +233,7 @@ class Controller(Rounds):
 
     def _round(self, turn: Turn, commands: list[Command], *, judge: bool) -> bool:
         self._intake.set_aside(turn)
-        for i, command in enumerate(commands):
-            turn.size += len(command.payload)
-            decide_command(turn, command)
-            if turn.size > limits.ROUND.value:
-                del commands[i + 1 :]
+        commands[:] = self._decide(turn, commands)
         turn.at = None
         horizon = asked = None
         if not self._culprit.careful:
@@ -249,6 +246,27 @@ class Controller(Rounds):
         if asked is not None:
             self._autoscaling.has_asked(asked, turn.now_ms)
         return wrote
+
+    def _decide(self, turn: Turn, commands: Sequence[Command]) -> list[Command]:
+        """Decide commands of a batch, as far as one round has room and time for them. Returns those decided.
+
+        A lane that was charged all that it is allowed in this round gives the rest of its commands back.
+        """
+        allowed = self._lanes.allowed(commands)
+        decided = []
+        charged, most = turn.work, limits.ROUND_WORK.value
+        for command in commands:
+            if allowed and allowed[command.lane] <= 0:
+                continue
+            decide_command(turn, command)
+            decided.append(command)
+            before, charged = charged, turn.work
+            command.charge = charged - before
+            if allowed:
+                allowed[command.lane] -= command.charge
+            if charged > most or turn.size > limits.ROUND.value:
+                break
+        return decided
 
     def _after_refusal(
         self, turn: Turn, commands: list[Command], error: LogRefused | LogUnavailable

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from anabranch.core.history_records import NO_PREVIOUS, Tail
+from anabranch.core.history_records import NO_PREVIOUS, Tail, completed
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.round import Round
-from anabranch.core.vectors import completed
 from anabranch.errors import (
     AnabranchError,
     IllegalState,

@@ -71,7 +71,7 @@ class Rounds:
     _culprit: Culprit = field(init=False)
 
     def __post_init__(self) -> None:
-        self._state = State(self.table)
+        self._state = State(self.table, trusts_open=self.settings.trusts_open)
         self._memory = LeaderMemory(Keepalives(0))
         self._culprit = Culprit(self.settings.skip_commands)
         status = status_topic(self.settings.prefix)
@@ -177,7 +177,7 @@ class Rounds:
 
     def _drop(self) -> None:
         """Drop an unwritten turn: the table has the state before it, the log the histories' ends."""
-        self._state = State(self.table)
+        self._state = State(self.table, trusts_open=self.settings.trusts_open)
         self._tails.clear()
 
     def _is_contained(self, error: LogError) -> bool:

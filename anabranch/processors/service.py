@@ -314,6 +314,7 @@ class ControllerService(mode.Service):
             max_partitions=self.options.max_partitions,
             skip_commands=frozenset((lane, at) for lane, n, at in self._skip if n == partition),
             lanes_only=self.options.lanes_only,
+            trusts_open=self.options.trusts_open,
             max_staged_bytes=self.options.max_staged_bytes,
             round_bytes=self.options.chunk_bytes,
             chunk_bytes=self.options.chunk_bytes,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from anabranch.batches.columns_read import Columns, ColumnsBuilder
 from anabranch.batches.records import decode_records
-from anabranch.core.vectors import told
+from anabranch.core.history_records import told
 from anabranch.errors import InvalidArgument, MalformedRecord, NotReady
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, client_errors

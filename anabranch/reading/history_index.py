@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import Container, Mapping, Set
 from typing import NamedTuple
 
-from anabranch.core.history_records import NO_PREVIOUS
+from anabranch.core.history_records import NO_PREVIOUS, told
 from anabranch.core.ids import NO_TXN
-from anabranch.core.vectors import told
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.epoch_order import StreamOrder
 from anabranch.reading.history import Found, HistoryCursor

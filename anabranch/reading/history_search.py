@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from itertools import takewhile
 
-from anabranch.core.history_records import NO_PREVIOUS
+from anabranch.core.history_records import NO_PREVIOUS, completed, has_vector, vector_place
 from anabranch.core.hybrid_time import MAX, from_datetime, from_us, to_ms
-from anabranch.core.vectors import completed, has_vector, vector_place
 from anabranch.errors import InvalidArgument, NotReady, SnapshotExpired
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.history import Found, HistoryCursor, HistoryRecord

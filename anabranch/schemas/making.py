@@ -30,7 +30,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         None,
         """
         Abort.secret AuditList.more Begin.tenure Commit.consumed Commit.number Commit.prepare Commit.secret
-        DescribeProcessors.after DescribeProcessors.processor DescribeStreams.after FindScope.near GetState.token
+        DescribeProcessors.after DescribeProcessors.processor DescribeStreams.after FindScope.near GetState.after
+        GetState.token
         ListAudit.before ListTransactions.before ListTransactions.secret
         OneShot.consumed PendingCommitRow.consumed PendingCommitRow.prepare ProcessorInfo.more ProcessorList.more
         ListOpen.after OpenList.more ListTableLocks.after TableLockList.more
@@ -43,7 +44,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         0,
         """
         CommandList.open_transactions CommandList.outcomes DescribeProcessors.task Outcome.prepared_ms
-        ProcessorInfo.resets ProcessorRow.first_term ProcessorRow.resets StreamInfo.foreign TaskInfo.state_sequence
+        ProcessorInfo.resets ProcessorRow.first_term ProcessorRow.resets ScopeRow.floor
+        StreamInfo.foreign TaskInfo.state_sequence
         Receipt.seen TaskRow.state_sequence Touch.writer Begin.snapshot Outcome.snapshot TxnRow.snapshot
         StreamInfo.oldest_snapshot ReadsLocked.sequence MovedRow.latest OpenInfo.locks
         TableRow.unknown TableRow.bounded SeriesInfo.taken_ms

@@ -324,6 +324,7 @@ class GetState:
 
     txn_id: bytes
     token: bytes | None = None
+    after: int | None = None
 
 @dataclass(frozen=True, slots=True)
 class GrantList:
@@ -947,6 +948,7 @@ class ScopeRow:
     scope: str
     control_partition: int
     owner: str
+    floor: int = 0
 
 @dataclass(frozen=True, slots=True)
 class SegmentCommit:

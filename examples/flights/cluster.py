@@ -116,6 +116,7 @@ class Controllers:
                 SESSION_TIMEOUT_S,
                 prefix=target.prefix,
                 kafka=target.kafka,
+                trusts_open=True,  # it scales a stream
             )
             for name in ("controller-1", "controller-2")
         ]

@@ -62,6 +62,7 @@ class Controllers:
                 control_partition=partition,
                 **self.topics._asdict(),
                 prefix=self.prefix,
+                trusts_open=True,
                 **settings,
             ),
             folder=self.folder / f"{partition}-{ahead_s}-{len(settings)}",

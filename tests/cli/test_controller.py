@@ -59,6 +59,7 @@ def test_options_come_back_from_their_arguments(
         max_partitions=6,
         skip_commands=("0:17", "etl/1:2"),
         lanes_only=True,
+        trusts_open=True,
         max_staged_bytes=8,
         chunk_bytes=9,
         collate_s=0.5,

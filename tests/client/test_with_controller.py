@@ -11,6 +11,7 @@ import pytest
 
 from anabranch import errors
 from anabranch.client.reservation import Reservation
+from anabranch.core import limits
 from anabranch.core.decisions import questions
 from anabranch.core.tokens import make, peek
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
@@ -182,6 +183,30 @@ def test_a_commit_that_a_heartbeat_told_of_first_has_its_result(world: World, wh
     with pytest.raises((errors.AlreadyCommitted, errors.IllegalState)):
         txn.write(STREAM, b"more")
     assert txn.commit().counts.committed == (who == "interrupted")
+
+
+def test_all_writers_are_shown_though_answers_have_some(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also to a commit, which looks whether what its own handle wrote was taken."""
+    monkeypatch.setattr(limits, "WRITERS_LISTED", limits.WRITERS_LISTED._replace(value=2))
+    txn = world.client.begin("nyc")
+    assert txn.txn_id is not None
+    receipts = []
+    for number in range(6):
+        with world.client.join(txn.token()) as writer:
+            writer.write(STREAM, b"%d" % number)
+            receipts.append(writer.finish())
+    expected = {receipt.writer for receipt in receipts}
+    assert {one.writer for one in world.client.state(txn.txn_id).writers} == expected
+    shown = world.client.open_transaction(txn.txn_id)
+    assert {one.writer for one in shown.writers} == expected
+    assert len(shown.writers) == shown.writer_count == 6
+    txn.write(STREAM, b"own")
+    assert txn.commit(receipts).counts.committed == 7
+    found = world.client.resolve(txn.txn_id).writers
+    assert len(found) == 7
+    assert {one.writer for one in found} > expected
 
 
 def test_an_unfinished_writer_is_an_error_until_it_finishes(world: World) -> None:

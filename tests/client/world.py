@@ -68,6 +68,7 @@ class World:
             control_partitions=self._control_partitions,
             reply_partitions=8,
             prefix=DEFAULT_PREFIX,
+            trusts_open=True,
         )
         self.controller = Controller(
             self.cluster.log("controller"),

@@ -46,6 +46,8 @@ def settings(**changes: Any) -> Settings:
         "control_partition": 0,
         "control_partitions": 1,
         "prefix": "anabranch",
+        "trusts_open": True,
+        "max_partitions": 100_000,
     }
     return Settings(**(given | changes))
 
@@ -78,7 +80,7 @@ class World(Journals):
         if not keep_table:
             self.table = Memory()
             fold(self.log, table=self.table)
-        self.state = State(self.table)
+        self.state = State(self.table, trusts_open=self.settings.trusts_open)
         self.index = JournalIndex(self.table)
         self.index.load()
         windows = Windows(self.state.round.hybrid_time)

@@ -30,7 +30,7 @@ def scaled(*streams: str, old: tuple[str, ...], **changes: int) -> World:
 
 
 def test_partitions_that_are_wanted_already_are_counted_once() -> None:
-    world = nyc(max_partitions=4)
+    world = nyc(max_partitions=8)
     row = replace(world.state.streams["nyc/a"], wanted_partitions=4)
     world.log_rows([(k.stream_key("nyc/a"), row)])
     assert world.ask("more", r.Scale("nyc/a", 5, (), ())) == "TooManyStreams"

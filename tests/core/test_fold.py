@@ -138,7 +138,7 @@ def reborn(world: World, *, refold: bool) -> None:
     if refold:
         rows = rows_of(rows, b"ixp") | rows_of(table_of(fold(world.log)))
     world.table = Memory(rows)
-    world.state = State(world.table)
+    world.state = State(world.table, trusts_open=True)
     world.index = JournalIndex(world.table, rejected=world.index.rejected)
     world.index.load()
 

@@ -17,6 +17,7 @@ from tests.core.harness import DAY, World, event, nyc
 from tests.core.labels import SECRET
 
 FROM_THE_START = "admin * 511, open * 319"
+WITHOUT_TRUST = "admin * 511, open * 271"  # it may neither scale nor set series
 
 
 def listed(world: World) -> str:
@@ -34,6 +35,7 @@ def audit(world: World) -> list[str]:
 
 def test_grants_are_set_listed_and_read_by_a_successor(world: World) -> None:
     assert listed(world) == FROM_THE_START
+    assert listed(nyc(trusts_open=False)) == WITHOUT_TRUST
     assert world.grant("etl", "nyc/*", 5) == "etl nyc/* 5"
     assert world.grant("etl", "nyc/a", 0) == "etl nyc/a 0"
     assert world.grant(OPEN_LANE, "*", 1) == "open * 1"

@@ -38,7 +38,7 @@ class Place:
 
     def __init__(self) -> None:
         self.world = World()
-        self.leader = self.world.controller(max_streams=4, max_partitions=9)
+        self.leader = self.world.controller(max_streams=4, max_partitions=18)
         self.leader.lead()
         self.world.stream(self.leader, STREAM, 1)
         small = r.CreateStream("nyc/small", 1, {"max.message.bytes": "20000"})

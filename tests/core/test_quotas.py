@@ -13,7 +13,8 @@ from anabranch.core.authorize import Right
 from anabranch.core.decisions import quotas
 from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.schemas import records as r
-from tests.core.harness import World, nyc
+from tests.core.harness import World, event, nyc
+from tests.core.labels import SECRET
 
 ETL, OTHER = "etl", "web"
 RIGHTS = Right.DESCRIBE | Right.WRITE | Right.CREATE | Right.SCALE
@@ -118,6 +119,66 @@ def partitions() -> None:
     assert creates(world, ETL, "y", segments=2) == "TooManyStreams"
 
 
+def processors() -> None:
+    world = made(processors=2, tasks=100)
+    for lane in (ETL, OTHER):
+        world.grant(lane, "nyc/*", RIGHTS | Right.PROCESS)
+    with world.by(ETL):
+        assert processor(world, "p") == "ProcessorList"
+        assert processor(world, "p") == "ProcessorList", "it is there"
+        assert processor(world, "q") == "ProcessorList"
+        assert processor(world, "r") == "InvalidArgument"
+        assert "--quota processors=3" in world.message
+    with world.by(OTHER):
+        assert processor(world, "r") == "ProcessorList"
+
+
+def tasks() -> None:
+    world = made(processors=9, tasks=6)
+    world.grant(ETL, "nyc/*", RIGHTS | Right.PROCESS)
+    with world.by(ETL):
+        assert processor(world, "p") == "ProcessorList"
+        assert processor(world, "q") == "InvalidArgument"
+        assert "--quota tasks=8" in world.message
+
+
+def processor(world: World, name: str) -> str:
+    inputs = (r.ProcessorInput("nyc/a", "", 0, 0),)
+    said = world.ask("create", r.CreateProcessor(f"nyc/{name}", 4, inputs))
+    return said if isinstance(world.result, r.Refusal) else type(world.result).__name__
+
+
+def prepared_ones() -> None:
+    world = made(prepared=1)
+    for label, lane, answer in (
+        ("A", ETL, "PREPARED"),
+        ("B", ETL, "TooManyTransactions"),
+        ("C", OTHER, "PREPARED"),
+    ):
+        txn_id, word = world.id(label), r.Prepare(bytes(32), b"")
+        command = r.PrepareEvents(txn_id, "nyc", None, (event("nyc/a", b"k"),), SECRET, word)
+        assert answer in world.ask(f"prepare {label}", command, lane=lane)
+
+
+def series() -> None:
+    world = made(series=2)
+    for number, name in enumerate(("s", "t", "s", "u")):
+        with world.by(ETL):
+            world.begin(name + str(number))
+            said = world.commit(name + str(number), name=name, number=number)
+            assert said == ("InvalidArgument" if name == "u" else ""), name
+            world.turn()
+    assert world.state.series_of(ETL) == 2
+    world.lead(keep_table=False)
+    assert world.state.series_of(ETL) == 2
+    with world.by(OTHER):
+        world.begin("x")
+        assert world.commit("x", name="u", number=0) == ""
+    world.turn()
+    world.ask("set", r.SetSeries("nyc", "s", 2, -1))
+    assert (world.state.series_of(ETL), world.state.series_of(OTHER)) == (1, 1)
+
+
 def keepalives() -> None:
     world = made(keepalive=50_000)
     assert opens(world, ETL, "A") == "InvalidArgument"
@@ -132,6 +193,10 @@ SCENES: tuple[Callable[[], None], ...] = (
     scopes,
     streams,
     partitions,
+    processors,
+    tasks,
+    prepared_ones,
+    series,
     keepalives,
 )
 
@@ -147,13 +212,31 @@ def _without(name: str) -> AbstractContextManager[object]:
     return patch.object(quotas, "quota", lambda *at: None if at[2] == name else real(*at))
 
 
-NAMES = ("open", "open", "staged", "scopes", "streams", "partitions", "keepalive")
+NAMES = (
+    "open", "open", "staged", "scopes", "streams", "partitions", "processors", "tasks", "prepared", "series",
+    "keepalive",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("scene", "name"), list(zip(SCENES, NAMES, strict=True)))
 def test_without_its_quota_a_scene_fails(scene: Callable[[], None], name: str) -> None:
     with _without(name), pytest.raises(AssertionError):
         scene()
+
+
+def test_bytes_of_one_transaction() -> None:
+    """A transaction has a limit of its own, whatever its lane may have."""
+    world = made(staged=1 << 40)
+    with world.by(ETL):
+        world.begin("A")
+        world.touch("A")
+        world.index.staged.add(world.id("A"), ("nyc/a", 0), 0, limits.STAGED.value)
+        world.create("nyc/b", 1)
+        world.created("nyc/b", 0)
+        assert world.touch("A", "nyc/b") == "TooMuchStaged"
+        assert world.register("A", world.receipt("A", "w1")) == "TooMuchStaged"
+        assert world.begin("B") == "begun B"
+        assert world.touch("B") == "touched nyc/a epoch 0 on 0,1"
 
 
 def test_quotas_from_the_start_and_as_set() -> None:
@@ -165,8 +248,25 @@ def test_quotas_from_the_start_and_as_set() -> None:
         lanes = {info.lane: info for info in world.result.lanes}
         assert lanes[ETL].quotas["open"] == expected
         assert (world.state.lanes[ETL].quotas == {}) == (expected == 1_000), "no default is kept"
-    assert lanes["open"].quotas == lanes[ADMIN_LANE].quotas == {}
+    assert lanes[ADMIN_LANE].quotas == {}, "it has to get through"
     assert lanes[ETL].quotas == {name: limit.value for name, limit in limits.QUOTAS.items()}
+    assert lanes["open"].quotas == {}, "its senders are trusted here"
+
+
+def test_open_has_quotas_and_may_not_scale_where_it_is_not_trusted() -> None:
+    world = nyc(trusts_open=False)
+    world.ask("list", r.ListLanes(), lane=ADMIN_LANE)
+    (info,) = [info for info in world.result.lanes if info.lane == "open"]
+    assert info.quotas == {name: limit.value for name, limit in limits.QUOTAS.items()}
+    assert world.ask("scale", r.Scale("nyc/a", 3, (), ())) == "NotAuthorized"
+    assert world.ask("set", r.SetSeries("nyc", "s", None, 3)) == "NotAuthorized"
+    world.grant("open", "*", Right.SCALE)
+    assert world.ask("scale", r.Scale("nyc/a", 65, (), ())) == "InvalidArgument"
+    assert "at most 64" in world.message
+    assert world.ask("scale", r.Scale("nyc/a", 64, (), ())) == "", "it waits for partitions"
+    world = nyc(trusts_open=False)
+    world.grant("open", "nyc/*", Right.SCALE | Right.OPERATE)
+    assert world.ask("scale", r.Scale("nyc/a", 65, (), ())) == ""
 
 
 def test_open_may_have_a_quota_of_scopes() -> None:

@@ -672,6 +672,44 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bank.lock_reads(b"m") == "TransactionAborted"
 
 
+def test_ranges_of_a_table_are_its_readers_in_equal_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that took all of them keeps no other one out, and gets no more meanwhile."""
+    monkeypatch.setattr(limits, "RANGES", limits.RANGES._replace(value=4))
+    bank = Long()
+    for low in b"abcd":
+        assert bank.lock_reads(span=(bytes((low,)), None)) == "ReadsLocked"
+    assert bank.lock_reads(span=(b"e", None)) == "TooMuchLocked"
+    assert bank.lock_reads(span=(b"e", None), table=B) == "ReadsLocked"
+    bank.grant("other", "nyc/*", 7)
+    with bank.by("other"):
+        bank.open("O")
+        for low in b"ab":
+            assert bank.lock_reads(span=(bytes((low,)), None), label="O") == "ReadsLocked"
+        assert bank.lock_reads(span=(b"c", None), label="O") == "TooMuchLocked"
+        assert "2 are its share" in bank.message
+    bank.abort("T")
+    with bank.by("other"):
+        assert bank.lock_reads(span=(b"c", None), label="O") == "ReadsLocked"
+
+
+def test_what_a_set_holds_besides_locks_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers that it was read from, and tables of which it locks nothing: each commit goes through them."""
+    monkeypatch.setattr(limits, "LOCKS", limits.LOCKS._replace(value=3))
+    bank = Long()
+    for writer in ("u", "v"):
+        bank.wrote(b"x", writer=writer)
+    at = tuple(r.WriterAt(bank.writer(writer), 1) for writer in ("u", "v"))
+    assert bank.lock_reads(read_from=(r.WriterAt(77, 1),)) == "InvalidArgument"
+    assert bank.lock_reads(b"k", read_from=at) == "ReadsLocked"
+    assert bank.state.locks.count == bank.state.locks.of(bank.id("T")).count == 3
+    assert bank.lock_reads(read_from=at[:1]) == "TooManyLocks"
+    empty = r.LockReads(bank.token("T"), bank.writer("w"), 9, (r.TableLocks(A, 0, 0, (), ()),))
+    bank.ask("empty", empty)
+    assert told(bank.result) == "TooManyLocks"
+    bank.abort("T")
+    assert bank.state.locks.count == 0
+
+
 def test_who_broke_it_is_told_to_those_who_may_see_it() -> None:
     bank = Long()
     bank.locked(b"k")

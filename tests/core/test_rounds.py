@@ -6,6 +6,7 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.decisions import decide as decide_module
+from anabranch.core.decisions import expiry
 from anabranch.core.decisions.decide import decide, decide_due
 from anabranch.core.decisions.turn import Turn, attempt, close_round
 from anabranch.core.ids import make_txn_id
@@ -338,3 +339,23 @@ def test_outcomes_are_forgotten_as_fast_as_they_are_made() -> None:
     level = 3 * rate * (retention_ms + 300) // 1000  # of each: its row, its name, its derived key
     assert max(most) <= level
     assert most[-1] == most[20]
+
+
+def test_one_with_many_writers_is_forgotten_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round deletes some rows: all other commands wait meanwhile. Until its last one it can be asked for."""
+    monkeypatch.setattr(expiry, "PURGE_ROWS", 3)
+    world = nyc(purge_per_look=1)
+    world.begin("A")
+    world.touch("A")
+    for number in range(1, 12):
+        receipt = r.Receipt(world.id("A"), number, 1, True, ())
+        assert world.register("A", receipt) == "registered 1"
+    world.abort("A")
+    left = [len(world.state.row_keys(world.id("A")))]
+    world.wait(WEEK)
+    while left[-1]:
+        left.append(len(world.state.row_keys(world.id("A"))))
+        assert left[-2] - left[-1] <= 5
+        assert world.get("A").startswith("A ABORTED") == bool(left[-1])
+        world.wait(250)
+    assert len(left) > 3

@@ -140,6 +140,7 @@ def lead(number: int, told: dict[str, Any]) -> int:
             prefix=spec.prefix,
             reply_partitions=spec.replies,
             chunk_bytes=spec.chunk_bytes,
+            trusts_open=True,
             **(TIDY if spec.tidy else {}),
         ),
         leader=f"{spec.name or 'child'}/{os.getpid()}",

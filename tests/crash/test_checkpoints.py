@@ -100,7 +100,7 @@ class Stopped:
         """Lead for a moment, in this process; where the status log was read from is in ``reads``."""
         log, clock = Watched(self.log, self.status), SystemClock()
         table = open_checkpoint(self.folder, log, clock, self.place.prefix, 0)
-        settings = Settings(0, 1, self.place.prefix)
+        settings = Settings(0, 1, self.place.prefix, trusts_open=True)
         controller = Controller(log, table, clock, settings, "test")
         controller.lead()
         controller.step(0.2)  # journals are read to their ends,

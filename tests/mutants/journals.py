@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from anabranch.core import history_records
 from anabranch.core import rows as k
-from anabranch.core import vectors
 from anabranch.core.decisions import cleanup as decide_cleanup
 from anabranch.core.decisions import plain as decide_plain
 from anabranch.core.decisions.turn import Turn
@@ -140,7 +140,7 @@ def history_cut_above() -> Planted:
 
 def vector_not_completed() -> Planted:
     """Of a record without a vector, the ends that its own commit moved are taken for all that there are."""
-    real = vectors.completed
+    real = history_records.completed
 
     def completed(record: Any, since: Any) -> Any:
         return real(record, list(since)[-1:])

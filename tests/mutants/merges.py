@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from anabranch.core import history_records
 from anabranch.core import history_records as plan
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
-from anabranch.core import vectors
 from anabranch.core.decisions import decide, transactions
 from anabranch.core.decisions import scale as decide_scale
 from anabranch.core.decisions.commits import merge as decide_merge
@@ -156,7 +156,7 @@ def cut_lacks_a_partition() -> Planted:
             last = made.segments[-1].partition
             tail.vector[last] = before.get(last, 0)
             if made.vector:
-                made = made._replace(vector=vectors.positions(tail.vector))
+                made = made._replace(vector=history_records.positions(tail.vector))
         return made
 
     return patch.object(plan, "_commit_record", commit_record)

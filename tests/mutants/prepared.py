@@ -44,7 +44,8 @@ def superseded() -> Iterator[None]:
 
     def earlier(turn: Turn, scope: str, name: str | None, owner: str) -> TxnRow | None:
         holder = turn.state.holder(scope, name) if name is not None else None
-        return None if holder in turn.state.prepared else usual(turn, scope, name, owner)
+        held = holder is not None and holder in turn.state.prepared
+        return None if held else usual(turn, scope, name, owner)
 
     with ExitStack() as stack:
         for module in ("transactions", "commits.commit", "commits.one_shot"):

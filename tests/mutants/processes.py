@@ -115,6 +115,7 @@ def _lead(
         control_partitions=1,
         prefix=spec.prefix,
         chunk_bytes=spec.chunk_bytes,
+        trusts_open=True,
         **TIDY,
     )
     leader = f"{spec.name}/{os.getpid()}"

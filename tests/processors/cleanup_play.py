@@ -76,7 +76,7 @@ class Play:
             FailingLog(self.world.cluster.log(name), lambda c, p: self.hook(c, p)),
             FailingTable(self.store.open(name), lambda c, p: self.hook(c, p)),
             self.world.clock,
-            Settings(0, 1, "anabranch", reply_partitions=8, **given),
+            Settings(0, 1, "anabranch", reply_partitions=8, trusts_open=True, **given),
             leader=name,
         )
         self.controller.lead()

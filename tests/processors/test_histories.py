@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from anabranch.batches.records import decode_records
-from anabranch.core import vectors
+from anabranch.core import history_records
+from anabranch.core.history_records import has_vector, vector_place
 from anabranch.core.ids import make_marked_id
-from anabranch.core.vectors import has_vector, vector_place
 from anabranch.ports import TopicPartition
 from anabranch.processors import durability
 from anabranch.processors.controller import Controller
@@ -33,8 +33,8 @@ Records = list[tuple[int, r.EpochRecord | r.CommitRecord]]
 @pytest.fixture(autouse=True)
 def _lean(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream of five partitions is a wide one."""
-    monkeypatch.setattr(vectors, "FEW", 1)
-    monkeypatch.setattr(vectors, "EVERY", 4)
+    monkeypatch.setattr(history_records, "FEW", 1)
+    monkeypatch.setattr(history_records, "EVERY", 4)
 
 
 def leading(world: World, name: str = "c", *, create: bool = False, **settings: Any) -> Controller:

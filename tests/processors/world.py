@@ -92,7 +92,11 @@ class World:
             (store or MemoryStore()).open(name),
             self.clock,
             Settings(
-                partition, self.control_partitions, "anabranch", reply_partitions=8, **settings
+                partition,
+                self.control_partitions,
+                "anabranch",
+                reply_partitions=8,
+                **({"trusts_open": True} | settings),
             ),
             leader=name,
         )

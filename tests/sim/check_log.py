@@ -6,11 +6,10 @@ from collections import Counter, defaultdict
 from itertools import groupby
 
 from anabranch.core import hybrid_time
-from anabranch.core.history_records import DIRECTLY_BEFORE, NO_PREVIOUS
+from anabranch.core.history_records import DIRECTLY_BEFORE, NO_PREVIOUS, has_vector, vector_place
 from anabranch.core.ids import NO_TXN
 from anabranch.core.legal_names import ADMIN_LANE, is_state
 from anabranch.core.stream_states import LOST
-from anabranch.core.vectors import has_vector, vector_place
 from anabranch.schemas import records as r
 from tests.sim.ledger import LIFE, NOISE, Ledger
 from tests.sim.picture import Picture, Placed, Seen

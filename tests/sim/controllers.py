@@ -241,6 +241,7 @@ class Fleet:
             control_partitions=len(self.partitions),
             prefix=self.prefix,
             reply_partitions=replies,
+            trusts_open=True,
             retention_ms=int(weather.retention_s * 1000),
             round_bytes=2000 if weather.small else 64 << 20,
             chunk_bytes=weather.chunk_bytes,

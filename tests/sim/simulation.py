@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.batches import packer
-from anabranch.core import limits, vectors
+from anabranch.core import history_records, limits
 from anabranch.core import rows as k
 from anabranch.core.journal.runs import place_of, txn_of
 from anabranch.core.legal_names import split_stream
@@ -562,8 +562,8 @@ _SMALL: tuple[tuple[ModuleType, str, int], ...] = (
     (intake, "INDEX_ROWS", 3),
     (durability, "SMALL_BYTES", 300),
     (durability, "BATCH_BYTES", 400),
-    (vectors, "FEW", 1),
-    (vectors, "EVERY", 3),
+    (history_records, "FEW", 1),
+    (history_records, "EVERY", 3),
     (packer, "BATCH_BYTES", 300),
     (packer, "MIN_SPLICED_RECORDS", 2),
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.cli.errors import CheckFailed
@@ -57,7 +59,7 @@ def command(options: ClusterOptions) -> None:
         if rows[0].state != BAD:
             rows += _topics(cluster, target)
             with connected(target) as client:
-                rows += _controllers(client, cluster)
+                rows += _controllers(client, cluster, target.bootstrap)
     bad = sum(row.state == BAD for row in rows)
     if options.json:
         print_json({"rows": [asdict(row) for row in rows], "bad": bad})
@@ -136,7 +138,7 @@ def _topics(cluster: Cluster, target: Target) -> Iterator[Row]:
         yield Row(f"topic {name}", WARN if lacks else OK, told, do)
 
 
-def _controllers(client: Client, cluster: Cluster) -> Iterator[Row]:
+def _controllers(client: Client, cluster: Cluster, bootstrap: str) -> Iterator[Row]:
     """Controllers, rights, clocks and streams, as answers of controllers tell."""
     from anabranch.types import Listed
 
@@ -179,12 +181,51 @@ def _controllers(client: Client, cluster: Cluster) -> Iterator[Row]:
                 told = f"{count_of(one.foreign, 'foreign record')} in its topic"
                 do = "let only controllers write to it: docs/security.md"
                 rows.append(Row(f"stream {one.stream}", WARN, told, do))
+        rows.append(_partitions(bootstrap, sum(one.partitions for one in streams)))
     if streams:
         with _asked(rows, "settings", ""):
             rows += _settings(cluster, streams)
         with _asked(rows, "clocks", ""):
             rows.append(_clock(client, streams[0].stream))
     yield from rows
+
+
+def _partitions(bootstrap: str, count: int) -> Row:
+    """Partitions of streams and journals, and the open files that the broker may have, if it is on this machine."""
+    count *= 2
+    most = next((found for one in bootstrap.split(",") if (found := _files_of(one))), None)
+    told = f"{count:,} of streams and their journals"
+    if most is None:
+        return Row("partitions", OK, told)
+    many = count > most // 2  # each has several files
+    told += f"; the broker may have {most:,} files open"
+    do = "raise its limit of open files before it starts again; delete streams; lower --max-partitions"
+    return Row("partitions", BAD if many else OK, told, do if many else "")
+
+
+def _files_of(address: str) -> int | None:
+    """The limit of open files of the process that listens there; None: it is elsewhere, or can't be seen."""
+    host, _, port = address.strip().rpartition(":")
+    if host not in ("localhost", "127.0.0.1", "::1", "[::1]") or not port.isdecimal():
+        return None
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            lines = [line.split() for line in Path(table).read_text().splitlines()[1:]]
+            at = f":{int(port):04X}"
+            inodes |= {line[9] for line in lines if line[1].endswith(at) and line[3] == "0A"}
+    links = {f"socket:[{inode}]" for inode in inodes}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if any(os.readlink(each) in links for each in (process / "fd").iterdir()):
+                (line,) = [
+                    line
+                    for line in (process / "limits").read_text().splitlines()
+                    if line.startswith("Max open files")
+                ]
+                soft = line.split()[3]
+                return int(soft) if soft.isdecimal() else None
+    return None
 
 
 def _settings(cluster: Cluster, streams: list[StreamDescription]) -> Iterator[Row]:

@@ -16,6 +16,7 @@ UNREAD_MS = 600_000  # a short keepalive's commands may have no leader for some 
 _AUDIT_ROWS = 20  # looked at each time
 # A round forgets this many old outcomes for each that it adds: the table never outgrows them.
 PURGE_SHARE = 2
+PURGE_ROWS = 2_000  # … and this many rows, besides two for each of those
 
 
 def silent_lanes(state: State, keepalives: Keepalives, now_ms: int) -> set[str]:
@@ -87,13 +88,20 @@ def abort_old(turn: Turn) -> None:
 def forget_outcomes(turn: Turn, most: int) -> int | None:
     """Delete the rows of up to ``most`` transactions that ended longer ago than the retention."""
     ended_before = turn.wall_ms - turn.settings.retention_ms
+    left = PURGE_ROWS + 2 * most
     for txn_id in turn.state.finished_before(ended_before, most):
         row = turn.state.txn_row(txn_id)
         if row is None:
             continue
+        keys = turn.state.row_keys(txn_id, left + 1)
+        if len(keys) > left:  # it had many writers: its own row, which comes first, goes last
+            for key in keys[1:]:
+                turn.put(key, None)
+            break
+        left -= len(keys)
         if row.name is not None and turn.state.holder(row.scope, row.name) == txn_id:
             turn.put(k.name_key(row.scope, row.name), None)
-        for key in turn.state.row_keys(txn_id):
+        for key in keys:
             turn.put(key, None)
         turn.expired_ms = max(turn.expired_ms, made_ms_of(txn_id))
     return turn.expired_ms if turn.expired_ms != turn.state.round.expired_ms else None

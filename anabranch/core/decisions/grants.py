@@ -14,6 +14,7 @@ from anabranch.core.authorize import (
     FROM_THE_START,
     TAKE,
     changed,
+    from_the_start,
     names_of,
 )
 from anabranch.core.decisions.times import admit_change
@@ -43,7 +44,7 @@ def set_grant(turn: Turn, command: SetGrant, to: ReplyTo | None) -> None:
     if not 0 <= command.rights - how <= ALL or how == ADD | TAKE:
         raise InvalidArgument(f"rights {command.rights}: their bits are 0 to {ALL:d}")
     granted = turn.state.grants.get(lane, {})
-    start = FROM_THE_START.get(lane, 0) if pattern == EVERYWHERE else 0
+    start = from_the_start(turn.state, lane) if pattern == EVERYWHERE else 0
     rights = changed(int(granted.get(pattern, start)), command.rights)
     if (lane, pattern) == (ADMIN_LANE, EVERYWHERE) and rights != ALL:
         raise InvalidArgument(
@@ -76,7 +77,7 @@ def _check_pattern(pattern: str) -> None:
 
 def list_grants(turn: Turn, command: ListGrants, to: ReplyTo | None) -> None:
     """All grants as they count, by lane and pattern; also those from the start."""
-    found = {(lane, EVERYWHERE): int(rights) for lane, rights in FROM_THE_START.items()}
+    found = {(lane, EVERYWHERE): from_the_start(turn.state, lane) for lane in FROM_THE_START}
     for lane, granted in turn.state.grants.items():
         found |= {(lane, pattern): rights for pattern, rights in granted.items()}
     turn.reply(to, GrantList(tuple([GrantRow(*place, found[place]) for place in sorted(found)])))

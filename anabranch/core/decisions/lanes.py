@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.times import admit_change
@@ -58,7 +58,7 @@ def set_lane(turn: Turn, command: SetLane, to: ReplyTo | None) -> None:
             f"lane {lane!r} has other topics: block it, and make one of another name"
         )
     quotas.check_quotas(turn, lane, command.quotas, blocked=command.blocked)
-    own = quotas.own_quotas(lane, command.quotas)
+    own = quotas.own_quotas(state, lane, command.quotas)
     row = LaneRow(lane, command.blocked, command.topic_ids, own)
     if row != former:
         admit_change(turn, k.lane_key(lane), to)
@@ -96,6 +96,9 @@ def list_lanes(turn: Turn, command: ListLanes, to: ReplyTo | None) -> None:
 
 
 def _infos(turn: Turn, lanes: Sequence[str]) -> tuple[LaneInfo, ...]:
+    state = turn.state
+    counted = len(state.scopes) + len(state.streams) + len(state.processors) + len(state.open)
+    turn.charge(work.LOOK * 4 * len(lanes) + work.of_items(counted))
     used = quotas.usages(turn.state, turn.index.staged, lanes)
     return tuple([_info(turn, lane, used[lane]) for lane in lanes])
 
@@ -112,7 +115,7 @@ def _info(turn: Turn, lane: str, used: Mapping[str, int]) -> LaneInfo:
         trouble,
         row.topic_ids,
         quotas.quotas_of(turn.state, lane),
-        dict(used),
+        {**used, **(seen.usage() if seen is not None else {})},
         position,
         max(position, end),
     )

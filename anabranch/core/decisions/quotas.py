@@ -1,8 +1,9 @@
 """Quotas of lanes: how much one lane may have at once, beside the limits of a control partition in sum.
 
-A lane that an operator made has the defaults of `limits.QUOTAS`, `open` and `admin` have none; a `LaneRow` replaces
-them. A quota refuses what makes more, and never a commit, an abort, a question or a heartbeat. Only the rate of
-a lane's commands delays these, in `processors.lanes.queues`.
+All lanes have the defaults of `limits.QUOTAS` but `admin`, which has none, and `open` where its senders are
+trusted; a `LaneRow` replaces them. A quota
+refuses what makes more, and never a commit, an abort, a question or a heartbeat. Only the quota of a lane's
+work delays these, in `processors.lanes.queues`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import to_us
 from anabranch.core.journal.usage import Staged
@@ -34,6 +35,10 @@ _ERRORS: dict[str, type[AnabranchError]] = {
     "streams": TooManyStreams,
     "partitions": TooManyStreams,
     "locks": TooMuchLocked,
+    "prepared": TooManyTransactions,
+    "processors": InvalidArgument,
+    "tasks": InvalidArgument,
+    "series": InvalidArgument,
     "keepalive": InvalidArgument,
     "snapshot": SnapshotExpired,
 }
@@ -44,16 +49,17 @@ def quota(state: State, lane: str, name: str) -> int | None:
     row = state.lanes.get(lane)
     if row is not None and name in row.quotas:
         return row.quotas[name]
-    return _default(lane, name)
+    return _default(state, lane, name)
 
 
-def _default(lane: str, name: str) -> int | None:
-    return None if lane in (OPEN_LANE, ADMIN_LANE) else limits.QUOTAS[name].value
+def _default(state: State, lane: str, name: str) -> int | None:
+    free = lane == ADMIN_LANE or (lane == OPEN_LANE and state.trusts_open)
+    return None if free else limits.QUOTAS[name].value
 
 
-def own_quotas(lane: str, quotas: Mapping[str, int]) -> dict[str, int]:
+def own_quotas(state: State, lane: str, quotas: Mapping[str, int]) -> dict[str, int]:
     """The quotas that are not the defaults: a list of all, sent back, freezes none."""
-    return {name: most for name, most in quotas.items() if most != _default(lane, name)}
+    return {name: most for name, most in quotas.items() if most != _default(state, lane, name)}
 
 
 def check_open(turn: Turn, lane: str, more: int = 1) -> None:
@@ -61,18 +67,49 @@ def check_open(turn: Turn, lane: str, more: int = 1) -> None:
     _check(turn, lane, "open", len(turn.state.open_of.get(lane, ())) + more)
 
 
-def check_staged(turn: Turn, lane: str) -> None:
-    """`TooMuchStaged` once the lane's open transactions have as many bytes in journals as they may."""
-    most = quota(turn.state, lane, "staged")
+def check_staged(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
+    """`TooMuchStaged` once the lane's open transactions, or this one, have as much in journals as they may."""
     staged = turn.index.staged
+    found = 0 if txn_id is None else staged.size_of((txn_id,))
+    if found >= limits.STAGED.value:
+        raise TooMuchStaged(
+            f"the transaction has {found:,} bytes in journals, {limits.STAGED.value:,} are allowed: commit "
+            "or abort it"
+        )
+    most = quota(turn.state, lane, "staged")
     if most is not None and staged.total >= most:  # only then is the sum worth its time
         _check(turn, lane, "staged", staged.size_of(turn.state.open_of.get(lane, ())) + 1)
+
+
+def check_prepared(turn: Turn, lane: str) -> None:
+    """`TooManyTransactions` if the lane would have more PREPARED transactions than it may."""
+    if quota(turn.state, lane, "prepared") is not None:
+        turn.charge(work.of_items(len(turn.state.open_of.get(lane, ()))))
+        _check(turn, lane, "prepared", _prepared_of(turn.state, lane) + 1)
+
+
+def _prepared_of(state: State, lane: str) -> int:
+    return sum(state.open[each].row.state == "PREPARED" for each in state.open_of.get(lane, ()))
+
+
+def check_processors(turn: Turn, lane: str, tasks: int) -> None:
+    """`InvalidArgument` if the lane would have more processors, or tasks of them, than it may."""
+    rows = [row for row in turn.state.processors.values() if row.owner == lane]
+    turn.charge(work.of_items(len(turn.state.processors)))
+    _check(turn, lane, "processors", len(rows) + 1)
+    _check(turn, lane, "tasks", sum(row.tasks for row in rows) + tasks)
+
+
+def check_series(turn: Turn, lane: str) -> None:
+    """`InvalidArgument` if the lane would have begun more series than it may."""
+    _check(turn, lane, "series", turn.state.series_of(lane) + 1)
 
 
 def check_scopes(turn: Turn, lane: str) -> None:
     """`TooManyStreams` if the lane would have made more scopes than it may."""
     if quota(turn.state, lane, "scopes") is not None:
         made = sum(owner == lane for owner in turn.state.scope_owners.values())
+        turn.charge(work.of_items(len(turn.state.scope_owners)))
         _check(turn, lane, "scopes", made + 1)
 
 
@@ -81,6 +118,7 @@ def check_room(turn: Turn, lane: str, streams: int, partitions: int) -> None:
     if quota(turn.state, lane, "streams") is None and quota(turn.state, lane, "partitions") is None:
         return
     rows = [row for row in turn.state.streams.values() if row.owner == lane]
+    turn.charge(work.of_items(len(turn.state.streams)))
     _check(turn, lane, "streams", len(rows) + streams)
     _check(turn, lane, "partitions", sum(map(partitions_of, rows)) + partitions)
 
@@ -88,6 +126,7 @@ def check_room(turn: Turn, lane: str, streams: int, partitions: int) -> None:
 def check_locks(turn: Turn, lane: str, more: int) -> None:
     """`TooMuchLocked` if the lane's open transactions would have more registered locks than they may."""
     if quota(turn.state, lane, "locks") is not None:
+        turn.charge(work.of_items(len(turn.state.open_of.get(lane, ()))))
         _check(turn, lane, "locks", _locks_of(turn.state, lane) + more)
 
 
@@ -128,9 +167,15 @@ def usages(state: State, staged: Staged, lanes: Iterable[str]) -> dict[str, Coun
         mine = state.open_of.get(lane, ())
         found[lane] = Counter(open=len(mine), staged=staged.size_of(mine))
         found[lane]["locks"] = _locks_of(state, lane)
+        found[lane]["prepared"] = _prepared_of(state, lane)
+        found[lane]["series"] = state.series_of(lane)
     for owner in state.scope_owners.values():
         if owner in found:
             found[owner]["scopes"] += 1
+    for each in state.processors.values():
+        if each.owner in found:
+            found[each.owner]["processors"] += 1
+            found[each.owner]["tasks"] += each.tasks
     for row in state.streams.values():
         if row.owner in found:
             found[row.owner]["streams"] += 1

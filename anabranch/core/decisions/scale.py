@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
+from anabranch.core.authorize import Right, rights_of
 from anabranch.core.decisions.quotas import partitions_of
 from anabranch.core.decisions.scopes import active_stream, check_room, stream_info
 from anabranch.core.decisions.times import check_told, is_repeated, note_change
 from anabranch.core.decisions.transactions import drop_epoch
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import segment_number
-from anabranch.core.legal_names import is_state
+from anabranch.core.legal_names import OPEN_LANE, is_state
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, TopicMisconfigured
 from anabranch.schemas.records import (
@@ -34,6 +35,8 @@ from anabranch.schemas.records import (
 
 MAX_PARTITIONS = limits.STREAM_PARTITIONS.value
 PASSING = (NotReady, TopicMisconfigured)  # the topics may have grown, and are asked for again
+GROWTH = 4  # times the segments that there are, by one scaling
+FEW = 64  # segments that are never too many
 GROW_AGAIN_MS = 5_000  # how soon merges ask again for partitions that the broker did not add
 
 
@@ -63,7 +66,26 @@ def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
     else:
         check_told(turn, thing, to)
         seal, ranges = seg.hand_plan(row.segments, command.seal, command.ranges)
+    _check_growth(turn, row, len(row.segments) - len(seal) + len(ranges))
     start(turn, row, seal, ranges, to)
+
+
+def _check_growth(turn: Turn, row: StreamRow, count: int) -> None:
+    """`InvalidArgument` for a scaling to far more segments than there are, but by those who may operate the stream.
+
+    Partitions can't be taken away again: a slip of the pen should cost few of them.
+    """
+    most = max(FEW, GROWTH * len(row.segments))
+    trusted = turn.state.trusts_open and turn.lane == OPEN_LANE
+    if (
+        count > most
+        and not trusted
+        and not rights_of(turn.state, turn.lane, row.stream) & Right.OPERATE
+    ):
+        raise InvalidArgument(
+            f"{row.stream} has {len(row.segments)} segments, so one scaling gives it at most {most}: scale it "
+            "again after that, or let a lane with the right 'operate' do it"
+        )
 
 
 def start(
@@ -74,6 +96,7 @@ def start(
     to: ReplyTo | None,
 ) -> None:
     """Scale at once, or log the intent and the partitions that it needs."""
+    turn.charge(work.of_items(len(row.segments) + len(seal)) + work.LOOK * len(ranges))
     if not ranges:
         turn.reply(to, StreamList((stream_info(turn, row),)))
         return

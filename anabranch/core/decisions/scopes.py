@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from heapq import merge
+from itertools import islice, takewhile
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
-from anabranch.core.authorize import CREATORS, Right, of_scope, rights_of, sees
+from anabranch.core.authorize import CREATORS, EVERYWHERE, Right, of_scope, rights_of, sees
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import from_us, to_ms, to_text
@@ -52,7 +53,8 @@ from anabranch.schemas.records import (
     StreamRow,
 )
 
-MAX_HOLDERS = 100  # are told of one stream
+MAX_HOLDERS = 100  # are named of one stream
+MAX_LISTED = 400  # streams in an answer; some 8 ms
 
 
 def _own_scope(turn: Turn, scope: str) -> str:
@@ -163,11 +165,13 @@ def active_stream(turn: Turn, stream: str) -> StreamRow:
 def check_room(turn: Turn, owner: str, streams: int, partitions: int) -> None:
     """`TooManyStreams` if a control partition, or the lane, would have more streams or partitions than it may."""
     rows, settings = turn.state.streams.values(), turn.settings
-    every = sum(map(quotas.partitions_of, rows)) + partitions
+    every = 2 * (sum(map(quotas.partitions_of, rows)) + partitions)  # a journal has as many
+    turn.charge(work.of_items(len(rows)))
     if len(rows) + streams > settings.max_streams or every > settings.max_partitions:
         raise TooManyStreams(
-            f"a control partition has at most {settings.max_streams:,} streams with {settings.max_partitions:,} "
-            "partitions: an operator can allow more (`anabranch controller --max-streams`, `--max-partitions`)"
+            f"a control partition has at most {settings.max_streams:,} streams, and {settings.max_partitions:,} "
+            "partitions of them and of their journals: an operator can allow more (`anabranch controller "
+            "--max-streams`, `--max-partitions`)"
         )
     quotas.check_room(turn, owner, streams, partitions)
 
@@ -181,19 +185,39 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
         turn.reply(to, StreamList((stream_info(turn, known, full=True),)))
         return
     found: list[StreamInfo] = []
-    size, lane = 0, turn.lane
-    turn.look(len(turn.state.streams))
-    for name, row in sorted(turn.state.streams.items()):
-        if name <= (command.after or "") or command.scope not in (None, name.partition("/")[0]):
-            continue
-        if not rights_of(turn.state, lane, name) & Right.DESCRIBE:
-            continue
-        if size >= limits.ANSWER.value // 2:  # the next one may be big
+    size = 0
+    for name in _described(turn, command.scope, command.after or ""):
+        turn.charge(work.LOOK)
+        if len(found) == MAX_LISTED or size >= limits.ANSWER.value // 2:  # the next one may be big
             turn.reply(to, StreamList(tuple(found), found[-1].stream))
             return
-        found.append(stream_info(turn, row))
+        found.append(stream_info(turn, turn.state.streams[name]))
         size += limits.weight(found[-1])
     turn.reply(to, StreamList(tuple(found)))
+
+
+def _described(turn: Turn, scope: str | None, after: str) -> Iterator[str]:
+    """The names after one of the streams that the lane may describe, of this or any scope, in order."""
+    state, lane = turn.state, turn.lane
+    names = state.stream_names
+    if rights_of(state, lane, EVERYWHERE) & Right.DESCRIBE:
+        granted = ["" if scope is None else f"{scope}/"]
+    else:
+        patterns = state.grants.get(lane, {})
+        turn.charge(work.of_items(len(patterns)))
+        granted = [its.removesuffix("*") for its, has in patterns.items() if has & Right.DESCRIBE]
+        granted = [its for its in granted if scope in (None, its.partition("/")[0])]
+    last = after
+    for name in merge(*[_names_of(its, names.since(max(its, after))) for its in granted]):
+        if name > last:  # it may be granted twice
+            last = name
+            yield name
+
+
+def _names_of(granted: str, names: Iterable[str]) -> Iterator[str]:
+    """The first names: all that begin so, if it is a scope with a slash, or empty; else this one."""
+    all_of_it = granted[-1:] in ("", "/")
+    return takewhile(lambda name: name.startswith(granted) if all_of_it else name == granted, names)
 
 
 def oldest_snapshot(turn: Turn, row: StreamRow) -> int:
@@ -243,6 +267,7 @@ def _least_history_ms(turn: Turn, scope: str) -> int:
     """The least time for which a table of the scope keeps versions; tables with less than a second don't count."""
     known = turn.state.histories_ms.get(scope)
     if known is None:
+        turn.charge(work.of_items(len(turn.state.streams)))
         rows = (row for name, row in turn.state.streams.items() if split_stream(name)[0] == scope)
         kept = (versions_ms(row.settings) for row in rows if is_table(row.settings))
         known = min((ms for ms in kept if ms >= LEAST_HISTORY_MS), default=DEFAULT_VERSIONS_MS)
@@ -315,6 +340,7 @@ def text_of(holder: Holder) -> str:
 
 def stream_info(turn: Turn, row: StreamRow, *, full: bool = False) -> StreamInfo:
     """A stream as its askers see it. ``full``: with what holds it."""
+    turn.charge(work.of_items(2 * row.partitions + len(turn.state.locks.snapshots)))
     return StreamInfo(
         stream=row.stream,
         state=WAITING if row.stream in turn.memory.waiting else row.state,

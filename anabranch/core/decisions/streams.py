@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, rights_of, table_of
 from anabranch.core.decisions.bases import check_companion
@@ -289,7 +289,8 @@ def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo 
     else:
         STREAMS.judge(row.state, "begin_forget", stream)
     txns = turn.state.open
-    parts = [txn_id for txn_id in sorted(txns) if stream in txns[txn_id].participants]
+    turn.charge(work.of_items(len(txns)))
+    parts = sorted([txn_id for txn_id, txn in txns.items() if stream in txn.participants])
     if parts:
         way = "commit or abort" if lives else "settle"
         raise IllegalState(

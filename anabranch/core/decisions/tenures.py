@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
+from anabranch.core.decisions import quotas
 from anabranch.core.decisions.commits.positions import check_tasks, processor_of, task_of
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.streams import end_stream, with_aborted
@@ -32,6 +33,8 @@ from anabranch.schemas.records import (
 )
 
 TASKS_IN_ANSWER = 128
+# A new processor has one below: of 65,535 that keys of states have room for, it has resets left.
+_INCARNATIONS = 1 << 15
 
 
 def create_processor(turn: Turn, command: CreateProcessor, to: ReplyTo | None) -> None:
@@ -53,17 +56,19 @@ def create_processor(turn: Turn, command: CreateProcessor, to: ReplyTo | None) -
         limits.PROCESSORS.check(len(turn.state.processors) + 1, "a control partition")
         tasks = sum(each.tasks for each in turn.state.processors.values())
         limits.ALL_TASKS.check(tasks + command.tasks, "a control partition")
-        before = turn.state.deleted.get(name)
-        row = ProcessorRow(name, command.tasks, inputs, 0, turn.lane, stores, kinds=kinds)
-        if before is not None:
-            row = replace(
-                before,
-                tasks=command.tasks,
-                inputs=inputs,
-                owner=turn.lane,
-                stores=stores,
-                kinds=kinds,
-            )
+        quotas.check_processors(turn, turn.lane, command.tasks)
+        floor = turn.state.get(_scope_of(name)).floor
+        row = ProcessorRow(
+            name,
+            command.tasks,
+            inputs,
+            floor % _INCARNATIONS,
+            turn.lane,
+            stores,
+            resets=floor,
+            first_term=floor,
+            kinds=kinds,
+        )
         admit_change(turn, k.processor_key(name), to)
         turn.put(k.processor_key(name), row)
     elif row.tasks != command.tasks or (known := _same(row.inputs, inputs)) is None:
@@ -152,10 +157,10 @@ def describe_processors(turn: Turn, command: DescribeProcessors, to: ReplyTo | N
     if command.processor is not None:
         row = processor_of(turn, command.processor)
         info = _info(turn, row, command.task, TASKS_IN_ANSWER)
-        turn.look(len(info.tasks))
+        turn.charge(work.LOOK * len(info.tasks))
         turn.reply(to, ProcessorList((info,)))
         return
-    turn.look(len(turn.state.processors))
+    turn.charge(work.LOOK * len(turn.state.processors))
     found: list[ProcessorInfo] = []
     for name, row in sorted(turn.state.processors.items()):
         if name <= (command.after or "") or split_stream(name)[0] != command.scope:
@@ -268,9 +273,9 @@ def reset_processor(turn: Turn, command: ResetProcessor, to: ReplyTo | None) -> 
 
 
 def delete_processor(turn: Turn, command: DeleteProcessor, to: ReplyTo | None) -> None:
-    """Take a processor's rows away; the topics of its state are deleted behind it.
+    """Take a processor's rows away; the topics of its state are deleted after that.
 
-    One row stays: a processor of that name that is made later has a higher incarnation.
+    The scope's row notes what a later one of that name has to exceed: a delayed copy of a command must not fit it.
     """
     thing = k.processor_key(command.processor)
     if not is_repeated(turn, thing, to):
@@ -282,12 +287,17 @@ def delete_processor(turn: Turn, command: DeleteProcessor, to: ReplyTo | None) -
         for task in tasks:
             turn.put(k.task_key(row.processor, task), None)
         note_change(turn, thing, to)
-        # A delayed copy of a Take must not fit the tasks of a later one.
+        scope = turn.state.get(_scope_of(row.processor))
         term = max(known.term for known in tasks.values()) + 1
-        gone = replace(gone, tasks=0, inputs=(), stores=(), first_term=term)
-        turn.put(k.processor_key(row.processor), gone)
+        floor = max(scope.floor, gone.incarnation, gone.resets, term)
+        turn.put(_scope_of(row.processor), replace(scope, floor=floor))
+        turn.put(k.processor_key(row.processor), None)
         turn.audit(command, with_aborted(row.processor, aborted))
     turn.reply(to, ProcessorList(()))
+
+
+def _scope_of(processor: str) -> bytes:
+    return k.scope_key(split_stream(processor)[0])
 
 
 def _ended(row: ProcessorRow, *, keep_state: bool) -> ProcessorRow:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hmac import compare_digest
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.commits import positions, prepared
-from anabranch.core.decisions.commits.writers import put_receipt
+from anabranch.core.decisions.commits.writers import check_room, put_receipt
 from anabranch.core.decisions.scopes import active_stream, check_served, check_snapshot
 from anabranch.core.decisions.turn import FORGOTTEN, Turn, is_finished, refuse
 from anabranch.core.ids import (
@@ -100,7 +100,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
                 "the transaction id is in use with other arguments: make a new one"
             )
         if is_finished(row):
-            turn.reply(to, turn.outcome(row))
+            turn.answer(to, row)
         else:
             # Lists show its id and the rest: only the secret proves that its client asks.
             if row.secret is None or not compare_digest(row.secret, command.secret):
@@ -118,7 +118,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         else earlier_outcome(turn, command.scope, command.name, turn.lane)
     )
     if earlier is not None:
-        turn.reply(to, turn.outcome(earlier))
+        turn.answer(to, earlier)
         return
     check_snapshot(turn, command.scope, command.snapshot)
     check_open(turn, _replaces_open(turn, command))
@@ -164,9 +164,9 @@ def _replaces_open(turn: Turn, command: Begin) -> bool:
     )
 
 
-def check_staged(turn: Turn, lane: str) -> None:
-    """`TooMuchStaged` while open transactions, or this lane's, have as much in journals as they may."""
-    quotas.check_staged(turn, lane)
+def check_staged(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
+    """`TooMuchStaged` while open transactions, or this lane's, or this one have as much in journals as they may."""
+    quotas.check_staged(turn, lane, txn_id)
     staged, limit = turn.index.staged.total, turn.settings.max_staged_bytes
     if staged >= limit:
         raise TooMuchStaged(
@@ -231,15 +231,19 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
         raise InvalidArgument(f"{command.stream}: {positions.STATE_IS_MOVED}")
     stream = active_stream(turn, command.stream)
     txn = turn.open(row.txn_id)
+    begins = command.writer and command.writer not in txn.writers  # about to write
+    receipt = Receipt(row.txn_id, command.writer, 0, False, ())
+    if begins:
+        check_room(txn, (receipt,))
     if command.stream not in txn.participants:
-        check_staged(turn, row.owner)
+        check_staged(turn, row.owner, row.txn_id)
         epoch = stream.reference_epoch
         turn.put(
             k.participant_key(row.txn_id, command.stream), ParticipantRow(command.stream, epoch)
         )
         journal_op(turn, command.stream, JournalOp("BEGIN_TXN", row.txn_id, epoch, 0))
-    if command.writer and command.writer not in txn.writers:  # about to write
-        put_receipt(turn, Receipt(row.txn_id, command.writer, 0, False, ()), turn.lane)
+    if begins:
+        put_receipt(turn, receipt, turn.lane)
     pinned = txn.participants[command.stream]
     turn.reply(to, Touched(command.stream, pinned, turn.state.layout(command.stream, pinned)))
 
@@ -269,6 +273,7 @@ def journal_op(turn: Turn, stream: str, op: JournalOp) -> None:
 def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
     """A heartbeat is answered only when a transaction is no longer open, or a token is refused."""
     limits.TOKENS.check(len(command.tokens), "a heartbeat")
+    turn.charge(work.LOOK * (len(command.tokens) - 1))
     gone = []
     refused: AnabranchError | None = None
     for data in command.tokens:
@@ -282,7 +287,7 @@ def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
             helpers = turn.keepalives.helpers.get(row.txn_id, ())
             if turn.lane not in (row.owner, *helpers) and len(helpers) < limits.HELPERS.value:
                 turn.keepalives.helpers.put(row.txn_id, (*helpers, turn.lane))
-        else:
+        elif to is not None:
             gone.append(turn.outcome(row, full=False))
     if gone:
         turn.reply(to, Alive(tuple(gone)))
@@ -303,7 +308,7 @@ def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
         if turn.lane != row.owner:  # whatever it has shown: its owner did not ask for this
             turn.audit(command, f"{txn_text(row.txn_id)} of {row.owner}: {command.reason!r}")
         abort_txn(turn, row.txn_id, command.reason or "aborted by a client")
-    turn.reply(to, turn.outcome(turn.row(row.txn_id)))
+    turn.answer(to, turn.row(row.txn_id))
 
 
 def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort") -> None:
@@ -406,6 +411,7 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
         if turn.is_forgotten(command.txn_id):
             raise Expired(FORGOTTEN)
         turn.check_new_id(command.txn_id)
+        turn.charge(work.KEPT)
         reason = "it was resolved before any other command of it arrived"
         row = born(
             "resolve",
@@ -416,4 +422,4 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
             owner=turn.lane,
         )
         turn.put(k.txn_key(command.txn_id), row)
-    turn.reply(to, turn.outcome(row))
+    turn.answer(to, row)

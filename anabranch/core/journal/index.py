@@ -306,16 +306,30 @@ class JournalIndex:
             if place in self.read:
                 self.read[place].forget(offset)
 
-    def covers(self, receipts: Sequence[Receipt]) -> bool:
-        """Whether the journals are indexed up to the end of every extent."""
-        return not self.lacking(receipts)
+    def covers(self, receipts: Sequence[Receipt], txn: OpenTxn | None = None) -> bool:
+        """Whether the journals are indexed up to the end of every extent. ``txn``: as for `lacking`."""
+        return self.lacking(receipts, txn) is None
 
-    def lacking(self, receipts: Sequence[Receipt]) -> str:
-        """A stream whose journal is not indexed up to the end of every extent; empty: all are."""
-        for (_, stream, partition), extent in extents_of(receipts).items():
-            if self.positions.get((stream, partition), 0) < extent.end:
-                return stream
-        return ""
+    def lacking(
+        self, receipts: Sequence[Receipt], txn: OpenTxn | None = None
+    ) -> tuple[str, int] | None:
+        """A journal partition that is not indexed up to the end of every extent; None: all are.
+
+        ``txn``: whose commit waits for that. Each pass of the leader asks, so the place that it waits for is kept.
+        """
+        positions = self.positions
+        if txn is not None and txn.lacks is not None:
+            place, end = txn.lacks
+            if positions.get(place, 0) < end:
+                return place
+        for receipt in receipts:
+            for extent in receipt.extents:
+                place = extent.stream, extent.partition
+                if positions.get(place, 0) < extent.end:
+                    if txn is not None:
+                        txn.lacks = place, extent.end
+                    return place
+        return None
 
     def sweep(self, state: State) -> dict[bytes, bytes | None]:
         """Table changes for transactions that ended, and runs that moved, while this table was not kept up."""

@@ -9,8 +9,8 @@ from heapq import merge
 from itertools import groupby
 from operator import itemgetter
 
+from anabranch.core.history_records import has_vector
 from anabranch.core.hybrid_time import from_us
-from anabranch.core.vectors import has_vector
 from anabranch.errors import AnabranchError, InvalidArgument, SnapshotExpired
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts, ids_of, partitions_of

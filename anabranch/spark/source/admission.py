@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from anabranch.core.history_records import told
 from anabranch.core.ids import NO_TXN
-from anabranch.core.vectors import told
 from anabranch.reading.history import Found
 from anabranch.schemas.records import CommitRecord, EpochRecord, SegmentCommit
 from anabranch.spark.source.positions import Position

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_writes
 from anabranch.core.decisions.commits import askers, one_shot, positions, prepared, registered
@@ -85,13 +85,15 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         if command.prepare is not None:
             prepared.check_same(turn, row, command.prepare)
     if row.state == "COMMITTED":
-        behind = not_covered(named, turn.state.writers(row.txn_id))
+        turn.charge(work.of_receipts(named) + work.LOOK * len(named))
+        taken = {one.writer: turn.state.receipt(row.txn_id, one.writer) for one in named}
+        behind = not_covered(named, {writer: one for writer, one in taken.items() if one})
         if behind:
             raise AlreadyCommitted(
                 f"the transaction was committed without writer {writers_text(behind)}, by another commit: its "
                 "outcome stands; write that again"
             )
-        turn.reply(to, turn.outcome(row))
+        turn.answer(to, row)
         return
     if row.state == "ABORTED":
         # Perhaps because it gave way to an earlier commit: then the answer is the same again.
@@ -100,7 +102,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
             turn.reply(to, earlier)
             return
         if row.broken is not None:
-            turn.reply(to, turn.outcome(row))
+            turn.answer(to, row)
             return
     moves = TRANSACTIONS.judge(row.state, "begin_commit", row.reason) is not None
     txn = turn.open(row.txn_id)
@@ -189,7 +191,7 @@ def _commit_prepared(turn: Turn, txn: OpenTxn, command: Commit, to: ReplyTo | No
     named = (*command.own, *(command.receipts or ()))
     prepared.check_ending(txn, command, not_covered(named, txn.writers))
     if command.prepare is not None:
-        turn.reply(to, turn.outcome(row))
+        turn.answer(to, row)
         return
     prepared.check_word(turn, row.txn_id, command.secret)
     commit_prepared(turn, row.txn_id, to)
@@ -291,23 +293,26 @@ def advance_commits(turn: Turn) -> None:
         txn = turn.state.open.get(txn_id)
         # Merged or superseded meanwhile, a transaction is no longer open.
         if txn is not None and txn.pending is not None and not txn.pending.decided:
-            before = turn.puts
+            before, since = turn.puts, turn.work
             try:
                 _try_decide(turn, txn_id, txn, txn.pending)
             except (FixCallError, RetryError) as error:  # of this one alone: the leader goes on
                 check(turn.puts == before, f"a commit that failed changed something: {error}")
                 end_pending(turn, txn_id, error)
+            turn.owe(txn.row.owner, since)
 
 
 def _can_merge(turn: Turn, txn_id: bytes) -> bool:
     """Whether the commit is decided, and this leader has read the journals that far."""
-    pending = turn.state.open[txn_id].pending
+    txn = turn.state.open[txn_id]
+    pending = txn.pending
     if pending is None or not pending.decided or txn_id in turn.told:
         return False
-    stream = turn.index.lacking(prepared.needed(turn.state, pending))
-    if stream:
-        turn.merging.wait(txn_id, "journal", turn.now_ms, 0, stream)
-    return not stream
+    needed = prepared.needed(turn.state, pending)
+    place = turn.index.lacking(needed, txn if pending.prepare is None else None)
+    if place is not None:
+        turn.merging.wait(txn_id, "journal", turn.now_ms, 0, place[0])
+    return place is None
 
 
 def next_due_ms(
@@ -319,9 +324,11 @@ def next_due_ms(
     """
     due = []
     for txn_id in state.committing:
-        pending = state.open[txn_id].pending
+        txn = state.open[txn_id]
+        pending = txn.pending
         if pending is not None and pending.decided:
-            if index.covers(prepared.needed(state, pending)):
+            needed = prepared.needed(state, pending)
+            if index.covers(needed, txn if pending.prepare is None else None):
                 wait = merging.waits.get(txn_id, None)
                 due.append(0 if wait is None else max(0, wait.until_ms - now_ms))
         elif pending is not None:
@@ -340,7 +347,7 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
         return
     except (FixCallError, NotReady) as refusal:
         unmoved = refusal
-    if not late and not turn.index.covers(pending.writers):
+    if not late and not turn.index.covers(pending.writers, txn):
         return  # the usual wait: don't weigh in vain
     if (again := registered.to_look_at(turn, txn_id)) is not None:
         for to in end_pending(turn, txn_id, None):
@@ -410,7 +417,7 @@ def _decide(
         waiting = end_pending(turn, txn_id, None)
         prepared.log_prepared(turn, txn_id, pending, prepare)
         for to in waiting:
-            turn.reply(to, turn.outcome(moved))
+            turn.answer(to, moved)
         return
     turn.put(k.pending_key(txn_id), replace(pending, decided=True))
     for stream, epoch in sorted(txn.participants.items()):

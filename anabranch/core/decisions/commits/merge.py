@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
+from anabranch.core import work
 from anabranch.core.decisions.commits import frozen, locks, positions, registered
 from anabranch.core.decisions.commits.prepared import leave_out_lost, needed
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
@@ -63,6 +64,11 @@ class Plan:
     size: int
     carried: bool
     state: int  # … of the size: of states of processors, which stay where they are
+
+    @property
+    def runs(self) -> int:
+        """How many runs of journals it has."""
+        return sum([len(source.runs) for target in self.targets for source in target.sources])
 
     @property
     def travels(self) -> tuple[Target, ...]:
@@ -139,6 +145,7 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
         if limit is not None and merged >= limit:
             break
         rolls = bool(_rolled(turn, plan))
+        txn, since = turn.state.open.get(plan.txn_id), turn.work
         if not registered.ready_to_merge(turn, plan.txn_id):
             _wait(turn, plan.txn_id, LOOK_AGAIN_MS, "look")
         elif _breaks_frozen(turn, plan):
@@ -146,6 +153,9 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
         elif sizes[rolls] < share and _merge(turn, layouts, plan):
             merged += 1
             sizes[rolls] += plan.state if plan.carried else plan.size
+            turn.charge(work.of_items(plan.runs))
+        if txn is not None:  # else one before it in this round broke its locks
+            turn.owe(txn.row.owner, since)
     layouts.close()
 
 
@@ -312,9 +322,10 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
         positions.move(turn, txn.pending.consumed, plan.txn_id, timestamp, row.committed, state)
     waiting = end_pending(turn, plan.txn_id, None)
     finish(turn, row)
-    outcome = turn.outcome(row)
-    for to in waiting:
-        turn.reply(to, outcome)
+    if waiting:
+        outcome = turn.outcome(row)
+        for to in waiting:
+            turn.reply(to, outcome)
     return True
 
 

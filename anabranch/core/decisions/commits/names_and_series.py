@@ -16,7 +16,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from anabranch.core import rows as k
+from anabranch.core import work
 from anabranch.core.authorize import Right, check_right, of_scope, rights_of, table_of
+from anabranch.core.decisions import quotas
 from anabranch.core.decisions.commits.prepared import held
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.times import admit_change, is_repeated
@@ -57,11 +59,14 @@ MAX_RUNS = 64  # runs of numbers that a series lists
 def check_jump(turn: Turn, txn: TxnRow, series: str | None, number: int | None) -> None:
     """`InvalidArgument` for a number far beyond its series: those between could not be committed any more.
 
-    `NameTaken` if the series is another lane's; `NotAuthorized` if the lane may begin none.
+    `NameTaken` if the series is another lane's; `NotAuthorized` if the lane may begin none; `InvalidArgument` for a
+    new one, too, if the lane began as many as it may.
     """
     if series is None or number is None:
         return
     row = _series_of(turn, txn, series)
+    if row is None:
+        quotas.check_series(turn, txn.owner)
     stands = 0 if row is None else row.number
     if number - max(stands, 0) > MAX_JUMP:
         raise InvalidArgument(
@@ -106,7 +111,7 @@ def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
     rights = rights_of(turn.state, turn.lane, of_scope(command.scope))
     all_of_them = bool(rights & (Right.OPERATE | Right.SERIES))
     for looked_at, (name, row) in enumerate(below):
-        turn.look(1)
+        turn.charge(work.LOOK)
         # The next list goes on behind the last one found, so there has to be one.
         if len(found) == MAX_LISTED or (found and looked_at >= MAX_LOOKED_AT):
             turn.reply(to, SeriesList(tuple(found), True))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hmac import compare_digest
 
-from anabranch.core import limits, vectors
+from anabranch.core import history_records, limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_right, writing
 from anabranch.core.decisions.commits import frozen, locks, positions, prepared
@@ -80,7 +80,7 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
             raise InvalidArgument(
                 "the transaction id is in use with other arguments: make a new one"
             )
-        turn.reply(to, turn.outcome(row))
+        turn.answer(to, row)
         return
     turn.check_new_id(command.txn_id)
     placed = _place(turn, command)
@@ -105,6 +105,8 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
         owner=turn.lane,
     )
     turn.put(k.txn_key(command.txn_id), row)
+    if to is None:
+        return
     outcome = turn.outcome(row, full=False)
     if command.locks:
         outcome = outcome._replace(tables=locks.table_times(turn, locks.named(command.locks)))
@@ -117,7 +119,7 @@ def _give_way(turn: Turn, command: OneShot, earlier: TxnRow, to: ReplyTo | None)
     scope, owner = command.scope, turn.lane
     never = born("give_way", command.txn_id, turn.wall_ms, scope=scope, owner=owner, reason=reason)
     turn.put(k.txn_key(command.txn_id), never)
-    turn.reply(to, turn.outcome(earlier))
+    turn.answer(to, earlier)
 
 
 def prepare_events(turn: Turn, command: PrepareEvents, to: ReplyTo | None) -> None:
@@ -146,7 +148,7 @@ def prepare_events(turn: Turn, command: PrepareEvents, to: ReplyTo | None) -> No
         _give_way(turn, shot, earlier, to)
         return
     check_open(turn)
-    prepared.check_count(turn)
+    prepared.check_count(turn, turn.lane)
     supersede(turn, command.scope, command.name, command.txn_id)
     row = born(
         "begin",
@@ -165,7 +167,7 @@ def prepare_events(turn: Turn, command: PrepareEvents, to: ReplyTo | None) -> No
         turn.put(k.participant_key(command.txn_id, stream), ParticipantRow(stream, epoch))
     kept = PreparedRow(command.prepare, turn.wall_ms, command.events)
     turn.put(k.prepared_key(command.txn_id), kept)
-    turn.reply(to, turn.outcome(row, full=False))
+    turn.answer(to, row, full=False)
 
 
 def _prepared_before(turn: Turn, command: PrepareEvents, row: TxnRow, to: ReplyTo | None) -> None:
@@ -176,14 +178,14 @@ def _prepared_before(turn: Turn, command: PrepareEvents, row: TxnRow, to: ReplyT
             earlier = earlier_outcome(turn, command.scope, command.name, row.owner)
         if earlier is None:
             raise TransactionAborted(f"the transaction is aborted ({row.reason}): begin a new one")
-        turn.reply(to, turn.outcome(earlier))
+        turn.answer(to, earlier)
         return
     if row.secret is None or not compare_digest(row.secret, command.secret):
         raise NotAuthorized("the transaction was begun with another secret")
     if row.state == "OPEN" or (row.scope, row.name) != (command.scope, command.name):
         raise InvalidArgument("the transaction id is in use with other arguments: make a new one")
     prepared.check_same(turn, row, command.prepare)
-    turn.reply(to, turn.outcome(row, full=False))
+    turn.answer(to, row, full=False)
 
 
 def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
@@ -218,7 +220,7 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
             turn.put(k.participant_key(txn_id, stream), now)
             drop_epoch(turn, stream, epoch)
     finish(turn, row)
-    turn.reply(to, turn.outcome(row))
+    turn.answer(to, row)
 
 
 def _one_shot_of_tasks(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
@@ -273,7 +275,9 @@ def _append(turn: Turn, command: OneShot, placed: _Placed) -> int:
         )
         target = turn.state.streams[stream]
         epoch = target.stream_epoch
-        wide = vectors.FEW + target.partitions // vectors.EVERY  # not each record has the vector
+        wide = (
+            history_records.FEW + target.partitions // history_records.EVERY
+        )  # not each record has the vector
         turn.size += 16 * min(target.partitions, wide)  # in the history's record, about
         locks.merge(turn, StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
     return timestamp

@@ -14,6 +14,7 @@ from hmac import compare_digest
 
 from anabranch.core import limits
 from anabranch.core import rows as k
+from anabranch.core.decisions import quotas
 from anabranch.core.decisions.commits.askers import without_askers
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import SECRET_SIZE, TXN_ID_SIZE, txn_text
@@ -139,11 +140,12 @@ def held(txn_id: bytes, what: str) -> HeldByPrepared:
     )
 
 
-def check_count(turn: Turn) -> None:
-    """`TooManyTransactions` while as many are PREPARED as may be."""
+def check_count(turn: Turn, lane: str) -> None:
+    """`TooManyTransactions` while as many are PREPARED as may be, or of this lane."""
     limit = limits.PREPARED.value
     if len(turn.state.prepared) >= limit:
         raise TooManyTransactions(f"{limit:,} transactions are prepared: end some of them")
+    quotas.check_prepared(turn, lane)
 
 
 def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
@@ -151,7 +153,7 @@ def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
 
     Raises: TooManyTransactions, TooMuchStaged, EventTooLarge.
     """
-    check_count(turn)
+    check_count(turn, txn.row.owner)
     most = turn.settings.max_staged_bytes // 2
     if turn.index.staged.total > most:
         staged = turn.index.staged.size_of((*turn.state.prepared, txn.row.txn_id))
@@ -224,4 +226,6 @@ def needed(state: State, pending: PendingCommitRow) -> tuple[Receipt, ...]:
 def prepared_of_name(turn: Turn, scope: str, name: str | None) -> TxnRow | None:
     """The PREPARED transaction that has a name."""
     holder = turn.state.holder(scope, name) if name is not None else None
-    return turn.state.open[holder].row if holder in turn.state.prepared else None
+    if holder is None or holder not in turn.state.prepared:
+        return None
+    return turn.state.open[holder].row

@@ -68,4 +68,4 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
         turn.audit(command, f"{txn_text(txn_id)} of {row.owner}: {command.reason!r}")
         said = command.reason or "settled by an operator"
         abort_txn(turn, txn_id, f"{said}: its merge did not go on: {why}", op="settle")
-    turn.reply(to, turn.outcome(turn.row(txn_id)))
+    turn.answer(to, turn.row(txn_id))
