@@ -197,7 +197,7 @@ def _newest_at(known: Iterable[_Table], timestamp: int) -> int:
     return found
 
 
-MOST_BOUNDED = 1_000  # commits of known bounds that are looked through; a look costs less
+MOST_BOUNDED = 100  # commits of known bounds that are looked through; a look costs less
 
 
 @dataclass(slots=True)

@@ -119,6 +119,7 @@ def crowded() -> bytes:
                 )
                 for n in range(1, 2_000)
             ],
+            (k.read_lock_key(txn_id, 1, 0), r.LookedRow(1_999, 1, 0)),
         ]
     )
     return pickle.dumps(world)

@@ -281,19 +281,22 @@ def _least_history_ms(turn: Turn, scope: str) -> int:
 def reading(turn: Turn, table: str) -> dict[bytes, int]:
     """The open transactions that a table is kept readable for, and the snapshot of each."""
     locks, state = turn.state.locks, turn.state
+    readers = locks.readers.get(table, {})
+    turn.charge(work.of_items(len(readers)))
     return {
         txn_id: locks.snapshots[txn_id]
-        for txn_id, lane in locks.readers.get(table, {}).items()
+        for txn_id, lane in readers.items()
         if txn_id in locks.snapshots and rights_of(state, lane, table) & Right.SAFE_TIME
     }
 
 
 def consuming(turn: Turn, stream: str) -> dict[str, ProcessorRow]:
     """The processors that a stream is kept for."""
+    turn.charge(work.of_items(len(turn.state.processors)))
     return {
         name: row
         for name, row in sorted(turn.state.processors.items())
-        if any(one.stream == stream for one in row.inputs)
+        if stream in [one.stream for one in row.inputs]
         and rights_of(turn.state, row.owner, stream) & Right.DESCRIBE
     }
 
@@ -313,7 +316,9 @@ def holders_of(turn: Turn, stream: str, promised: int) -> tuple[Holder, ...]:
         for row in consuming(turn, stream).values():
             yield processor_holder(turn, row)
 
-    return tuple(islice(found(), MAX_HOLDERS))
+    holders = tuple(islice(found(), MAX_HOLDERS))
+    turn.charge(work.LOOK * len(holders))
+    return holders
 
 
 def _transaction(turn: Turn, txn_id: bytes) -> Holder:
@@ -340,7 +345,7 @@ def text_of(holder: Holder) -> str:
 
 def stream_info(turn: Turn, row: StreamRow, *, full: bool = False) -> StreamInfo:
     """A stream as its askers see it. ``full``: with what holds it."""
-    turn.charge(work.of_items(2 * row.partitions + len(turn.state.locks.snapshots)))
+    turn.charge(work.of_items(2 * row.partitions))
     return StreamInfo(
         stream=row.stream,
         state=WAITING if row.stream in turn.memory.waiting else row.state,

@@ -26,7 +26,7 @@ from anabranch.core.decisions.scopes import check_readable
 from anabranch.core.decisions.transactions import abort_txn, end_pending
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal.receipts import covers
-from anabranch.core.read_locks import Sets, count_of, held_by
+from anabranch.core.read_locks import MOST_BOUNDED, Sets, count_of, held_by
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
 from anabranch.core.tokens import Rights
@@ -217,6 +217,7 @@ def to_look_at(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow] = {}) 
     sets = turn.state.locks.of(txn_id)
     rows = {**sets.looked, **looked}
     due = {w for w, row in rows.items() if row.sequence < sets.last(w) or row.through < row.due}
+    turn.charge(work.of_items(len(sets.rows)))
     for (writer, _), kept in sets.rows.items():
         through = rows[writer].through
         if writer not in due and any(_may_be_broken(turn, its, through) for its in kept.locks):
@@ -237,8 +238,10 @@ def _may_be_broken(turn: Turn, locks: TableLocks, through: int) -> bool:
     row = turn.state.tables.get(locks.table)
     if row is None or not (locks.points or locks.ranges):
         return False
-    doubt = max(row.unknown, row.bounded if locks.ranges else 0)
-    return doubt > through and not turn.windows.spares(locks, through)
+    if max(row.unknown, row.bounded if locks.ranges else 0) <= through:
+        return False
+    turn.charge(work.of_items(MOST_BOUNDED) if locks.ranges else work.LOOK)
+    return not turn.windows.spares(locks, through)
 
 
 def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
