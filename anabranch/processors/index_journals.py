@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from anabranch.batches.format import crc_of, read_header
 from anabranch.batches.framing import Kind, scan_batch
 from anabranch.batches.framing import Run as FramingRun
-from anabranch.batches.records import Record, decode_records
+from anabranch.batches.packer import batch_limit, worth_splicing
 from anabranch.core.hybrid_time import to_ms
 from anabranch.core.ids import NO_TXN, unpack_txn_header
 from anabranch.core.journal.index import JournalIndex
-from anabranch.core.journal.receipts import CRC_MODULUS
 from anabranch.core.journal.runs import NEVER, Run
-from anabranch.core.journal.table_writes import Keys
-from anabranch.core.limits import NO_TIME, ROW_KEY
+from anabranch.core.limits import FRAMING, MESSAGE, NO_TIME, UNPACKED, Room
 from anabranch.core.overlay import Overlay
-from anabranch.core.partitioner import position_of, record_checksum
 from anabranch.core.state import State
-from anabranch.core.stream_settings import latest_time
+from anabranch.core.stream_settings import MAX_MESSAGE, is_table, latest_time
 from anabranch.ports import CorruptBatch, Fetched, RawBatch
 
 _PLAIN_HEADER = (NO_TXN, 0, -1)  # in place of a missing ab.txn header
+_UNPACKED_TIMES = 16
 
 
 @dataclass(slots=True)
@@ -45,13 +42,14 @@ def index_fetched(
     fetched: Fetched,
     *,
     known_until: int,
-    wall_ms: Callable[[], int],
+    wall_ms: int,
 ) -> None:
     """Index one fetch of a journal partition; rows and position are put on ``changes``.
 
     ``known_until``: a former leader has counted those before. ``wall_ms``: the clock, Unix milliseconds.
     """
-    limit = _TimeLimit(state, stream, wall_ms)
+    settings = state.streams[stream].settings
+    rules = rules_of(settings, max(wall_ms, to_ms(state.round.hybrid_time)))
     runs: list[Run] = []
     plain: list[Run] = []
     size = 0
@@ -61,9 +59,7 @@ def index_fetched(
         if copy in index.copies:
             index.copies.discard(copy)
             continue  # the index knows it already
-        is_table = stream in state.tables
-        scanned = scan(batch, digests=is_table)
-        _leave_out(batch, scanned, limit, is_table=is_table)
+        scanned = scan(batch, rules, limit=unpacked_limit(settings, len(batch.data)))
         runs += scanned.runs
         plain += scanned.plain
         if batch.base_offset >= known_until:
@@ -77,20 +73,38 @@ def index_fetched(
         changes.set(key, value)
 
 
-def scan(batch: RawBatch, *, digests: bool = False) -> Scanned:
+def rules_of(settings: Mapping[str, str], now_ms: int) -> Room:
+    """What a stream with these settings takes of a journal's records, as single requests judge it.
+
+    ``now_ms``: the later of the clock and the last commit's time: no leader decides by its own clock alone that a
+    time is too late.
+    """
+    most = int(settings.get(MAX_MESSAGE, MESSAGE.value)) - FRAMING
+    return Room("", most, is_table(settings), latest_time(settings, now_ms))
+
+
+def unpacked_limit(settings: Mapping[str, str], size: int) -> int:
+    """The most bytes that a journal's batch of ``size`` packed bytes may unpack to."""
+    return min(UNPACKED.value, _UNPACKED_TIMES * max(batch_limit(settings), size))
+
+
+def scan(batch: RawBatch, rules: Room, *, limit: int = UNPACKED.value) -> Scanned:
     """Cut a batch into runs.
 
     Batches of native transactions hold the controller's participant ops, which decide nothing, or a raw
-    client's records, which are rejected: they may be aborted after they were read. ``digests``: of a table.
+    client's records, which are rejected: they may be aborted after they were read. ``limit``: the bytes that the
+    batch may unpack to.
     """
     out = Scanned()
-    native = dense = False
+    native = splices = False
     try:
         header = read_header(batch.data)
-        native, dense = header.is_transactional, header.is_dense
+        native = header.is_transactional
+        # A copy of the batch has its header, which has a time, too.
+        splices = header.is_dense and header.max_timestamp <= rules.latest
     except CorruptBatch:
         pass  # its one run has the reason
-    found = scan_batch(batch, digests=digests)
+    found = scan_batch(batch, rules, limit=limit, digests=rules.is_table)
     for run in found:
         if run.kind is Kind.OP:
             if not native:
@@ -98,94 +112,22 @@ def scan(batch: RawBatch, *, digests: bool = False) -> Scanned:
         elif native:
             out.rejected["native_transaction"] += run.records
         elif run.kind is Kind.WRITE:
-            out.runs.append(_run(batch, run, unpack_txn_header(run.txn), pure=run.pure))
+            # One that is too small to be spliced costs a merge what it unpacks to.
+            pure = run.pure and worth_splicing(batch, run.records)
+            size = len(batch.data) if pure else run.size
+            out.runs.append(_run(batch, run, unpack_txn_header(run.txn), size, pure=pure))
         elif run.kind is Kind.PLAIN:
-            whole = dense and len(found) == 1
-            out.plain.append(_run(batch, run, _PLAIN_HEADER, pure=whole))
+            whole = splices and len(found) == 1
+            out.plain.append(_run(batch, run, _PLAIN_HEADER, run.size, pure=whole))
         else:
             out.rejected[_REASONS.get(run.kind, "bad_header")] += run.records
     return out
 
 
-class _TimeLimit:
-    """The latest time that a stream accepts in plain records.
-
-    The commits' time decides first. The clock may be later, so it is asked about times after that. Thus no
-    leader decides by its own clock alone. Transactions are checked at commit (`core.decisions.commits.commit`).
-    """
-
-    def __init__(self, state: State, stream: str, wall_ms: Callable[[], int]) -> None:
-        self._settings = state.streams[stream].settings
-        self._wall_ms = wall_ms
-        self._latest = latest_time(self._settings, to_ms(state.round.hybrid_time))
-        self._looked = False
-
-    def passed_by(self, time: int) -> bool:
-        """Whether a time is too late."""
-        if time > self._latest and not self._looked:
-            self._looked = True
-            self._latest = max(self._latest, latest_time(self._settings, self._wall_ms()))
-        return time > self._latest
-
-
-def _leave_out(batch: RawBatch, scanned: Scanned, limit: _TimeLimit, *, is_table: bool) -> None:
-    """Reject records with keys that no row can have, and plain records with bad times; split the runs there."""
-
-    def may_stay(run: Run) -> bool:
-        good_keys = not (is_table and run.unfit)
-        return good_keys and not (run.txn_id == NO_TXN and limit.passed_by(run.latest))
-
-    def reason(record: Record) -> str:
-        if is_table and not 0 < len(record.key or b"") <= ROW_KEY.value:
-            return "bad_key"
-        time = record.timestamp_ms
-        return "bad_time" if plain and (time < NO_TIME or limit.passed_by(time)) else ""
-
-    for plain, runs in ((False, scanned.runs), (True, scanned.plain)):
-        if all(map(may_stay, runs)):
-            continue
-        kept: list[Run] = []
-        records: list[Record] = []
-        for run in runs:
-            if may_stay(run):
-                kept.append(run)
-            elif plain and limit.passed_by(run.earliest):  # all records of the run
-                scanned.rejected["bad_time"] += run.records
-            else:
-                records = records or decode_records(batch.data)
-                its = (record for record in records if run.first <= record.offset < run.end)
-                for why, found in groupby(its, reason):
-                    if why:
-                        scanned.rejected[why] += len(list(found))
-                    else:
-                        kept.append(_part(run, list(found), digest=is_table))
-        runs[:] = kept
-
-
-def _part(run: Run, records: Sequence[Record], *, digest: bool) -> Run:
-    """Records of a run that follow each other."""
-    sums = [record_checksum(record.key, record.value) for record in records]
-    positions = [position_of(record.key) for record in records if record.key is not None]
-    times = [record.timestamp_ms for record in records]
-    return run._replace(
-        first=records[0].offset,
-        end=records[-1].offset + 1,
-        records=len(records),
-        crc_sum=sum(sums) % CRC_MODULUS,
-        low=min(positions, default=-1),
-        high=max(positions, default=-1),
-        batch_size=run.batch_size * len(records) // run.records,
-        pure=False,
-        keyless=len(records) - len(positions),
-        unfit=0,
-        digest=Keys.of(record.key for record in records).to_bytes() if digest else b"",
-        earliest=min(times),
-        latest=_latest(min(times), max(times)),
-    )
-
-
-def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pure: bool) -> Run:
-    """A run as the index takes it; offsets are the journal's."""
+def _run(
+    batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], size: int, *, pure: bool
+) -> Run:
+    """A run as the index takes it; offsets are the journal's. ``size``: the bytes that a merge of it handles."""
     txn_id, writer, stream_epoch = header
     base = batch.base_offset
     latest = run.latest
@@ -202,20 +144,18 @@ def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pu
         low=run.low,
         high=run.high,
         batch_base=base,
-        # Plain records are mostly taken apart: their size is the unpacked one.
-        batch_size=len(batch.data) if run.pure else run.size,
+        batch_size=size,
         pure=pure,
         batch_crc=crc_of(batch.data),
         keyless=run.keyless,
-        unfit=run.unfit,
         digest=run.digest,
-        earliest=run.earliest,
-        latest=_latest(run.earliest, latest),
+        latest=NEVER if run.earliest < NO_TIME else latest,
     )
 
 
-def _latest(earliest: int, latest: int) -> int:
-    return NEVER if earliest < NO_TIME else latest
-
-
-_REASONS = {Kind.MALFORMED: "malformed_batch"}
+_REASONS = {
+    Kind.MALFORMED: "malformed_batch",
+    Kind.BAD_KEY: "bad_key",
+    Kind.BAD_TIME: "bad_time",
+    Kind.TOO_LARGE: "too_large",
+}

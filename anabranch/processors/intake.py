@@ -255,11 +255,8 @@ class Intake:
         known_until = self._known_until.get((stream, partition), 0)
         index_fetched(
             self.rows, self.index, state, stream, partition, fetched,
-            known_until=known_until, wall_ms=self._wall_ms,
+            known_until=known_until, wall_ms=int(self.clock.wall() * 1000),
         )  # fmt: skip
-
-    def _wall_ms(self) -> int:
-        return int(self.clock.wall() * 1000)
 
     def _queue_commands(self, lane: Lane, fetched: Fetched, room: int) -> int:
         """Queue a lane's commands as far as it may have them. Returns the bytes queued.

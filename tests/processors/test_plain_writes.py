@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
 from anabranch.batches.records import Record, encode_batch
-from anabranch.core.ids import NO_TXN
-from anabranch.core.limits import AHEAD_MS, LATEST
+from anabranch.core.ids import NO_TXN, OP_HEADER
+from anabranch.core.limits import AHEAD_MS, LATEST, LEAST_MESSAGE
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.schemas.codec import decode
@@ -184,6 +185,57 @@ def test_times_that_no_stream_takes_are_rejected_alone(world: World, what: str, 
     found = controller._intake.index.rejected[STREAM]
     assert found == Counter({"bad_time": len(times) - len(stay)} if len(stay) < len(times) else {})
     assert controller.state.plain[STREAM, 0] == len(times) + 1
+
+
+EMPTY = [Record(0, 5, b"k", b"", ((OP_HEADER, b""),) * (n % 2)) for n in range(10_001)]
+MOST = 1_000_000  # bytes of a batch in the stream's topic: 16 times as much may come packed
+ZEROS = Record(0, 5, b"k", bytes(MOST - 1_000))
+# A batch in a journal: its records; how many are rejected, and why.
+PACKED: dict[str, tuple[list[Record], dict[str, int]]] = {
+    "as much as may be": ([ZEROS] * 16, {}),
+    "more": ([ZEROS] * 17, {"malformed_batch": 17}),
+    "as big an event as may be": ([ZEROS._replace(value=bytes(MOST - 69))], {}),
+    "a bigger one among others": (
+        [ZEROS, ZEROS._replace(value=bytes(MOST - 68)), ZEROS],
+        {"too_large": 1},
+    ),
+    "the headers make it bigger": ([ZEROS._replace(headers=(("h", bytes(1_000)),))], {"too_large": 1}),
+    "as many runs as may be": (EMPTY[:-1], {"bad_header": 5_000}),
+    "another one": (EMPTY, {"malformed_batch": 10_001}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", PACKED)
+def test_what_a_packed_batch_may_hold(world: World, what: str) -> None:
+    """Only so much of it is unpacked, whatever the rest is; what is before and after it is committed."""
+    records, wrong = PACKED[what]
+    controller = led(world, max_message_bytes=str(MOST))
+    put(world, 0, b"before")
+    place = TopicPartition(journal_topic(STREAM), 0)
+    world.cluster.produce_batch(place, encode_batch(records, "zstd"))
+    put(world, 0, b"after")
+    play(controller)
+    assert controller._intake.index.rejected[STREAM] == Counter(wrong)
+    taken = len(seen(world)) - 2
+    assert taken == len(records) - sum(wrong.values())
+    assert {b"before", b"after"} <= set(seen(world))
+
+
+def test_no_more_is_unpacked_than_a_batch_may_hold(world: World) -> None:
+    """A batch of some KB took the memory of what it unpacks to, and as much again to be merged."""
+    controller = led(world, max_message_bytes=str(LEAST_MESSAGE.value))
+    place = TopicPartition(journal_topic(STREAM), 0)
+    bomb = encode_batch([Record(0, 5, b"k", bytes(32 << 20))], "zstd")
+    for _ in range(3):
+        world.cluster.produce_batch(place, bomb)
+    tracemalloc.start()
+    try:
+        play(controller)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 8 << 20
+    assert controller._intake.index.rejected[STREAM] == {"malformed_batch": 3}
 
 
 def test_rejected_records_are_named_at_once_and_then_each_minute(
