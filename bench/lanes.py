@@ -45,7 +45,7 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
     with anabranch.connect(place.bootstrap, lane="admin", timeout=60) as admin:
         for used, there in [*((n, n) for n in counts), (1, counts[-1])]:
             for number in range(len(made), there):
-                admin.add_lane(f"bench-{number}", quotas={"commands": 1_000_000})
+                admin.add_lane(f"bench-{number}", quotas={"work": 10_000_000})
                 admin.grant(f"bench-{number}", f"{scope}/*", "write")
                 made.append(f"bench-{number}")
             asker = _Asker(place.bootstrap, made[:used], stream)

@@ -64,7 +64,7 @@ def add(
 
 @app.command("list")
 def list_lanes(options: OperatorOptions) -> None:
-    """List the lanes: their quotas and what they use, what waits, and trouble."""
+    """List the lanes: what they cost and use of their quotas, what waits, and trouble."""
     with options.client() as client:
         found = client.lanes()
     if options.json:
@@ -72,8 +72,8 @@ def list_lanes(options: OperatorOptions) -> None:
         return
     print_table(
         "Lanes",
-        ("lane", "state", "waiting", "uses", "trouble"),
-        ((x.name, _state(x), x.waiting, _uses(x), x.trouble or None) for x in found),
+        ("lane", "state", "waiting", "work", "uses", "trouble"),
+        ((x.name, _state(x), x.waiting, _work(x), _uses(x), x.trouble or None) for x in found),
     )
 
 
@@ -128,6 +128,13 @@ def _state(lane: Lane) -> str:
     return "blocked" if lane.blocked else "in trouble" if lane.trouble else "read"
 
 
+def _work(lane: Lane) -> str:
+    """Units of work: in all, what its quota allows, and what it owes."""
+    rate, debt = lane.quotas.get("work"), lane.usage.get("debt", 0)
+    text = f"{lane.usage.get('work', 0):,}" + (f", {rate:,} a second" if rate else "")
+    return text + (f", owes {debt:,}" if debt else "")
+
+
 def _uses(lane: Lane) -> str:
-    kinds = sorted({*lane.quotas, *lane.usage})
+    kinds = sorted({*lane.quotas, *lane.usage} - {"work", "debt"})
     return ", ".join(f"{k} {lane.usage.get(k, 0):,} of {lane.quotas.get(k, '-')}" for k in kinds)

@@ -178,7 +178,9 @@ class Endings(Streams):
         begin either), InvalidToken, NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._deadline(timeout)
-        return info_of(self._session.resolve(*asked_about(self._session, transaction), deadline))
+        txn_id, scope, token = asked_about(self._session, transaction)
+        found = self._session.resolve(txn_id, scope, token, deadline)
+        return info_of(self._session.whole(found, token, deadline))
 
     def transactions(
         self,

@@ -14,6 +14,7 @@ from typing import Any
 from anabranch.client.exchange import FIRST_REPEAT_S, FIRST_RETRY_S, LONGEST_RETRY_S, T
 from anabranch.client.ports import ClientPorts
 from anabranch.client.stream_calls import StreamCalls
+from anabranch.core import limits
 from anabranch.core.ids import (
     SECRET_SIZE,
     command_digest,
@@ -261,7 +262,17 @@ class Session(StreamCalls):
     def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
         """The state of a transaction; changes nothing. `UnknownTransaction`, `Expired`."""
         command = r.GetState(txn_id, token)
-        return self.ask(control_partition_of(txn_id), command, r.Outcome, deadline)
+        found = self.ask(control_partition_of(txn_id), command, r.Outcome, deadline)
+        return self.whole(found, token, deadline)
+
+    def whole(self, outcome: r.Outcome, token: bytes | None, deadline: float) -> r.Outcome:
+        """An outcome with all writers of its transaction; an answer has some only."""
+        writers, part = [*outcome.writers], outcome
+        while len(part.writers) >= limits.WRITERS_LISTED.value:
+            command = r.GetState(outcome.txn_id, token, part.writers[-1].writer)
+            part = self.ask(control_partition_of(outcome.txn_id), command, r.Outcome, deadline)
+            writers += part.writers
+        return outcome._replace(writers=tuple(writers))
 
     def resolve(self, txn_id: bytes, scope: str, token: bytes | None, deadline: float) -> r.Outcome:
         """The state; a transaction that no controller knows is aborted first. `Expired`."""

@@ -226,12 +226,19 @@ class StreamCalls(Exchange):
     def open_ones(self, wanted: r.ListOpen, deadline: float) -> Listed[r.OpenInfo]:
         """Open transactions, the oldest first, or one by its id. `UnknownScope`, `UnknownTransaction`."""
         if wanted.txn_id is not None:
-            there = control_partition_of(wanted.txn_id)
-            return Listed(self.ask(there, wanted, r.OpenList, deadline).transactions)
+            return Listed([self._open_one(wanted, control_partition_of(wanted.txn_id), deadline)])
         found = self._in_pages(wanted, r.OpenList, lambda part: part.transactions, deadline)
         found.sort(key=lambda info: made_ms_of(info.outcome.txn_id))
         del found[wanted.limit :]
         return found
+
+    def _open_one(self, wanted: r.ListOpen, there: int, deadline: float) -> r.OpenInfo:
+        part = self.ask(there, wanted, r.OpenList, deadline)
+        (info,), writers = part.transactions, [*part.transactions[0].writers]
+        while part.more is not None:
+            part = self.ask(there, replace(wanted, after=part.more), r.OpenList, deadline)
+            writers += part.transactions[0].writers
+        return replace(info, writers=tuple(writers))
 
     def table_locks(self, wanted: r.ListTableLocks, deadline: float) -> Listed[r.TableLockInfo]:
         """Registered locks, by transaction and table. `UnknownScope`."""

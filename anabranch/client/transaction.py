@@ -334,6 +334,8 @@ class Transaction(Buffered):
         try:
             answer = self._session.try_commit(command, deadline)
             if isinstance(answer, r.Outcome):
+                if command.own:
+                    answer = self._session.whole(answer, command.token, deadline)
                 check_taken(answer, command.own, self._txn_id)
         except AnabranchError as error:
             self._failed_to_commit(error, "refuse")

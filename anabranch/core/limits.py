@@ -58,6 +58,8 @@ UNREAD = Limit(
 )
 EXTENTS = Limit(20_000, "extents", "a receipt")
 RECEIPTS = Limit(3 << 20, "bytes", "the receipts of a transaction's writers, about")
+WRITERS = Limit(20_000, "writers", "an open transaction")
+WRITERS_LISTED = Limit(500, "writers", "an answer; as many: ask for those after its last one")
 WAITERS = Limit(1_000, "askers", "askers that wait for one commit")
 HEADERS = Limit(1_000, "headers", "an event")
 EVENT_TIME = Limit(253_402_300_799_999, "ms", "the time of an event, Unix (the end of 9999)")
@@ -98,6 +100,9 @@ ROUND = Limit(
     "bytes",
     "commands, rows and answers of one commit round, about; the rest comes in the next",
 )
+ROUND_WORK = Limit(
+    20_000, "units of work", "the commands of one commit round, about; the rest comes in the next"
+)
 SET_ASIDE = Limit(1_000, "records", "commands that are remembered as set aside, the newest ones")
 TRIES = Limit(
     3, "tries", "a command that can't be decided, or that leaders die of; then it is set aside"
@@ -108,11 +113,15 @@ UNSURE = Limit(
     "a command alone in rounds with an unknown outcome, while others succeed; then the same",
 )
 
-# The most that a lane may have at once that an operator made, unless its row says otherwise.
+# The most that a lane may have at once, unless its row says otherwise. `admin` has none: it has to get through.
 QUOTAS = {
     "open": Limit(1_000, "transactions", "open transactions of a lane"),
     "staged": Limit(4 << 30, "bytes", "a lane's open transactions in journals"),
-    "commands": Limit(2_000, "commands a second", "a lane's commands; more of them wait"),
+    "work": Limit(
+        20_000,
+        "units a second",
+        "what a lane's commands cost, about 10 µs each; a small command has 10; more of them wait",
+    ),
     "scopes": Limit(100, "scopes", "scopes that a lane made"),
     "streams": Limit(100, "streams", "streams that a lane made"),
     "partitions": Limit(2_000, "partitions", "partitions of streams that a lane made"),

@@ -190,6 +190,10 @@ class LaneSeen:
     well_ms: int = -1
     trouble: str = ""
 
+    def usage(self) -> Mapping[str, int]:
+        """Units of work that it was charged in all by this leader, and those that it owes."""
+        return {}
+
 
 @dataclass(slots=True)
 class LeaderMemory:

@@ -180,7 +180,7 @@ Owner = tuple[bytes, int]  # transaction, writer
 class Sets:
     """Registered locks of an open transaction, by writer and sequence, and how far each writer's are looked at.
 
-    ``count``: of the locks.
+    ``count``: of the locks, as `held_by` counts.
     """
 
     rows: dict[tuple[int, int], ReadLockRow] = field(default_factory=dict)
@@ -191,14 +191,14 @@ class Sets:
     def put(self, writer: int, sequence: int, row: ReadLockRow) -> None:
         """Add a set."""
         self.rows[writer, sequence] = row
-        self.count += count_of(row.locks)
+        self.count += held_by(row)
         self._last[writer] = max(sequence, self.last(writer))
 
     def take(self, writer: int, sequence: int) -> ReadLockRow | None:
         """Take a set out; None: there is none."""
         row = self.rows.pop((writer, sequence), None)
         if row is not None:
-            self.count -= count_of(row.locks)
+            self.count -= held_by(row)
             if self.last(writer) == sequence:
                 others = (number for its, number in self.rows if its == writer)
                 self._last[writer] = max(others, default=0)
@@ -221,6 +221,12 @@ class Sets:
 def count_of(locks: Iterable[TableLocks]) -> int:
     """The number of points and ranges."""
     return sum([len(each.points) + len(each.ranges) for each in locks])
+
+
+def held_by(row: ReadLockRow) -> int:
+    """What a set of locks counts as: locks, tables that it names without one, and writers that it was read from."""
+    named = sum([not (each.points or each.ranges) for each in row.locks])
+    return count_of(row.locks) + named + len(row.read_from)
 
 
 def _with_locks(row: ReadLockRow) -> Iterator[TableLocks]:
@@ -301,7 +307,7 @@ class Registered:
             self._take((txn_id, writer), former)
         if isinstance(row, ReadLockRow):
             sets.put(writer, sequence, row)
-            self.count += count_of(row.locks)
+            self.count += held_by(row)
             for each in _with_locks(row):
                 self._tables.setdefault(each.table, _Locked()).put((txn_id, writer), each)
         elif isinstance(row, LookedRow):
@@ -310,7 +316,7 @@ class Registered:
             sets.looked.pop(writer, None)
 
     def _take(self, owner: Owner, row: ReadLockRow) -> None:
-        self.count -= count_of(row.locks)
+        self.count -= held_by(row)
         for each in _with_locks(row):
             self._tables[each.table].take(owner, each)
             if not self._tables[each.table].owners:

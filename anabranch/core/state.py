@@ -6,11 +6,12 @@ states). The decoded views derive from the rows alone, so folding a log, compact
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
@@ -59,6 +60,40 @@ _ALONE = {Entry.TERM: "term", Entry.ROUND: "round", Entry.SUSPECT: "suspect"}
 _BY_NUMBER = {Entry.RETIRED: "_retired", Entry.TASK: "tasks"}
 K = TypeVar("K")
 V = TypeVar("V")
+N = TypeVar("N", bytes, str)
+
+
+class Ordered(Generic[N]):
+    """Ids of transactions, which are in about the order of their making; or names."""
+
+    def __init__(self) -> None:
+        self._all: list[N] = []
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[N]:
+        return iter(self._all)
+
+    def __contains__(self, one: N) -> bool:
+        at = bisect_left(self._all, one)
+        return self._all[at : at + 1] == [one]
+
+    def put(self, one: N, there: object) -> None:
+        """Let it be among them, or not."""
+        at = bisect_left(self._all, one)
+        has = at < len(self._all) and self._all[at] == one
+        if there and not has:
+            self._all.insert(at, one)
+        elif has and not there:
+            del self._all[at]
+
+    def clear(self) -> None:
+        self._all.clear()
+
+    def since(self, one: N) -> Iterator[N]:
+        """Those from this one on."""
+        return (self._all[at] for at in range(bisect_left(self._all, one), len(self._all)))
 
 
 @dataclass(slots=True)
@@ -90,6 +125,7 @@ class State:
         self.scopes: dict[str, int] = {}
         self.scope_owners: dict[str, str] = {}
         self.streams: dict[str, StreamRow] = {}
+        self.stream_names = Ordered[str]()
         self.histories_ms: dict[
             str, int
         ] = {}  # the least of a scope's tables, cached until a change
@@ -115,9 +151,10 @@ class State:
         self.locks = Registered()
         self.bases: dict[str, BaseRow] = {}  # of tables
         self.open: dict[bytes, OpenTxn] = {}
-        self.open_of: dict[str, set[bytes]] = {}  # by the lane that made them
+        self.open_of: dict[str, Ordered[bytes]] = {}  # by the lane that made them
+        self.open_in: dict[str, Ordered[bytes]] = {}  # … and by their scope
         self.committing: dict[bytes, bool] = {}  # open ones with a pending commit; or they are
-        self.prepared: dict[bytes, bool] = {}  # … and no round looks at them
+        self.prepared = Ordered[bytes]()  # … and no round looks at them
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}  # until replaced
         self.finished = 0  # transactions that ended since this was made
         self.outcomes = int.from_bytes(rows.get(k.OUTCOMES) or b"", "big")  # finished ones kept
@@ -133,11 +170,11 @@ class State:
             raise error
         self.term, self.round, self.suspect = None, _NO_ROUND, None
         for view in (
-            self.scopes, self.scope_owners, self.streams, self.histories_ms, self.layouts, self.epochs,
-            self.places, self.pins, self.plain, self.plain_refused, self.low_water, self.forgotten,
-            self._retired, self.set_aside, self.lanes, self.lane_positions, self.grants, self.rights,
-            self.processors, self.deleted, self.tasks, self.tables, self.locks, self.bases, self.open,
-            self.open_of, self.committing, self.prepared,
+            self.scopes, self.scope_owners, self.streams, self.stream_names, self.histories_ms,
+            self.layouts, self.epochs, self.places, self.pins, self.plain, self.plain_refused,
+            self.low_water, self.forgotten, self._retired, self.set_aside, self.lanes, self.lane_positions,
+            self.grants, self.rights, self.processors, self.deleted, self.tasks, self.tables, self.locks,
+            self.bases, self.open, self.open_of, self.open_in, self.committing, self.prepared,
         ):  # fmt: skip
             view.clear()
         for key, value in k.rows_of_views(self._table.scan):
@@ -217,6 +254,7 @@ class State:
             _put(self.scope_owners, identifier.decode(), row and row.owner)
         elif entry is Entry.STREAM:
             _put(self.streams, identifier.decode(), row)
+            self.stream_names.put(identifier.decode(), row)
             self.histories_ms.clear()
             _put(self.layouts, identifier.decode(), row and Layout(row.segments))
         elif entry is Entry.EPOCH:
@@ -247,17 +285,19 @@ class State:
             if row is None or row.state in FINISHED:
                 gone = self.open.pop(txn_id, None)
                 self.committing.pop(txn_id, None)
-                self.prepared.pop(txn_id, None)
+                self.prepared.put(txn_id, there=False)
                 self.locks.end(txn_id)
                 if gone is not None:
-                    self.open_of[gone.row.owner].discard(txn_id)
+                    self.open_of[gone.row.owner].put(txn_id, there=False)
+                    self.open_in[gone.row.scope].put(txn_id, there=False)
                 for stream, epoch in gone.participants.items() if gone is not None else ():
                     self.pins[stream] -= Counter((epoch,))  # without those that are 0
             elif txn_id in self.open:
                 self.open[txn_id].row = row
             else:
                 self.open[txn_id] = OpenTxn(row)
-                self.open_of.setdefault(row.owner, set()).add(txn_id)
+                self.open_of.setdefault(row.owner, Ordered[bytes]()).put(txn_id, there=True)
+                self.open_in.setdefault(row.scope, Ordered[bytes]()).put(txn_id, there=True)
         txn = self.open.get(txn_id)
         if txn is None:
             return  # finished: its rows stay for later questions
@@ -285,8 +325,8 @@ class State:
             self.locks.derive(txn_id, identifier, row)
 
     def _note_commit(self, txn_id: bytes, txn: OpenTxn) -> None:
-        prepared = txn.row.state == "PREPARED" or None
-        _put(self.prepared, txn_id, prepared)
+        prepared = txn.row.state == "PREPARED"
+        self.prepared.put(txn_id, prepared)
         _put(self.committing, txn_id, (txn.pending and not prepared) or None)
 
     def _pin(self, txn: OpenTxn, stream: str, row: ParticipantRow | None) -> None:
@@ -323,12 +363,19 @@ class State:
         prefix = k.STATUS + txn_id + bytes((Entry.PARTICIPANT,))
         return {r.stream: r.reference_epoch for _, r in self._decoded(prefix, ParticipantRow)}
 
-    def writers(self, txn_id: bytes) -> dict[int, Receipt]:
-        """writer -> receipt, of any transaction."""
-        if txn_id in self.open:
-            return dict(self.open[txn_id].writers)
-        prefix = k.STATUS + txn_id + bytes((Entry.WRITER,))
-        return {r.receipt.writer: r.receipt for _, r in self._decoded(prefix, WriterRow)}
+    def receipt(self, txn_id: bytes, writer: int) -> Receipt | None:
+        """The receipt of a writer of any transaction."""
+        row = self._row(k.writer_key(txn_id, writer), WriterRow)
+        return None if row is None else row.receipt
+
+    def writers_after(
+        self, txn_id: bytes, after: int | None = None, most: int | None = None
+    ) -> list[Receipt]:
+        """Receipts of some writers of any transaction, in the order of their rows."""
+        prefix = k.STATUS + k.writer_key(txn_id, 0)[:-8]
+        first = b"" if after is None else k.STATUS + k.writer_key(txn_id, after) + b"\0"
+        rows = [row for _, row in islice(self._decoded(prefix, WriterRow, first), most)]
+        return [row.receipt for row in rows]
 
     def layout(self, stream: str, epoch: int) -> tuple[SegmentRange, ...]:
         """The segments of a reference epoch; empty if it is not needed any more."""
@@ -407,8 +454,8 @@ class State:
         """The status keys that begin so, a transaction's with its id; the first of them, if there are more."""
         return [key[1:] for key, _ in islice(self._table.scan(k.STATUS + start), most)]
 
-    def _decoded(self, prefix: bytes, cls: type) -> Iterator[tuple[bytes, Any]]:
-        for key, value in self._table.scan(prefix):
+    def _decoded(self, prefix: bytes, cls: type, first: bytes = b"") -> Iterator[tuple[bytes, Any]]:
+        for key, value in self._table.scan(prefix, first):
             row = decode(value)
             if isinstance(row, cls):
                 yield key, row

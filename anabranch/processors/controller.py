@@ -233,11 +233,7 @@ class Controller(Rounds):
 
     def _round(self, turn: Turn, commands: list[Command], *, judge: bool) -> bool:
         self._intake.set_aside(turn)
-        for i, command in enumerate(commands):
-            turn.size += len(command.payload)
-            decide_command(turn, command)
-            if turn.size > limits.ROUND.value:
-                del commands[i + 1 :]
+        commands[:] = self._decide(turn, commands)
         turn.at = None
         horizon = asked = None
         if not self._culprit.careful:
@@ -250,6 +246,26 @@ class Controller(Rounds):
         if asked is not None:
             self._autoscaling.has_asked(asked, turn.now_ms)
         return wrote
+
+    def _decide(self, turn: Turn, commands: Sequence[Command]) -> list[Command]:
+        """Decide commands of a batch, as far as one round has room and time for them. Returns those decided.
+
+        A lane that was charged all that it is allowed in this round gives the rest of its commands back.
+        """
+        allowed = self._lanes.allowed(commands)
+        decided = []
+        for command in commands:
+            if allowed and allowed[command.lane] <= 0:
+                continue
+            before = turn.work
+            decide_command(turn, command)
+            decided.append(command)
+            command.charge = turn.work - before
+            if allowed:
+                allowed[command.lane] -= command.charge
+            if turn.size > limits.ROUND.value or turn.work > limits.ROUND_WORK.value:
+                break
+        return decided
 
     def _after_refusal(
         self, turn: Turn, commands: list[Command], error: LogRefused | LogUnavailable

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from anabranch.core.decisions.commits.merge import TORN
 from anabranch.core.decisions.quotas import quotas_of, usages
 from anabranch.core.hybrid_time import to_us
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.memory import trouble_of
 from anabranch.core.rows import HISTORY
 from anabranch.processors.numbers import Number, Numbers, Table
@@ -49,6 +50,8 @@ NUMBERS = {
         "gauge", "Records or batches of commands that were passed over", ("lane",)
     ),
     "lane_trouble": Number("gauge", "1 for a lane that waits for its topics", ("lane",)),
+    "lane_work": Number("gauge", "Units of work that a lane was charged in this term", ("lane",)),
+    "lane_debt": Number("gauge", "Units of work that a lane owes: it waits that long", ("lane",)),
     "lane_usage": Number("gauge", "How much a lane has of each quota", ("lane", "quota")),
     "lane_quota": Number("gauge", "How much it may have, where it has a quota", ("lane", "quota")),
     "open_transactions": Number("gauge", "Transactions that are not finished"),
@@ -140,11 +143,13 @@ class Metrics(Numbers):
         index, lanes = intake.index, intake.lanes.on.items()
         self.values["commands_lag"] = {(n,): max(0, lane.end - lane.after(0)) for n, lane in lanes}
         self.values["lane_trouble"] = {(name,): 1 for name, lane in lanes if lane.trouble}
-        # Those with quotas: `open` may have many more.
-        used = usages(state, index.staged, state.lanes)
+        self.values["lane_work"] = {(name,): lane.meter.used for name, lane in lanes}
+        self.values["lane_debt"] = {(name,): lane.meter.debt for name, lane in lanes}
+        named = {OPEN_LANE, *state.lanes}
+        used = usages(state, index.staged, named)
         self.values["lane_usage"] = {(n, q): x for n, of in used.items() for q, x in of.items()}
         self.values["lane_quota"] = {
-            (name, q): most for name in state.lanes for q, most in quotas_of(state, name).items()
+            (name, q): most for name in named for q, most in quotas_of(state, name).items()
         }
         passed_over = set_aside + intake.unreadable
         self.values["commands_set_aside"] = {(name,): count for name, count in passed_over.items()}

@@ -30,7 +30,8 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         None,
         """
         Abort.secret AuditList.more Begin.tenure Commit.consumed Commit.number Commit.prepare Commit.secret
-        DescribeProcessors.after DescribeProcessors.processor DescribeStreams.after FindScope.near GetState.token
+        DescribeProcessors.after DescribeProcessors.processor DescribeStreams.after FindScope.near GetState.after
+        GetState.token
         ListAudit.before ListTransactions.before ListTransactions.secret
         OneShot.consumed PendingCommitRow.consumed PendingCommitRow.prepare ProcessorInfo.more ProcessorList.more
         ListOpen.after OpenList.more ListTableLocks.after TableLockList.more

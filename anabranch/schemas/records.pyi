@@ -317,6 +317,7 @@ class GetState:
 
     txn_id: bytes
     token: bytes | None = None
+    after: int | None = None
 
 @dataclass(frozen=True, slots=True)
 class GrantList:

@@ -230,6 +230,10 @@ class World(Journals):
         finally:
             self.lane = before
 
+    def quotas(self, lane: str = OPEN_LANE, **own: int) -> None:
+        """Let a lane have these quotas."""
+        self.log_rows([(k.lane_key(lane), r.LaneRow(lane, False, (), own))])
+
     def grant(self, lane: str, pattern: str, rights: int) -> str:
         """Grant a lane these rights on a pattern, as lane admin does; the lane is made."""
         if lane not in (*self.state.lanes, OPEN_LANE, ADMIN_LANE):

@@ -196,6 +196,7 @@ def test_the_range_of_the_keepalive(keepalive_ms: int, answer: str) -> None:
 
 def test_the_longest_keepalive_of_the_wire_is_allowed(world: World) -> None:
     assert world.settings.max_keepalive_ms < 1 << 31, "a token can't carry more"
+    world.quotas(keepalive=world.settings.max_keepalive_ms)
     assert world.begin("A", keepalive_ms=world.settings.max_keepalive_ms) == "begun A"
 
 

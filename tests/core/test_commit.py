@@ -191,7 +191,7 @@ def test_own_receipts_are_registered(opened: World) -> None:
     last = opened.receipt("A", "w1", finished=False)
     opened.held = True
     opened.commit("A", own=[last])
-    assert opened.state.writers(opened.id("A"))[opened.writer("w1")] == last
+    assert opened.state.receipt(opened.id("A"), opened.writer("w1")) == last
 
 
 @pytest.mark.parametrize("where", ["own", "receipts", "own and receipts", "own and registered"])
@@ -215,7 +215,7 @@ def test_of_two_receipts_of_one_writer_the_highest_wins(
         opened.commit("A", own=[two])
     assert opened.turn() == "[commit A] A COMMITTED 3"
     if where in ("own", "own and registered"):
-        assert opened.state.writers(opened.id("A"))[opened.writer("w1")] == new
+        assert opened.state.receipt(opened.id("A"), opened.writer("w1")) == new
 
 
 @pytest.mark.parametrize("where", ["own", "receipts", "own and receipts", "registered"])
@@ -256,7 +256,7 @@ def test_who_has_touched_is_never_left_out_in_silence(opened: World) -> None:
 def test_a_refused_commit_registers_nothing(opened: World) -> None:
     opened.write("A", "w1")
     assert opened.commit("A", own=[opened.receipt("A", "w1", crc=1)]) == "ReceiptMismatch"
-    assert opened.state.writers(opened.id("A")) == {}
+    assert opened.state.writers_after(opened.id("A")) == []
 
 
 def test_an_outcome_names_exactly_who_was_taken(opened: World) -> None:
@@ -267,7 +267,8 @@ def test_an_outcome_names_exactly_who_was_taken(opened: World) -> None:
     opened.finish("A", "w3")
     taken = [opened.receipt("A", "w1"), opened.receipt("A", "w3")]
     opened.commit("A", own=taken[:1], receipts=taken[1:])
-    assert opened.state.writers(opened.id("A")) == {x.writer: x for x in taken}
+    found = opened.state.writers_after(opened.id("A"))
+    assert {x.writer: x for x in found} == {x.writer: x for x in taken}
     opened.lead()
     opened.turn()
     assert opened.get("A") == "A COMMITTED 2, 1 left out"

@@ -215,6 +215,7 @@ def test_the_horizon_never_goes_back() -> None:
 
 def test_open_ones_are_not_forgotten() -> None:
     world = nyc()
+    world.quotas(keepalive=20 * DAY)
     world.begin("A", keepalive_ms=20 * DAY)
     world.begin("B")
     world.abort("B")

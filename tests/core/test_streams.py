@@ -195,6 +195,7 @@ def test_refused_by_the_shell(city: World) -> None:
     ],
 )
 def test_what_can_be_asked_for(city: World, stream: str, segments: int, answer: str) -> None:
+    city.quotas(partitions=10_000)
     assert city.create(stream, segments) == answer
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.journal.receipts import covers
 from anabranch.core.tokens import make, peek
@@ -149,8 +150,8 @@ def test_tokens_are_checked(opened: World, kind: str) -> None:
 
 
 def test_the_highest_sequence_wins(opened: World) -> None:
-    def known() -> r.Receipt:
-        return opened.state.writers(opened.id("A"))[opened.writer("w1")]
+    def known() -> r.Receipt | None:
+        return opened.state.receipt(opened.id("A"), opened.writer("w1"))
 
     second = receipt(opened, extent(end=2), sequence=2)
     assert opened.register("A", second) == "registered 2"
@@ -182,7 +183,7 @@ def test_a_later_receipt_covers_the_earlier_one(opened: World, later: tuple[r.Ex
     assert opened.register("A", bad) == "ReceiptMismatch"
     assert opened.commit("A", own=[bad]) == "ReceiptMismatch"
     assert opened.commit("A", own=[bad], receipts=[first]) == "ReceiptMismatch"
-    assert opened.state.writers(opened.id("A"))[opened.writer("w1")] == first
+    assert opened.state.receipt(opened.id("A"), opened.writer("w1")) == first
 
 
 @pytest.mark.parametrize(
@@ -223,11 +224,11 @@ def test_writers_are_told_apart_by_64_bits(opened: World) -> None:
     for number in numbers:
         given = replace(receipt(opened), writer=number)
         assert opened.register("A", given) == "registered 1"
-    assert set(opened.state.writers(opened.id("A"))) == set(numbers)
+    assert {x.writer for x in opened.state.writers_after(opened.id("A"))} == set(numbers)
     opened.lead(keep_table=False)
-    assert set(opened.state.writers(opened.id("A"))) == set(numbers)
+    assert {x.writer for x in opened.state.writers_after(opened.id("A"))} == set(numbers)
     opened.abort("A")
-    assert set(opened.state.writers(opened.id("A"))) == set(numbers)
+    assert {x.writer for x in opened.state.writers_after(opened.id("A"))} == set(numbers)
 
 
 @pytest.mark.parametrize(
@@ -308,3 +309,63 @@ def test_who_asks_sees_the_writers_in_one_order(opened: World) -> None:
         opened.get("A")
         seen.append([w.writer for w in opened.result.writers])
     assert seen == [[-3, 5, 9]] * 3
+
+
+# -- how many ------------------------------------------------------------------------------------
+
+
+WAYS = ("touch", "register", "commit")
+
+
+def adds(world: World, how: str, number: int) -> str:
+    """Add a writer in one of the ways that there are."""
+    given = replace(receipt(world), writer=number, finished=True)
+    if how == "touch":
+        return world.ask("touch", r.Touch(world.token("A"), "nyc/b", number))
+    if how == "register":
+        return world.register("A", given)
+    return world.commit("A", own=[given])
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("limit", ["WRITERS", "RECEIPTS"])
+def test_too_many_writers_are_refused_where_they_are_added(
+    opened: World, how: str, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no transaction gets into a state in which no commit is taken."""
+    unit = 1 if limit == "WRITERS" else 48
+    opened.created("nyc/b", 0)
+    monkeypatch.setattr(limits, limit, getattr(limits, limit)._replace(value=3 * unit))
+    for number in (1, 2, 3):
+        assert "refused" not in adds(opened, "register", number)
+    assert adds(opened, how, 4) == "InvalidArgument"
+    assert f"{4 * unit:,}" in opened.message
+    assert set(opened.state.open[opened.id("A")].writers) == {1, 2, 3}
+    assert "nyc/b" not in opened.state.participants(opened.id("A")), "nothing of it is done"
+    assert adds(opened, "register", 3) == "registered 1", "it is there"
+    assert opened.commit("A").startswith("A COMMITTED") or opened.turn().endswith("A COMMITTED 0")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_writers_are_listed_in_parts(
+    opened: World, ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WRITERS_LISTED", limits.WRITERS_LISTED._replace(value=3))
+    numbers = {5, -3, 9, 7, 0x7F, -1, 1}
+    for number in numbers:
+        adds(opened, "register", number)
+    if ended:
+        opened.abort("A")
+    after, found = None, list[int]()
+    for expected in (3, 3, 1):
+        opened.ask("get", r.GetState(opened.id("A"), None, after))
+        part = [one.writer for one in opened.result.writers]
+        assert len(part) == expected
+        found, after = found + part, part[-1]
+    assert (set(found), len(found)) == (numbers, len(numbers))
+    more, shown = None, list[int]()
+    for _ in range(1 if ended else 3):
+        opened.ask("one", r.ListOpen(None, opened.id("A"), 1, more))
+        shown += [one.writer for one in opened.result.transactions[0].writers]
+        more = opened.result.more
+    assert (more, shown) == (None, [] if ended else found)

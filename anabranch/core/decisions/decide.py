@@ -76,6 +76,11 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.DeleteProcessor: tenures.delete_processor,
     r.DescribeProcessors: tenures.describe_processors,
 }
+# Their answer is all that they do: without an asker there is nothing to decide.
+_QUESTIONS = (
+    r.DescribeStreams, r.DescribeProcessors, r.GetState, r.ListAudit, r.ListCommands, r.ListGrants,
+    r.ListLanes, r.ListLocks, r.ListOpen, r.ListSeries, r.ListTableLocks, r.ListTransactions,
+)  # fmt: skip
 check(_DECISIONS.keys() <= RULES.keys(), "a command is not in core.authorize: who may send it?")
 
 CHECK_MS = 250  # how often to look for silent transactions and, without new ones, old outcomes
@@ -83,6 +88,8 @@ CHECK_MS = 250  # how often to look for silent transactions and, without new one
 
 def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
     """Decide one command, if its lane may. A refusal is answered and changes nothing."""
+    if to is None and isinstance(command, _QUESTIONS):
+        return
     rule = RULES.get(type(command))
     decision = _DECISIONS.get(type(command))
 

@@ -112,7 +112,7 @@ def _info(turn: Turn, lane: str, used: Mapping[str, int]) -> LaneInfo:
         trouble,
         row.topic_ids,
         quotas.quotas_of(turn.state, lane),
-        dict(used),
+        {**used, **(seen.usage() if seen is not None else {})},
         position,
         max(position, end),
     )

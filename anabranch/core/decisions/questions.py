@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from heapq import merge, nsmallest
 from typing import TypeVar
 
-from anabranch.core import hybrid_time, limits
+from anabranch.core import hybrid_time, limits, work
 from anabranch.core import rows as k
-from anabranch.core.authorize import check_writes, sees
+from anabranch.core.authorize import (
+    EVERYWHERE,
+    Right,
+    check_writes,
+    operates,
+    rights_of,
+    sees,
+)
 from anabranch.core.decisions.commits import frozen, locks
 from anabranch.core.decisions.commits.prepared import proves
 from anabranch.core.decisions.commits.writers import label_of
@@ -20,13 +29,12 @@ from anabranch.core.journal.index import segment_on
 from anabranch.core.journal.runs import wanted_runs
 from anabranch.core.memory import Who
 from anabranch.core.round import ReplyTo
-from anabranch.core.state import OpenTxn
+from anabranch.core.state import OpenTxn, Ordered
 from anabranch.core.tokens import SEE, Rights
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import InvalidArgument, NotReady, UnknownStream
 from anabranch.schemas.records import (
     CarryInfo,
-    CarryRow,
     GetState,
     ListOpen,
     ListRuns,
@@ -47,15 +55,17 @@ from anabranch.schemas.records import (
 )
 
 T = TypeVar("T")
+Hold = tuple[bytes, str]  # a transaction, and a table that it has locks on
 MAX_LISTED = 10_000
 MAX_WAITING = 100  # who are told of a lock
-MAX_LOOKED_AT = 5_000  # status keys; some 20 ms
+MAX_LOOKED_AT = 400  # status keys; some 4 ms
 
 
 def get_state(turn: Turn, command: GetState, to: ReplyTo | None) -> None:
     """Tell the state as it is; nothing is logged."""
     check_id_partition(turn, command.txn_id)
-    turn.reply(to, turn.outcome(turn.transaction(named_by(command), SEE)))
+    row = turn.transaction(named_by(command), SEE)
+    turn.reply(to, turn.outcome(row, after=command.after))
 
 
 def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None) -> None:
@@ -66,11 +76,11 @@ def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None)
     if not 1 <= command.limit <= MAX_LISTED:
         raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
     if command.prepared:
-        rows = _open_after(turn, turn.state.prepared, command.before or b"")
+        rows = _open_after(turn, (turn.state.prepared,), command.before)
     elif command.include_finished:
         rows = turn.state.txn_rows_below(command.before)
     else:
-        rows = _open_after(turn, turn.state.open, command.before or b"")
+        rows = _open_after(turn, _visible(turn, command.scope), command.before)
     shown = command.secret if command.prepared else None
     found, more = _listed(
         turn,
@@ -83,17 +93,20 @@ def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None)
 
 
 def list_open(turn: Turn, command: ListOpen, to: ReplyTo | None) -> None:
-    """List the open ones, the oldest first, with what they hold; or tell one, open or not, with its writers."""
+    """List the open ones, the oldest first, with what they hold; or one, open or not, with some of its writers."""
     if not 1 <= command.limit <= MAX_LISTED:
         raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
     if command.txn_id is not None:
         check_id_partition(turn, command.txn_id)
         row = turn.transaction(command.txn_id, SEE)
-        turn.reply(to, OpenList((open_info(turn, row, full=True),), None))
+        info = open_info(turn, row, full=True, after=command.after)
+        full = len(info.writers) == limits.WRITERS_LISTED.value
+        more = k.writer_key(row.txn_id, info.writers[-1].writer)[-8:] if full else None
+        turn.reply(to, OpenList((info,), more))
         return
     found, more = _listed(
         turn,
-        _open_after(turn, turn.state.open, command.after or b""),
+        _open_after(turn, _visible(turn, command.scope), command.after),
         command.limit,
         lambda row: command.scope in (None, row.scope) and sees(turn.state, turn.lane, row),
         lambda row: open_info(turn, row, full=False),
@@ -105,33 +118,43 @@ def list_table_locks(turn: Turn, command: ListTableLocks, to: ReplyTo | None) ->
     """List the registered locks of open transactions, the oldest first, and who waits for whom."""
     if not 1 <= command.limit <= MAX_LISTED:
         raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
-    waits = [(_seen(turn, who), on, table) for who, on, table in frozen.waiting_for(turn)]
+    waiting, waits_for = defaultdict[Hold, list[bytes]](list), defaultdict[Hold, list[bytes]](list)
+    for who, on, table in frozen.waiting_for(turn):
+        turn.charge(work.LOOK)
+        its = _seen(turn, who)
+        waiting[on, table].append(its)
+        waits_for[its, table].append(_seen(turn, on))
 
     def show(row: TxnRow) -> list[TableLockInfo]:
         sets = turn.state.locks.of(row.txn_id)
-        turn.look(len(sets.rows))
-        locks = [each for kept in sets.rows.values() for each in kept.locks]
+        points, ranges = Counter[str](), Counter[str]()
+        for each in [each for kept in sets.rows.values() for each in kept.locks]:
+            turn.charge(work.LOOK)
+            points[each.table] += len(each.points)
+            ranges[each.table] += len(each.ranges)
         return [
             TableLockInfo(
                 row.txn_id,
                 table,
-                points=sum(len(each.points) for each in locks if each.table == table),
-                ranges=sum(len(each.ranges) for each in locks if each.table == table),
+                points=points[table],
+                ranges=ranges[table],
                 frozen=row.txn_id in turn.state.locks.carried,
                 broken=row.broken is not None,
-                waiting=_some(who for who, on, at in waits if (on, at) == (row.txn_id, table)),
-                waits_for=_some(
-                    _seen(turn, on) for who, on, at in waits if (who, at) == (row.txn_id, table)
-                ),
+                waiting=_some(waiting[row.txn_id, table]),
+                waits_for=_some(waits_for[row.txn_id, table]),
             )
-            for table in sets.tables
+            for table in sorted(points)
         ]
 
     found, more = _listed(
         turn,
-        _open_after(turn, turn.state.locks.sets, command.after or b""),
+        _open_after(turn, _visible(turn, command.scope), command.after),
         command.limit,
-        lambda row: command.scope in (None, row.scope) and sees(turn.state, turn.lane, row),
+        lambda row: (
+            row.txn_id in turn.state.locks.sets
+            and command.scope in (None, row.scope)
+            and sees(turn.state, turn.lane, row)
+        ),
         show,
     )
     turn.reply(to, TableLockList(tuple(info for its in found for info in its), more))
@@ -144,11 +167,11 @@ def _seen(turn: Turn, who: Who) -> bytes:
 
 
 def _some(ids: Iterable[bytes]) -> tuple[bytes, ...]:
-    return tuple(sorted(ids)[:MAX_WAITING])
+    return tuple(nsmallest(MAX_WAITING, ids))
 
 
-def open_info(turn: Turn, row: TxnRow, *, full: bool) -> OpenInfo:
-    """A transaction with what it holds. ``full``: its writers and carried segments, too."""
+def open_info(turn: Turn, row: TxnRow, *, full: bool, after: bytes | None = None) -> OpenInfo:
+    """A transaction with what it holds. ``full``: some writers, those ``after`` one, and carried segments, too."""
     txn = turn.state.open.get(row.txn_id)
     outcome = turn.outcome(row, full=False)
     streams = tuple(sorted(turn.state.participants(row.txn_id)))
@@ -158,20 +181,7 @@ def open_info(turn: Turn, row: TxnRow, *, full: bool) -> OpenInfo:
     silent_ms = max(0, turn.now_ms - turn.keepalives.last(row.txn_id))
     runs = outcome.state == "OPEN"
     stays = turn.index.staged.stays.get(row.txn_id, {})
-    writers: tuple[WriterInfo, ...] = ()
-    carries: tuple[CarryInfo, ...] = ()
-    if full:
-        writers = tuple(
-            WriterInfo(
-                writer,
-                txn.lanes[writer],
-                label_of(turn.state, row.txn_id, writer),
-                sum(extent.count for extent in receipt.extents),
-                receipt.finished,
-            )
-            for writer, receipt in sorted(txn.writers.items())
-        )
-        carries = tuple(_carry(turn, txn, carry) for _, carry in sorted(txn.carries.items()))
+    turn.charge(work.of_items(len(streams) + len(stays)))
     return OpenInfo(
         outcome=outcome,
         staged_bytes=sum(stay.size for stay in stays.values()),
@@ -179,17 +189,43 @@ def open_info(turn: Turn, row: TxnRow, *, full: bool) -> OpenInfo:
         silent_ms=silent_ms,
         left_ms=max(0, row.keepalive_ms - silent_ms) if runs else -1,
         writer_count=len(txn.writers),
-        writers=writers,
-        carries=carries,
+        writers=_writers_of(turn, txn, after) if full else (),
+        carries=_carries_of(turn, txn) if full else (),
     )
 
 
-def _carry(turn: Turn, txn: OpenTxn, carry: CarryRow) -> CarryInfo:
-    place = carry.stream, carry.source
-    stay = turn.index.staged.stays.get(txn.row.txn_id, {}).get(place)
-    events = sum(e.count for (_, *at), e in txn.due.items() if tuple(at) == place)
-    chunks = max(1, -(-(stay.size if stay else 0) // turn.settings.chunk_bytes))
-    return CarryInfo(*place, carry.count, events, chunks, carry.done)
+def _writers_of(turn: Turn, txn: OpenTxn, after: bytes | None) -> tuple[WriterInfo, ...]:
+    txn_id = txn.row.txn_id
+    since = None if after is None else int.from_bytes(after[:8], "big", signed=True)
+    receipts = turn.state.writers_after(txn_id, since, limits.WRITERS_LISTED.value)
+    turn.charge(work.of_receipts(receipts) + work.LOOK * len(receipts))  # and labels
+    return tuple(
+        [
+            WriterInfo(
+                one.writer,
+                txn.lanes[one.writer],
+                label_of(turn.state, txn_id, one.writer),
+                sum(extent.count for extent in one.extents),
+                one.finished,
+            )
+            for one in receipts
+        ]
+    )
+
+
+def _carries_of(turn: Turn, txn: OpenTxn) -> tuple[CarryInfo, ...]:
+    events = Counter[tuple[str, int]]()
+    for (_, stream, partition), extent in txn.due.items() if txn.carries else ():
+        events[stream, partition] += extent.count
+    stays = turn.index.staged.stays.get(txn.row.txn_id, {})
+    turn.charge(work.of_items(len(txn.due)) + work.LOOK * len(txn.carries))
+    found = []
+    for _, carry in sorted(txn.carries.items()):
+        place = carry.stream, carry.source
+        stay = stays.get(place)
+        chunks = max(1, -(-(stay.size if stay else 0) // turn.settings.chunk_bytes))
+        found.append(CarryInfo(*place, carry.count, events[place], chunks, carry.done))
+    return tuple(found)
 
 
 def _listed(
@@ -203,7 +239,7 @@ def _listed(
     found: list[T] = []
     last, size = None, 0
     for looked_at, (key, row) in enumerate(rows):
-        turn.look(1)
+        turn.charge(work.LOOK)
         full = len(found) == limit or size >= limits.ANSWER.value // 2
         if full or looked_at == MAX_LOOKED_AT:
             return found, _between(turn, last, key)
@@ -232,12 +268,33 @@ def _between(turn: Turn, last: bytes | None, key: bytes) -> bytes | None:
     return max(last, key)[: same + 1]
 
 
+def _visible(turn: Turn, scope: str | None) -> list[Ordered[bytes]]:
+    """Groups of open transactions with all that the lane may see; of a scope, if one is given, about."""
+    state, lane = turn.state, turn.lane
+    if scope is not None:
+        found = [
+            state.open_in.get(scope) if operates(state, lane, scope) else state.open_of.get(lane)
+        ]
+    elif rights_of(state, lane, EVERYWHERE) & Right.OPERATE:
+        found = [*state.open_in.values()]
+    else:
+        granted = {pattern.partition("/")[0] for pattern in state.grants.get(lane, ())}
+        scopes = sorted(scope for scope in granted if operates(state, lane, scope))
+        turn.charge(work.of_items(len(granted)))
+        found = [state.open_of.get(lane), *[state.open_in.get(scope) for scope in scopes]]
+    turn.charge(work.of_items(len(found)))
+    return [ids for ids in found if ids]
+
+
 def _open_after(
-    turn: Turn, txn_ids: Iterable[bytes], key: bytes
+    turn: Turn, groups: Iterable[Ordered[bytes]], key: bytes | None
 ) -> Iterator[tuple[bytes, TxnRow | None]]:
-    for txn_id in sorted(txn_ids):
-        if k.txn_key(txn_id) > key:
-            yield k.txn_key(txn_id), turn.state.open[txn_id].row
+    last = key or b""
+    for txn_id in merge(*[ids.since(last[:TXN_ID_SIZE]) for ids in groups]):
+        its = k.txn_key(txn_id)
+        if its > last:  # a transaction may be in two groups
+            last = its
+            yield its, turn.state.open[txn_id].row
 
 
 def list_runs(turn: Turn, command: ListRuns, to: ReplyTo | None) -> None:
@@ -276,12 +333,12 @@ def _runs(turn: Turn, txn_id: bytes, stream: str, wanted: tuple[RunsWanted, ...]
         left = MAX_LOOKED_AT - number
         if len(found) >= left:
             return RunList(tuple(found), wanted[number:])
-        turn.look(1)
+        turn.charge(work.LOOK)
         for run in wanted_runs(turn.index.rows, stream, txn_id, each):
             if len(found) >= left:
                 more = replace(each, first=run.first), *wanted[number + 1 :]
                 return RunList(tuple(found), more)
-            turn.look(1)
+            turn.charge(work.LOOK)
             found.append(
                 RunPlace(
                     run.writer, each.partition, run.first, run.end, run.records, run.at,

@@ -1,8 +1,8 @@
 """Quotas of lanes: how much one lane may have at once, beside the limits of a control partition in sum.
 
-A lane that an operator made has the defaults of `limits.QUOTAS`, `open` and `admin` have none; a `LaneRow` replaces
-them. A quota refuses what makes more, and never a commit, an abort, a question or a heartbeat. Only the rate of
-a lane's commands delays these, in `processors.lanes.queues`.
+All lanes have the defaults of `limits.QUOTAS` but `admin`, which has none; a `LaneRow` replaces them. A quota
+refuses what makes more, and never a commit, an abort, a question or a heartbeat. Only the quota of a lane's
+work delays these, in `processors.lanes.queues`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from anabranch.core import limits
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal.usage import Staged
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.core.state import State
 from anabranch.errors import (
     AnabranchError,
@@ -45,7 +45,7 @@ def quota(state: State, lane: str, name: str) -> int | None:
 
 
 def _default(lane: str, name: str) -> int | None:
-    return None if lane in (OPEN_LANE, ADMIN_LANE) else limits.QUOTAS[name].value
+    return None if lane == ADMIN_LANE else limits.QUOTAS[name].value
 
 
 def own_quotas(lane: str, quotas: Mapping[str, int]) -> dict[str, int]:

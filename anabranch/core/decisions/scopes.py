@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import merge
+from itertools import takewhile
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
-from anabranch.core.authorize import CREATORS, Right, of_scope, rights_of
+from anabranch.core.authorize import CREATORS, EVERYWHERE, Right, of_scope, rights_of
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import from_us, to_text
@@ -40,6 +42,8 @@ from anabranch.schemas.records import (
     StreamList,
     StreamRow,
 )
+
+MAX_LISTED = 400  # streams in an answer; some 8 ms
 
 
 def _own_scope(turn: Turn, scope: str) -> str:
@@ -150,19 +154,39 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
         turn.reply(to, StreamList((stream_info(turn, known),)))
         return
     found: list[StreamInfo] = []
-    size, lane = 0, turn.lane
-    turn.look(len(turn.state.streams))
-    for name, row in sorted(turn.state.streams.items()):
-        if name <= (command.after or "") or command.scope not in (None, name.partition("/")[0]):
-            continue
-        if not rights_of(turn.state, lane, name) & Right.DESCRIBE:
-            continue
-        if size >= limits.ANSWER.value // 2:  # the next one may be big
+    size = 0
+    for name in _described(turn, command.scope, command.after or ""):
+        turn.charge(work.LOOK)
+        if len(found) == MAX_LISTED or size >= limits.ANSWER.value // 2:  # the next one may be big
             turn.reply(to, StreamList(tuple(found), found[-1].stream))
             return
-        found.append(stream_info(turn, row))
+        found.append(stream_info(turn, turn.state.streams[name]))
         size += limits.weight(found[-1])
     turn.reply(to, StreamList(tuple(found)))
+
+
+def _described(turn: Turn, scope: str | None, after: str) -> Iterator[str]:
+    """The names after one of the streams that the lane may describe, of this or any scope, in order."""
+    state, lane = turn.state, turn.lane
+    names = state.stream_names
+    if rights_of(state, lane, EVERYWHERE) & Right.DESCRIBE:
+        granted = ["" if scope is None else f"{scope}/"]
+    else:
+        patterns = state.grants.get(lane, {})
+        turn.charge(work.of_items(len(patterns)))
+        granted = [its.removesuffix("*") for its, has in patterns.items() if has & Right.DESCRIBE]
+        granted = [its for its in granted if scope in (None, its.partition("/")[0])]
+    last = after
+    for name in merge(*[_names_of(its, names.since(max(its, after))) for its in granted]):
+        if name > last:  # it may be granted twice
+            last = name
+            yield name
+
+
+def _names_of(granted: str, names: Iterable[str]) -> Iterator[str]:
+    """The first names: all that begin so, if it is a scope with a slash, or empty; else this one."""
+    all_of_it = granted[-1:] in ("", "/")
+    return takewhile(lambda name: name.startswith(granted) if all_of_it else name == granted, names)
 
 
 def oldest_snapshot(turn: Turn, row: StreamRow) -> int:
@@ -206,6 +230,7 @@ def _least_history_ms(turn: Turn, scope: str) -> int:
 
 def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
     """A stream as its askers see it."""
+    turn.charge(work.of_items(2 * row.partitions + len(turn.state.locks.snapshots)))
     return StreamInfo(
         stream=row.stream,
         state=WAITING if row.stream in turn.memory.waiting else row.state,

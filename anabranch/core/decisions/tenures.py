@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.decisions.commits.positions import check_tasks, processor_of, task_of
 from anabranch.core.decisions.scopes import check_served
@@ -152,10 +152,10 @@ def describe_processors(turn: Turn, command: DescribeProcessors, to: ReplyTo | N
     if command.processor is not None:
         row = processor_of(turn, command.processor)
         info = _info(turn, row, command.task, TASKS_IN_ANSWER)
-        turn.look(len(info.tasks))
+        turn.charge(work.LOOK * len(info.tasks))
         turn.reply(to, ProcessorList((info,)))
         return
-    turn.look(len(turn.state.processors))
+    turn.charge(work.LOOK * len(turn.state.processors))
     found: list[ProcessorInfo] = []
     for name, row in sorted(turn.state.processors.items()):
         if name <= (command.after or "") or split_stream(name)[0] != command.scope:

@@ -10,7 +10,7 @@ from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_write
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.commits import positions, prepared
-from anabranch.core.decisions.commits.writers import put_receipt
+from anabranch.core.decisions.commits.writers import check_room, put_receipt
 from anabranch.core.decisions.scopes import active_stream, check_served, check_snapshot
 from anabranch.core.decisions.turn import FORGOTTEN, Turn, is_finished, refuse
 from anabranch.core.ids import (
@@ -101,7 +101,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
                 "the transaction id is in use with other arguments: make a new one"
             )
         if is_finished(row):
-            turn.reply(to, turn.outcome(row))
+            turn.answer(to, row)
         else:
             # Lists show its id and the rest: only the secret proves that its client asks.
             if row.secret is None or not compare_digest(row.secret, command.secret):
@@ -119,7 +119,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         else earlier_outcome(turn, command.scope, command.name, turn.lane)
     )
     if earlier is not None:
-        turn.reply(to, turn.outcome(earlier))
+        turn.answer(to, earlier)
         return
     check_snapshot(turn, command.scope, command.snapshot)
     check_open(turn, _replaces_open(turn, command))
@@ -228,6 +228,10 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
         raise InvalidArgument(f"{command.stream}: {positions.STATE_IS_MOVED}")
     stream = active_stream(turn, command.stream)
     txn = turn.open(row.txn_id)
+    begins = command.writer and command.writer not in txn.writers  # about to write
+    receipt = Receipt(row.txn_id, command.writer, 0, False, ())
+    if begins:
+        check_room(txn, (receipt,))
     if command.stream not in txn.participants:
         check_staged(turn, row.owner)
         epoch = stream.reference_epoch
@@ -235,8 +239,8 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
             k.participant_key(row.txn_id, command.stream), ParticipantRow(command.stream, epoch)
         )
         journal_op(turn, command.stream, JournalOp("BEGIN_TXN", row.txn_id, epoch, 0))
-    if command.writer and command.writer not in txn.writers:  # about to write
-        put_receipt(turn, Receipt(row.txn_id, command.writer, 0, False, ()), turn.lane)
+    if begins:
+        put_receipt(turn, receipt, turn.lane)
     pinned = txn.participants[command.stream]
     turn.reply(to, Touched(command.stream, pinned, turn.state.layout(command.stream, pinned)))
 
@@ -279,7 +283,7 @@ def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
             helpers = turn.keepalives.helpers.get(row.txn_id, ())
             if turn.lane not in (row.owner, *helpers) and len(helpers) < limits.HELPERS.value:
                 turn.keepalives.helpers.put(row.txn_id, (*helpers, turn.lane))
-        else:
+        elif to is not None:
             gone.append(turn.outcome(row, full=False))
     if gone:
         turn.reply(to, Alive(tuple(gone)))
@@ -301,7 +305,7 @@ def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
         if turn.lane != row.owner and by_operate:
             turn.audit(command, f"{txn_text(row.txn_id)} of {row.owner}: {command.reason!r}")
         abort_txn(turn, row.txn_id, command.reason or "aborted by a client")
-    turn.reply(to, turn.outcome(turn.row(row.txn_id)))
+    turn.answer(to, turn.row(row.txn_id))
 
 
 def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort") -> None:
@@ -412,4 +416,4 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
             owner=turn.lane,
         )
         turn.put(k.txn_key(command.txn_id), row)
-    turn.reply(to, turn.outcome(row))
+    turn.answer(to, row)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
-from anabranch.core import hybrid_time, limits
+from anabranch.core import hybrid_time, limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, of_scope, rights_of, shown
 from anabranch.core.ids import TXN_ID_SIZE, control_partition_of, made_ms_of
@@ -47,17 +48,18 @@ from anabranch.schemas.records import (
     AuditRow,
     LanePositionRow,
     Outcome,
+    Receipt,
     Refusal,
     RoundRow,
     TxnRow,
 )
 
 DAY_MS = 86_400_000
-ROW_BYTES = 200  # a row that was looked at counts as so much of a round
 FORGOTTEN = (
     "no transaction of this id is known; if there was one, "
     "its outcome is older than the retention of outcomes"
 )
+_WRITER = attrgetter("writer")
 AT_END = -1  # a lane's position: the end of its commands, which is still to be found
 WAITING = "its commit is not decided: it waits for the journal to cover the receipts"
 
@@ -128,7 +130,8 @@ class Turn:
         None  # the highest hybrid time that its sender has received; None: not stated
     )
     puts: int = 0
-    size: int = 0  # bytes of rows and answers, about
+    size: int = 0  # bytes of commands, rows and answers, about
+    charged: int = 0  # units of work that are counted by `charge`
     merge_limit: int | None = None  # the most merges in this round
     plain_waits: bool = False  # no plain writes in this round
     plain_bytes: int = 0  # bytes of plain writes that this round commits
@@ -211,9 +214,26 @@ class Turn:
             self.size += limits.weight(result)
             self.round.replies.append((to, result))
 
-    def look(self, rows: int) -> None:
-        """Count rows that a list looked at: lists, which are small to ask for, must not hold up other lanes."""
-        self.size += rows * ROW_BYTES
+    def answer(self, to: ReplyTo | None, row: TxnRow, *, full: bool = True) -> None:
+        """Answer with a transaction's outcome; it is made only if an asker waits."""
+        if to is not None:
+            self.reply(to, self.outcome(row, full=full))
+
+    def charge(self, units: int) -> None:
+        """Count work (`core.work`) that is not counted by its rows, answers and bytes."""
+        self.charged += units
+
+    @property
+    def work(self) -> int:
+        """Units of work of this round so far. Rows, answers and bytes are counted anyway."""
+        round_ = self.round
+        return (
+            self.charged
+            + work.ROW * self.puts
+            + work.ANSWER * len(round_.replies)
+            + work.JOURNAL_OP * len(round_.ops)
+            + (self.size >> work.KIB_BITS)
+        )
 
     def audit(self, command: object, what: str) -> None:
         """Leave a row about an operator's command that is carried out. ``what``: for people, no secrets."""
@@ -365,12 +385,15 @@ class Turn:
         parts = self._keepalives, self._merging, self._cleaning, self._histories
         self.memory.follow(*parts, self._windows, self.ended, self.forgotten)
 
-    def outcome(self, row: TxnRow, *, full: bool = True, lane: str | None = None) -> Outcome:
+    def outcome(
+        self, row: TxnRow, *, full: bool = True, lane: str | None = None, after: int | None = None
+    ) -> Outcome:
         """A transaction as its askers see it: one whose commit waits is not called OPEN.
 
-        ``lane``: the asker's; None: of this command.
+        ``full``: with its streams, and writers, of which an answer has a part: those after ``after``. ``lane``: the
+        asker's; None: of this command.
         """
-        writers = self.state.writers(row.txn_id) if full else {}
+        writers = self._writers(row.txn_id, after) if full else ()
         waits = row.state == "OPEN" and row.txn_id in self.state.committing
         ended = row.state in FINISHED
         trouble = "" if ended else self.trouble(row.txn_id)
@@ -389,13 +412,25 @@ class Turn:
             finished_ms=row.finished_ms,
             keepalive_ms=row.keepalive_ms,
             streams=tuple(sorted(self.state.participants(row.txn_id))) if full else (),
-            writers=tuple(writers[writer] for writer in sorted(writers)),
+            writers=writers,
             owner=row.owner,
             prepared_ms=0 if prepared is None else prepared.prepared_ms,
             prepared_by=b"" if prepared is None else prepared.prepare.by,
             snapshot=row.snapshot,
             broken=shown(self.state, lane or self.lane, row.broken),
         )
+
+    def _writers(self, txn_id: bytes, after: int | None) -> tuple[Receipt, ...]:
+        """The writers of an answer: all, by number; or a part, in the order of their rows."""
+        most, txn = limits.WRITERS_LISTED.value, self.state.open.get(txn_id)
+        if txn is not None and after is None and len(txn.writers) < most:
+            found = [*txn.writers.values()]
+        else:
+            found = self.state.writers_after(txn_id, after, most)
+        if after is None and len(found) < most:
+            found.sort(key=_WRITER)
+        self.charge(work.of_receipts(found))
+        return tuple(found)
 
 
 def refuse(error: AnabranchError) -> Refusal:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from anabranch.batches.records import Record
-from anabranch.core import hybrid_time, limits
+from anabranch.core import hybrid_time, limits, work
 from anabranch.core.decisions.decide import decide
 from anabranch.core.decisions.lanes import is_read
 from anabranch.core.decisions.turn import Turn, refuse
@@ -41,6 +41,7 @@ class Command:
     control: bool = False  # a record of the control topic, which only controllers write
     unheard: bool = False  # its headers for the answer are unusable
     seen: bytes | None = None  # a hybrid time, as its sender put it
+    charge: int = work.SMALL  # units, once it is decided
 
     @property
     def key(self) -> Key:
@@ -61,6 +62,8 @@ def weight_of(commands: Iterable[Command]) -> int:
 def decide_command(turn: Turn, command: Command) -> None:
     """Decide it. A payload that is no command is answered, too."""
     (turn.lane, turn.at), turn.command_bytes = command.key, len(command.payload)
+    turn.size += len(command.payload)
+    turn.charge(work.COMMAND)
     if turn.state.lanes and not command.control and not is_read(turn.state, command.lane):
         return  # by a command before it in this round: it is as if it were not read
     try:

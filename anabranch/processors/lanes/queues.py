@@ -1,18 +1,19 @@
-"""The commands of all lanes: each lane is first in, first out, and lanes take turns by bytes.
+"""The commands of all lanes: each lane is first in, first out, and lanes take turns by what they were charged.
 
-A flooded lane has its own share of the room, so it costs its own commands. Positions are the shell's to know:
-`Lanes.positions` tells how far each lane is decided once a batch is.
+A flooded lane has its own share of the room and of the leader's time, so it costs its own commands. Positions are
+the shell's to know: `Lanes.positions` tells how far each lane is decided once a batch is.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core.decisions.lanes import is_blocked, position_of
 from anabranch.core.decisions.quotas import quota
 from anabranch.core.decisions.turn import AT_END
@@ -22,12 +23,12 @@ from anabranch.core.state import State
 from anabranch.ports import LogError, TopicPartition
 from anabranch.processors.lanes.command import Command, weight_of
 from anabranch.processors.lanes.held import HeldAnswers
+from anabranch.processors.lanes.meter import Meter
 from anabranch.processors.lanes.trouble import LaneTrouble
 from anabranch.schemas.records import LaneRow
 from anabranch.topics.names import commands_topic
 
-QUANTUM = 64 << 10  # bytes of a lane's turn, about
-CHUNKS = 20  # a second, of a lane that has as many commands as its quota allows
+QUANTUM = 2_000  # units of work: a lane's turn, and its part of a round that other lanes are in
 _LANE = attrgetter("lane")
 
 
@@ -35,37 +36,30 @@ _LANE = attrgetter("lane")
 class Lane(LaneSeen):
     """A lane that is not blocked. ``at``: how far it is fetched; `AT_END`: its end is not found yet.
 
-    ``unlogged``: ``at`` is the end that was found, and no round has logged it. ``served``: bytes decided, compared
-    with other lanes'. ``asked_end``: its end as of ``asked_ms``; ``decided_ms``: that of an ask before. ``rate``:
-    commands a second that its quota allows, 0: any; ``allowance``: commands that it may send now, or owes.
-    ``waits``: how often in a row its next batch, beyond its share, found no room beside others.
+    ``unlogged``: ``at`` is the end that was found, and no round has logged it. ``asked_end``: its end as of
+    ``asked_ms``; ``decided_ms``: that of an ask before. ``waits``: how often in a row its next batch, beyond its
+    share, found no room beside others.
     """
 
     name: str = field(kw_only=True)
     place: TopicPartition = field(kw_only=True)
+    meter: Meter = field(kw_only=True)
     at: int = 0
     queue: list[Command] = field(default_factory=list)
     size: int = 0  # bytes queued
-    served: int = 0
     unlogged: bool = False
     asked_ms: int = -1
     asked_end: int = 0
     decided_ms: int = -1
-    rate: int = 0
-    allowance: float = 0.0
     waits: int = 0
 
     @property
-    def due(self) -> int:
-        """Commands that its quota has to allow before any goes on: a flood goes in chunks, each soon decided."""
-        return min(len(self.queue), max(1, self.rate // CHUNKS))
+    def wait_s(self) -> float:
+        """Seconds until its quota lets the next of its queue go."""
+        return self.meter.wait_s(work.forecast(self.size, len(self.queue)))
 
-    @property
-    def going(self) -> int:
-        """How many commands of its queue may go now; the rest waits for its quota."""
-        if not self.rate:
-            return len(self.queue)
-        return min(len(self.queue), int(self.allowance)) if self.allowance >= self.due else 0
+    def usage(self) -> Mapping[str, int]:
+        return {"work": self.meter.used, "debt": self.meter.debt}
 
     def give_back(self, most: int) -> None:
         """Let go of what is beyond so many bytes: it is fetched again."""
@@ -88,7 +82,6 @@ class Lanes:
     _by_place: dict[TopicPartition, Lane] = field(default_factory=dict)
     _rows: Mapping[str, LaneRow] = field(default_factory=dict)
     _waited: bool = False  # whether some lane's trouble was told
-    _filled: float = 0.0  # when lanes' allowances grew last, monotonic seconds
     held: HeldAnswers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,7 +101,8 @@ class Lanes:
         resumes = AT_END in state.lane_positions.values() and self._resumes(state)
         if resumes or state.lanes != self._rows:
             self._renew(state)
-        self._fill()
+        for lane in self.on.values():
+            lane.meter.fill()
         self.held.send_due()
         self.trouble.send()
         if self.trouble.waiting or self._waited:
@@ -135,32 +129,19 @@ class Lanes:
         former = dict(self.on)
         self.on.clear()  # decisions see this very dict
         for name in self._names(state):
-            at, rate = position_of(state, name), quota(state, name, "commands") or 0
-            lane = former.get(name)
+            at, lane = position_of(state, name), former.get(name)
             if lane is None or (at == AT_END and not lane.unlogged):
                 topic = commands_topic(self.trouble.settings.prefix, name)
                 place = TopicPartition(topic, self.trouble.settings.control_partition)
-                lane = Lane(name=name, place=place, at=at, allowance=rate)
-            lane.rate = rate
+                lane = Lane(name=name, place=place, meter=Meter(self.trouble.clock), at=at)
+            lane.meter.set_rate(quota(state, name, "work") or 0)
             self.on[name] = lane
         self._by_place = {lane.place: lane for lane in self.on.values()}
-
-    def _fill(self) -> None:
-        """Let allowances grow, to a second's worth at most."""
-        now = self.trouble.clock.monotonic()
-        passed, self._filled = now - self._filled, now
-        for lane in self.on.values():
-            if lane.rate:
-                lane.allowance = min(lane.rate, lane.allowance + passed * lane.rate)
 
     @property
     def wait_s(self) -> float:
         """Seconds until a lane that waits can go on."""
-        late = [
-            (lane.due - lane.allowance) / lane.rate
-            for lane in self.on.values()
-            if lane.queue and lane.rate
-        ]
+        late = [lane.wait_s for lane in self.on.values() if lane.queue and lane.meter.rate]
         return min(
             [self.trouble.wait_s, self.held.wait_s, *(max(0.001, seconds) for seconds in late)]
         )
@@ -204,7 +185,7 @@ class Lanes:
         lanes = self.on.values()
         full = self.room < 0
         for lane in lanes if full and any(one.waits for one in lanes) else ():
-            if lane.rate:  # else it is decided soon
+            if lane.meter.rate:  # else it is decided soon
                 lane.give_back(self.share)
         room, waiting = self.share // 2, self.trouble.waiting
         return {
@@ -232,10 +213,9 @@ class Lanes:
 
     def add(self, lane: Lane, commands: Sequence[Command]) -> None:
         """Queue a lane's next commands."""
-        if not lane.queue:  # no lane saves up turns, or has to make up for some
-            served = [one.served for one in self.on.values() if one.queue]
-            least = min(served) if served else max([one.served for one in self.on.values()])
-            lane.served = max(lane.served, least)  # or a lane of one command came first each time
+        if not lane.queue:
+            waiting = [one.meter for one in self.on.values() if one.queue]
+            lane.meter.join(waiting, [one.meter for one in self.on.values()])
         lane.queue += commands
         lane.size += weight_of(commands)
 
@@ -244,28 +224,38 @@ class Lanes:
     @property
     def active(self) -> list[Lane]:
         """The lanes with commands that may go now."""
-        return [lane for lane in self.on.values() if lane.queue and lane.going]
+        return [lane for lane in self.on.values() if lane.queue and lane.wait_s <= 0]
 
     def next(self, most: int, among: Sequence[Lane]) -> list[Command]:
         """Up to so many commands of these lanes, in turns. They stay queued until they are `passed`."""
         if len(among) < 2:
-            return among[0].queue[: min(most, among[0].going)] if among else []
-        turns = [(lane.served, i, 0) for i, lane in enumerate(among)]
+            return among[0].queue[:most] if among else []
+        turns = [(lane.meter.served, i, 0) for i, lane in enumerate(among)]
         heapify(turns)
-        going = [lane.going for lane in among]
         batch: list[Command] = []
         size = 0
         while turns and len(batch) < most and size <= limits.ROUND.value:
             served, i, at = heappop(turns)
-            queue, begun = among[i].queue, served
-            while at < going[i] and served - begun < QUANTUM and len(batch) < most:
-                served += queue[at].weight
-                batch.append(queue[at])
+            queue, end = among[i].queue, served + QUANTUM
+            while at < len(queue) and served < end and len(batch) < most:
+                command = queue[at]
+                served += work.forecast(command.weight)
+                size += command.weight
+                batch.append(command)
                 at += 1
-            size += served - begun
-            if at < going[i]:
+            if at < len(queue):
                 heappush(turns, (served, i, at))
         return batch
+
+    def allowed(self, batch: Sequence[Command]) -> dict[str, float]:
+        """The units that each lane of a batch may be charged in its round: then it gives the rest back.
+
+        Its last command may exceed them. Beside other lanes it is a `QUANTUM`, and what its quota has left.
+        """
+        counts = _counts(batch)
+        most = QUANTUM if len(counts) > 1 else math.inf
+        meters = {name: self.on[name].meter for name in counts}
+        return {n: min(most, max(1, m.left)) if m.rate else most for n, m in meters.items()}
 
     def positions(self, batch: Sequence[Command]) -> dict[str, int]:
         """Each lane's position once this batch is decided: the first of its queue, for each lane in it."""
@@ -284,13 +274,10 @@ class Lanes:
             lane = self.on.get(name)
             if lane is None:
                 continue
-            done = lane.size
-            if count < len(lane.queue):
-                done = weight_of(lane.queue[:count])
+            decided = lane.queue[:count]
+            lane.meter.charge(sum([command.charge for command in decided]))
+            lane.size -= weight_of(decided)
             del lane.queue[:count]
-            lane.size -= done
-            lane.served += done
-            lane.allowance -= count
 
     # -- silence --------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_writes
 from anabranch.core.decisions.commits import askers, one_shot, positions, prepared, registered
@@ -85,13 +85,15 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         if command.prepare is not None:
             prepared.check_same(turn, row, command.prepare)
     if row.state == "COMMITTED":
-        behind = not_covered(named, turn.state.writers(row.txn_id))
+        turn.charge(work.of_receipts(named) + work.LOOK * len(named))
+        taken = {one.writer: turn.state.receipt(row.txn_id, one.writer) for one in named}
+        behind = not_covered(named, {writer: one for writer, one in taken.items() if one})
         if behind:
             raise AlreadyCommitted(
                 f"the transaction was committed without writer {writers_text(behind)}, by another commit: its "
                 "outcome stands; write that again"
             )
-        turn.reply(to, turn.outcome(row))
+        turn.answer(to, row)
         return
     if row.state == "ABORTED":
         # Perhaps because it gave way to an earlier commit: then the answer is the same again.
@@ -100,7 +102,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
             turn.reply(to, earlier)
             return
         if row.broken is not None:
-            turn.reply(to, turn.outcome(row))
+            turn.answer(to, row)
             return
     moves = TRANSACTIONS.judge(row.state, "begin_commit", row.reason) is not None
     txn = turn.open(row.txn_id)
@@ -189,7 +191,7 @@ def _commit_prepared(turn: Turn, txn: OpenTxn, command: Commit, to: ReplyTo | No
     named = (*command.own, *(command.receipts or ()))
     prepared.check_ending(txn, command, not_covered(named, txn.writers))
     if command.prepare is not None:
-        turn.reply(to, turn.outcome(row))
+        turn.answer(to, row)
         return
     prepared.check_word(turn, row.txn_id, command.secret)
     commit_prepared(turn, row.txn_id, to)
@@ -406,7 +408,7 @@ def _decide(
         waiting = end_pending(turn, txn_id, None)
         prepared.log_prepared(turn, txn_id, pending, prepare)
         for to in waiting:
-            turn.reply(to, turn.outcome(moved))
+            turn.answer(to, moved)
         return
     turn.put(k.pending_key(txn_id), replace(pending, decided=True))
     for stream, epoch in sorted(txn.participants.items()):

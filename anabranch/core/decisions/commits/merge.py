@@ -309,9 +309,10 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
         positions.move(turn, txn.pending.consumed, plan.txn_id, timestamp, row.committed, state)
     waiting = end_pending(turn, plan.txn_id, None)
     finish(turn, row)
-    outcome = turn.outcome(row)
-    for to in waiting:
-        turn.reply(to, outcome)
+    if waiting:
+        outcome = turn.outcome(row)
+        for to in waiting:
+            turn.reply(to, outcome)
     return True
 
 

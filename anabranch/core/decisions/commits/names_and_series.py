@@ -11,6 +11,7 @@ transaction's own outcome, so that a repeated command gets the same answer whate
 from __future__ import annotations
 
 from anabranch.core import rows as k
+from anabranch.core import work
 from anabranch.core.authorize import Right, of_scope, refusal, rights_of
 from anabranch.core.decisions.commits.prepared import held
 from anabranch.core.decisions.scopes import check_served
@@ -67,7 +68,7 @@ def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
     rights = rights_of(turn.state, turn.lane, of_scope(command.scope))
     all_of_them = bool(rights & (Right.OPERATE | Right.SERIES))
     for looked_at, (name, row) in enumerate(below):
-        turn.look(1)
+        turn.charge(work.LOOK)
         # The next list goes on behind the last one found, so there has to be one.
         if len(found) == MAX_LISTED or (found and looked_at >= MAX_LOOKED_AT):
             turn.reply(to, SeriesList(tuple(found), True))

@@ -78,7 +78,7 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
             raise InvalidArgument(
                 "the transaction id is in use with other arguments: make a new one"
             )
-        turn.reply(to, turn.outcome(row))
+        turn.answer(to, row)
         return
     turn.check_new_id(command.txn_id)
     placed = _place(turn, command)
@@ -103,6 +103,8 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
         owner=turn.lane,
     )
     turn.put(k.txn_key(command.txn_id), row)
+    if to is None:
+        return
     outcome = turn.outcome(row, full=False)
     if command.locks:
         outcome = outcome._replace(tables=locks.table_times(turn, locks.named(command.locks)))
@@ -115,7 +117,7 @@ def _give_way(turn: Turn, command: OneShot, earlier: TxnRow, to: ReplyTo | None)
     scope, owner = command.scope, turn.lane
     never = born("give_way", command.txn_id, turn.wall_ms, scope=scope, owner=owner, reason=reason)
     turn.put(k.txn_key(command.txn_id), never)
-    turn.reply(to, turn.outcome(earlier))
+    turn.answer(to, earlier)
 
 
 def prepare_events(turn: Turn, command: PrepareEvents, to: ReplyTo | None) -> None:
@@ -163,7 +165,7 @@ def prepare_events(turn: Turn, command: PrepareEvents, to: ReplyTo | None) -> No
         turn.put(k.participant_key(command.txn_id, stream), ParticipantRow(stream, epoch))
     kept = PreparedRow(command.prepare, turn.wall_ms, command.events)
     turn.put(k.prepared_key(command.txn_id), kept)
-    turn.reply(to, turn.outcome(row, full=False))
+    turn.answer(to, row, full=False)
 
 
 def _prepared_before(turn: Turn, command: PrepareEvents, row: TxnRow, to: ReplyTo | None) -> None:
@@ -172,14 +174,14 @@ def _prepared_before(turn: Turn, command: PrepareEvents, row: TxnRow, to: ReplyT
         earlier = earlier_outcome(turn, command.scope, command.name, row.owner)
         if earlier is None:
             raise TransactionAborted(f"the transaction is aborted ({row.reason}): begin a new one")
-        turn.reply(to, turn.outcome(earlier))
+        turn.answer(to, earlier)
         return
     if row.secret is None or not compare_digest(row.secret, command.secret):
         raise NotAuthorized("the transaction was begun with another secret")
     if row.state == "OPEN" or (row.scope, row.name) != (command.scope, command.name):
         raise InvalidArgument("the transaction id is in use with other arguments: make a new one")
     prepared.check_same(turn, row, command.prepare)
-    turn.reply(to, turn.outcome(row, full=False))
+    turn.answer(to, row, full=False)
 
 
 def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
@@ -214,7 +216,7 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
             turn.put(k.participant_key(txn_id, stream), now)
             drop_epoch(turn, stream, epoch)
     finish(turn, row)
-    turn.reply(to, turn.outcome(row))
+    turn.answer(to, row)
 
 
 def _one_shot_of_tasks(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:

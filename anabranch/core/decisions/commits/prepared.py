@@ -229,4 +229,6 @@ def is_gone(state: State, stream: str) -> bool:
 def prepared_of_name(turn: Turn, scope: str, name: str | None) -> TxnRow | None:
     """The PREPARED transaction that has a name."""
     holder = turn.state.holder(scope, name) if name is not None else None
-    return turn.state.open[holder].row if holder in turn.state.prepared else None
+    if holder is None or holder not in turn.state.prepared:
+        return None
+    return turn.state.open[holder].row

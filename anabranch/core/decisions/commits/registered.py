@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_writes, shown
 from anabranch.core.decisions import quotas
@@ -24,7 +24,7 @@ from anabranch.core.decisions.commits.writers import writers_text
 from anabranch.core.decisions.transactions import abort_txn, end_pending
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal.receipts import covers
-from anabranch.core.read_locks import Sets, count_of
+from anabranch.core.read_locks import Sets, count_of, held_by
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
 from anabranch.core.tokens import Rights
@@ -69,9 +69,10 @@ def lock_reads(turn: Turn, command: LockReads, to: ReplyTo | None) -> None:
         raise InvalidArgument(
             "this set of locks is registered with others: give it a higher number"
         )
+    turn.charge(work.of_items(held_by(kept) + len(command.vouched) + len(asked)))
     adds = bool(command.sequence) and known is None and row.broken is None
     if adds:
-        _check(turn, row, command, sets)
+        _check(turn, row, command, kept)
     turn.hear(row.txn_id)
     put_looked(turn, row.txn_id, looked)
     if adds:
@@ -100,7 +101,8 @@ def _told(
     )
 
 
-def _check(turn: Turn, row: TxnRow, command: LockReads, sets: Sets) -> None:
+def _check(turn: Turn, row: TxnRow, command: LockReads, kept: ReadLockRow) -> None:
+    sets, known = turn.state.locks.of(row.txn_id), turn.open(row.txn_id).writers
     if not row.snapshot:
         raise InvalidArgument(
             "the transaction began without a snapshot: it can't lock what it reads"
@@ -110,16 +112,22 @@ def _check(turn: Turn, row: TxnRow, command: LockReads, sets: Sets) -> None:
             f"set {command.sequence} of writer {command.writer}: no writer is 0, and its sets have rising numbers"
         )
     check_locks(turn, command.locks)
-    more = count_of(command.locks)
+    strangers = [source.writer for source in kept.read_from if source.writer not in known]
+    if strangers:
+        raise InvalidArgument(
+            f"a set of locks was read from writer {writers_text(strangers)}, which the transaction has not"
+        )
+    more = held_by(kept)
     spans = [span for each in command.locks for span in each.ranges]
-    size = 8 * (more - len(spans)) + sum(len(s.low) + len(s.high or b"") for s in spans)
+    size = 8 * (count_of(command.locks) - len(spans)) + sum(
+        len(s.low) + len(s.high or b"") for s in spans
+    )
     limits.LOCK_BYTES.check(size, "a command that registers locks")
-    limits.EXTENTS.check(len(command.read_from), "what a set of locks was read from")
     most = limits.LOCKS.value
     if sets.count + more > most or len(sets.rows) >= most:
         raise TooManyLocks(
-            f"the transaction would have {sets.count + more:,} locks, {most:,} are allowed: lock a range, or read "
-            "with lock=False"
+            f"the transaction would have {sets.count + more:,} locks and sources of locks, {most:,} are allowed: "
+            "lock a range, or read with lock=False"
         )
     most = limits.REGISTERED.value
     if turn.state.locks.count + more > most:
@@ -221,6 +229,7 @@ def check_commit(
     if sets.rows and wanted.prepare is not None:
         raise InvalidArgument("a transaction with locks on tables can't be prepared: commit it")
     taken = {receipt.writer: receipt for receipt in writers}
+    turn.charge(work.of_items(len(taken) + sets.count))
     behind = {
         source.writer
         for kept in sets.rows.values()

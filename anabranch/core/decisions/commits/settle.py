@@ -68,7 +68,7 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
                 turn.put(k.retired_key(stream, carry.partition), retired)
         turn.audit(command, f"{txn_text(row.txn_id)} of {row.owner}: {command.reason!r}")
         abort_txn(turn, txn_id, command.reason or "settled by an operator", op="settle")
-    turn.reply(to, turn.outcome(turn.row(txn_id)))
+    turn.answer(to, turn.row(txn_id))
 
 
 def _is_torn(turn: Turn, txn_id: bytes) -> bool:

@@ -6,9 +6,10 @@ receipt a writer is known by its touch, as sequence 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from heapq import nsmallest
 
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_writes, refusal
 from anabranch.core.decisions import quotas
@@ -99,13 +100,19 @@ def newer(one: Receipt, other: Receipt) -> Receipt:
     return last
 
 
-def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> None:
-    """Receipts must be of this transaction, well formed, and name only streams that it touched."""
-    touched = turn.state.participants(txn_id)
-    txn = turn.open(txn_id)
+def check_room(txn: OpenTxn, receipts: Collection[Receipt]) -> None:
+    """`InvalidArgument` if the transaction would have too many writers with these receipts, or too big ones."""
     known = [txn.writers[r.writer] for r in receipts if r.writer in txn.writers]
+    limits.WRITERS.check(len(txn.writers) + len(receipts) - len(known), "the transaction")
     size = txn.receipt_bytes - limits.size_of(known) + limits.size_of(receipts)
     limits.RECEIPTS.check(size, "what a transaction's writers have registered, about,")
+
+
+def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> None:
+    """Receipts must be of this transaction, well formed, and name only streams that it touched."""
+    touched = turn.open(txn_id).participants
+    turn.charge(work.of_receipts(receipts))
+    check_room(turn.open(txn_id), receipts)
     for receipt in receipts:
         limits.EXTENTS.check(len(receipt.extents), "a receipt")
         if receipt.txn_id != txn_id:
@@ -145,7 +152,8 @@ def choose_writers(state: State, txn: OpenTxn, command: Commit) -> tuple[Receipt
     if command.receipts is None:
         unfinished = [w for w, r in txn.writers.items() if w not in chosen and not r.finished]
         if unfinished:
-            labels = {w: label_of(state, txn.row.txn_id, w) for w in sorted(unfinished)[:_NAMED]}
+            few = nsmallest(_NAMED, unfinished)
+            labels = {writer: label_of(state, txn.row.txn_id, writer) for writer in few}
             raise WritersUnfinished(
                 f"not finished: writer {writers_text(unfinished, labels)}; "
                 "give the receipts to take, or let it finish. The handle that began the transaction never does: if "
@@ -170,11 +178,11 @@ def writer_text(writer: int) -> str:
     return f"{writer & (1 << 64) - 1:016x}"
 
 
-def writers_text(writers: Iterable[int], labels: Mapping[int, str] | None = None) -> str:
+def writers_text(writers: Collection[int], labels: Mapping[int, str] | None = None) -> str:
     """A few writers, for a message, with their labels."""
     names = [
         writer_text(writer) + (f" ({labels[writer]})" if labels and labels.get(writer) else "")
-        for writer in sorted(writers)
+        for writer in nsmallest(_NAMED, writers)
     ]
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(writers) - _NAMED
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,36 @@
+"""The costs of things to the leader of a control partition, in units of work: the only table of them.
+
+One unit is about 10 µs of the leader's thread on the machine of ``docs/performance.md``; a small command is about
+ten units. Lanes and journals take turns by what they were charged, and their quota ``work`` is in units a second.
+`core` counts units and reads no clock, so that the same commands are charged the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from anabranch.schemas.records import Receipt
+
+COMMAND = 6  # a command, taken out of its record and judged
+ROW = 2  # a row that is written, and deleted some day
+ANSWER = 2  # an answer, without its bytes
+LOOK = 1  # a row that a decision looks at, or later commands will have to
+JOURNAL_OP = 2  # a record of a transaction's life in a stream's journal
+KIB_BITS = 10  # bytes of commands, rows and answers, shifted by this: a unit a KiB
+ITEMS_A_UNIT = 8  # parts of a command that are judged one by one: events, receipts, locks
+SMALL = COMMAND + ROW + ANSWER  # most commands
+
+
+def of_items(count: int) -> int:
+    """The units of so many parts of a command."""
+    return -(-count // ITEMS_A_UNIT)
+
+
+def of_receipts(receipts: Collection[Receipt]) -> int:
+    """The units of receipts, taken out of their rows or judged."""
+    return LOOK * len(receipts) + of_items(sum([len(one.extents) for one in receipts]))
+
+
+def forecast(size: int, commands: int = 1) -> int:
+    """The units of small commands of so many bytes in all: what is assumed until they are decided."""
+    return commands * SMALL + (size >> KIB_BITS)

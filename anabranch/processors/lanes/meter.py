@@ -1,0 +1,67 @@
+"""A meter: what one sender may cost the leader, and what it did, in units of `core.work`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from anabranch.ports import Clock
+
+SHARES = 20  # a second: a sender that has to wait goes on with this share of a second's units
+
+
+@dataclass(slots=True)
+class Meter:
+    """The account of a lane, or of a stream's journals.
+
+    ``rate``: units a second, 0: any. ``left``: what it may be charged now, a second's worth at most. A charge may
+    exceed it: then it is below 0, a debt, and its owner waits until time has paid that off. ``used``: charged in
+    all. ``served``: the same, as it counts for turns: see `join`.
+    """
+
+    clock: Clock
+    rate: int = 0
+    left: float = 0.0
+    used: int = 0
+    served: int = 0
+    _filled: float = 0.0  # when it was filled last, monotonic seconds
+
+    def set_rate(self, rate: int) -> None:
+        """Go on at this rate; one that had none, or a new one, begins with a second's worth."""
+        if rate and not self.rate:
+            self.left, self._filled = float(rate), self.clock.monotonic()
+        self.rate = rate
+
+    def fill(self) -> None:
+        """Let what is left grow with the time that passed."""
+        if self.rate:
+            now = self.clock.monotonic()
+            self.left = min(self.rate, self.left + (now - self._filled) * self.rate)
+            self._filled = now
+
+    def charge(self, units: int) -> None:
+        """Take units off what is left."""
+        self.used += units
+        self.served += units
+        if self.rate:
+            self.left -= units
+
+    def join(self, waiting: Collection[Meter], others: Iterable[Meter]) -> None:
+        """Begin to wait for turns. Its owner saved up none, and has to make up for none.
+
+        ``waiting``: of the others, those that wait for turns.
+        """
+        served = [meter.served for meter in waiting]
+        least = min(served) if served else max([meter.served for meter in others], default=0)
+        self.served = max(self.served, least)  # or an owner of one command came first each time
+
+    @property
+    def debt(self) -> int:
+        """Units that time has to pay off before anything more of its owner goes on."""
+        return max(0, -int(self.left)) if self.rate else 0
+
+    def wait_s(self, wanted: int) -> float:
+        """Seconds until work of this forecast may begin: it goes on in shares of a second, not bit by bit."""
+        if not self.rate:
+            return 0.0
+        return (min(wanted, max(1, self.rate // SHARES)) - self.left) / self.rate
