@@ -72,6 +72,12 @@ UNPACKED = Limit(
     "bytes",
     "a record batch in a journal, unpacked; and 16 times the stream's `max.message.bytes`, or the packed batch",
 )
+JOURNAL_WORK = Limit(
+    20_000, "units of work a second", "the journals of a stream, while others wait for the leader"
+)
+PASS_WORK = Limit(
+    5_000, "units of work", "what is read of journals before commands are decided, about"
+)
 RUNS = Limit(10_000, "runs", "a record batch in a journal: each change of its writer begins one")
 PREPARED_EVENTS = Limit(
     64 << 10, "bytes", "the events of a `PrepareEvents`, about; more of them go by journals"

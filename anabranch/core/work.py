@@ -18,6 +18,10 @@ LOOK = 1  # a row that a decision looks at, or later commands will have to
 JOURNAL_OP = 2  # a record of a transaction's life in a stream's journal
 KIB_BITS = 10  # bytes of commands, rows and answers, shifted by this: a unit a KiB
 ITEMS_A_UNIT = 8  # parts of a command that are judged one by one: events, receipts, locks
+BATCH = 1  # a batch of a journal
+RUN = 2  # consecutive records of one writer in a journal, in the index and in a merge
+RECORD_BITS = 8  # records of a journal, shifted by this: 256 of them a unit
+UNPACKED_BITS = 14  # bytes that a journal's batch unpacks to, twice if it is merged, shifted by this: 16 KiB a unit
 SMALL = COMMAND + ROW + ANSWER  # most commands
 
 
@@ -29,6 +33,11 @@ def of_items(count: int) -> int:
 def of_receipts(receipts: Collection[Receipt]) -> int:
     """The units of receipts, taken out of their rows or judged."""
     return LOOK * len(receipts) + of_items(sum([len(one.extents) for one in receipts]))
+
+
+def of_batch(runs: int, records: int, unpacked: int) -> int:
+    """The units of a journal's batch: to unpack it and to index its runs, and to merge them."""
+    return BATCH + RUN * runs + (records >> RECORD_BITS) + (unpacked >> UNPACKED_BITS)
 
 
 def forecast(size: int, commands: int = 1) -> int:

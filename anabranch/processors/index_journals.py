@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from anabranch.batches.format import crc_of, read_header
 from anabranch.batches.framing import Kind, scan_batch
 from anabranch.batches.framing import Run as FramingRun
 from anabranch.batches.packer import batch_limit, worth_splicing
+from anabranch.core import limits, work
 from anabranch.core.hybrid_time import to_ms
 from anabranch.core.ids import NO_TXN, unpack_txn_header
 from anabranch.core.journal.index import JournalIndex
@@ -18,19 +20,122 @@ from anabranch.core.limits import FRAMING, MESSAGE, NO_TIME, UNPACKED, Room
 from anabranch.core.overlay import Overlay
 from anabranch.core.state import State
 from anabranch.core.stream_settings import MAX_MESSAGE, is_table, latest_time
-from anabranch.ports import CorruptBatch, Fetched, RawBatch
+from anabranch.ports import Clock, CorruptBatch, Fetched, RawBatch
+from anabranch.processors.lanes.meter import Meter
 
 _PLAIN_HEADER = (NO_TXN, 0, -1)  # in place of a missing ab.txn header
 _UNPACKED_TIMES = 16
+QUANTUM = 500  # units of work: a stream's turn
+WAITING_BYTES = 32 << 20
+
+Place = tuple[str, int]  # stream, journal partition
+# Indexes a fetch of a place, for so many units of work about: units taken, and what is left.
+Index: TypeAlias = Callable[[str, int, Fetched, int], tuple[int, Fetched | None]]
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What was fetched of journals and is not indexed yet, and what each stream's journals were charged.
+
+    Streams take turns by their charge. One in debt waits as long as others do. What waits is not fetched again,
+    unless it came to more than `WAITING_BYTES`: then the most charged stream gives some of its own back.
+    """
+
+    clock: Clock
+    meters: dict[str, Meter] = field(default_factory=dict)
+    fetched: dict[str, dict[int, Fetched]] = field(default_factory=dict)  # by stream and partition
+    _reached: int = (
+        0  # what the stream whose turn it was last had been charged: a new one begins there
+    )
+    _size: int = 0
+    _fresh: set[Place] = field(
+        default_factory=set
+    )  # they share memory with all else of their fetch
+
+    def has(self, stream: str, partition: int) -> bool:
+        """Whether something of a journal partition waits."""
+        return partition in self.fetched.get(stream, ())
+
+    def add(self, stream: str, partition: int, fetched: Fetched) -> None:
+        """Let a fetch of a journal partition wait."""
+        meter = self.meters.get(stream)
+        if meter is None:
+            meter = self.meters[stream] = Meter(self.clock)
+            meter.set_rate(limits.JOURNAL_WORK.value)
+        if stream not in self.fetched:
+            meter.served = max(meter.served, self._reached)
+        self._put(stream, partition, fetched)
+        self._fresh.add((stream, partition))
+
+    def only(self, streams: Container[str]) -> None:
+        """Drop what waits of all others: it is fetched again, if they are read again."""
+        for stream in [stream for stream in self.fetched if stream not in streams]:
+            for partition in list(self.fetched[stream]):
+                self._take(stream, partition)
+
+    def turns(self, *, in_debt: bool = False) -> list[str]:
+        """The streams that have a turn now, each a `QUANTUM`; ``in_debt``: those that have none by right."""
+        for stream in self.fetched:
+            self.meters[stream].fill()
+        streams = [one for one in self.fetched if bool(self.meters[one].debt) is in_debt]
+        return sorted(streams, key=lambda stream: (self.meters[stream].served, stream))
+
+    def serve(self, stream: str, index: Index) -> int:
+        """Give a stream its turn. Returns the units that it took."""
+        meter, spent = self.meters[stream], 0
+        self._reached = max(self._reached, meter.served)
+        for partition in list(self.fetched[stream]):
+            if spent >= QUANTUM:
+                break
+            fetched = self._take(stream, partition)
+            units, left = index(stream, partition, fetched, QUANTUM - spent)
+            spent += units
+            if left is not None:
+                self._put(stream, partition, left)
+        meter.charge(spent)
+        return spent
+
+    def settle(self) -> None:
+        """After a pass: what goes on waiting stays in memory by itself, and within its limit."""
+        for stream, partition in self._fresh:
+            if self.has(stream, partition):
+                fetched = self._take(stream, partition)
+                own = [b._replace(data=memoryview(bytes(b.data))) for b in fetched.batches]
+                self._put(stream, partition, replace(fetched, batches=own))
+        self._fresh.clear()
+        while self._size > WAITING_BYTES:
+            most = max(self.fetched, key=lambda stream: (self.meters[stream].served, stream))
+            self._take(most, next(reversed(self.fetched[most])))
+
+    def forget_stream(self, stream: str) -> None:
+        """Drop what is known of a forgotten stream."""
+        self.only(self.fetched.keys() - {stream})
+        self.meters.pop(stream, None)
+
+    def _put(self, stream: str, partition: int, fetched: Fetched) -> None:
+        self.fetched.setdefault(stream, {})[partition] = fetched
+        self._size += sum(len(batch.data) for batch in fetched.batches)
+
+    def _take(self, stream: str, partition: int) -> Fetched:
+        places = self.fetched[stream]
+        fetched = places.pop(partition)
+        if not places:
+            del self.fetched[stream]
+        self._size -= sum(len(batch.data) for batch in fetched.batches)
+        return fetched
 
 
 @dataclass(slots=True)
 class Scanned:
-    """The content of a batch: runs of WRITEs, runs of plain records, and records to reject by reason."""
+    """The content of a batch: runs of WRITEs, runs of plain records, and records to reject by reason.
+
+    ``work``: what it cost, in units.
+    """
 
     runs: list[Run] = field(default_factory=list)
     plain: list[Run] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
+    work: int = work.BATCH
 
 
 def index_fetched(
@@ -43,34 +148,43 @@ def index_fetched(
     *,
     known_until: int,
     wall_ms: int,
-) -> None:
+    most: int,
+) -> tuple[int, Fetched | None]:
     """Index one fetch of a journal partition; rows and position are put on ``changes``.
 
-    ``known_until``: a former leader has counted those before. ``wall_ms``: the clock, Unix milliseconds.
+    ``known_until``: a former leader has counted those before. ``wall_ms``: the clock, Unix milliseconds. ``most``:
+    units of work, which the last batch may exceed. Returns the units that it took, and what is left.
     """
     settings = state.streams[stream].settings
     rules = rules_of(settings, max(wall_ms, to_ms(state.round.hybrid_time)))
     runs: list[Run] = []
     plain: list[Run] = []
-    size = 0
-    for batch in fetched.batches:
+    size = units = 0
+    left = None
+    for at, batch in enumerate(fetched.batches):
+        if units >= most:
+            left = replace(fetched, batches=fetched.batches[at:])
+            break
         size += len(batch.data)
         copy = (stream, partition, batch.base_offset)
         if copy in index.copies:
             index.copies.discard(copy)
             continue  # the index knows it already
         scanned = scan(batch, rules, limit=unpacked_limit(settings, len(batch.data)))
+        units += scanned.work
         runs += scanned.runs
         plain += scanned.plain
         if batch.base_offset >= known_until:
             for reason, count in scanned.rejected.items():
                 index.reject(stream, partition, reason, count)
+    next_offset = fetched.next_offset if left is None else left.batches[0].base_offset
     added = index.add(
-        state, stream, partition, runs, fetched.next_offset, plain=plain,
+        state, stream, partition, runs, next_offset, plain=plain,
         known_until=known_until, size=size,
     )  # fmt: skip
     for key, value in added.items():
         changes.set(key, value)
+    return units, left
 
 
 def rules_of(settings: Mapping[str, str], now_ms: int) -> Room:
@@ -105,6 +219,8 @@ def scan(batch: RawBatch, rules: Room, *, limit: int = UNPACKED.value) -> Scanne
     except CorruptBatch:
         pass  # its one run has the reason
     found = scan_batch(batch, rules, limit=limit, digests=rules.is_table)
+    unpacked = sum(limit if run.kind is Kind.MALFORMED else run.size for run in found)
+    out.work = work.of_batch(len(found), sum(run.records for run in found), unpacked)
     for run in found:
         if run.kind is Kind.OP:
             if not native:

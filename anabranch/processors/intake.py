@@ -36,7 +36,7 @@ from anabranch.ports import (
     TopicPartition,
     answered,
 )
-from anabranch.processors.index_journals import index_fetched
+from anabranch.processors.index_journals import Waiting, index_fetched
 from anabranch.processors.lanes.command import Command, command_of, weight_of
 from anabranch.processors.lanes.queues import Lane, Lanes
 from anabranch.topics.names import control_topic, journal_topic, status_topic
@@ -64,6 +64,7 @@ class Intake:
     settings: Settings
     waiting: Mapping[str, str]  # streams whose journals are not read
     lanes: Lanes
+    journals: Waiting = field(init=False)
     rows: Overlay = field(init=False)
     index: JournalIndex = field(init=False)
     unreadable: Counter[str] = field(default_factory=Counter)
@@ -75,11 +76,13 @@ class Intake:
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.journals = Waiting(self.clock)
         self.rows = Overlay(self.table)
         self.index = JournalIndex(self.rows)
 
     def begin(self, state: State) -> None:
         """Go on where the folded state says; drop what this process knew from before. Then `find_ends`."""
+        self.journals = Waiting(self.clock)
         self.rows.take()  # a successor may have led meanwhile: these were made with an old state
         for stream, row in state.forgotten.items():
             self.table.write(self.index.drop_former(stream, row.times))
@@ -121,6 +124,7 @@ class Intake:
     def forget_stream(self, stream: str) -> None:
         """Drop a forgotten stream from memory and the table's index."""
         self.index.forget_stream(stream)
+        self.journals.forget_stream(stream)
         for place in [place for place in self._known_until if place[0] == stream]:
             del self._known_until[place]
         self._may_warn_of.pop(stream, None)
@@ -177,8 +181,12 @@ class Intake:
         """
         control = self._control_partition
         journals = dict(self._journal_positions(state))
+        if self.journals.fetched:
+            self.journals.only({stream for stream, _ in journals.values()})
         positions = {**self.lanes.wanted(), control: self._control_seen}
-        positions.update({tp: at for tp, (_, at) in journals.items()})
+        for tp, (stream, at) in journals.items():
+            if not self.journals.has(stream, tp.partition):
+                positions[tp] = at
         failed: dict[TopicPartition, LogError] = {}
         fetched = self.log.fetch(
             positions, max_wait=max_wait, max_bytes=FETCH_BYTES, committed=False, failed=failed
@@ -196,10 +204,11 @@ class Intake:
             self._queue_control()
         for tp, (stream, _) in journals.items():
             if tp in fetched:
-                self._index_journal(state, stream, tp.partition, fetched[tp])
+                self.journals.add(stream, tp.partition, fetched[tp])
         room = self.lanes.room
         for lane in self.lanes.among(fetched):
             room -= self._queue_commands(lane, fetched[lane.place], room)
+        self._index_journals(state)
         errors = []
         for tp, error in failed.items():
             try:
@@ -251,12 +260,28 @@ class Intake:
                 found.append((TopicPartition(journal_topic(name), partition), (name, at)))
         return found
 
-    def _index_journal(self, state: State, stream: str, partition: int, fetched: Fetched) -> None:
-        known_until = self._known_until.get((stream, partition), 0)
-        index_fetched(
-            self.rows, self.index, state, stream, partition, fetched,
-            known_until=known_until, wall_ms=int(self.clock.wall() * 1000),
-        )  # fmt: skip
+    def _index_journals(self, state: State) -> None:
+        """Index what waits of journals, for a bounded amount of work: commands come between."""
+
+        def index(
+            stream: str, partition: int, fetched: Fetched, most: int
+        ) -> tuple[int, Fetched | None]:
+            return index_fetched(
+                self.rows, self.index, state, stream, partition, fetched,
+                known_until=self._known_until.get((stream, partition), 0),
+                wall_ms=int(self.clock.wall() * 1000), most=most,
+            )  # fmt: skip
+
+        left = limits.PASS_WORK.value
+        while left > 0 and (streams := self.journals.turns()):
+            for stream in streams:
+                left -= self.journals.serve(stream, index)
+                if left <= 0:
+                    break
+        if left == limits.PASS_WORK.value and not (self.lanes.control or self.lanes.active):
+            for stream in self.journals.turns(in_debt=True)[:1]:
+                self.journals.serve(stream, index)
+        self.journals.settle()
 
     def _queue_commands(self, lane: Lane, fetched: Fetched, room: int) -> int:
         """Queue a lane's commands as far as it may have them. Returns the bytes queued.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -188,6 +189,8 @@ def test_times_that_no_stream_takes_are_rejected_alone(world: World, what: str, 
 
 
 EMPTY = [Record(0, 5, b"k", b"", ((OP_HEADER, b""),) * (n % 2)) for n in range(10_001)]
+OTHER = "nyc/other"
+RUNS = 6_000  # of a dear batch
 MOST = 1_000_000  # bytes of a batch in the stream's topic: 16 times as much may come packed
 ZEROS = Record(0, 5, b"k", bytes(MOST - 1_000))
 # A batch in a journal: its records; how many are rejected, and why.
@@ -236,6 +239,60 @@ def test_no_more_is_unpacked_than_a_batch_may_hold(world: World) -> None:
         tracemalloc.stop()
     assert most < 8 << 20
     assert controller._intake.index.rejected[STREAM] == {"malformed_batch": 3}
+
+
+def test_a_dear_journal_waits_for_others_and_is_read_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass takes one such batch. Once its stream is in debt, it takes none as long as others wait."""
+    controller = led(world)
+    world.ask(controller, CreateStream(OTHER, 1, {}))
+    asked: list[int] = []
+    fetch = controller.log.fetch
+
+    def noted(positions: dict[TopicPartition, int], **how: Any) -> Any:
+        asked.extend(at for place, at in positions.items() if place.topic == journal_topic(STREAM))
+        return fetch(positions, **how)
+
+    monkeypatch.setattr(controller.log, "fetch", noted)
+
+    def position(stream: str) -> int:
+        return controller._intake.index.positions.get((stream, 0), 0)
+
+    def passes(count: int, *, command: bool = False) -> int:
+        """How many batches of the dear journal these passes index."""
+        before = position(STREAM)
+        for _ in range(count):
+            if command:
+                world.send(FindScope("nyc", False))
+            controller.step(0.0)
+        return (position(STREAM) - before) // RUNS
+
+    def put(stream: str, count: int, runs: int) -> None:
+        place = TopicPartition(journal_topic(stream), 0)
+        for _ in range(count):
+            world.cluster.produce_batch(place, encode_batch(EMPTY[:runs]))
+
+    put(STREAM, 20, RUNS)
+    asked.clear()
+    assert passes(1, command=True) == 1
+    put(OTHER, 1, 1)
+    assert passes(1, command=True) == 1
+    assert position(OTHER) == 1, "it was charged less"
+    assert passes(3, command=True) == 0, "the dear one owes by now"
+    put(OTHER, 1, 1)
+    assert passes(1) == 0
+    assert position(OTHER) == 2
+    assert passes(3) == 3, "nobody else waits"
+    assert passes(2, command=True) == 0
+    world.clock.now += 20.0
+    assert passes(2, command=True) == 2, "its debt is paid off"
+    assert set(asked[1:]) == {0}, "partition 1: what waits is not fetched again"
+    controller.look()
+    assert controller.metrics.values["journal_work"][(STREAM,)] > 14 * RUNS
+    assert controller.metrics.values["journal_debt"].keys() == {(STREAM,)}
+    passes(20)
+    assert (position(STREAM), len(seen(world))) == (20 * RUNS, 20 * RUNS // 2)
 
 
 def test_rejected_records_are_named_at_once_and_then_each_minute(
