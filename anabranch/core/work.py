@@ -20,8 +20,8 @@ KIB_BITS = 10  # bytes of commands, rows and answers, shifted by this: a unit a 
 ITEMS_A_UNIT = 8  # parts of a command that are judged one by one: events, receipts, locks
 BATCH = 1  # a batch of a journal
 RUN = 2  # consecutive records of one writer in a journal, in the index and in a merge
-RECORD_BITS = 8  # records of a journal, shifted by this: 256 of them a unit
-UNPACKED_BITS = 14  # bytes that a journal's batch unpacks to, twice if it is merged, shifted by this: 16 KiB a unit
+RECORD_BITS = 7  # records of a journal, shifted by this: 128 of them a unit
+UNPACKED_BITS = 13  # bytes that a journal's batch unpacks to, when it is indexed and merged: 8 KiB a unit
 SMALL = COMMAND + ROW + ANSWER  # most commands
 
 
