@@ -6,8 +6,8 @@ import base64
 import json
 import sys
 import time
-from functools import lru_cache
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from anabranch.cli.errors import OutputClosed

@@ -21,7 +21,8 @@ ITEMS_A_UNIT = 8  # parts of a command that are judged one by one: events, recei
 BATCH = 1  # a batch of a journal
 RUN = 2  # consecutive records of one writer in a journal, in the index and in a merge
 RECORD_BITS = 7  # records of a journal, shifted by this: 128 of them a unit
-UNPACKED_BITS = 13  # bytes that a journal's batch unpacks to, when it is indexed and merged: 8 KiB a unit
+UNPACKED_BITS = 13  # bytes that a journal's batch unpacks to, shifted by this: 8 KiB a unit
+COPIED_BITS = 12  # bytes that merges of a journal put into new batches, shifted by this: 4 KiB a unit
 SMALL = COMMAND + ROW + ANSWER  # most commands
 
 
@@ -36,8 +37,13 @@ def of_receipts(receipts: Collection[Receipt]) -> int:
 
 
 def of_batch(runs: int, records: int, unpacked: int) -> int:
-    """The units of a journal's batch: to unpack it and to index its runs, and to merge them."""
+    """The units of a journal's batch: to unpack it, and to index its runs."""
     return BATCH + RUN * runs + (records >> RECORD_BITS) + (unpacked >> UNPACKED_BITS)
+
+
+def of_merge(copied: int) -> int:
+    """The units of a merge that puts so many bytes into new batches."""
+    return copied >> COPIED_BITS
 
 
 def forecast(size: int, commands: int = 1) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -22,6 +22,7 @@ from anabranch.core.state import State
 from anabranch.core.stream_settings import MAX_MESSAGE, is_table, latest_time
 from anabranch.ports import Clock, CorruptBatch, Fetched, RawBatch
 from anabranch.processors.lanes.meter import Meter
+from anabranch.schemas.records import SegmentRange
 
 _PLAIN_HEADER = (NO_TXN, 0, -1)  # in place of a missing ab.txn header
 _UNPACKED_TIMES = 16
@@ -171,7 +172,9 @@ def index_fetched(
             index.copies.discard(copy)
             continue  # the index knows it already
         scanned = scan(batch, rules, limit=unpacked_limit(settings, len(batch.data)))
-        units += scanned.work
+        units += scanned.work + work.of_merge(
+            _copied(batch, scanned, state.streams[stream].segments)
+        )
         runs += scanned.runs
         plain += scanned.plain
         if batch.base_offset >= known_until:
@@ -185,6 +188,21 @@ def index_fetched(
     for key, value in added.items():
         changes.set(key, value)
     return units, left
+
+
+def _copied(batch: RawBatch, scanned: Scanned, segments: Sequence[SegmentRange]) -> int:
+    """The bytes that merges of a batch put into new batches, or take along as they are if they are plain."""
+
+    def of_plain(run: Run) -> int:
+        if run.pure and worth_splicing(batch, run.records):
+            one = any(s.low <= run.low and run.high < s.high for s in segments)
+            if run.keyless == run.records or (one and not run.keyless):
+                return len(batch.data)
+        return run.batch_size
+
+    return sum(run.batch_size for run in scanned.runs if not run.pure) + sum(
+        map(of_plain, scanned.plain)
+    )
 
 
 def rules_of(settings: Mapping[str, str], now_ms: int) -> Room:

@@ -181,12 +181,13 @@ class Intake:
         """
         control = self._control_partition
         journals = dict(self._journal_positions(state))
+        positions = {**self.lanes.wanted(), control: self._control_seen}
+        positions.update({tp: at for tp, (_, at) in journals.items()})
         if self.journals.fetched:
             self.journals.only({stream for stream, _ in journals.values()})
-        positions = {**self.lanes.wanted(), control: self._control_seen}
-        for tp, (stream, at) in journals.items():
-            if not self.journals.has(stream, tp.partition):
-                positions[tp] = at
+            for tp, (stream, _) in journals.items():
+                if self.journals.has(stream, tp.partition):
+                    del positions[tp]
         failed: dict[TopicPartition, LogError] = {}
         fetched = self.log.fetch(
             positions, max_wait=max_wait, max_bytes=FETCH_BYTES, committed=False, failed=failed
@@ -262,6 +263,8 @@ class Intake:
 
     def _index_journals(self, state: State) -> None:
         """Index what waits of journals, for a bounded amount of work: commands come between."""
+        if not self.journals.fetched:
+            return
 
         def index(
             stream: str, partition: int, fetched: Fetched, most: int

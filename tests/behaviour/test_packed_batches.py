@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from threading import Thread
 
@@ -14,7 +15,9 @@ import pytest
 
 import anabranch
 from anabranch.batches.compression import ZSTD
-from anabranch.batches.format import Packed
+from anabranch.batches.format import HEADER_SIZE, Packed, read_header
+from anabranch.batches.records import Record, encode_batch
+from anabranch.errors import BatchTooLarge
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.wire.cluster import Cluster as Wire
@@ -42,6 +45,13 @@ def zeros(mib: int) -> Packed:
         packer.compress(bytes(MIB))
     packer.compress(b"\0")  # no headers
     return Packed(bytes(packer.finish()), ZSTD, 1, 5, 5)
+
+
+def packed(records: list[Record]) -> Packed:
+    data = encode_batch(records, "zstd")
+    header = read_header(data)
+    times = header.base_timestamp, header.max_timestamp
+    return Packed(data[HEADER_SIZE:], header.compression, len(records), *times)
 
 
 def number(value: int) -> bytes:
@@ -106,6 +116,20 @@ def others_go_on(cluster: Cluster, mine: str, other: str) -> None:
             assert [event.value for event in events] == [b"after"]
         with client.read(other, timeout=5.0) as events:
             assert len(list(events)) == COMMITS
+        legal = [Record(n, 5, b"k", bytes(1000)) for n in range(200)]
+        with journal_producer(cluster.bootstrap) as producer:
+            producer.append(journal, packed(legal), time.monotonic() + SOON_S)
+            producer.flush(time.monotonic() + SOON_S)
+        with client.read(mine, timeout=20.0) as events:
+            assert len(list(islice(events, 201))) == 201
+    small = {"max.event.bytes": 100_000}
+    with (
+        anabranch.connect(cluster.bootstrap, prefix=cluster.prefix, config=small) as client,
+        client.read(mine, timeout=20.0) as events,
+    ):
+        assert next(events).value == b"after"
+        with pytest.raises(BatchTooLarge, match="unpacks to more than 100,000"):
+            next(events)
     assert (cluster.controller.pid, cluster.controller.running) == (pid, True)
     assert peak(pid) < MOST_MEMORY
 
