@@ -194,7 +194,7 @@ def _copied(batch: RawBatch, scanned: Scanned, segments: Sequence[SegmentRange])
     """The bytes that merges of a batch put into new batches, or take along as they are if they are plain."""
 
     def of_plain(run: Run) -> int:
-        if run.pure and worth_splicing(batch, run.records):
+        if run.pure and worth_splicing(batch, run.records, run.batch_size):
             one = any(s.low <= run.low and run.high < s.high for s in segments)
             if run.keyless == run.records or (one and not run.keyless):
                 return len(batch.data)
