@@ -224,6 +224,20 @@ def test_what_a_packed_batch_may_hold(world: World, what: str) -> None:
     assert {b"before", b"after"} <= set(seen(world))
 
 
+@pytest.mark.parametrize("keys", [1, 50])
+def test_a_batch_of_one_segment_stays_packed(world: World, keys: int) -> None:
+    """However few bytes it has: others are taken apart, and have room for what they unpack to."""
+    controller = led(world)
+    made = [Record(n, 5, b"%d" % (n % keys), bytes(8_000)) for n in range(50)]
+    place = TopicPartition(journal_topic(STREAM), 0)
+    world.cluster.produce_batch(place, encode_batch(made, "zstd"))
+    play(controller)
+    assert seen(world) == [bytes(8_000)] * 50
+    partitions = (world.cluster.partition(TopicPartition(stream_topic(STREAM), p)) for p in (0, 1))
+    size = sum(len(entry.data) for one in partitions for entry in one.entries)
+    assert (size < 10_000) == (keys == 1)
+
+
 def test_no_more_is_unpacked_than_a_batch_may_hold(world: World) -> None:
     """A batch of some KB took the memory of what it unpacks to, and as much again to be merged."""
     controller = led(world, max_message_bytes=str(LEAST_MESSAGE.value))
