@@ -137,7 +137,7 @@ _SYNONYMS = {
 }
 
 
-# Of a reader, and not librdkafka's: the most bytes that a batch of events may unpack to.
+# The most bytes that a batch of events may unpack to: an option of readers, and not of librdkafka.
 MAX_EVENT = "max.event.bytes"
 _MOST_EVENT_BYTES = 512 << 20  # no controller ever took more
 

@@ -36,22 +36,20 @@ Index: TypeAlias = Callable[[str, int, Fetched, int], tuple[int, Fetched | None]
 
 @dataclass(slots=True)
 class Waiting:
-    """What was fetched of journals and is not indexed yet, and what each stream's journals were charged.
+    """Batches of journals that were fetched and are not indexed yet, and the meter of each stream's journals.
 
-    Streams take turns by their charge. One in debt waits as long as others do. What waits is not fetched again,
-    unless it came to more than `WAITING_BYTES`: then the most charged stream gives some of its own back.
+    Streams take turns by their charge. One in debt waits as long as others do. Nothing that waits is fetched again,
+    unless it came to more than `WAITING_BYTES`: then the most charged stream gives some of its own back. ``_reached``:
+    what the stream whose turn it was last had been charged; a new one begins there. ``_fresh``: places whose batches
+    share memory with all else of their fetch.
     """
 
     clock: Clock
     meters: dict[str, Meter] = field(default_factory=dict)
     fetched: dict[str, dict[int, Fetched]] = field(default_factory=dict)  # by stream and partition
-    _reached: int = (
-        0  # what the stream whose turn it was last had been charged: a new one begins there
-    )
+    _reached: int = 0
     _size: int = 0
-    _fresh: set[Place] = field(
-        default_factory=set
-    )  # they share memory with all else of their fetch
+    _fresh: set[Place] = field(default_factory=set)
 
     def has(self, stream: str, partition: int) -> bool:
         """Whether something of a journal partition waits."""
@@ -206,7 +204,7 @@ def _copied(batch: RawBatch, scanned: Scanned, segments: Sequence[SegmentRange])
 
 
 def rules_of(settings: Mapping[str, str], now_ms: int) -> Room:
-    """What a stream with these settings takes of a journal's records, as single requests judge it.
+    """The rules by which a stream with these settings takes records of journals, the same as for single requests.
 
     ``now_ms``: the later of the clock and the last commit's time: no leader decides by its own clock alone that a
     time is too late.

@@ -53,9 +53,8 @@ class Run(NamedTuple):
     keyless: int = 0  # records without a key
     # A digest of its keys, for tables (`core.journal.table_writes.Keys`); empty: not known.
     digest: bytes = b""
-    latest: int = (
-        0  # time of its records, Unix milliseconds; `NEVER` if one is below the legal range
-    )
+    # Time of its records, Unix milliseconds; `NEVER` if one is below the legal range.
+    latest: int = 0
 
 
 class StoredRun(NamedTuple):
