@@ -38,10 +38,10 @@ Index: TypeAlias = Callable[[str, int, Fetched, int], tuple[int, Fetched | None]
 class Waiting:
     """Batches of journals that were fetched and are not indexed yet, and the meter of each stream's journals.
 
-    Streams take turns by their charge. One in debt waits as long as others do. Nothing that waits is fetched again,
-    unless it came to more than `WAITING_BYTES`: then the most charged stream gives some of its own back. ``_reached``:
-    what the stream whose turn it was last had been charged; a new one begins there. ``_fresh``: places whose batches
-    share memory with all else of their fetch.
+    Streams take turns by their charge. One in debt waits as long as others need the leader. Nothing that waits is
+    fetched again, unless it came to more than `WAITING_BYTES`: then the most charged stream gives some of its own
+    back. ``_reached``: the charge of the stream whose turn it was last; a new one begins there. ``_fresh``: places
+    whose batches share memory with all else of their fetch.
     """
 
     clock: Clock
@@ -78,6 +78,10 @@ class Waiting:
             self.meters[stream].fill()
         streams = [one for one in self.fetched if bool(self.meters[one].debt) is in_debt]
         return sorted(streams, key=lambda stream: (self.meters[stream].served, stream))
+
+    def waits_s(self) -> list[float]:
+        """Seconds until each stream that waits is out of debt."""
+        return [max(0.0, self.meters[stream].wait_s(1)) for stream in self.fetched]
 
     def serve(self, stream: str, index: Index) -> int:
         """Give a stream its turn. Returns the units that it took."""

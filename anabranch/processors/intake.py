@@ -47,6 +47,7 @@ FETCH_BYTES = 4 << 20
 # More changes of the journal index get a round of their own.
 INDEX_ROWS, INDEX_BYTES = 5_000, 8 << 20
 _WARN_MS = 60_000
+CALM_S = 1.0  # without a command: then journals in debt go on, as no other needs the leader
 
 
 @dataclass(slots=True)
@@ -71,6 +72,7 @@ class Intake:
     passed_over: dict[tuple[str, int], str] = field(default_factory=dict)
     _may_warn_ms: int = 0
     _may_warn_of: dict[str, int] = field(default_factory=dict)  # the same, for journals
+    _calm_from: float = 0.0  # when journals in debt go on, if no command comes before
     _control_at: int = 0  # how far the control topic is read, committed
     _control_seen: int = 0  # … and how far it is known to have records
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -109,6 +111,12 @@ class Intake:
         if any(merging.waiting.get(place, None) is None for place in places):
             return 0.0
         return LOOK_AGAIN_MS / 1000 if places else math.inf
+
+    @property
+    def journal_wait_s(self) -> float:
+        """Seconds until something that waits of journals may be indexed."""
+        calm_s = max(0.0, self._calm_from - self.clock.monotonic())
+        return min([calm_s, *self.journals.waits_s()]) if self.journals.fetched else math.inf
 
     def find_ends(self, state: State) -> list[LogError]:
         """Find the journals' ends as of now: a former leader judged the records before them.
@@ -281,7 +289,10 @@ class Intake:
                 left -= self.journals.serve(stream, index)
                 if left <= 0:
                     break
-        if left == limits.PASS_WORK.value and not (self.lanes.control or self.lanes.active):
+        now = self.clock.monotonic()
+        if self.lanes.control or self.lanes.active:
+            self._calm_from = now + CALM_S
+        elif left == limits.PASS_WORK.value and now >= self._calm_from:
             for stream in self.journals.turns(in_debt=True)[:1]:
                 self.journals.serve(stream, index)
         self.journals.settle()
