@@ -264,6 +264,10 @@ class EventTooLarge(FixCallError):
     most = 0  # bytes that it takes of key, value and headers; 0: not told
 
 
+class BatchTooLarge(FixCallError):
+    """Events that lie packed together unpack to more bytes than the reader's option max.event.bytes allows."""
+
+
 class TooManyStreams(FixCallError):
     """A control partition, or a lane, has all the streams, partitions of streams or scopes that it may."""
 

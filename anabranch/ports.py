@@ -340,6 +340,10 @@ class CorruptBatch(LogError):
     """A batch's CRC does not match, or its bytes are no RecordBatch v2, or its records are malformed."""
 
 
+class UnpacksToMore(CorruptBatch):
+    """A batch unpacks to more bytes than its reader allows."""
+
+
 def answered(question: Callable[[Failed], T]) -> T:
     """The answer to a question that puts failures into a mapping. Raises the first of them.
 

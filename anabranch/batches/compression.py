@@ -8,7 +8,7 @@ from typing import Final, Literal
 import cramjam
 
 from anabranch.batches.format import Buffer
-from anabranch.ports import CorruptBatch
+from anabranch.ports import CorruptBatch, UnpacksToMore
 
 NONE: Final = 0
 GZIP: Final = 1
@@ -68,7 +68,7 @@ def decompress_scratch(codec: int, data: Buffer, *, limit: int = MAX_UNPACKED_BY
     """``data`` unpacked, in a buffer that the next call of the same thread overwrites.
 
     Raises:
-        CorruptBatch: not of this codec, or more than ``limit`` bytes.
+        CorruptBatch: not of this codec. UnpacksToMore: more than ``limit`` bytes.
     """
     if codec == NONE:
         return memoryview(data)
@@ -94,7 +94,7 @@ def decompress_scratch(codec: int, data: Buffer, *, limit: int = MAX_UNPACKED_BY
             _grow(len(room) + 1, limit)
         else:
             if size > limit:
-                raise CorruptBatch(f"a batch unpacks to more than {limit} bytes")
+                raise UnpacksToMore(f"a batch unpacks to more than {limit:,} bytes")
             return memoryview(room)[:size]
 
 
@@ -106,7 +106,7 @@ def decompress(codec: int, data: Buffer, *, limit: int = MAX_UNPACKED_BYTES) -> 
 def _grow(need: int, limit: int) -> None:
     size = len(_scratch.room)
     if need > limit:
-        raise CorruptBatch(f"a batch unpacks to more than {limit} bytes")
+        raise UnpacksToMore(f"a batch unpacks to more than {limit:,} bytes")
     while size < need:
         size *= 2
     _scratch.room = bytearray(size)
@@ -139,7 +139,7 @@ def _unpack_snappy_block(block: memoryview, done: int, limit: int) -> int:
             _grow(done + need, limit)
             _scratch.room[:done] = kept
         if done + need > limit:
-            raise CorruptBatch(f"a batch unpacks to more than {limit} bytes")
+            raise UnpacksToMore(f"a batch unpacks to more than {limit:,} bytes")
         return cramjam.snappy.decompress_raw_into(
             block, memoryview(_scratch.room)[done : done + need]
         )

@@ -17,6 +17,7 @@ from anabranch.batches import framing_oracle
 from anabranch.batches.compression import MAX_UNPACKED_BYTES, decompress_scratch
 from anabranch.batches.format import HEADER_SIZE, BatchHeader, Buffer, read_header
 from anabranch.batches.records import decode_body
+from anabranch.core import limits
 from anabranch.core.ids import TXN_HEADER_SIZE
 from anabranch.core.journal.table_writes import FEW_KEYS, Keys
 from anabranch.ports import CorruptBatch, RawBatch
@@ -29,8 +30,9 @@ _SMALL = 256
 _FIRST_ROWS = 256
 # The keys of batches of up to so many records are known: Python would hold others up, a hostile batch needs memory.
 _MOST_READ, _MOST_NOTED = 1 << 10, 1 << 20
-# A small batch can unpack to millions of records; a run each would cost the reader a GB and many seconds.
-MAX_RUNS = 100_000
+MAX_RUNS = limits.RUNS.value  # a small batch can unpack to millions of records
+_ANY = limits.Room()
+_NO_LIMIT = (1 << 63) - 1
 
 
 class Kind(IntEnum):
@@ -46,6 +48,10 @@ class Kind(IntEnum):
     TXN_LENGTH = 7  # an ab.txn header of other than 28 bytes
     RESERVED = 8  # another header that starts with ab., or too many headers
     NO_TEXT = 9  # a header whose name is no UTF-8: librdkafka's readers in Python could not go on behind it
+    # A WRITE or plain record that the stream does not take.
+    BAD_KEY = 10  # of a table: a key that no row can have
+    BAD_TIME = 11  # a plain one whose time is out of range; WRITEs are judged at their commit
+    TOO_LARGE = 12  # an event that is bigger than the stream takes
 
 
 class Run(NamedTuple):
@@ -71,8 +77,6 @@ class Run(NamedTuple):
     size: int
     # The run is the whole batch, of one writer, without gaps: it may be spliced.
     pure: bool
-    # How many records have a key that no row of a table can have: null, empty or too long.
-    unfit: int
     # The digest of its keys (`anabranch.core.journal.table_writes.Keys`); empty: not asked for, or not known.
     digest: bytes = b""
     # Times of its records, Unix milliseconds.
@@ -121,11 +125,15 @@ def kernels_for(records: int) -> Kernels | None:
 
 
 def scan_batch(
-    batch: RawBatch, *, limit: int = MAX_UNPACKED_BYTES, digests: bool = False
+    batch: RawBatch,
+    rules: limits.Room = _ANY,
+    *,
+    limit: int = MAX_UNPACKED_BYTES,
+    digests: bool = False,
 ) -> list[Run]:
     """The runs of a batch, in order; none if compaction left it empty.
 
-    A fault in the batch's content becomes a bad run; nothing is raised.
+    A fault in the batch's content becomes a bad run; nothing is raised. ``rules``: those of the stream.
     ``limit``: the bytes that it may unpack to. ``digests``: runs get digests of their keys.
     """
     try:
@@ -141,19 +149,16 @@ def scan_batch(
         )
     except CorruptBatch:
         return [_malformed(header.last_offset_delta, header.record_count)]
-    return scan_body(body, header, digests=digests)
-
-
-def scan_body(body: Buffer, header: BatchHeader, *, digests: bool = False) -> list[Run]:
-    """`scan_batch` of an unpacked body."""
+    if rules.most is None:
+        rules = rules._replace(most=_NO_LIMIT)
     kernels = kernels_for(header.record_count)
     if kernels is None:
         rows = framing_oracle.scan(
-            body, header.record_count, header.last_offset_delta, header.base_timestamp
+            body, header.record_count, header.last_offset_delta, header.base_timestamp, rules
         )
         found = _keys(body, header, rows) if digests and rows is not None else []
     else:
-        rows, found = _scan_compiled(kernels.scan, body, header, digests)
+        rows, found = _scan_compiled(kernels.scan, body, header, rules, digests)
     if rows is None or len(rows) > MAX_RUNS:
         return [_malformed(header.last_offset_delta, header.record_count)]
     runs = [_run(row, body, header) for row in rows]
@@ -173,7 +178,7 @@ def _keys(body: Buffer, header: BatchHeader, rows: list[list[int]]) -> list[Keys
 
 
 def _scan_compiled(
-    kernel: ModuleType, body: Buffer, header: BatchHeader, digests: bool
+    kernel: ModuleType, body: Buffer, header: BatchHeader, rules: limits.Room, digests: bool
 ) -> tuple[list[list[int]] | None, list[Keys]]:
     import numpy as np
 
@@ -189,6 +194,7 @@ def _scan_compiled(
             header.record_count,
             header.last_offset_delta,
             header.base_timestamp,
+            np.array(rules[1:], dtype=np.int64),  # most, is_table, latest
             rows,
             keys,
             bounds,
@@ -220,15 +226,14 @@ def _found_keys(
 
 
 def _run(row: list[int], body: Buffer, header: BatchHeader) -> Run:
-    first, last, count, checksum, txn_at, low, high, keyless, size, kind, unfit, *times = row
+    first, last, count, checksum, txn_at, low, high, keyless, size, kind, *times = row
     txn = bytes(memoryview(body)[txn_at : txn_at + TXN_HEADER_SIZE]) if txn_at >= 0 else b""
     pure = kind == Kind.WRITE and count == header.record_count and header.is_dense
     pure = pure and not header.is_control
     return Run(
-        Kind(kind), first, last, count, checksum, txn, low, high, keyless, size, pure, unfit, b"",
-        *times,
+        Kind(kind), first, last, count, checksum, txn, low, high, keyless, size, pure, b"", *times,
     )  # fmt: skip
 
 
 def _malformed(last_delta: int, count: int) -> Run:
-    return Run(Kind.MALFORMED, 0, max(last_delta, 0), max(count, 0), 0, b"", -1, -1, 0, 0, False, 0)
+    return Run(Kind.MALFORMED, 0, max(last_delta, 0), max(count, 0), 0, b"", -1, -1, 0, 0, False)

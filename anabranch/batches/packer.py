@@ -15,7 +15,7 @@ from anabranch.ports import RawBatch
 
 # A smaller batch costs the broker more than taking it apart costs (measured: about 100 records).
 MIN_SPLICED_RECORDS = 100
-# A bigger one is copied however few records it has.
+# A bigger one, unpacked, is copied however few records it has.
 SPLICED_BYTES = 64 << 10
 BATCH_BYTES = 512 << 10
 DEFAULT_LIMIT = 1_000_000  # below the broker's default for max.message.bytes
@@ -26,9 +26,9 @@ def batch_limit(settings: Mapping[str, str]) -> int:
     return int(settings.get("max.message.bytes", DEFAULT_LIMIT))
 
 
-def worth_splicing(batch: RawBatch, records: int) -> bool:
-    """Whether a batch whose records all go to one target is copied as it is."""
-    return records >= MIN_SPLICED_RECORDS or len(batch.data) >= SPLICED_BYTES
+def worth_splicing(batch: RawBatch, records: int, unpacked: int = 0) -> bool:
+    """Whether a batch whose records all go to one target is copied as it is. ``unpacked``: bytes, if known."""
+    return records >= MIN_SPLICED_RECORDS or max(len(batch.data), unpacked) >= SPLICED_BYTES
 
 
 class Made(NamedTuple):

@@ -73,8 +73,10 @@ class Splice:
                     yield from packer.run(index, run, reader)
             yield from packer.rows(index, piece.events)
             for batch in piece.batches:
-                records = read_header(batch.data).record_count
-                if worth_splicing(batch, records):
+                header = read_header(batch.data)
+                records = header.record_count
+                # A packed one was worth it, or holds a record that fits only so.
+                if header.compression or worth_splicing(batch, records):
                     yield from packer.whole(index, batch, records)
                 else:
                     yield from packer.copy(index, batch, 0, records - 1)

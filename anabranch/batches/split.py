@@ -59,7 +59,7 @@ class Split:
             f"a run of {run.records} records at {run.first} has {end - begin}",
         )
         indexes = placed.segments(begin, end)
-        if len(indexes) == 1 and run.pure and worth_splicing(batch, run.records):
+        if len(indexes) == 1 and run.pure and worth_splicing(batch, run.records, run.batch_size):
             out = self._outs[indexes[0]]
             out.take(out.packer.flush())
             out.batches.append(batch)

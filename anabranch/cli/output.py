@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from anabranch.cli.errors import Failure, OutputClosed
@@ -195,6 +196,7 @@ def bytes_text(data: bytes) -> str:
     return "".join(c if c.isprintable() and c != "\\" else _escaped(c) for c in text)
 
 
+@lru_cache(1024)  # one text for all of a kind: a value may have millions
 def _escaped(one: str) -> str:
     if "\udc80" <= one <= "\udcff":  # a byte that is no UTF-8
         return f"\\x{ord(one) - 0xDC00:02x}"

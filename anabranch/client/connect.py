@@ -56,7 +56,8 @@ def connect(
         commit_wait: a commit returns once its timestamp is past by the clocks of all controllers. Then what anybody
             begins later commits above it, also who was told nothing. The controllers need ``--clock-error-ms``.
         max_clock_skew: how many seconds ahead of this machine's clock a time may be that others tell.
-        config: librdkafka options by their names.
+        config: librdkafka options by their names; and ``max.event.bytes``, to how many bytes a batch of events may
+            unpack in a reader.
         librdkafka_options: the same as keywords, dots as underscores: ``security_protocol="SSL"``.
 
     Raises:
@@ -122,4 +123,5 @@ def reader_ports(bootstrap: str, config: Mapping[str, Any]) -> ReaderPorts:
     def open_log(seconds: float) -> KafkaLog:
         return KafkaLog(replace(settings, request_timeout=min(seconds, settings.request_timeout)))
 
-    return ReaderPorts(open_log, partial(KafkaGroupMember, options), SystemClock())
+    member, most = partial(KafkaGroupMember, options), options.max_event_bytes
+    return ReaderPorts(open_log, member, SystemClock(), max_event_bytes=most)

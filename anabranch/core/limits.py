@@ -70,6 +70,18 @@ SEGMENTS = Limit(10_000, "segments", "a stream, and what one scaling seals or op
 STREAM_PARTITIONS = Limit(20_000, "partitions", "a stream")
 MESSAGE = Limit(64 << 20, "bytes", "`max.message.bytes` of a stream")
 LEAST_MESSAGE = Limit(16 << 10, "bytes", "`max.message.bytes` of any topic: this or more")
+UNPACKED = Limit(
+    64 << 20,
+    "bytes",
+    "a record batch in a journal, unpacked; and 16 times the stream's `max.message.bytes`, or the packed batch",
+)
+JOURNAL_WORK = Limit(
+    20_000, "units of work a second", "the journals of a stream, while others wait for the leader"
+)
+PASS_WORK = Limit(
+    5_000, "units of work", "what is read of journals before commands are decided, about"
+)
+RUNS = Limit(10_000, "runs", "a record batch in a journal: each change of its writer begins one")
 PREPARED_EVENTS = Limit(
     64 << 10, "bytes", "the events of a `PrepareEvents`, about; more of them go by journals"
 )
@@ -202,13 +214,15 @@ def weight(answer: object) -> int:
 # -- events: one rule for all ways in -------------------------------------------------------------------
 #
 # Calls refuse an event by name. Records that other programs wrote to journals are rejected by the same rules, and
-# counted: `bad_header`, `bad_time`, `bad_key`.
+# counted: `bad_header`, `bad_time`, `bad_key`, `too_large`.
 
 Pairs: TypeAlias = "Sequence[tuple[str, bytes | None]]"
 
 RESERVED = "ab."  # header names with this prefix are anabranch's own
 NO_TIME = -1  # the time of a record that has none; in commands: now
 LATEST = EVENT_TIME.value
+READ = UNPACKED.value + (64 << 10)  # a merge may add some bytes to a batch that it takes apart
+FRAMING = 68  # least bytes of a record batch with one record, besides key, value and headers
 AHEAD_MS = 3_600_000  # clocks may differ; Kafka's own default allows as much
 _HEADER_OVERHEAD = 6  # bytes of a header besides name and value, about
 

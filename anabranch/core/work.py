@@ -24,6 +24,11 @@ RECORD_ITEMS = (
     6  # … other parts of a command, such as receipts and their extents, are as much as this many
 )
 FEW_BYTES = 256  # parts of a command of no more bytes are not counted
+BATCH = 1  # a batch of a journal
+RUN = 2  # consecutive records of one writer in a journal, in the index and in a merge
+RECORD_BITS = 7  # records of a journal, shifted by this: 128 of them a unit
+UNPACKED_BITS = 13  # bytes that a journal's batch unpacks to, shifted by this: 8 KiB a unit
+COPIED_BITS = 10  # bytes of a journal that merges copy, shifted by this: 1 KiB a unit
 SMALL = COMMAND + ROW + ANSWER  # most commands
 
 
@@ -54,6 +59,16 @@ def _items_of(value: object) -> int:
 def of_receipts(receipts: Collection[Receipt]) -> int:
     """The units of receipts, taken out of their rows or judged."""
     return LOOK * len(receipts) + of_items(sum([len(one.extents) for one in receipts]))
+
+
+def of_batch(runs: int, records: int, unpacked: int) -> int:
+    """The units of a journal's batch: to unpack it, and to index its runs."""
+    return BATCH + RUN * runs + (records >> RECORD_BITS) + (unpacked >> UNPACKED_BITS)
+
+
+def of_merge(copied: int) -> int:
+    """The units of a merge that puts so many bytes into new batches."""
+    return copied >> COPIED_BITS
 
 
 def forecast(size: int, commands: int = 1) -> int:

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from anabranch.core import limits
 from anabranch.core.legal_names import check_text
-from anabranch.errors import UnsupportedSetting
+from anabranch.errors import InvalidArgument, UnsupportedSetting
 from anabranch.kafka.oauth_tokens import token_and_end
 from anabranch.kafka.settings import TOKEN_FILE, option_names
 
@@ -136,6 +137,11 @@ _SYNONYMS = {
 }
 
 
+# The most bytes that a batch of events may unpack to: an option of readers, and not of librdkafka.
+MAX_EVENT = "max.event.bytes"
+_MOST_EVENT_BYTES = 512 << 20  # no controller ever took more
+
+
 class Options:
     """Checked options; confluent-kafka gets a dict for each role."""
 
@@ -143,6 +149,7 @@ class Options:
         for name in _NAMES & given.keys():
             check_text(f"option {name}", given[name])
         checked = {name: value for name, value in given.items() if _is_free(name, value)}
+        self.max_event_bytes = _event_bytes(checked.pop(MAX_EVENT, limits.READ))
         self.bootstrap = bootstrap
         self._common = {
             name: value
@@ -222,6 +229,12 @@ _MAX_MESSAGE_BYTES = 1_000_000_000
 
 def _in_range(max_bytes: int) -> int:
     return max(_MIN_MESSAGE_BYTES, min(max_bytes, _MAX_MESSAGE_BYTES))
+
+
+def _event_bytes(given: Any) -> int:
+    if not str(given).isdecimal() or not 0 < int(given) <= _MOST_EVENT_BYTES:
+        raise InvalidArgument(f"{MAX_EVENT}={given!r}: a whole number, 1 to {_MOST_EVENT_BYTES:,}")
+    return int(given)
 
 
 def named_options(config: Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> dict[str, Any]:

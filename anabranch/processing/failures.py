@@ -8,6 +8,7 @@ import pickle
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from anabranch.core.limits import HEADERS, copied_name, copied_time
@@ -142,18 +143,27 @@ class Failures:
         stream = self._app.dead_letter
         if stream is None:
             raise HandlerFailed(case.event, error, case.place) from error
-        headers = [
-            *((copied_name(name), value) for name, value in case.headers[: HEADERS.value - 2]),
+        own = [
             ("error", text_of(error).encode("utf-8", "replace")[:_ERROR_BYTES]),
             ("from", case.place.encode()),
         ]
-        time = copied_time(case.timestamp)
-        try:
-            # The stream may refuse the letter because of its time alone.
-            if failure_of(at.write, stream, (case.value, case.key, headers, time)) is not None:
-                at.write(stream, (case.value, case.key, headers, None))
-        except (EventTooLarge, InvalidArgument) as refused:
-            raise type(refused)(f"{case.place} can't be a dead letter: {refused}") from refused
+        copied = ((copied_name(name), value) for name, value in case.headers)
+        headers = [*islice(copied, HEADERS.value - len(own)), *own]
+        letters = (
+            (case.value, case.key, headers, copied_time(case.timestamp)),
+            (case.value, case.key, headers, None),  # the stream may refuse the time alone
+            # One that is too big: `from` says where the rest is.
+            (None, case.key, [*own, ("left_out", b"value, headers")], None),
+            (None, None, [*own, ("left_out", b"key, value, headers")], None),
+        )
+        for letter in letters[:-1]:
+            if failure_of(at.write, stream, letter) is None:
+                break
+        else:
+            try:
+                at.write(stream, letters[-1])
+            except (EventTooLarge, InvalidArgument) as refused:
+                raise type(refused)(f"{case.place} can't be a dead letter: {refused}") from refused
         at.count("processor_dead_letters")
         at.undo.clear()
 

@@ -316,7 +316,7 @@ class Controller(Rounds):
         plain = self._intake.plain_wait(self._state, self._memory.merging, self._usable)
         if self._memory.cleaning.crowded or not plain:
             return 0.0  # more runs to move, or the round before was full
-        max_wait = min(max_wait, plain)
+        max_wait = min(max_wait, plain, self._intake.journal_wait_s)
         parts = self._state, self._intake.index, self._memory.merging
         due_ms = next_due_ms(*parts, int(self.clock.wall() * 1000), self._now_ms())
         if due_ms is not None:

@@ -3,37 +3,142 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from anabranch.batches.format import crc_of, read_header
 from anabranch.batches.framing import Kind, scan_batch
 from anabranch.batches.framing import Run as FramingRun
-from anabranch.batches.records import Record, decode_records
+from anabranch.batches.packer import batch_limit, worth_splicing
+from anabranch.core import limits, work
 from anabranch.core.hybrid_time import to_ms
 from anabranch.core.ids import NO_TXN, unpack_txn_header
 from anabranch.core.journal.index import JournalIndex
-from anabranch.core.journal.receipts import CRC_MODULUS
 from anabranch.core.journal.runs import NEVER, Run
-from anabranch.core.journal.table_writes import Keys
-from anabranch.core.limits import NO_TIME, ROW_KEY
+from anabranch.core.limits import FRAMING, MESSAGE, NO_TIME, UNPACKED, Room
 from anabranch.core.overlay import Overlay
-from anabranch.core.partitioner import position_of, record_checksum
 from anabranch.core.state import State
-from anabranch.core.stream_settings import latest_time
-from anabranch.ports import CorruptBatch, Fetched, RawBatch
+from anabranch.core.stream_settings import MAX_MESSAGE, is_table, latest_time
+from anabranch.ports import Clock, CorruptBatch, Fetched, RawBatch
+from anabranch.processors.lanes.meter import Meter
+from anabranch.schemas.records import SegmentRange
 
 _PLAIN_HEADER = (NO_TXN, 0, -1)  # in place of a missing ab.txn header
+_UNPACKED_TIMES = 16
+QUANTUM = 500  # units of work: a stream's turn
+WAITING_BYTES = 32 << 20
+
+Place = tuple[str, int]  # stream, journal partition
+# Indexes a fetch of a place, for so many units of work about: units taken, and what is left.
+Index: TypeAlias = Callable[[str, int, Fetched, int], tuple[int, Fetched | None]]
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Batches of journals that were fetched and are not indexed yet, and the meter of each stream's journals.
+
+    Streams take turns by their charge. One in debt waits as long as others need the leader. Nothing that waits is
+    fetched again, unless it came to more than `WAITING_BYTES`: then the most charged stream gives some of its own
+    back. ``_reached``: the charge of the stream whose turn it was last; a new one begins there. ``_fresh``: places
+    whose batches share memory with all else of their fetch.
+    """
+
+    clock: Clock
+    meters: dict[str, Meter] = field(default_factory=dict)
+    fetched: dict[str, dict[int, Fetched]] = field(default_factory=dict)  # by stream and partition
+    _reached: int = 0
+    _size: int = 0
+    _fresh: set[Place] = field(default_factory=set)
+
+    def has(self, stream: str, partition: int) -> bool:
+        """Whether something of a journal partition waits."""
+        return partition in self.fetched.get(stream, ())
+
+    def add(self, stream: str, partition: int, fetched: Fetched) -> None:
+        """Let a fetch of a journal partition wait."""
+        meter = self.meters.get(stream)
+        if meter is None:
+            meter = self.meters[stream] = Meter(self.clock)
+            meter.set_rate(limits.JOURNAL_WORK.value)
+        if stream not in self.fetched:
+            meter.served = max(meter.served, self._reached)
+        self._put(stream, partition, fetched)
+        self._fresh.add((stream, partition))
+
+    def only(self, streams: Container[str]) -> None:
+        """Drop what waits of all others: it is fetched again, if they are read again."""
+        for stream in [stream for stream in self.fetched if stream not in streams]:
+            for partition in list(self.fetched[stream]):
+                self._take(stream, partition)
+
+    def turns(self, *, in_debt: bool = False) -> list[str]:
+        """The streams that have a turn now, each a `QUANTUM`; ``in_debt``: those that have none by right."""
+        for stream in self.fetched:
+            self.meters[stream].fill()
+        streams = [one for one in self.fetched if bool(self.meters[one].debt) is in_debt]
+        return sorted(streams, key=lambda stream: (self.meters[stream].served, stream))
+
+    def waits_s(self) -> list[float]:
+        """Seconds until each stream that waits is out of debt."""
+        return [max(0.0, self.meters[stream].wait_s(1)) for stream in self.fetched]
+
+    def serve(self, stream: str, index: Index) -> int:
+        """Give a stream its turn. Returns the units that it took."""
+        meter, spent = self.meters[stream], 0
+        self._reached = max(self._reached, meter.served)
+        for partition in list(self.fetched[stream]):
+            if spent >= QUANTUM:
+                break
+            fetched = self._take(stream, partition)
+            units, left = index(stream, partition, fetched, QUANTUM - spent)
+            spent += units
+            if left is not None:
+                self._put(stream, partition, left)
+        meter.charge(spent)
+        return spent
+
+    def settle(self) -> None:
+        """After a pass: what goes on waiting stays in memory by itself, and within its limit."""
+        for stream, partition in self._fresh:
+            if self.has(stream, partition):
+                fetched = self._take(stream, partition)
+                own = [b._replace(data=memoryview(bytes(b.data))) for b in fetched.batches]
+                self._put(stream, partition, replace(fetched, batches=own))
+        self._fresh.clear()
+        while self._size > WAITING_BYTES:
+            most = max(self.fetched, key=lambda stream: (self.meters[stream].served, stream))
+            self._take(most, next(reversed(self.fetched[most])))
+
+    def forget_stream(self, stream: str) -> None:
+        """Drop what is known of a forgotten stream."""
+        self.only(self.fetched.keys() - {stream})
+        self.meters.pop(stream, None)
+
+    def _put(self, stream: str, partition: int, fetched: Fetched) -> None:
+        self.fetched.setdefault(stream, {})[partition] = fetched
+        self._size += sum(len(batch.data) for batch in fetched.batches)
+
+    def _take(self, stream: str, partition: int) -> Fetched:
+        places = self.fetched[stream]
+        fetched = places.pop(partition)
+        if not places:
+            del self.fetched[stream]
+        self._size -= sum(len(batch.data) for batch in fetched.batches)
+        return fetched
 
 
 @dataclass(slots=True)
 class Scanned:
-    """The content of a batch: runs of WRITEs, runs of plain records, and records to reject by reason."""
+    """The content of a batch: runs of WRITEs, runs of plain records, and records to reject by reason.
+
+    ``work``: what it cost, in units.
+    """
 
     runs: list[Run] = field(default_factory=list)
     plain: list[Run] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
+    work: int = work.BATCH
 
 
 def index_fetched(
@@ -45,52 +150,97 @@ def index_fetched(
     fetched: Fetched,
     *,
     known_until: int,
-    wall_ms: Callable[[], int],
-) -> None:
+    wall_ms: int,
+    most: int,
+) -> tuple[int, Fetched | None]:
     """Index one fetch of a journal partition; rows and position are put on ``changes``.
 
-    ``known_until``: a former leader has counted those before. ``wall_ms``: the clock, Unix milliseconds.
+    ``known_until``: a former leader has counted those before. ``wall_ms``: the clock, Unix milliseconds. ``most``:
+    units of work, which the last batch may exceed. Returns the units that it took, and what is left.
     """
-    limit = _TimeLimit(state, stream, wall_ms)
+    settings = state.streams[stream].settings
+    rules = rules_of(settings, max(wall_ms, to_ms(state.round.hybrid_time)))
     runs: list[Run] = []
     plain: list[Run] = []
-    size = 0
-    for batch in fetched.batches:
+    size = units = 0
+    left = None
+    for at, batch in enumerate(fetched.batches):
+        if units >= most:
+            left = replace(fetched, batches=fetched.batches[at:])
+            break
         size += len(batch.data)
         copy = (stream, partition, batch.base_offset)
         if copy in index.copies:
             index.copies.discard(copy)
             continue  # the index knows it already
-        is_table = stream in state.tables
-        scanned = scan(batch, digests=is_table)
-        _leave_out(batch, scanned, limit, is_table=is_table)
+        scanned = scan(batch, rules, limit=unpacked_limit(settings, len(batch.data)))
+        units += scanned.work + work.of_merge(
+            _copied(batch, scanned, state.streams[stream].segments)
+        )
         runs += scanned.runs
         plain += scanned.plain
         if batch.base_offset >= known_until:
             for reason, count in scanned.rejected.items():
                 index.reject(stream, partition, reason, count)
+    next_offset = fetched.next_offset if left is None else left.batches[0].base_offset
     added = index.add(
-        state, stream, partition, runs, fetched.next_offset, plain=plain,
+        state, stream, partition, runs, next_offset, plain=plain,
         known_until=known_until, size=size,
     )  # fmt: skip
     for key, value in added.items():
         changes.set(key, value)
+    return units, left
 
 
-def scan(batch: RawBatch, *, digests: bool = False) -> Scanned:
+def _copied(batch: RawBatch, scanned: Scanned, segments: Sequence[SegmentRange]) -> int:
+    """The bytes that merges of a batch put into new batches, or take along as they are if they are plain."""
+
+    def of_plain(run: Run) -> int:
+        if run.pure and worth_splicing(batch, run.records, run.batch_size):
+            one = any(s.low <= run.low and run.high < s.high for s in segments)
+            if run.keyless == run.records or (one and not run.keyless):
+                return len(batch.data)
+        return run.batch_size
+
+    return sum(run.batch_size for run in scanned.runs if not run.pure) + sum(
+        map(of_plain, scanned.plain)
+    )
+
+
+def rules_of(settings: Mapping[str, str], now_ms: int) -> Room:
+    """The rules by which a stream with these settings takes records of journals, the same as for single requests.
+
+    ``now_ms``: the later of the clock and the last commit's time: no leader decides by its own clock alone that a
+    time is too late.
+    """
+    most = int(settings.get(MAX_MESSAGE, MESSAGE.value)) - FRAMING
+    return Room("", most, is_table(settings), latest_time(settings, now_ms))
+
+
+def unpacked_limit(settings: Mapping[str, str], size: int) -> int:
+    """The most bytes that a journal's batch of ``size`` packed bytes may unpack to."""
+    return min(UNPACKED.value, _UNPACKED_TIMES * max(batch_limit(settings), size))
+
+
+def scan(batch: RawBatch, rules: Room, *, limit: int = UNPACKED.value) -> Scanned:
     """Cut a batch into runs.
 
     Batches of native transactions hold the controller's participant ops, which decide nothing, or a raw
-    client's records, which are rejected: they may be aborted after they were read. ``digests``: of a table.
+    client's records, which are rejected: they may be aborted after they were read. ``limit``: the bytes that the
+    batch may unpack to.
     """
     out = Scanned()
-    native = dense = False
+    native = splices = False
     try:
         header = read_header(batch.data)
-        native, dense = header.is_transactional, header.is_dense
+        native = header.is_transactional
+        # A copy of the batch has its header, which has a time, too.
+        splices = header.is_dense and header.max_timestamp <= rules.latest
     except CorruptBatch:
         pass  # its one run has the reason
-    found = scan_batch(batch, digests=digests)
+    found = scan_batch(batch, rules, limit=limit, digests=rules.is_table)
+    unpacked = sum(limit if run.kind is Kind.MALFORMED else run.size for run in found)
+    out.work = work.of_batch(len(found), sum(run.records for run in found), unpacked)
     for run in found:
         if run.kind is Kind.OP:
             if not native:
@@ -98,94 +248,22 @@ def scan(batch: RawBatch, *, digests: bool = False) -> Scanned:
         elif native:
             out.rejected["native_transaction"] += run.records
         elif run.kind is Kind.WRITE:
-            out.runs.append(_run(batch, run, unpack_txn_header(run.txn), pure=run.pure))
+            # One that is too small to be spliced costs a merge what it unpacks to.
+            pure = run.pure and worth_splicing(batch, run.records)
+            size = len(batch.data) if pure else run.size
+            out.runs.append(_run(batch, run, unpack_txn_header(run.txn), size, pure=pure))
         elif run.kind is Kind.PLAIN:
-            whole = dense and len(found) == 1
-            out.plain.append(_run(batch, run, _PLAIN_HEADER, pure=whole))
+            whole = splices and len(found) == 1
+            out.plain.append(_run(batch, run, _PLAIN_HEADER, run.size, pure=whole))
         else:
             out.rejected[_REASONS.get(run.kind, "bad_header")] += run.records
     return out
 
 
-class _TimeLimit:
-    """The latest time that a stream accepts in plain records.
-
-    The commits' time decides first. The clock may be later, so it is asked about times after that. Thus no
-    leader decides by its own clock alone. Transactions are checked at commit (`core.decisions.commits.commit`).
-    """
-
-    def __init__(self, state: State, stream: str, wall_ms: Callable[[], int]) -> None:
-        self._settings = state.streams[stream].settings
-        self._wall_ms = wall_ms
-        self._latest = latest_time(self._settings, to_ms(state.round.hybrid_time))
-        self._looked = False
-
-    def passed_by(self, time: int) -> bool:
-        """Whether a time is too late."""
-        if time > self._latest and not self._looked:
-            self._looked = True
-            self._latest = max(self._latest, latest_time(self._settings, self._wall_ms()))
-        return time > self._latest
-
-
-def _leave_out(batch: RawBatch, scanned: Scanned, limit: _TimeLimit, *, is_table: bool) -> None:
-    """Reject records with keys that no row can have, and plain records with bad times; split the runs there."""
-
-    def may_stay(run: Run) -> bool:
-        good_keys = not (is_table and run.unfit)
-        return good_keys and not (run.txn_id == NO_TXN and limit.passed_by(run.latest))
-
-    def reason(record: Record) -> str:
-        if is_table and not 0 < len(record.key or b"") <= ROW_KEY.value:
-            return "bad_key"
-        time = record.timestamp_ms
-        return "bad_time" if plain and (time < NO_TIME or limit.passed_by(time)) else ""
-
-    for plain, runs in ((False, scanned.runs), (True, scanned.plain)):
-        if all(map(may_stay, runs)):
-            continue
-        kept: list[Run] = []
-        records: list[Record] = []
-        for run in runs:
-            if may_stay(run):
-                kept.append(run)
-            elif plain and limit.passed_by(run.earliest):  # all records of the run
-                scanned.rejected["bad_time"] += run.records
-            else:
-                records = records or decode_records(batch.data)
-                its = (record for record in records if run.first <= record.offset < run.end)
-                for why, found in groupby(its, reason):
-                    if why:
-                        scanned.rejected[why] += len(list(found))
-                    else:
-                        kept.append(_part(run, list(found), digest=is_table))
-        runs[:] = kept
-
-
-def _part(run: Run, records: Sequence[Record], *, digest: bool) -> Run:
-    """Records of a run that follow each other."""
-    sums = [record_checksum(record.key, record.value) for record in records]
-    positions = [position_of(record.key) for record in records if record.key is not None]
-    times = [record.timestamp_ms for record in records]
-    return run._replace(
-        first=records[0].offset,
-        end=records[-1].offset + 1,
-        records=len(records),
-        crc_sum=sum(sums) % CRC_MODULUS,
-        low=min(positions, default=-1),
-        high=max(positions, default=-1),
-        batch_size=run.batch_size * len(records) // run.records,
-        pure=False,
-        keyless=len(records) - len(positions),
-        unfit=0,
-        digest=Keys.of(record.key for record in records).to_bytes() if digest else b"",
-        earliest=min(times),
-        latest=_latest(min(times), max(times)),
-    )
-
-
-def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pure: bool) -> Run:
-    """A run as the index takes it; offsets are the journal's."""
+def _run(
+    batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], size: int, *, pure: bool
+) -> Run:
+    """A run as the index takes it; offsets are the journal's. ``size``: the bytes that a merge of it handles."""
     txn_id, writer, stream_epoch = header
     base = batch.base_offset
     latest = run.latest
@@ -202,20 +280,18 @@ def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pu
         low=run.low,
         high=run.high,
         batch_base=base,
-        # Plain records are mostly taken apart: their size is the unpacked one.
-        batch_size=len(batch.data) if run.pure else run.size,
+        batch_size=size,
         pure=pure,
         batch_crc=crc_of(batch.data),
         keyless=run.keyless,
-        unfit=run.unfit,
         digest=run.digest,
-        earliest=run.earliest,
-        latest=_latest(run.earliest, latest),
+        latest=NEVER if run.earliest < NO_TIME else latest,
     )
 
 
-def _latest(earliest: int, latest: int) -> int:
-    return NEVER if earliest < NO_TIME else latest
-
-
-_REASONS = {Kind.MALFORMED: "malformed_batch"}
+_REASONS = {
+    Kind.MALFORMED: "malformed_batch",
+    Kind.BAD_KEY: "bad_key",
+    Kind.BAD_TIME: "bad_time",
+    Kind.TOO_LARGE: "too_large",
+}

@@ -36,7 +36,7 @@ from anabranch.ports import (
     TopicPartition,
     answered,
 )
-from anabranch.processors.index_journals import index_fetched
+from anabranch.processors.index_journals import Waiting, index_fetched
 from anabranch.processors.lanes.command import Command, command_of, weight_of
 from anabranch.processors.lanes.queues import Lane, Lanes
 from anabranch.topics.names import control_topic, journal_topic, status_topic
@@ -47,6 +47,7 @@ FETCH_BYTES = 4 << 20
 # More changes of the journal index get a round of their own.
 INDEX_ROWS, INDEX_BYTES = 5_000, 8 << 20
 _WARN_MS = 60_000
+CALM_S = 1.0  # without a command: then journals in debt go on, as no other needs the leader
 
 
 @dataclass(slots=True)
@@ -64,22 +65,26 @@ class Intake:
     settings: Settings
     waiting: Mapping[str, str]  # streams whose journals are not read
     lanes: Lanes
+    journals: Waiting = field(init=False)
     rows: Overlay = field(init=False)
     index: JournalIndex = field(init=False)
     unreadable: Counter[str] = field(default_factory=Counter)
     passed_over: dict[tuple[str, int], str] = field(default_factory=dict)
     _may_warn_ms: int = 0
     _may_warn_of: dict[str, int] = field(default_factory=dict)  # the same, for journals
+    _calm_from: float = 0.0  # when journals in debt go on, if no command comes before
     _control_at: int = 0  # how far the control topic is read, committed
     _control_seen: int = 0  # … and how far it is known to have records
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.journals = Waiting(self.clock)
         self.rows = Overlay(self.table)
         self.index = JournalIndex(self.rows)
 
     def begin(self, state: State) -> None:
         """Go on where the folded state says; drop what this process knew from before. Then `find_ends`."""
+        self.journals = Waiting(self.clock)
         self.rows.take()  # a successor may have led meanwhile: these were made with an old state
         for stream, row in state.forgotten.items():
             self.table.write(self.index.drop_former(stream, row.times))
@@ -107,6 +112,12 @@ class Intake:
             return 0.0
         return LOOK_AGAIN_MS / 1000 if places else math.inf
 
+    @property
+    def journal_wait_s(self) -> float:
+        """Seconds until something that waits of journals may be indexed."""
+        calm_s = max(0.0, self._calm_from - self.clock.monotonic())
+        return min([calm_s, *self.journals.waits_s()]) if self.journals.fetched else math.inf
+
     def find_ends(self, state: State) -> list[LogError]:
         """Find the journals' ends as of now: a former leader judged the records before them.
 
@@ -121,6 +132,7 @@ class Intake:
     def forget_stream(self, stream: str) -> None:
         """Drop a forgotten stream from memory and the table's index."""
         self.index.forget_stream(stream)
+        self.journals.forget_stream(stream)
         for place in [place for place in self._known_until if place[0] == stream]:
             del self._known_until[place]
         self._may_warn_of.pop(stream, None)
@@ -179,6 +191,11 @@ class Intake:
         journals = dict(self._journal_positions(state))
         positions = {**self.lanes.wanted(), control: self._control_seen}
         positions.update({tp: at for tp, (_, at) in journals.items()})
+        if self.journals.fetched:
+            self.journals.only({stream for stream, _ in journals.values()})
+            for tp, (stream, _) in journals.items():
+                if self.journals.has(stream, tp.partition):
+                    del positions[tp]
         failed: dict[TopicPartition, LogError] = {}
         fetched = self.log.fetch(
             positions, max_wait=max_wait, max_bytes=FETCH_BYTES, committed=False, failed=failed
@@ -196,10 +213,11 @@ class Intake:
             self._queue_control()
         for tp, (stream, _) in journals.items():
             if tp in fetched:
-                self._index_journal(state, stream, tp.partition, fetched[tp])
+                self.journals.add(stream, tp.partition, fetched[tp])
         room = self.lanes.room
         for lane in self.lanes.among(fetched):
             room -= self._queue_commands(lane, fetched[lane.place], room)
+        self._index_journals(state)
         errors = []
         for tp, error in failed.items():
             try:
@@ -251,15 +269,33 @@ class Intake:
                 found.append((TopicPartition(journal_topic(name), partition), (name, at)))
         return found
 
-    def _index_journal(self, state: State, stream: str, partition: int, fetched: Fetched) -> None:
-        known_until = self._known_until.get((stream, partition), 0)
-        index_fetched(
-            self.rows, self.index, state, stream, partition, fetched,
-            known_until=known_until, wall_ms=self._wall_ms,
-        )  # fmt: skip
+    def _index_journals(self, state: State) -> None:
+        """Index what waits of journals, for a bounded amount of work: commands come between."""
+        if not self.journals.fetched:
+            return
 
-    def _wall_ms(self) -> int:
-        return int(self.clock.wall() * 1000)
+        def index(
+            stream: str, partition: int, fetched: Fetched, most: int
+        ) -> tuple[int, Fetched | None]:
+            return index_fetched(
+                self.rows, self.index, state, stream, partition, fetched,
+                known_until=self._known_until.get((stream, partition), 0),
+                wall_ms=int(self.clock.wall() * 1000), most=most,
+            )  # fmt: skip
+
+        left = limits.PASS_WORK.value
+        while left > 0 and (streams := self.journals.turns()):
+            for stream in streams:
+                left -= self.journals.serve(stream, index)
+                if left <= 0:
+                    break
+        now = self.clock.monotonic()
+        if self.lanes.control or self.lanes.active:
+            self._calm_from = now + CALM_S
+        elif left == limits.PASS_WORK.value and now >= self._calm_from:
+            for stream in self.journals.turns(in_debt=True)[:1]:
+                self.journals.serve(stream, index)
+        self.journals.settle()
 
     def _queue_commands(self, lane: Lane, fetched: Fetched, room: int) -> int:
         """Queue a lane's commands as far as it may have them. Returns the bytes queued.

@@ -51,6 +51,12 @@ NUMBERS = {
     "lane_trouble": Number("gauge", "1 for a lane that waits for its topics", ("lane",)),
     "lane_work": Number("gauge", "Units of work that a lane was charged in this term", ("lane",)),
     "lane_debt": Number("gauge", "Units of work that a lane owes: it waits that long", ("lane",)),
+    "journal_work": Number(
+        "gauge", "Units of work that a stream's journals were charged in this term", ("stream",)
+    ),
+    "journal_debt": Number(
+        "gauge", "Units of work that they owe: they wait while others do", ("stream",)
+    ),
     "lane_usage": Number("gauge", "How much a lane has of each quota", ("lane", "quota")),
     "lane_quota": Number("gauge", "How much it may have, where it has a quota", ("lane", "quota")),
     "open_transactions": Number("gauge", "Transactions that are not finished"),
@@ -144,6 +150,9 @@ class Metrics(Numbers):
         self.values["lane_trouble"] = {(name,): 1 for name, lane in lanes if lane.trouble}
         self.values["lane_work"] = {(name,): lane.meter.used for name, lane in lanes}
         self.values["lane_debt"] = {(name,): lane.meter.debt for name, lane in lanes}
+        meters = intake.journals.meters.items()
+        self.values["journal_work"] = {(stream,): meter.used for stream, meter in meters}
+        self.values["journal_debt"] = {(s,): m.debt for s, m in meters if m.debt}
         named = {OPEN_LANE, *state.lanes}
         used = usages(state, index.staged, named)
         self.values["lane_usage"] = {(n, q): x for n, of in used.items() for q, x in of.items()}

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Never, Protocol, TypeVar
 
+from anabranch.core.limits import READ
 from anabranch.errors import (
+    BatchTooLarge,
     FixCallError,
     MalformedRecord,
     NotAuthorized,
@@ -37,7 +39,9 @@ from anabranch.ports import (
     LogRefused,
     LogUnavailable,
     OffsetOutOfRange,
+    RawBatch,
     TopicPartition,
+    UnpacksToMore,
     answered,
 )
 from anabranch.topics.names import history_topic, stream_topic
@@ -79,16 +83,19 @@ class ReaderPorts:
 
     ``open_log``: makes a log of the reader's own, of which one answer takes at most so many seconds. ``member``:
     makes a member of the group with this name; a session's seconds may be given, too. ``groups``: for operators.
+    ``max_event_bytes``: the most bytes that a batch of events may unpack to.
     """
 
     open_log: Callable[[float], Log]
     member: Callable[..., GroupMember]
     clock: Clock
     groups: Groups | None = None
+    max_event_bytes: int = READ
 
     def committed_log(self, timeout: float) -> CommittedLog:
         """A log of the reader's own; the reader closes it. ``timeout``: seconds that a question may take."""
-        return CommittedLog(self.open_log(min(timeout, _ANSWER_S)), self.clock)
+        raw = self.open_log(min(timeout, _ANSWER_S))
+        return CommittedLog(raw, self.clock, self.max_event_bytes)
 
 
 @contextmanager
@@ -111,6 +118,20 @@ def client_errors(right: str = "Read") -> Iterator[None]:
         raise NotReady(f"the brokers can't be read: {error}") from error
 
 
+def unreadable(
+    place: TopicPartition, batch: RawBatch, error: CorruptBatch, limit: int
+) -> BatchTooLarge | MalformedRecord:
+    """The error for a batch that can't be decoded. ``limit``: the bytes that it may unpack to."""
+    what = f"{place.topic}[{place.partition}]"
+    if not isinstance(error, UnpacksToMore):
+        return MalformedRecord(f"{what}: {error}")
+    return BatchTooLarge(
+        f"{what}: the batch of the offsets {batch.base_offset} to {batch.next_offset - 1} has {len(batch.data):,} "
+        f"bytes and unpacks to more than {limit:,}: to read it, set the option max.event.bytes above that size (it "
+        f"takes several times as much memory); or begin at offset {batch.next_offset}"
+    )
+
+
 class StreamIds(NamedTuple):
     """The ids of two topics of a stream, which say which stream of a name a position belongs to. Empty: not known.
 
@@ -127,9 +148,10 @@ UNKNOWN_IDS = StreamIds()
 class CommittedLog:
     """A `Log` and a clock, for one thread. Deadlines are monotonic seconds of that clock."""
 
-    def __init__(self, raw: Log, clock: Clock) -> None:
+    def __init__(self, raw: Log, clock: Clock, max_event_bytes: int = READ) -> None:
         self.raw = raw
         self.clock = clock
+        self.max_event_bytes = max_event_bytes
         self.trouble = ""  # why the last fetch brought nothing, if the brokers said so
         self.closed = False
         self.is_gone = False

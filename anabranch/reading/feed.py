@@ -104,14 +104,14 @@ class Feed:
                 return []
             for place, problem in failed.items():
                 self._wait_for(place, problem)
-        portions = []
+        portions, limit = [], self._source.max_event_bytes
         for place, fetched in found.items():
             first = self._positions[place]
             self._positions[place] = fetched.next_offset
             if fetched.batches:
                 if self._look is not None:
                     self._look(place, fetched.batches)
-                portions.append(portion_of_batches(place, fetched.batches, first))
+                portions.append(portion_of_batches(place, fetched.batches, first, limit))
         return portions
 
     def _wait_for(self, place: TopicPartition, error: LogError) -> None:

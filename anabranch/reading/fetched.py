@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from anabranch.batches.records import Record, decode_records
-from anabranch.errors import MalformedRecord, NotInstalled
+from anabranch.core.limits import READ
+from anabranch.errors import NotInstalled
 from anabranch.extras import need
 from anabranch.ports import CorruptBatch, RawBatch, TopicPartition
+from anabranch.reading.committed_log import unreadable
 from anabranch.reading.decoded import Block, ColumnsBlock, RecordsBlock
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class Portion:
     def first(self) -> int | None:
         """The offset of the next record; None: there is none.
 
-        Raises: MalformedRecord, each time it is asked.
+        Raises: MalformedRecord, BatchTooLarge, each time it is asked.
         """
         if self._block is None:
             self._block, self._at = next(self._blocks, None), 0
@@ -66,9 +68,11 @@ class Portion:
             self._block = None
 
 
-def portion_of_batches(place: TopicPartition, batches: Sequence[RawBatch], first: int) -> Portion:
-    """One of the batches' records from offset ``first`` on."""
-    return Portion(place, _BatchBlocks(place, batches, first))
+def portion_of_batches(
+    place: TopicPartition, batches: Sequence[RawBatch], first: int, limit: int = READ
+) -> Portion:
+    """One of the batches' records from offset ``first`` on. ``limit``: the bytes that a batch may unpack to."""
+    return Portion(place, _BatchBlocks(place, batches, first, limit))
 
 
 class _Loading:
@@ -123,8 +127,11 @@ _loading = _Loading()
 class _BatchBlocks(Iterator[Block]):
     """Blocks of batches. A batch that fails once fails again: nothing is passed over."""
 
-    def __init__(self, place: TopicPartition, batches: Sequence[RawBatch], first: int) -> None:
+    def __init__(
+        self, place: TopicPartition, batches: Sequence[RawBatch], first: int, limit: int
+    ) -> None:
         self._place = place
+        self._limit = limit
         self._batches = deque(batches)
         self._first = first
         self._builder: ColumnsBuilder | None = None
@@ -141,8 +148,7 @@ class _BatchBlocks(Iterator[Block]):
             builder = self._builder
             block = self._next_records() if builder is None else self._next_columns(builder)
         except CorruptBatch as error:
-            what = f"{self._place.topic}[{self._place.partition}]: {error}"
-            raise MalformedRecord(what) from error
+            raise unreadable(self._place, self._batches[0], error, self._limit) from error
         if block is None:
             raise StopIteration
         return block
@@ -151,7 +157,7 @@ class _BatchBlocks(Iterator[Block]):
         records: list[Record] = []
         while self._batches and len(records) < _BLOCK_RECORDS:
             try:
-                decoded = decode_records(self._batches[0].data)
+                decoded = decode_records(self._batches[0].data, limit=self._limit)
             except CorruptBatch:
                 if records:
                     break  # what came before is good
@@ -164,7 +170,7 @@ class _BatchBlocks(Iterator[Block]):
         columns = None
         while columns is None and self._batches:
             try:
-                columns = builder.add(self._batches[0], self._wanted)
+                columns = builder.add(self._batches[0], self._wanted, limit=self._limit)
             except CorruptBatch:
                 columns = builder.finish()  # what came before is good
                 if columns is None:

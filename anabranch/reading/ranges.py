@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from anabranch.batches import columns_read
 from anabranch.batches.columns_read import MAX_BYTES, MAX_ROWS, Columns, ColumnsBuilder, Longs
-from anabranch.errors import DeadlineExceeded, InvalidArgument, MalformedRecord
+from anabranch.errors import DeadlineExceeded, InvalidArgument
 from anabranch.ports import CorruptBatch, Fetched, RawBatch, TopicPartition
 from anabranch.reading import commit_index as commits_module
 from anabranch.reading.commit_index import CommitHistory
@@ -23,6 +23,7 @@ from anabranch.reading.committed_log import (
     ReaderPorts,
     StreamIds,
     partitions_of,
+    unreadable,
 )
 from anabranch.reading.event_columns import EventBatches
 from anabranch.reading.spans import CommitFilter
@@ -160,7 +161,7 @@ class RangeReader:
         size = min(MAX_BYTES, max(_LEAST_ROOM, (end - first) * _EVENT_BYTES))
         builder = ColumnsBuilder(min(MAX_ROWS, end - first), size)
         everything = np.array([[first], [end]], dtype=np.int64)
-        position = first
+        position, limit = first, self._source.max_event_bytes
         while position < end:
             part = self._fetch(place, position, end)
             position = part.next_offset
@@ -170,10 +171,9 @@ class RangeReader:
             for batch in part.batches:
                 if batch.base_offset < end and _meet(wanted, batch):
                     try:
-                        columns = builder.add(batch, wanted)
+                        columns = builder.add(batch, wanted, limit=limit)
                     except CorruptBatch as error:
-                        what = f"{place.topic}[{partition}]: {error}"
-                        raise MalformedRecord(what) from error
+                        raise unreadable(place, batch, error, limit) from error
                     if columns is not None:
                         yield from self._committed(columns, commits, batches)
                         commits.drop(int(columns.offsets[-1]) + 1)

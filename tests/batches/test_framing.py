@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from anabranch.batches.kernels.parts import MALFORMED_RESULT
 from anabranch.batches.records import MIN_RECORD_BYTES, Record, decode_records, encode_batch
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
 from anabranch.core.journal.table_writes import FEW_KEYS, Keys
-from anabranch.core.limits import ROW_KEY
+from anabranch.core.limits import LATEST, ROW_KEY, Room
 from anabranch.core.partitioner import position_of, record_checksum
 from anabranch.ports import RawBatch
 from tests.batches.made import encode_sparse
@@ -28,27 +29,29 @@ from tests.batches.test_format import edited
 from tests.batches.test_records import GOOD, MALFORMED, body_batch
 
 A, B = (pack_txn_header(bytes([i]) * 16, i, 0) for i in (1, 2))
+LENIENT = Room()  # what any stream takes
 IN_A, IN_B = ((TXN_HEADER, A),), ((TXN_HEADER, B),)
 
 
 def kernel_rows(
-    body: bytes, count: int, last_delta: int, base_timestamp: int
+    body: bytes, count: int, last_delta: int, base_timestamp: int, rules: Room
 ) -> list[list[int]] | None:
     """The compiled answer, with room for all runs; the same with keys noted or not."""
-    found, noted = (_kernel_rows(body, count, last_delta, base_timestamp, keys) for keys in (0, 1))
+    head = count, last_delta, base_timestamp
+    found, noted = (_kernel_rows(body, *head, rules, keys) for keys in (0, 1))
     assert found == noted
     return found
 
 
 def _kernel_rows(
-    body: bytes, count: int, last_delta: int, base_timestamp: int, noted: int
+    body: bytes, count: int, last_delta: int, base_timestamp: int, rules: Room, noted: int
 ) -> list[list[int]] | None:
     rows = np.empty((max(count, 1), scan_kernel.COLUMNS), dtype=np.int64)
     keys = np.empty((3, noted * max(min(count, len(body) // MIN_RECORD_BYTES), 0)), dtype=np.int64)
     bounds = np.empty((max(count, 1), 4), dtype=np.int64)
-    found = scan_kernel.scan(
-        np.frombuffer(body, dtype=np.uint8), count, last_delta, base_timestamp, rows, keys, bounds
-    )
+    numbers = np.array(rules[1:], dtype=np.int64)
+    head = count, last_delta, base_timestamp, numbers
+    found = scan_kernel.scan(np.frombuffer(body, dtype=np.uint8), *head, rows, keys, bounds)
     if found < 0:
         assert found == MALFORMED_RESULT
         return None
@@ -57,19 +60,22 @@ def _kernel_rows(
 
 
 def agree(body: bytes, count: int, last_delta: int, base_timestamp: int) -> list[list[int]] | None:
-    """Both walks' answer."""
-    compiled = kernel_rows(body, count, last_delta, base_timestamp)
-    assert compiled == framing_oracle.scan(body, count, last_delta, base_timestamp)
+    """Both walks' answer, for a stream that takes little, and for one that takes all that any does."""
+    head = count, last_delta, base_timestamp
+    compiled = None
+    for rules in (Room("", 9, True, 1_000), Room("", 1 << 40)):
+        compiled = kernel_rows(body, *head, rules)
+        assert compiled == framing_oracle.scan(body, *head, rules)
     return compiled
 
 
-def scan_both(data: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+def scan_both(data: bytes, monkeypatch: pytest.MonkeyPatch, rules: Room = LENIENT) -> list[Run]:
     """`scan_batch` with compiled code and without."""
     framing.warm()
-    compiled, digests = scan_batch(raw(data)), digests_of(data)
+    compiled, digests = scan_batch(raw(data), rules), digests_of(data)
     monkeypatch.setattr(framing, "_kernels", None)
     monkeypatch.setattr(framing, "_load", lambda: None)
-    assert scan_batch(raw(data)) == compiled
+    assert scan_batch(raw(data), rules) == compiled
     in_python = digests_of(data)
     assert in_python == (digests if any(in_python) else [b""] * len(compiled))
     return compiled
@@ -146,7 +152,7 @@ def test_what_the_decoder_refuses_is_one_bad_run(case: str) -> None:
 
 def test_a_header_that_is_none_is_one_bad_run() -> None:
     assert scan_batch(RawBatch(5, 9, memoryview(b"junk"))) == [
-        Run(Kind.MALFORMED, 0, 3, 4, 0, b"", -1, -1, 0, 0, False, 0)
+        Run(Kind.MALFORMED, 0, 3, 4, 0, b"", -1, -1, 0, 0, False)
     ]
     (run,) = scan_batch(RawBatch(5, 5, memoryview(b"")))
     assert run.records == 0
@@ -181,12 +187,44 @@ def test_runs_are_cut_where_the_writer_changes(monkeypatch: pytest.MonkeyPatch) 
     assert not any(run.pure for run in found)
 
 
-def test_keys_that_no_row_can_have_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    most = ROW_KEY.value
-    keys = [b"a", None, b"", b"k" * most, b"k" * (most + 1), b"k" * (most + 100)]
-    made = [Record(n, 5, key, b"v", IN_A if n < 3 else ()) for n, key in enumerate(keys)]
-    found = scan_both(encode_batch(made), monkeypatch)
-    assert [(run.records, run.keyless, run.unfit) for run in found] == [(3, 1, 2), (3, 0, 2)]
+ROOM = Room("", 100, is_table=True, latest=1_000)
+# Rules, and a record (key, value, headers, time) that they allow or not -> its kind as a WRITE, as a plain record.
+OF_STREAMS: dict[str, tuple[Room, Any, Kind, Kind]] = {
+    "a row": (ROOM, (b"k", b"v", (), 5), Kind.WRITE, Kind.PLAIN),
+    "no key": (ROOM, (None, b"v", (), 5), Kind.BAD_KEY, Kind.BAD_KEY),
+    "no key, no table": (Room("", 100), (None, b"v", (), 5), Kind.WRITE, Kind.PLAIN),
+    "an empty key": (ROOM, (b"", b"v", (), 5), Kind.BAD_KEY, Kind.BAD_KEY),
+    "the longest key": (ROOM._replace(most=None), (b"k" * ROW_KEY.value, None, (), 5), Kind.WRITE, Kind.PLAIN),
+    "a longer key": (ROOM, (b"k" * (ROW_KEY.value + 1), b"v", (), 5), Kind.BAD_KEY, Kind.BAD_KEY),
+    "no time": (ROOM, (b"k", b"v", (), -1), Kind.WRITE, Kind.PLAIN),
+    "below it": (ROOM, (b"k", b"v", (), -2), Kind.WRITE, Kind.BAD_TIME),
+    "the latest time": (ROOM, (b"k", b"v", (), 1_000), Kind.WRITE, Kind.PLAIN),
+    "a later one": (ROOM, (b"k", b"v", (), 1_001), Kind.WRITE, Kind.BAD_TIME),
+    "the last of 9999": (LENIENT, (b"k", b"v", (), LATEST), Kind.WRITE, Kind.PLAIN),
+    "a far one": (LENIENT, (b"k", b"v", (), LATEST + 1), Kind.WRITE, Kind.BAD_TIME),
+    "as big as may be": (ROOM, (b"k", b"v" * 99, (), 5), Kind.WRITE, Kind.PLAIN),
+    "a byte more": (ROOM, (b"k", b"v" * 100, (), 5), Kind.TOO_LARGE, Kind.TOO_LARGE),
+    "with headers": (ROOM, (b"k", b"v" * 50, (("é", b"v" * 47), ("", None)), 5), Kind.WRITE, Kind.PLAIN),
+    "bigger ones": (ROOM, (b"k", b"v" * 50, (("é", b"v" * 48), ("", None)), 5), Kind.TOO_LARGE, Kind.TOO_LARGE),
+    "two reasons": (ROOM, (None, b"v" * 100, (), 1_001), Kind.BAD_KEY, Kind.BAD_KEY),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OF_STREAMS)
+def test_records_that_a_stream_does_not_take_are_told_apart(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in the middle of others, of a writer or of none, which stay."""
+    rules, (key, value, headers, timestamp), of_writer, plain = OF_STREAMS[case]
+    good = Record(0, 5, b"k", b"v")
+    for own, kinds in ((IN_A, of_writer), ((), plain)):
+        bad = Record(1, timestamp, key, value, (*headers, *own))
+        made = [good._replace(headers=own), bad, good._replace(offset=2, headers=own)]
+        with monkeypatch.context() as patched:
+            found = scan_both(encode_batch(made), patched, rules)
+        spread = [kind for run in found for kind in [run.kind] * run.records]
+        assert spread == [spread[0], kinds, spread[0]]
+        assert spread[0] == (Kind.WRITE if own else Kind.PLAIN)
 
 
 BAD_HEADERS = {

@@ -10,11 +10,12 @@ import numpy as np
 from anabranch.batches import framing
 from anabranch.batches.builder import BatchBuilder
 from anabranch.batches.columns_read import ColumnsBuilder
-from anabranch.batches.compression import CODECS, compress, decompress
+from anabranch.batches.compression import CODECS, MAX_UNPACKED_BYTES, compress, decompress
 from anabranch.batches.format import read_header, split_batches
 from anabranch.batches.records import decode_records
 from anabranch.batches.split import Split
 from anabranch.core.journal.runs import StoredRun
+from anabranch.core.limits import Room
 from anabranch.core.partitioner import SPACE
 from anabranch.ports import CorruptBatch, LogRefused, RawBatch
 from anabranch.processors.index_journals import scan
@@ -69,7 +70,7 @@ def _scan() -> Run:
         except CorruptBatch:
             batch = RawBatch(0, 1, memoryview(data))
         runs = framing.scan_batch(batch)
-        scanned = scan(batch)
+        scanned = scan(batch, Room(), limit=MAX_UNPACKED_BYTES)
         if any(run.kind is framing.Kind.MALFORMED for run in runs):
             assert len(runs) == 1
             return
@@ -127,7 +128,7 @@ _SEGMENTS = [
 def _split() -> Run:
     def run(data: bytes) -> None:
         batch = _raw(data)
-        scanned = scan(batch)
+        scanned = scan(batch, Room(), limit=MAX_UNPACKED_BYTES)
         out = Split(_SEGMENTS)
         for found in (*scanned.plain, *scanned.runs):
             out.add(batch, cast("StoredRun", found), 0)

@@ -15,6 +15,7 @@ from anabranch.batches.columns_read import _Room
 from anabranch.batches.compression import decompress
 from anabranch.batches.format import read_header
 from anabranch.batches.records import MIN_RECORD_BYTES
+from anabranch.core.limits import Room
 from anabranch.errors import MalformedRecord, UnsupportedVersion
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
@@ -25,6 +26,7 @@ from tests.fuzz.target import Run, Target
 _HEAD = struct.Struct(">iiq")  # record count, last offset delta, base timestamp
 _MOST = 2 << 20
 _MOST_RECORDS = _MOST // MIN_RECORD_BYTES
+_RULES = (Room("", _MOST), Room("", 9, True, 1_000))  # a stream's: what any takes, and little
 
 
 class _Input(NamedTuple):
@@ -68,14 +70,16 @@ def _scan() -> Run:
         body, count, last_delta, base, at_end = bodies.of(data)
         noted = len(data) % 2 * max(min(count, len(body) // MIN_RECORD_BYTES), 0)
         keys = key_room.array((3, noted), np.int64, at_end=at_end)
-        expected = framing_oracle.scan(bytes(body), count, last_delta, base)
+        rules = _RULES[len(data) % len(_RULES)]
+        expected = framing_oracle.scan(bytes(body), count, last_delta, base, rules)
+        as_array = np.array(rules[1:], dtype=np.int64)
         # A run for each record is the most there can be.
         most = min(max(count, 1), _MOST_RECORDS) if expected is None else max(len(expected), 1)
         found, rows = 0, None
         for many in (1, most):
             rows = room.array((many, kernel.COLUMNS), np.int64, at_end=at_end)
             bounds = bound_room.array((many, 4), np.int64, at_end=at_end)
-            found = kernel.scan(body, count, last_delta, base, rows, keys, bounds)
+            found = kernel.scan(body, count, last_delta, base, as_array, rows, keys, bounds)
             assert found <= many
             if many < most:
                 assert found in (NO_ROOM, MALFORMED_RESULT)

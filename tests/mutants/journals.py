@@ -98,9 +98,10 @@ def zombie_index() -> Planted:
     """What is read of the journals is written at once, without proof that nobody else leads."""
     real = journals.index_fetched
 
-    def index_fetched(changes: Any, *given: Any, **more: Any) -> None:
-        real(changes, *given, **more)
+    def index_fetched(changes: Any, *given: Any, **more: Any) -> Any:
+        found = real(changes, *given, **more)
         changes._rows.write(changes.take())
+        return found
 
     return patch.object(intake, "index_fetched", index_fetched)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.batches.records import Record
+from anabranch.batches.records import Record, encode_batch
 from anabranch.core.limits import LATEST
 from anabranch.errors import InvalidArgument
 from anabranch.ports import TopicPartition, TopicSpec
@@ -52,6 +52,41 @@ def test_odd_records_are_copied(tmp_path: Path, what: str, many: int) -> None:
     found = [(n.replace("\ufffd", "?"), v) for n, v in its]
     assert tuple(found) == copied
     assert events[-1].timestamp_ms == time if time is not None else events[-1].timestamp_ms > 10**11
+
+
+@pytest.mark.parametrize("what", ["value", "headers", "key"])
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_record_that_no_stream_takes_is_a_dead_letter_without_its_content(
+    tmp_path: Path, what: str, batch: bool
+) -> None:
+    """Brokers took it, as it came packed; the dead letters have no room for it either."""
+    place = Place(tmp_path)
+    place.client.create_stream("nyc/dead")
+    log, orders = place.cluster.log("kafka"), TopicPartition("orders", 0)
+    log.create_topics([TopicSpec("orders", 1, {}, 1)])
+    good, big = Record(0, 5, b"k", b"v"), bytes(3_000_000)
+    bad = {
+        "value": good._replace(value=big),
+        "headers": good._replace(headers=(("h", big),)),
+        "key": good._replace(key=big),
+    }[what]
+    place.cluster.produce_batch(orders, encode_batch([good, bad, good], "zstd"))
+    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
+    out = app.output("nyc/out")
+    if batch:
+        app.on(app.topic("orders"), batch=True)(lambda rows: out.write_batch(outputs_of(rows)))
+    else:
+        app.on(app.topic("orders"))(
+            lambda event: out.write(event.value, event.key, headers=event.headers)
+        )
+    with closing(place.worker(app)) as worker:
+        steps(worker)
+    assert len(place.events("nyc/out")) == 2
+    (letter,) = place.events("nyc/dead")
+    assert (letter.key, letter.value) == (None if what == "key" else b"k", None)
+    headers = dict(letter.headers)
+    assert headers["from"] == b"topic:orders[0]@1"
+    assert (headers["error"] or b"").startswith(b"EventTooLarge")
 
 
 @pytest.mark.parametrize("timestamp", [0, -1, LATEST + 1, True])

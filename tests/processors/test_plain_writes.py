@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from anabranch.batches.records import Record, encode_batch
-from anabranch.core.ids import NO_TXN
-from anabranch.core.limits import AHEAD_MS, LATEST
+from anabranch.core.ids import NO_TXN, OP_HEADER
+from anabranch.core.limits import AHEAD_MS, LATEST, LEAST_MESSAGE
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.schemas.codec import decode
@@ -184,6 +186,135 @@ def test_times_that_no_stream_takes_are_rejected_alone(world: World, what: str, 
     found = controller._intake.index.rejected[STREAM]
     assert found == Counter({"bad_time": len(times) - len(stay)} if len(stay) < len(times) else {})
     assert controller.state.plain[STREAM, 0] == len(times) + 1
+
+
+EMPTY = [Record(0, 5, b"k", b"", ((OP_HEADER, b""),) * (n % 2)) for n in range(10_001)]
+OTHER = "nyc/other"
+RUNS = 6_000  # of a dear batch
+MOST = 1_000_000  # bytes of a batch in the stream's topic: 16 times as much may come packed
+ZEROS = Record(0, 5, b"k", bytes(MOST - 1_000))
+# A batch in a journal: its records; how many are rejected, and why.
+PACKED: dict[str, tuple[list[Record], dict[str, int]]] = {
+    "as much as may be": ([ZEROS] * 16, {}),
+    "more": ([ZEROS] * 17, {"malformed_batch": 17}),
+    "as big an event as may be": ([ZEROS._replace(value=bytes(MOST - 69))], {}),
+    "a bigger one among others": (
+        [ZEROS, ZEROS._replace(value=bytes(MOST - 68)), ZEROS],
+        {"too_large": 1},
+    ),
+    "the headers make it bigger": ([ZEROS._replace(headers=(("h", bytes(1_000)),))], {"too_large": 1}),
+    "as many runs as may be": (EMPTY[:-1], {"bad_header": 5_000}),
+    "another one": (EMPTY, {"malformed_batch": 10_001}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", PACKED)
+def test_what_a_packed_batch_may_hold(world: World, what: str) -> None:
+    """Only so much of it is unpacked, whatever the rest is; what is before and after it is committed."""
+    records, wrong = PACKED[what]
+    controller = led(world, max_message_bytes=str(MOST))
+    put(world, 0, b"before")
+    place = TopicPartition(journal_topic(STREAM), 0)
+    world.cluster.produce_batch(place, encode_batch(records, "zstd"))
+    put(world, 0, b"after")
+    play(controller)
+    assert controller._intake.index.rejected[STREAM] == Counter(wrong)
+    taken = len(seen(world)) - 2
+    assert taken == len(records) - sum(wrong.values())
+    assert {b"before", b"after"} <= set(seen(world))
+
+
+@pytest.mark.parametrize("keys", [1, 50])
+def test_a_batch_of_one_segment_stays_packed(world: World, keys: int) -> None:
+    """However few bytes it has: others are taken apart, and have room for what they unpack to."""
+    controller = led(world)
+    made = [Record(n, 5, b"%d" % (n % keys), bytes(8_000)) for n in range(50)]
+    place = TopicPartition(journal_topic(STREAM), 0)
+    world.cluster.produce_batch(place, encode_batch(made, "zstd"))
+    play(controller)
+    assert seen(world) == [bytes(8_000)] * 50
+    partitions = (world.cluster.partition(TopicPartition(stream_topic(STREAM), p)) for p in (0, 1))
+    size = sum(len(entry.data) for one in partitions for entry in one.entries)
+    assert (size < 10_000) == (keys == 1)
+
+
+def test_no_more_is_unpacked_than_a_batch_may_hold(world: World) -> None:
+    """A batch of some KB took the memory of what it unpacks to, and as much again to be merged."""
+    controller = led(world, max_message_bytes=str(LEAST_MESSAGE.value))
+    place = TopicPartition(journal_topic(STREAM), 0)
+    bomb = encode_batch([Record(0, 5, b"k", bytes(32 << 20))], "zstd")
+    for _ in range(3):
+        world.cluster.produce_batch(place, bomb)
+    tracemalloc.start()
+    try:
+        play(controller)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 8 << 20
+    assert controller._intake.index.rejected[STREAM] == {"malformed_batch": 3}
+
+
+def test_a_dear_journal_waits_for_others_and_is_read_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass takes one such batch. Once its stream is in debt, it takes none as long as others wait."""
+    controller = led(world)
+    world.ask(controller, CreateStream(OTHER, 1, {}))
+    asked: list[int] = []  # of the dear journal, but for what merges read again
+    fetch = controller.log.fetch
+
+    def noted(positions: dict[TopicPartition, int], **how: Any) -> Any:
+        if (
+            len(positions) > 1
+            and (journal := TopicPartition(journal_topic(STREAM), 0)) in positions
+        ):
+            asked.append(positions[journal])
+        return fetch(positions, **how)
+
+    monkeypatch.setattr(controller.log, "fetch", noted)
+
+    def position(stream: str) -> int:
+        return controller._intake.index.positions.get((stream, 0), 0)
+
+    def passes(count: int, *, command: bool = False) -> int:
+        """How many batches of the dear journal these passes index."""
+        before = position(STREAM)
+        for _ in range(count):
+            if command:
+                world.send(FindScope("nyc", False))
+            controller.step(0.0)
+        return (position(STREAM) - before) // RUNS
+
+    def put(stream: str, count: int, runs: int) -> None:
+        place = TopicPartition(journal_topic(stream), 0)
+        for _ in range(count):
+            world.cluster.produce_batch(place, encode_batch(EMPTY[:runs]))
+
+    put(STREAM, 20, RUNS)
+    asked.clear()
+    assert passes(1, command=True) == 1
+    put(OTHER, 1, 1)
+    assert passes(1, command=True) == 1
+    assert position(OTHER) == 1, "it was charged less"
+    assert passes(3, command=True) == 0, "the dear one owes by now"
+    put(OTHER, 1, 1)
+    assert passes(1) == 0
+    assert position(OTHER) == 2
+    world.clock.now += 0.1
+    assert passes(3) == 0, "a command may come again soon"
+    world.clock.now += 1.0
+    assert passes(3) == 3, "no other needs the leader"
+    assert passes(2, command=True) == 0
+    world.clock.now += 20.0
+    assert passes(2, command=True) == 2, "its debt is paid off"
+    assert asked == [0], "what waits is not fetched again"
+    controller.look()
+    assert controller.metrics.values["journal_work"][(STREAM,)] > 14 * RUNS
+    assert controller.metrics.values["journal_debt"].keys() == {(STREAM,)}
+    world.clock.now += 1.0
+    passes(20)
+    assert (position(STREAM), len(seen(world))) == (20 * RUNS, 20 * RUNS // 2)
 
 
 def test_rejected_records_are_named_at_once_and_then_each_minute(

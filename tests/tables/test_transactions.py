@@ -20,6 +20,7 @@ from anabranch.core.decisions.commits import frozen
 from anabranch.core.decisions.turn import Settings
 from anabranch.core.journal import table_writes
 from anabranch.core.journal.runs import unpack_run
+from anabranch.core.limits import Room
 from anabranch.core.read_locks import Windows
 from anabranch.core.rows import INDEX
 from anabranch.errors import (
@@ -38,7 +39,7 @@ from anabranch.errors import (
     TransactionAborted,
     UnknownStream,
 )
-from anabranch.ports import TopicPartition
+from anabranch.ports import RawBatch, TopicPartition
 from anabranch.processors import index_journals
 from anabranch.processors.controller import Controller
 from anabranch.reading.reader_factory import Readers
@@ -132,7 +133,11 @@ def collision(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
 def no_digest(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit from a journal whose runs have none."""
     real = index_journals.scan
-    monkeypatch.setattr(index_journals, "scan", lambda batch, **_: real(batch))
+
+    def scan(batch: RawBatch, rules: Room, **more: Any) -> index_journals.Scanned:
+        return real(batch, rules._replace(is_table=False), **more)
+
+    monkeypatch.setattr(index_journals, "scan", scan)
     bank.put(bank.by_journal, x="2")
 
 

@@ -17,6 +17,7 @@ from numba import types
 from anabranch.batches.kernels.parts import (
     _BYTES_IN,
     _LONG,
+    _LONGS,
     _MIN_RECORD,
     _U,
     MALFORMED_RESULT,
@@ -32,19 +33,18 @@ from anabranch.batches.kernels.parts import (
     compiled,
 )
 from anabranch.core.ids import TXN_HEADER_SIZE
-from anabranch.core.limits import HEADERS, ROW_KEY
+from anabranch.core.limits import HEADERS, NO_TIME, ROW_KEY
 
 # Columns of a run's row. Positions are -1 where no record has a key; TXN_AT is the place of the ab.txn
-# header's 28 bytes in the body, -1 if there is none. UNFIT: records whose key no row of a table can have. EARLIEST,
-# LATEST: times of records, Unix milliseconds.
-FIRST, LAST, COUNT, CHECKSUM, TXN_AT, LOW, HIGH, KEYLESS, BYTES, KIND, UNFIT, EARLIEST, LATEST = (
-    range(13)
-)
-COLUMNS = 13
+# header's 28 bytes in the body, -1 if there is none. EARLIEST, LATEST: times of records, Unix milliseconds.
+FIRST, LAST, COUNT, CHECKSUM, TXN_AT, LOW, HIGH, KEYLESS, BYTES, KIND, EARLIEST, LATEST = range(12)
+COLUMNS = 12
 MOST_KEY = ROW_KEY.value
 MOST_HEADERS = HEADERS.value  # besides ab.txn
 # Rows of `keys`, of each keyed record: fingerprint (`anabranch.core.journal.table_writes`) and place in the body.
 POINT, KEY_AT, KEY_SIZE = range(3)
+# The rules of a stream: the most bytes of an event, whether it is a table, the latest time of a plain record.
+MOST, IS_TABLE, LATEST_PLAIN = range(3)
 # Columns of `bounds`: the places in the body of a run's least and greatest key, in byte order.
 LEAST_AT, LEAST_SIZE, GREATEST_AT, GREATEST_SIZE = range(4)
 
@@ -52,6 +52,7 @@ LEAST_AT, LEAST_SIZE, GREATEST_AT, GREATEST_SIZE = range(4)
 WRITE, PLAIN, OP, MALFORMED, DOUBLE_TXN, TXN_AND_OP, DOUBLE_OP, TXN_LENGTH, RESERVED, NO_TEXT = (
     range(10)
 )
+BAD_KEY, BAD_TIME, TOO_LARGE = range(10, 13)
 
 _CHECKSUM_MASK = (1 << 63) - 1
 
@@ -148,8 +149,9 @@ def _is_less(body, left, left_size, right, right_size):
     return left_size < right_size
 
 
-def _scan(body, count, last_offset_delta, base_timestamp, rows, keys, bounds):
+def _scan(body, count, last_offset_delta, base_timestamp, rules, rows, keys, bounds):
     """Cut into runs. ``keys``, ``bounds``: filled unless they are empty; then they have room for all."""
+    most, is_table, latest_plain = rules[MOST], rules[IS_TABLE] != 0, rules[LATEST_PLAIN]
     end = np.int64(body.shape[0])
     if count < 0 or count > end // _MIN_RECORD:
         return MALFORMED_RESULT
@@ -181,7 +183,8 @@ def _scan(body, count, last_offset_delta, base_timestamp, rows, keys, bounds):
         if at < 0 or length < -1 or length > stop - at:
             return MALFORMED_RESULT
         keyed = length >= 0
-        unfit = length < 1 or length > MOST_KEY
+        bad_key = is_table and (length < 1 or length > MOST_KEY)
+        event = max(length, 0)
         key, key_size = at, length
         crc = _U(0xFFFFFFFF)
         position = np.int64(-1)
@@ -195,6 +198,7 @@ def _scan(body, count, last_offset_delta, base_timestamp, rows, keys, bounds):
         if length > 0:
             crc = _crc(body, at, at + length, crc)
             at += length
+            event += length
         checksum = np.int64(crc ^ _U(0xFFFFFFFF))
 
         headers, at = _varint(body, at, stop)
@@ -213,6 +217,8 @@ def _scan(body, count, last_offset_delta, base_timestamp, rows, keys, bounds):
             name = _is_name(body, at, at + length)
             if name == 0 and not _is_text(body, at, at + length):
                 no_text += 1
+            if name != 1:
+                event += length
             at += length
             length, at = _varint(body, at, stop)
             if at < 0 or length < -1 or length > stop - at:
@@ -227,6 +233,8 @@ def _scan(body, count, last_offset_delta, base_timestamp, rows, keys, bounds):
                 others += 1
             if length > 0:
                 at += length
+                if name != 1:
+                    event += length
         if at != stop:
             return MALFORMED_RESULT
 
@@ -248,6 +256,13 @@ def _scan(body, count, last_offset_delta, base_timestamp, rows, keys, bounds):
             kind = OP
         else:
             kind = PLAIN
+        if kind <= PLAIN:
+            if bad_key:
+                kind = BAD_KEY
+            elif kind == PLAIN and (absolute < NO_TIME or absolute > latest_plain):
+                kind = BAD_TIME
+            elif event > most:
+                kind = TOO_LARGE
         if kind != WRITE:
             txn_at = np.int64(-1)
 
@@ -272,7 +287,6 @@ def _scan(body, count, last_offset_delta, base_timestamp, rows, keys, bounds):
             rows[runs, KEYLESS] = 0
             rows[runs, BYTES] = 0
             rows[runs, KIND] = kind
-            rows[runs, UNFIT] = 0
             rows[runs, EARLIEST] = absolute
             rows[runs, LATEST] = absolute
             runs += 1
@@ -308,12 +322,10 @@ def _scan(body, count, last_offset_delta, base_timestamp, rows, keys, bounds):
                 rows[run, HIGH] = position
         else:
             rows[run, KEYLESS] += 1
-        if unfit:
-            rows[run, UNFIT] += 1
     if at != end:
         return MALFORMED_RESULT
     return runs
 
 
 _GRID = types.int64[:, ::1]
-scan = compiled(_LONG(_BYTES_IN, _LONG, _LONG, _LONG, _GRID, _GRID, _GRID))(_scan)
+scan = compiled(_LONG(_BYTES_IN, _LONG, _LONG, _LONG, _LONGS, _GRID, _GRID, _GRID))(_scan)

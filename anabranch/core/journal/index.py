@@ -52,6 +52,7 @@ REASONS = (
     "malformed_batch",
     "bad_key",
     "bad_time",
+    "too_large",
 )
 
 
@@ -372,7 +373,8 @@ class JournalIndex:
                         seen[key][0] += run.records
                         seen[key][1] = (seen[key][1] + run.crc_sum) % CRC_MODULUS
                         out.size += run.batch_size
-                        out.biggest[stream] = max(out.biggest.get(stream, 0), run.batch_size)
+                        if run.pure:  # others can be divided
+                            out.biggest[stream] = max(out.biggest.get(stream, 0), run.batch_size)
                         out.latest[stream] = max(out.latest.get(stream, 0), run.latest)
                         out.state += run.batch_size if is_state(stream) else 0
         for key, (count, crc_sum) in seen.items():

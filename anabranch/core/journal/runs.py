@@ -51,11 +51,9 @@ class Run(NamedTuple):
     pure: bool
     batch_crc: int = 0
     keyless: int = 0  # records without a key
-    unfit: int = 0  # records whose key no row of a table can have
     # A digest of its keys, for tables (`core.journal.table_writes.Keys`); empty: not known.
     digest: bytes = b""
-    # Times of its records, Unix milliseconds; the latest is `NEVER` if a time is below the legal range.
-    earliest: int = 0
+    # Time of its records, Unix milliseconds; `NEVER` if one is below the legal range.
     latest: int = 0
 
 

@@ -49,7 +49,6 @@ from anabranch.schemas.records import (
 )
 
 _KEEPALIVE_MS = 1_000  # of one that is prepared by its first command: nothing waits for it
-_FRAMING = 68  # least bytes of a record batch with one record, besides its content
 
 
 def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
@@ -256,7 +255,7 @@ def _state_of(command: OneShot, placed: _Placed) -> dict[str, set[int]]:
 
 def _size_of(event: Event) -> int:
     """The bytes of a record batch with this event alone, at least."""
-    size = _FRAMING + len(event.key or b"") + len(event.value or b"")
+    size = limits.FRAMING + len(event.key or b"") + len(event.value or b"")
     return size + sum(len(name) + len(content or b"") for name, content in event.headers)
 
 
@@ -300,7 +299,7 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
                 by_stream[stream] = []
             former, events = stream, by_stream[stream]
             most = int(turn.state.streams[stream].settings.get(MAX_MESSAGE, limits.MESSAGE.value))
-            may_be_big = _FRAMING + turn.command_bytes > most
+            may_be_big = limits.FRAMING + turn.command_bytes > most
             latest = turn.latest_time(stream)
         if not NO_TIME <= timestamp <= latest:
             limits.check_ahead(timestamp, latest, stream)
