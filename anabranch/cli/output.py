@@ -120,7 +120,7 @@ def log_to_stderr(level: int = logging.WARNING, form: str = logging.BASIC_FORMAT
     logging.basicConfig(level=level, handlers=[handler])
 
 
-def _console(*, to_stderr: bool = False) -> Console:
+def console(*, to_stderr: bool = False) -> Console:
     """A rich console on the present standard output (or error)."""
     from rich.console import Console
 
@@ -144,7 +144,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
         )
     for row in cells:
         table.add_row(*(Text(show_cell(cell)) for cell in row))
-    _console().print(table)
+    console().print(table)
 
 
 def show_cell(value: object) -> str:
@@ -167,7 +167,7 @@ def progress_bar(*, quiet: bool) -> Progress:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=_console(to_stderr=True),
+        console=console(to_stderr=True),
         transient=True,
         disable=quiet or not sys.stderr.isatty(),
     )
