@@ -47,7 +47,10 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         StreamInfo.oldest_snapshot ReadsLocked.sequence MovedRow.latest
         """,
     ),
-    (False, "CreateStream.adopt ListTransactions.prepared StreamRow.adopt LookAgain.decided"),
+    (
+        False,
+        "CreateStream.adopt ListTransactions.prepared StreamRow.adopt LookAgain.decided Touched.is_table",
+    ),
     (-1, "CommitRecord.vector_at TaskPosition.offset TaskPosition.segment"),
     (
         (),
