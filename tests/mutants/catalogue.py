@@ -280,12 +280,12 @@ CATALOGUE: tuple[Mutant, ...] = (
            simulated=False, by_clients=True, suite="tests/processors/test_histories.py"),
     # -- processors
     *(Mutant(name, plant, weather=STEALING, quick=quick, seed=seed) for name, plant, quick, seed in (
-        ("any tenure may commit", tasks.any_tenure, True, 0),
+        ("any tenure may commit", tasks.any_tenure, True, 6),
         ("sequences are not compared", tasks.any_sequence, False, 0),
-        ("a commit is not judged when it is decided", tasks.judged_early_only, True, 0),
+        ("a commit is not judged when it is decided", tasks.judged_early_only, True, 6),
         ("one task of a commit moves", tasks.one_task_moves, False, 0),
         ("state goes by key", tasks.state_by_key, False, 0),
-        ("a state's sequence is not told", tasks.state_untold, True, 1))),
+        ("a state's sequence is not told", tasks.state_untold, True, 6))),
     *(Mutant(name, plant, weather=MOVING, quick=quick, seed=seed) for name, plant, quick, seed in (
         ("two commits of a task are in flight", tasks.two_in_flight, False, 7),
         ("a decided commit does not show", tasks.decided_unmarked, False, 0),
@@ -295,9 +295,9 @@ CATALOGUE: tuple[Mutant, ...] = (
         ("a take is answered too early", tasks.taken_too_early))),
     *(Mutant(name, plant, weather=STEALING, quick=quick, seed=seed, by_clients=True)
       for name, plant, quick, seed in (
-        ("a commit that was left is given again", tasks.given_again, True, 0),
+        ("a commit that was left is given again", tasks.given_again, True, 6),
         ("positions inside a commit are its beginning", tasks.whole_commits, False, 0),
-        ("a rolled commit lacks a segment", tasks.segment_skipped, True, 1),
+        ("a rolled commit lacks a segment", tasks.segment_skipped, True, 3),
         ("a stretch is ahead of what was given", tasks.ahead_of_what_was_given, True, 24),
         ("a stretch forgets a task", tasks.a_task_is_forgotten, False, 0),
         ("events without a key are dealt by count", tasks.null_keys_by_count, False, 0))),
