@@ -19,6 +19,7 @@ from anabranch.batches.compression import NONE, compress
 from anabranch.batches.format import HEADER_SIZE, Packed
 from anabranch.batches.records import put_varint
 from anabranch.core.ids import TXN_HEADER
+from anabranch.core.limits import ROW_KEY
 from anabranch.extras import has
 
 if TYPE_CHECKING:
@@ -104,6 +105,12 @@ class EventColumns:
     def rows(self) -> int:
         """The number of events."""
         return len(self.values.sizes)
+
+    @property
+    def has_row_keys(self) -> bool:
+        """Whether each of the events, at least one, has a key that a table's row can have."""
+        keys = self.keys.sizes
+        return bool(len(keys)) and 0 < int(keys.min()) <= int(keys.max()) <= ROW_KEY.value
 
     def sizes(self) -> Numbers:
         """The bytes of each event's key, value and headers, as the size limit counts them."""

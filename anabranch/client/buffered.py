@@ -179,7 +179,7 @@ class Buffered(Handle):
             self._begin(deadline)
         lanes = {event.stream: self._touch(event.stream, deadline) for event in self._buffer}
         for event in self._buffer:
-            lanes[event.stream].check_size(event.key, event.value, _pairs_of(event))
+            lanes[event.stream].check(event.key, event.value, _pairs_of(event))
         try:
             self._write_buffer(lanes)
         except BaseException as error:

@@ -16,7 +16,13 @@ from zlib import crc32
 from anabranch.client.ports import JournalWriter
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.core.journal.receipts import CRC_MODULUS, not_covered
-from anabranch.core.limits import check_bytes, check_event, check_headers, headers_size
+from anabranch.core.limits import (
+    check_bytes,
+    check_event,
+    check_headers,
+    check_row_key,
+    headers_size,
+)
 from anabranch.core.partitioner import mix, record_checksum
 from anabranch.errors import AlreadyCommitted, InvalidArgument, MalformedRecord
 from anabranch.ports import JournalRecord, RecordHeaders, TopicPartition
@@ -76,6 +82,7 @@ class StreamLane:
     ) -> None:
         self.stream = touched.stream
         self.topic = journal_topic(touched.stream)
+        self.is_table = touched.is_table
         partitions = sorted({segment.partition for segment in touched.segments})
         opened = journal.open(self.topic, partitions, deadline)
         self.accounts = {p: Account(p, opened.first[p]) for p in partitions}
@@ -104,8 +111,11 @@ class StreamLane:
             account.crc_sum += record_checksum(key, value)
 
     def check_columns(self, columns: EventColumns) -> None:
-        """`EventTooLarge` if the broker would not take one of the rows."""
+        """Raise for a row that the stream does not take. `EventTooLarge`, InvalidArgument (a table's key)."""
         self._check_bytes(int(columns.sizes().max(initial=0)))
+        if self.is_table and columns.rows and not columns.has_row_keys:
+            for _, key, *_ in columns.events():
+                check_row_key(key)
 
     def write_columns(self, columns: EventColumns) -> None:
         """Write checked rows. After an error some of them are written."""
@@ -132,10 +142,10 @@ class StreamLane:
             RECORD_OVERHEAD,
         )
 
-    def check_size(
-        self, key: bytes | None, value: bytes | None, headers: RecordHeaders | None
-    ) -> None:
-        """`EventTooLarge` if the broker would not take the event."""
+    def check(self, key: bytes | None, value: bytes | None, headers: RecordHeaders | None) -> None:
+        """Raise for an event that the stream does not take. `EventTooLarge`, InvalidArgument (a table's key)."""
+        if self.is_table:
+            check_row_key(key)
         self._check_bytes(len(key or b"") + len(value or b"") + headers_size(headers))
 
     def _check_bytes(self, size: int) -> None:
@@ -158,6 +168,8 @@ class StreamLane:
         sticky, sticky_left = writer % len(by_range), STICKY_BYTES
 
         def place(key: bytes) -> tuple[Account, int, int]:
+            if self.is_table:
+                check_row_key(key)
             crc = crc32(key)
             account = by_range[bisect_right(lows, mix(crc)) - 1 if several else 0]
             placed = (account, crc, room - len(key))
@@ -167,6 +179,8 @@ class StreamLane:
 
         def spread(value: bytes | None) -> tuple[Account, int, int]:
             nonlocal sticky, sticky_left
+            if self.is_table:
+                check_row_key(None)
             sticky_left -= len(value or b"") + RECORD_OVERHEAD
             if sticky_left < 0:
                 sticky, sticky_left = (sticky + 1) % len(by_range), STICKY_BYTES
@@ -188,7 +202,7 @@ class StreamLane:
             if headers:
                 left -= headers_size(headers)
             if left < 0:
-                self.check_size(key, value, headers)
+                self.check(key, value, headers)
             write_record(
                 topic,
                 account.partition,
@@ -211,7 +225,7 @@ class StreamLane:
                     if timestamp and self.judge_time is not None:
                         self.judge_time(timestamp)
                     if headers:
-                        self.check_size(key, value, headers)
+                        self.check(key, value, headers)
                         record_headers = [*headers, header]
                 if key is not None:
                     account, crc, left = known.get(key) or place(key)
@@ -221,7 +235,7 @@ class StreamLane:
                     crc = crc32(value, crc)
                     left -= len(value)
                 if left < 0:
-                    self.check_size(key, value, None)
+                    self.check(key, value, None)
                 yield account.partition, key, value, record_headers, timestamp
                 account.count += 1
                 account.crc_sum += crc

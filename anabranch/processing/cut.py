@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from anabranch.client.arrow import columns_of
 from anabranch.core.limits import (
     LATEST,
-    ROW_KEY,
     Room,
     check_event,
     check_headers,
@@ -294,8 +293,7 @@ def _has_room(columns: EventColumns, size: int, room: Room) -> bool:
     """Whether a stream accepts all of these events, which have this many bytes in all."""
     if len(columns.timestamps) and int(columns.timestamps.max()) > room.latest:
         return False
-    keys = columns.keys.sizes
-    if room.is_table and not (len(keys) and 0 < keys.min() <= keys.max() <= ROW_KEY.value):
+    if room.is_table and not columns.has_row_keys:
         return False
     return room.most is None or size <= room.most or int(columns.sizes().max()) <= room.most
 

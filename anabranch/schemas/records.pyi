@@ -1245,6 +1245,7 @@ class Touched:
     stream: str
     stream_epoch: int
     segments: tuple[SegmentRange, ...]
+    is_table: bool = False
 
 @dataclass(frozen=True, slots=True)
 class TransactionList:

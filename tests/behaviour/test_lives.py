@@ -66,6 +66,7 @@ def become(client: anabranch.Client, stream: str, name: str, wanted: str) -> Non
     until = time.monotonic() + 20
     while client.effective_settings(stream)[name] != wanted:  # brokers tell of it a moment later
         assert time.monotonic() < until, client.effective_settings(stream)[name]
+        time.sleep(0.05)
 
 
 @pytest.fixture

@@ -205,6 +205,7 @@ def test_the_doctor(cluster: Cluster, client: Client, unique: str) -> None:
         future.result(20)
     while client.effective_settings(other)["retention.ms"] != "5000":
         assert time.monotonic() < until
+        time.sleep(0.05)
     rows = {row["what"]: row for row in shell.json("doctor")["rows"]}
     row = rows.pop(f"stream {other}")
     assert row["told"] == "its topic has retention.ms=5000, and -1 was asked for"

@@ -116,6 +116,7 @@ def test_what_an_operator_sees(controller: ControllerProcess) -> None:
     until = time.monotonic() + 30
     while not set(wanted) <= set((page := get(controller, "metrics")[1]).splitlines()):
         assert time.monotonic() < until, page
+        time.sleep(0.1)
     rounds = float(re.findall(r"^anabranch_rounds_total\S* (\S+)", page, re.M)[0])
     assert rounds >= 3
     assert f'anabranch_round_seconds_bucket{{control_partition="0",le="+Inf"}} {rounds}' in page
@@ -126,6 +127,7 @@ def test_what_an_operator_sees(controller: ControllerProcess) -> None:
     until = time.monotonic() + 30
     while json.loads(controller.status_file.read_text())["written_at"] == status:
         assert time.monotonic() < until, "the status file is not renewed"
+        time.sleep(0.1)
     said = [json.loads(line) for line in controller.log_file.read_text().splitlines()]
     assert any("leading, term 1" in line["message"] for line in said)
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]{12}[+-]\d\d:\d\d", x["time"]) for x in said)

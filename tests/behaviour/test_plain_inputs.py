@@ -181,6 +181,7 @@ def test_the_bridge_copies_a_topic_into_a_stream(client: anabranch.Client, topic
         deadline = time.monotonic() + 60
         while copied(client, stream) != topic.written and time.monotonic() < deadline:
             assert bridge.poll() is None, bridge.communicate()
+            time.sleep(0.2)
         bridge.terminate()
         assert bridge.wait(30) == 0, bridge.communicate()
         bridge.communicate()

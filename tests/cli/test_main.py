@@ -225,7 +225,9 @@ WAITING = (
     "from anabranch.cli import stream, main\n"
     "def wait(*a, **k):\n"
     "    try:\n"
-    "        print('waiting', flush=True); time.sleep(60)\n"
+    "        print('waiting', flush=True)\n"
+    # One long sleep could begin just after the signal: Python looks for signals before it and when it ends.
+    "        while True: time.sleep(0.05)\n"
     "    finally:\n"
     "        print('cleaned', flush=True)\n"
     "from anabranch.cli import session\n"

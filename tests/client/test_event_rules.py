@@ -13,11 +13,12 @@ import pyarrow as pa
 import pytest
 
 from anabranch import errors
-from anabranch.core.limits import AHEAD_MS, LATEST, Room
+from anabranch.core.limits import AHEAD_MS, LATEST, ROW_KEY
+from anabranch.core.stream_settings import TABLE
 from anabranch.processing.cut import Cut, Limits, begin_doing
 from anabranch.processing.table import Table
 from anabranch.schemas import records as r
-from tests.client.answers import STREAM, stream_info, token_of
+from tests.client.answers import STREAM, segments, stream_info, token_of
 from tests.client.bench import Bench, override
 
 LIMIT = 5_000  # bytes that the journal takes
@@ -82,14 +83,15 @@ def by_many(bench: Bench, event: Event, *, opened: bool, before: int) -> None:
     handle_of(bench, opened=opened).write_many(STREAM, events)
 
 
-def by_batch(bench: Bench, event: Event, *, opened: bool) -> None:
+def table_of(event: Event) -> pa.Table | None:
+    """The event as a row of an Arrow table; None: no column has it as it is."""
     value, key, headers, timestamp = fields(event)
     if type(timestamp) in (bool, float) or str in (type(key), type(value)):
-        pytest.skip("Arrow makes another type of it")
+        return None
     try:
         pairs = list(headers.items() if isinstance(headers, dict) else headers or ())
         if any(type(name) is bytes or type(content) is str for name, content in pairs):
-            pytest.skip("Arrow makes another type of it")
+            return None
         columns = {
             "value": pa.array([value], pa.binary()),
             "key": pa.array([key], pa.binary()),
@@ -97,12 +99,16 @@ def by_batch(bench: Bench, event: Event, *, opened: bool) -> None:
             "timestamp": pa.array([timestamp], pa.int64()),
         }
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        pytest.skip("no Arrow column can have it")
-    handle_of(bench, opened=opened).write_batch(STREAM, pa.table(columns))
+        return None
+    return pa.table(columns)
 
 
-def by_processor(_: Bench, event: Event) -> None:
-    limits = Limits(ask=lambda _: {STREAM: Room(STREAM, LIMIT)})
+def by_batch(bench: Bench, event: Event, *, opened: bool) -> None:
+    handle_of(bench, opened=opened).write_batch(STREAM, table_of(event))
+
+
+def by_processor(bench: Bench, event: Event) -> None:
+    limits = Limits(ask=lambda streams: bench.client.check_outputs("nyc/p", streams))
     limits.learn((STREAM,))
     with TemporaryDirectory() as folder, closing(Table(Path(folder))) as table:
         begin_doing(Cut(table, 1, limits)).write(STREAM, fields(event))
@@ -121,32 +127,77 @@ WAYS: dict[str, Callable[[Bench, Event], None]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+# Answers about the stream, as of a table.
+A_TABLE = {
+    "Touch": r.Touched(STREAM, 0, segments(2), is_table=True),
+    "DescribeStreams": r.StreamList((replace(stream_info(STREAM, 1), settings={TABLE: "true"}),)),
+}
+BUFFERED = {"a buffered write", "write_many, buffered", "write_batch, buffered"}
+
+
+def ways_of(event: Event) -> list[str]:
+    """The ways that can give it."""
+    return [way for way in WAYS if not way.startswith("write_batch") or table_of(event)]
+
+
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_event_is_refused_by_name(way: str, what: str) -> None:
+def test_a_bad_event_is_refused_by_name(subtests: pytest.Subtests, what: str) -> None:
     event, text = BAD[what]
-    bench = Bench(limit=LIMIT)
-    with pytest.raises(errors.InvalidArgument, match=text):
-        WAYS[way](bench, event)
-    written = [value for made in bench.journals.made for _, _, _, value, _, _ in made.written]
-    assert set(written) <= {b"first", b"v"}
-    assert fields(event)[0] in (None, b"v") or event["value"] not in written
+    for way in ways_of(event):
+        with subtests.test(way=way):
+            bench = Bench(limit=LIMIT)
+            with pytest.raises(errors.InvalidArgument, match=text):
+                WAYS[way](bench, event)
+            written = [each[3] for made in bench.journals.made for each in made.written]
+            assert set(written) <= {b"first", b"v"}
+            assert fields(event)[0] in (None, b"v") or event["value"] not in written
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_an_event_that_is_too_large_is_refused_by_name(way: str) -> None:
-    if way == "write_many, buffered" or way.endswith("buffered write"):
-        pytest.skip("what is buffered is judged when it is written")
-    bench = Bench(limit=LIMIT, one_shot_bytes=LIMIT)
-    with pytest.raises(errors.EventTooLarge, match=r"max\.message\.bytes") as refused:
-        WAYS[way](bench, {"value": b"x" * 4_000, "headers": [("h", b"x" * 2_000)]})
-    assert refused.value.stream == STREAM
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in BUFFERED])
+def test_what_this_stream_does_not_take_is_refused_by_name(
+    subtests: pytest.Subtests, way: str
+) -> None:
+    """What is buffered is judged by the commit."""
+    large = {"value": b"x" * 4_000, "headers": [("h", b"x" * 2_000)]}
+    with subtests.test("an event that is too large"):
+        bench = Bench(limit=LIMIT)
+        with pytest.raises(errors.EventTooLarge, match=r"max\.message\.bytes") as refused:
+            WAYS[way](bench, large)
+        assert refused.value.stream == STREAM
+    for key in (None, b"", b"x" * (ROW_KEY.value + 1)):
+        with subtests.test("a table's row", key=key and key[:1]):
+            bench = Bench(override(**A_TABLE), limit=20_000)
+            with pytest.raises(errors.InvalidArgument, match="a row's key is bytes, 1 to 8,192 of"):
+                WAYS[way](bench, {"key": key})
+            keys = [each[2] for made in bench.journals.made for each in made.written]
+            assert set(keys) <= {b"k"}
 
 
-@pytest.mark.parametrize("way", WAYS)
+def test_an_opened_transaction_judges_rows_that_were_buffered() -> None:
+    bench = Bench(override(**A_TABLE), limit=LIMIT)
+    txn = bench.client.begin("nyc")
+    txn.write(STREAM, b"first", key=b"k")
+    txn.write(STREAM, b"v")
+    with pytest.raises(errors.InvalidArgument, match="a row's key is bytes"):
+        txn.flush()
+    assert bench.written() == []
+
+
+def test_of_a_batch_with_one_bad_row_none_is_written() -> None:
+    bench = Bench(override(**A_TABLE), limit=LIMIT)
+    txn = handle_of(bench, opened=True)
+    rows = pa.table({"value": [b"v"] * 3, "key": pa.array([b"a", b"b", None], pa.binary())})
+    with pytest.raises(errors.InvalidArgument, match="a row's key is bytes"):
+        txn.write_batch(STREAM, rows)
+    txn.write(STREAM, b"goes on", key=b"k")
+    assert [each[3] for each in bench.written()] == [b"first", b"goes on"]
+
+
 @pytest.mark.parametrize("what", GOOD)
-def test_what_is_legal_is_taken(way: str, what: str) -> None:
-    WAYS[way](Bench(limit=LIMIT), GOOD[what])
+def test_what_is_legal_is_taken(subtests: pytest.Subtests, what: str) -> None:
+    for way in ways_of(GOOD[what]):
+        with subtests.test(way=way):
+            WAYS[way](Bench(limit=LIMIT), GOOD[what])
 
 
 # What is known of a stream -> how far ahead its events may be.
@@ -158,27 +209,37 @@ AHEAD: dict[str, tuple[object, int | None]] = {
 }
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "an output of a processor"])
 @pytest.mark.parametrize("known", AHEAD)
-def test_a_time_that_is_too_far_ahead_is_refused_by_name(way: str, known: str) -> None:
+def test_a_time_that_is_too_far_ahead_is_refused_by_name(
+    subtests: pytest.Subtests, known: str
+) -> None:
     """The call refuses if the stream has retention by time. If not, or if that is unknown, the commit decides."""
     answer, room = AHEAD[known]
     if isinstance(answer, dict):
         info = replace(stream_info(STREAM, 1), settings=answer)
         answer = r.StreamList((info,))
+    for way in WAYS:
+        with subtests.test(way=way):
+            judge_times(WAYS[way], way != "an output of a processor", answer, room)
+
+
+def judge_times(
+    write: Callable[[Bench, Event], None], asks_if_far: bool, answer: object, room: int | None
+) -> None:
     bench = Bench(override(DescribeStreams=answer), limit=LIMIT)
     now_ms = int(bench.clock.wall() * 1000)
     asked = []
     for timestamp in (now_ms, now_ms + AHEAD_MS, now_ms + (room or AHEAD_MS)):
-        WAYS[way](bench, {"timestamp": timestamp})
+        write(bench, {"timestamp": timestamp})
     asked.append(len(bench.bus.of(r.DescribeStreams)))
     for beyond in (now_ms + (room or AHEAD_MS) + 1, LATEST):
         if room is None:
-            WAYS[way](bench, {"timestamp": beyond})
+            write(bench, {"timestamp": beyond})
             continue
         with pytest.raises(errors.InvalidArgument, match=f"{STREAM}.* is {beyond} ms, too far"):
-            WAYS[way](bench, {"timestamp": beyond})
+            write(bench, {"timestamp": beyond})
     asked.append(len(bench.bus.of(r.DescribeStreams)))
-    assert asked == [room is not None and room > AHEAD_MS, 1], (
-        "asked only if it is far ahead, and once"
-    )
+    if asks_if_far:
+        assert asked == [room is not None and room > AHEAD_MS, 1], (
+            "asked only if it is far ahead, and once"
+        )

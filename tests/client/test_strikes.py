@@ -28,7 +28,7 @@ from tests.tables.worlds import reader_ports
 PACKAGE = str(Path(anabranch.__file__).parent)
 TABLE = "bank/a"
 KEPT: list[Any] = []  # clients, whose finalizers run later
-STRIKES = 500  # of each call, at lines drawn by a seed
+STRIKES = 200  # of each call: at so many of its lines, drawn by a seed
 
 
 class Struck(Exception):
@@ -51,6 +51,7 @@ class Strike:
     def __init__(self, at: int, outside: Callable[[], bool]) -> None:
         self.error = Struck(f"at line {at}")
         self.lines = 0
+        self.times: dict[tuple[str, int], list[int]] = {}  # a line of the product: when it ran
         self.where = ""
         self._at, self._outside = at, outside
 
@@ -68,6 +69,8 @@ class Strike:
     def _line(self, frame: FrameType, event: str, _: object) -> Any:
         if event == "line" and frame.f_lineno not in _headers(frame.f_code.co_filename):
             self.lines += 1
+            line = frame.f_code.co_filename, frame.f_lineno
+            self.times.setdefault(line, []).append(self.lines)
             if self.lines == self._at:
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                 raise self.error  # which ends the tracing
@@ -75,14 +78,17 @@ class Strike:
 
 
 def struck(call: Callable[[], object], outside: Callable[[], bool] = lambda: False) -> None:
-    """Raise in a call, at lines drawn from all of its lines: exactly that exception comes out each time.
+    """Raise in a call, at lines drawn from all that run in it: exactly that exception comes out each time.
+
+    A line that runs often, as in a loop, is no likelier than others.
 
     An exception in a finalizer can't come out, so garbage is kept until the end of the test.
     """
     with Strike(0, outside) as counted:
         call()
-    lines = range(1, counted.lines + 1)
-    for at in random.Random(5).sample(lines, min(STRIKES, len(lines))):
+    chance, lines = random.Random(5), [*counted.times.values()]
+    for times in chance.sample(lines, min(STRIKES, len(lines))):
+        at = chance.choice(times)
         with Strike(at, outside) as strike:
             raised: BaseException | None = None
             try:

@@ -322,6 +322,7 @@ def test_a_deleted_topic_is_gone_and_one_made_anew_is_left(maker: Maker, log: Lo
     deadline = time.monotonic() + 30
     while log.describe_topics([topic]):
         assert time.monotonic() < deadline
+        time.sleep(0.02)
     log.create_topics([TopicSpec(topic, 1, {"retention.ms": "-1"})])
     write(log, maker, [(place, batch("new"))])
     log.delete_topics([old])  # by its id: it is not there, and that is fine

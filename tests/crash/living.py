@@ -107,6 +107,7 @@ class Living(Scenario):
             if config["retention.ms"] == RETENTION["retention.ms"]:
                 return
             assert time.monotonic() < until, config
+            time.sleep(0.02)
 
     def truncate(self) -> None:
         until = self.acknowledged["old"].commit_timestamp

@@ -39,7 +39,6 @@ from tests.crash.reshaping import check_nothing_left
 from tests.crash.test_random_kills import SEED, Chaos
 from tests.crash.zygote import Child, Spec, Zygote
 
-FEW_SCALINGS, FEW_TRANSACTIONS = 8, 100
 SCALINGS = int(os.environ.get("ANABRANCH_SCALINGS", "200"))
 TRANSACTIONS = int(os.environ.get("ANABRANCH_TRANSACTIONS", "2000"))
 KILL_EVERY_S = 1.5
@@ -52,8 +51,8 @@ READ_DEADLINE_S = 60.0
 class Mixed(Chaos):
     """Writers, readers, controllers and a process that scales."""
 
-    wanted_scalings: int = FEW_SCALINGS
-    wanted_commits: int = FEW_TRANSACTIONS
+    wanted_scalings: int = SCALINGS
+    wanted_commits: int = TRANSACTIONS
     chunk_bytes: int = CHUNK_BYTES
     threads: bool = True
     tidy: bool = True
@@ -249,30 +248,20 @@ def figures(stream: StreamLog) -> str:
 
 
 @pytest.mark.broker
+@pytest.mark.soak
 @pytest.mark.timeout(120 + 3 * SCALINGS + TRANSACTIONS)
-@pytest.mark.parametrize(
-    ("scalings", "transactions"),
-    [
-        (FEW_SCALINGS, FEW_TRANSACTIONS),
-        pytest.param(SCALINGS, TRANSACTIONS, marks=pytest.mark.soak),
-    ],
-)
 def test_scalings_and_transactions_under_kills(
     broker: Broker,
     zygote: Zygote,
     log: Log,
     tmp_path: Path,
     measured: Callable[[str], None],
-    scalings: int,
-    transactions: int,
 ) -> None:
     mixed = Mixed(
         zygote,
         broker.bootstrap,
         tmp_path,
         random.Random(SEED),
-        wanted_scalings=scalings,
-        wanted_commits=transactions,
     )
     mixed.spool.mkdir()
     print(f"ANABRANCH_SEED={SEED}")

@@ -53,6 +53,7 @@ class Work:
                 began = time.monotonic()
                 self._one(len(self.told))
                 self.longest = max(self.longest, time.monotonic() - began)
+                self._end.wait(0.02)  # some commits a second, and time for others
         except BaseException as error:  # noqa: BLE001 - raised in `finish`
             self.error = error
 

@@ -70,6 +70,7 @@ class Writer:
             except AnabranchError:
                 self.doubtful.append(value)
             self.waits.append((began, time.monotonic() - began))
+            self.stop.wait(0.02)
 
     def slowest(self, since: float, until: float) -> float:
         return max(wait for began, wait in self.waits if since <= began <= until)

@@ -183,7 +183,7 @@ _BAD = (CorruptBatch,)
 _MEMORY = 600  # a small input may unpack to much: what is allowed, twice
 
 TARGETS = (
-    Target("blobs", lambda: [b"".join(batches()[:3]), *batches()], _blobs, _BAD, inputs=700),
+    Target("blobs", lambda: [b"".join(batches()[:3]), *batches()], _blobs, _BAD, inputs=350),
     Target("batches", batches, _decode, _BAD, mutated_batch, 2500, _MEMORY),
     Target("scan", batches, _scan, (), mutated_batch, 1000, _MEMORY),
     Target("scan-compiled", batches, _compiled_scan, (), mutated_batch, 2500, _MEMORY),
@@ -199,7 +199,7 @@ TARGETS = (
             partial(_packed, number),
             partial(_unpack, number),
             _BAD,
-            inputs=150,
+            inputs=75,
         )
         for name, number in CODECS.items()
         if number

@@ -233,9 +233,9 @@ def _history_seeds() -> list[bytes]:
 
 
 TARGETS = (
-    Target("kernel-scan", _seeds, _scan, (), inputs=700),
-    Target("kernel-copy", _seeds, _copies, (), inputs=700),
-    Target("kernel-place", _seeds, _places, (), inputs=700),
-    Target("kernel-columns", _seeds, _columns, (), inputs=700),
-    Target("kernel-history", _history_seeds, _history, (), inputs=1000),
+    Target("kernel-scan", _seeds, _scan, (), inputs=350),
+    Target("kernel-copy", _seeds, _copies, (), inputs=350),
+    Target("kernel-place", _seeds, _places, (), inputs=350),
+    Target("kernel-columns", _seeds, _columns, (), inputs=350),
+    Target("kernel-history", _history_seeds, _history, (), inputs=500),
 )

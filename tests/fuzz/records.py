@@ -117,21 +117,21 @@ def _seeds(*classes: type) -> list[bytes]:
 
 
 TARGETS = (
-    Target("records", records_of_all_types, _decode, _NO_RECORD, inputs=1200),
+    Target("records", records_of_all_types, _decode, _NO_RECORD, inputs=600),
     Target("history-records", lambda: _seeds(r.CommitRecord, r.EpochRecord), _history, _NO_RECORD),
     Target(
         "receipts", lambda: _seeds(r.Receipt), lambda: _given_bytes(Receipt), (InvalidArgument,)
     ),
     Target("reservations", lambda: _seeds(r.Begin), lambda: _given_bytes(Reservation), _NO_RECORD),
-    Target("tokens", _token_seeds, _tokens, (InvalidToken,), inputs=500),
+    Target("tokens", _token_seeds, _tokens, (InvalidToken,), inputs=250),
     Target(
         "txn-headers",
         lambda: [pack_txn_header(_TXN_ID, -1, 2)],
         lambda: unpack_txn_header,
         (MalformedRecord,),
-        inputs=150,
+        inputs=75,
     ),
     Target("txn-ids", lambda: [txn_text(_TXN_ID).encode()], _ids, (InvalidArgument,)),
-    Target("digests", _digest_seeds, _digests, (MalformedRecord,), inputs=150),
-    Target("status-keys", _status_keys, lambda: split_key, (MalformedRecord,), inputs=150),
+    Target("digests", _digest_seeds, _digests, (MalformedRecord,), inputs=75),
+    Target("status-keys", _status_keys, lambda: split_key, (MalformedRecord,), inputs=75),
 )

@@ -132,32 +132,12 @@ def test_a_life(tmp_path: Path) -> None:
     broker.stop()  # it is stopped: nothing happens
 
 
-@pytest.mark.parametrize(("fixture", "version"), [("broker", 2), ("broker_tv0", 0)])
-def test_the_transaction_version(
-    request: pytest.FixtureRequest, fixture: str, version: int
-) -> None:
-    if fixture == "broker" and request.config.getoption("--bootstrap"):
+def test_the_transaction_version(request: pytest.FixtureRequest) -> None:
+    """Of the newest protocol; of the older one tests/faults/test_held_end.py asks."""
+    if request.config.getoption("--bootstrap"):
         pytest.skip("a cluster of one's own may be of any version")
-    bootstrap = request.getfixturevalue(fixture).bootstrap
-    # A level of 0 is not listed.
-    assert finalized_features(bootstrap).get("transaction.version", 0) == version
-
-
-def test_native_transactions_work_on_the_old_protocol(
-    broker_tv0: EmbeddedBroker, unique: str
-) -> None:
-    create_topic(broker_tv0.bootstrap, unique)
-    producer = Producer(
-        {"bootstrap.servers": broker_tv0.bootstrap, "transactional.id": unique, **QUIET}
-    )
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    producer.produce(unique, b"aborted")
-    producer.abort_transaction(30)
-    producer.begin_transaction()
-    producer.produce(unique, b"committed")
-    producer.commit_transaction(30)
-    assert consume(broker_tv0.bootstrap, unique, 1) == [b"committed"]
+    bootstrap = request.getfixturevalue("broker").bootstrap
+    assert finalized_features(bootstrap)["transaction.version"] == 2
 
 
 OWNER = """

@@ -27,22 +27,42 @@ def quick_path(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture(scope="session")
+def emptied() -> list[str]:
+    """Databases of the server that tests have used, with nothing in them: to make one takes long."""
+    return []
+
+
 @pytest.fixture
 def new_place(
-    request: pytest.FixtureRequest, quick_path: Path, unique: str
-) -> Callable[[str], Place]:
+    request: pytest.FixtureRequest, quick_path: Path, unique: str, emptied: list[str]
+) -> Iterator[Callable[[str], Place]]:
     """Makes an empty database with the user's table ``orders``, to be used by a driver."""
+    used: list[str] = []
 
     def make(driver: str) -> Place:
         if driver == "sqlite":
             return SQLitePlace(quick_path / "shop.db").made()
         server: Postgres = request.getfixturevalue("postgres")
-        with psycopg.connect(server.dsn(), autocommit=True) as connection:
-            connection.execute(f"create database d{unique}")
+        if not emptied:
+            run(server.dsn(), f"create database d{unique}{len(used)}")
+            emptied.append(f"d{unique}{len(used)}")
+        used.append(emptied.pop())
         kind = Psycopg2Place if driver == "psycopg2" else PostgresPlace
-        return kind(server.dsn(f"d{unique}")).made()
+        return kind(server.dsn(used[-1])).made()
 
-    return make
+    yield make
+    for name in used:
+        dsn = request.getfixturevalue("postgres").dsn(name)
+        run(dsn, "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and pid <> "
+            "pg_backend_pid()", name)  # fmt: skip
+        run(dsn, "drop schema public cascade; create schema public")
+        emptied.append(name)
+
+
+def run(dsn: str, sql: str, *given: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.cursor().execute(sql.encode(), given or None)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

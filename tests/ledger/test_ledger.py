@@ -703,6 +703,7 @@ def test_a_row_whose_outcome_is_forgotten_is_told_once(
 
 def test_a_control_partition_that_does_not_answer_holds_up_no_recovery(place: Place) -> None:
     world, ledger = start(place, control_partitions=2), Ledger(place.connect)
+    world.client = world.new_client(timeout=2.0)
     dead = left(world, place, "a", committed=True), left(world, place, "b", committed=False)
     there = bytes([0, 1]) + dead[0][2:]
     place.run(f"insert into anabranch_ledger values ('{there.hex()}', 'commit', '00', 1, null)")

@@ -56,6 +56,7 @@ class Place(NamedTuple):
                 lane_topic_ids(self.log, "anabranch", lane)
                 break
             assert time.monotonic() < until
+            time.sleep(0.05)
         create_lane_topics(self.log, "anabranch", lane, like="admin", adopt=True)
         found = [(acl.principal, acl.right[:3], acl.allowed) for acl in self.admin.listed(soon())]
         assert all((acl.principal, acl.right[:3], acl.allowed) in found for acl in acls)

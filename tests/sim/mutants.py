@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -47,11 +48,17 @@ def hunt(mutant: Mutant, start: int, seeds: int, judge: Judge = "any") -> Report
                     f"not counted, {mutant.name!r} does not fit the product: {report}", flush=True
                 )
                 continue
-            unplanted = simulate(seed, **settings)
-        if not unplanted.violation:
+            unplanted = _violation(seed, judge, tuple(settings.items()))
+        if not unplanted:
             return report
         print(f"not counted, it fails without {mutant.name!r} too: {unplanted}", flush=True)
     return None
+
+
+@cache
+def _violation(seed: int, _: Judge, settings: tuple[tuple[str, Any], ...]) -> str:
+    """What a seed fails with if no bug is planted: many bugs are looked for in the same weather."""
+    return simulate(seed, **dict(settings)).violation
 
 
 @contextmanager

@@ -228,7 +228,9 @@ def test_two_checkpoints_that_exported_nothing_differ(spark: SparkSession, tmp_p
         _bind(spark, to, own)
 
 
-@pytest.mark.parametrize("table", ["parquet", "delta"], indirect=True)
+@pytest.mark.parametrize(
+    "table", ["parquet", pytest.param("delta", marks=pytest.mark.soak)], indirect=True
+)
 def test_of_two_first_exports_at_once_one_goes_on(
     spark: SparkSession,
     connection: Connection,

@@ -64,7 +64,11 @@ def test_an_export_of_a_stream_that_is_made_again(
     assert [command(*load)[0], command(*export)[0]] == [0, 0]
     with anabranch.connect(bootstrap, lane=ADMIN_LANE) as operator:
         operator.delete_stream(stream)
-    assert [command(*load)[0] for _ in range(2)] == [0, 0]
+        operator.create_stream(stream)
+        with operator.begin(stream.partition("/")[0]) as txn:
+            for _ in range(4):
+                txn.write(stream, b"{}", key=b"k")
+            txn.commit()
     code, said, error = command(*export)
     assert (code, said) == (2, "")
     assert error.startswith(f"UnknownStream: the checkpoint is of a former stream {stream}, ")

@@ -245,7 +245,11 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     if begins:
         put_receipt(turn, receipt, turn.lane)
     pinned = txn.participants[command.stream]
-    turn.reply(to, Touched(command.stream, pinned, turn.state.layout(command.stream, pinned)))
+    layout, is_table = (
+        turn.state.layout(command.stream, pinned),
+        command.stream in turn.state.tables,
+    )
+    turn.reply(to, Touched(command.stream, pinned, layout, is_table))
 
 
 def check_beside(turn: Turn, stream: str, scope: str) -> None:

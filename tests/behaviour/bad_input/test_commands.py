@@ -55,15 +55,15 @@ TAMPERINGS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", TAMPERINGS)
-def test_tampered_token(place: Place, what: str) -> None:
+def test_tampered_token(place: Place, subtests: pytest.Subtests) -> None:
     token = place.begin()
-    tamper, expected = TAMPERINGS[what]
-    for kind in (r.Touch, r.Register, r.Commit, r.Abort, r.Heartbeat):
-        with pytest.raises(Refused) as refused:
-            place.raw.ask(with_token(kind, tamper(token), place.stream))
-        right_missing = what == "rights" and kind in (r.Touch, r.Register)
-        assert refused.value.code == ("NotAuthorized" if right_missing else expected), kind
+    kinds = (r.Touch, r.Register, r.Commit, r.Abort, r.Heartbeat)
+    for what, (tamper, expected) in TAMPERINGS.items():
+        commands = [with_token(kind, tamper(token), place.stream) for kind in kinds]
+        codes = [getattr(answer, "code", answer) for answer in place.raw.ask_all(commands)]
+        with subtests.test(what):
+            first = ["NotAuthorized" if what == "rights" else expected] * 2
+            assert codes == first + [expected] * 3
     assert place.state(token).state == "OPEN"
     assert place.raw.ask(r.Abort(token, "")).state == "ABORTED"
 
@@ -93,20 +93,20 @@ RECEIPTS: dict[str, tuple[Callable[[r.Receipt], r.Receipt], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", RECEIPTS)
-def test_wrong_receipt(place: Place, what: str) -> None:
+def test_wrong_receipt(place: Place, subtests: pytest.Subtests) -> None:
     """Refused, and the transaction is open as before: the right one commits it."""
-    spoil, code = RECEIPTS[what]
-    token, pen, touched = place.touched()
-    pen.write(place.stream, touched.segments, [(b"k", b"one"), (b"k", b"two")])
-    receipt = pen.receipt()
-    with pytest.raises(Refused) as refused:
-        place.raw.ask(r.Commit(token, (spoil(receipt),), None, None, 300))
-    assert refused.value.code.startswith(code)
-    assert place.state(token).state == "OPEN"
-    better = replace(receipt, sequence=receipt.sequence + 1)
-    outcome = place.raw.ask(r.Commit(token, (better,), (), None, WAIT_MS))
-    assert (outcome.state, outcome.committed) == ("COMMITTED", 2)
+    for what, (spoil, code) in RECEIPTS.items():
+        with subtests.test(what):
+            token, pen, touched = place.touched()
+            pen.write(place.stream, touched.segments, [(b"k", b"one"), (b"k", b"two")])
+            receipt = pen.receipt()
+            with pytest.raises(Refused) as refused:
+                place.raw.ask(r.Commit(token, (spoil(receipt),), None, None, 300))
+            assert refused.value.code.startswith(code)
+            assert place.state(token).state == "OPEN"
+            better = replace(receipt, sequence=receipt.sequence + 1)
+            outcome = place.raw.ask(r.Commit(token, (better,), (), None, WAIT_MS))
+            assert (outcome.state, outcome.committed) == ("COMMITTED", 2)
 
 
 # Bytes on the commands topic, with the two headers -> the code of the answer.
@@ -131,12 +131,12 @@ GARBAGE: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", GARBAGE)
-def test_garbage_on_the_commands_topic(place: Place, what: str) -> None:
-    payload, code = GARBAGE[what]
-    with pytest.raises(Refused) as refused:
-        place.raw.ask(payload)
-    assert refused.value.code == code
+def test_garbage_on_the_commands_topic(place: Place, subtests: pytest.Subtests) -> None:
+    answers = place.raw.ask_all([payload for payload, _ in GARBAGE.values()])
+    for answer, (what, (_, code)) in zip(answers, GARBAGE.items(), strict=True):
+        with subtests.test(what):
+            assert isinstance(answer, r.Refusal)
+            assert answer.code == code
 
 
 WRONG_HEADERS: dict[str, list[tuple[str, bytes]]] = {
@@ -152,22 +152,22 @@ WRONG_HEADERS: dict[str, list[tuple[str, bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG_HEADERS)
-def test_command_that_can_not_be_answered(place: Place, what: str) -> None:
+def test_command_that_can_not_be_answered(place: Place, subtests: pytest.Subtests) -> None:
     """The command is carried out all the same: nothing says that a client waits."""
-    token = place.begin()
-    command = encode(r.Abort(token, "unheard"))
-    place.raw.produce([(f"{place.cluster.prefix}.commands", 0, None, command, WRONG_HEADERS[what])])
-    until = time.monotonic() + SOON_S
-    while place.state(token).state == "OPEN" and time.monotonic() < until:
-        time.sleep(0.02)
-    assert place.state(token).reason == "unheard"
+    topic = f"{place.cluster.prefix}.commands"
+    tokens = {what: place.begin() for what in WRONG_HEADERS}
+    commands = {what: encode(r.Abort(token, "unheard")) for what, token in tokens.items()}
+    place.raw.produce([(topic, 0, None, commands[w], WRONG_HEADERS[w]) for w in WRONG_HEADERS])
+    for what, token in tokens.items():
+        with subtests.test(what):
+            until = time.monotonic() + SOON_S
+            while place.state(token).state == "OPEN" and time.monotonic() < until:
+                time.sleep(0.02)
+            assert place.state(token).reason == "unheard"
 
 
-@pytest.mark.parametrize("end", ["commit", "abort"])
-def test_command_in_a_native_transaction(place: Place, end: str) -> None:
+def test_command_in_a_native_transaction(place: Place) -> None:
     """The command is read before its native transaction ends: it is refused at once, and stalls no other."""
-    token = place.begin()
     rude = Producer(
         {
             "bootstrap.servers": place.cluster.bootstrap,
@@ -176,16 +176,18 @@ def test_command_in_a_native_transaction(place: Place, end: str) -> None:
         }
     )
     rude.init_transactions(20)
-    rude.begin_transaction()
-    cid = place.raw.correlation_id()
-    headers = [("ab.cid", cid), ("ab.reply", bytes(4))]
-    command = encode(r.Abort(token, "rude"))
-    rude.produce(f"{place.cluster.prefix}.commands", command, None, 0, headers=headers)  # type: ignore[arg-type]
-    rude.flush(20)
-    answer = place.raw.wait(cid, SOON_S)
-    assert isinstance(answer, r.Refusal)
-    assert answer.code == "InvalidArgument"
-    assert "native transaction" in answer.message
-    rude.commit_transaction(20) if end == "commit" else rude.abort_transaction(20)
-    assert place.state(token).state == "OPEN"
-    assert place.raw.ask(r.Abort(token, "")).state == "ABORTED"
+    for end in (rude.commit_transaction, rude.abort_transaction):
+        token = place.begin()
+        rude.begin_transaction()
+        cid = place.raw.correlation_id()
+        headers = [("ab.cid", cid), ("ab.reply", bytes(4))]
+        command = encode(r.Abort(token, "rude"))
+        rude.produce(f"{place.cluster.prefix}.commands", command, None, 0, headers=headers)  # type: ignore[arg-type]
+        rude.flush(20)
+        answer = place.raw.wait(cid, SOON_S)
+        assert isinstance(answer, r.Refusal)
+        assert answer.code == "InvalidArgument"
+        assert "native transaction" in answer.message
+        end(20)
+        assert place.state(token).state == "OPEN"
+        assert place.raw.ask(r.Abort(token, "")).state == "ABORTED"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 from confluent_kafka import Producer
@@ -51,47 +52,42 @@ RECORDS: dict[str, tuple[Callable[[bytes], list[tuple[str, bytes]]], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", RECORDS)
-def test_record_that_is_rejected(place: Place, what: str) -> None:
-    headers, reason = RECORDS[what]
-    token, pen, touched = place.touched()
-    place.write(headers(token[1:17]), count=3)
-    pen.write(place.stream, touched.segments, [(b"k", b"good")])
-    assert place.rejected(reason, 3) == 3
-    outcome = place.raw.ask(r.Commit(token, (pen.receipt(),), None, None, WAIT_MS))
-    assert (outcome.state, outcome.committed) == ("COMMITTED", 1)
-    assert outcome.rejected == (3 if reason == "wrong_stream_epoch" else 0)
+def test_record_that_is_rejected(place: Place, subtests: pytest.Subtests) -> None:
+    for what, (headers, reason) in RECORDS.items():
+        with subtests.test(what):
+            before = place.rejected(reason, 0)
+            token, pen, touched = place.touched()
+            place.write(headers(token[1:17]), count=3)
+            pen.write(place.stream, touched.segments, [(b"k", b"good")])
+            assert place.rejected(reason, before + 3) == before + 3
+            outcome = place.raw.ask(r.Commit(token, (pen.receipt(),), None, None, WAIT_MS))
+            assert (outcome.state, outcome.committed) == ("COMMITTED", 1)
+            assert outcome.rejected == (3 if reason == "wrong_stream_epoch" else 0)
     assert b"bad" not in place.visible()
 
 
-def test_record_of_a_transaction_that_never_touched_the_stream(place: Place) -> None:
+def test_record_of_a_transaction_that_can_not_have_it(place: Place) -> None:
     token = place.begin()
     place.write([(GOOD, header_of(token[1:17]))])
     assert place.rejected("untouched_stream", 1) == 1
     assert place.raw.ask(r.Abort(token, "")).rejected == 1
-
-
-def test_record_in_the_wrong_segment_for_its_key(place: Place) -> None:
     token, pen, touched = place.touched()
     right = partition_of(b"k", touched.segments)
     wrong = place.journal, 1 - right, b"k", b"bad", [pen.header]
     place.raw.produce([wrong])
     assert place.rejected("wrong_segment", 1) == 1
     assert place.raw.ask(r.Abort(token, "")).rejected == 1
-
-
-@pytest.mark.parametrize("end", ["commit", "abort"])
-def test_record_that_comes_too_late(place: Place, end: str) -> None:
-    token, pen, touched = place.touched()
-    pen.write(place.stream, touched.segments, [(b"k", b"in time")])
-    if end == "commit":
-        place.raw.ask(r.Commit(token, (pen.receipt(),), None, None, WAIT_MS))
-    else:
-        place.raw.ask(r.Abort(token, ""))
-    pen.write(place.stream, touched.segments, [(b"k", b"bad")])
-    assert place.rejected("late", 1) == 1
+    for late, end in enumerate(("COMMITTED", "ABORTED"), 1):
+        token, pen, touched = place.touched()
+        pen.write(place.stream, touched.segments, [(b"k", b"in time")])
+        if end == "COMMITTED":
+            place.raw.ask(r.Commit(token, (pen.receipt(),), None, None, WAIT_MS))
+        else:
+            place.raw.ask(r.Abort(token, ""))
+        pen.write(place.stream, touched.segments, [(b"k", b"bad")])
+        assert place.rejected("late", late) == late
+        assert place.state(token).state == end
     assert b"bad" not in place.visible()
-    assert place.state(token).state == {"commit": "COMMITTED", "abort": "ABORTED"}[end]
 
 
 def test_native_transaction_left_open_on_the_journal(place: Place) -> None:
@@ -149,24 +145,17 @@ UNREADABLE: dict[str, Callable[[], Packed]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("topic", "what"),
-    [("journal", "a timestamp beyond 64 bits"), ("journal", "a bomb"), ("commands", "a bomb")],
-)
-def test_batch_that_nobody_can_read(place: Place, topic: str, what: str) -> None:
-    name = f"{place.cluster.prefix}.commands" if topic == "commands" else place.journal
-    brokers = Brokers(parse_settings(place.cluster.bootstrap, {}))
-    deadline = time.monotonic() + 20
-    try:
-        producer = JournalProducer(brokers, deadline)
-        try:
-            producer.append(TopicPartition(name, 0), UNREADABLE[what](), deadline)
-            producer.flush(deadline)
-        finally:
-            producer.close()
-    finally:
-        brokers.close()
-    assert place.state(place.begin()).state == "OPEN"
+def test_batch_that_nobody_can_read(place: Place) -> None:
+    commands = f"{place.cluster.prefix}.commands"
+    with closing(Brokers(parse_settings(place.cluster.bootstrap, {}))) as brokers:
+        for topic, what in (
+            (place.journal, "a timestamp beyond 64 bits"), (place.journal, "a bomb"), (commands, "a bomb"),
+        ):  # fmt: skip
+            deadline = time.monotonic() + 20
+            with closing(JournalProducer(brokers, deadline)) as producer:
+                producer.append(TopicPartition(topic, 0), UNREADABLE[what](), deadline)
+                producer.flush(deadline)
+            assert place.state(place.begin()).state == "OPEN", (topic, what)
 
 
 def test_rejections_are_seen_by_an_operator(place: Place) -> None:
