@@ -53,7 +53,10 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
     ),
     (
         False,
-        "CreateStream.adopt ListTransactions.prepared StreamRow.adopt LookAgain.decided OpenInfo.frozen Touched.is_table",
+        """
+        CreateStream.adopt ListTransactions.prepared StreamRow.adopt LookAgain.decided OpenInfo.frozen
+        Touched.is_table
+        """,
     ),
     (-1, "CommitRecord.vector_at TaskPosition.offset TaskPosition.segment"),
     (

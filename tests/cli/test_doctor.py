@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from anabranch.kafka.wire.topics import NO_TOPIC_ID, Topic
 
 from anabranch.cli.looking.doctor import BAD, OK, WARN, _topics
 from anabranch.cli.session import Target
 from anabranch.kafka.settings import parse_settings
-from anabranch.kafka.wire.cluster import Cluster
+from anabranch.kafka.wire.cluster import NO_TOPIC_ID, Cluster, Topic
 from anabranch.ports import LogRefused
 from anabranch.topics.names import commands_topic, replies_topic
 
