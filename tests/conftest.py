@@ -7,6 +7,7 @@ Tests share it: give topics names of your own (the ``unique`` fixture), and don'
 that kills or pauses a broker starts one of its own with `EmbeddedBroker`.
 
 Tests marked ``soak`` are left out unless ``-m soak`` asks for them (pyproject.toml, ``scripts/soak``).
+``--part 2/5`` runs the second of five parts of what was asked for, which take about as long as each other.
 
 Workers of pytest-xdist (``-n 4``) get whole files, the long ones first, and a broker each. All files of
 tests/spark go to one worker: they share a JVM that takes long to warm up. ``durations.json`` has the seconds of
@@ -19,7 +20,7 @@ import gc
 import json
 import os
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +43,13 @@ if TYPE_CHECKING:
 
     from anabranch.kafka.log import KafkaLog
 
-# How long an example takes says how busy the machine is, and no more. scripts/soak draws fresh ones.
-hypothesis.settings.register_profile("anabranch", deadline=None, derandomize=True)
-hypothesis.settings.register_profile("fresh", deadline=None)
+# How long an example takes says how busy the machine is, and no more. scripts/soak draws fresh ones, and more: the
+# same ones again and again find little.
+FRESH, SHARE = "fresh", 3
+hypothesis.settings.register_profile(
+    "anabranch", deadline=None, derandomize=True, max_examples=100 // SHARE
+)
+hypothesis.settings.register_profile(FRESH, deadline=None)
 hypothesis.settings.load_profile("anabranch")
 
 MEASURED = "measured"
@@ -61,6 +66,8 @@ DURATIONS = Path(__file__).with_name("durations.json")
 QUIET = {"broker.heartbeat.interval.ms": "2000", "broker.session.timeout.ms": "9000"}
 # Tests of a file that stands not there yet: with and without a broker.
 BROKER_TEST_S, OTHER_TEST_S = 0.7, 0.02
+# Tests of a file that takes longer come into parts one by one. Those of others share what they start.
+LONG_FILE_S = 600.0
 
 
 class Broker(Protocol):
@@ -70,6 +77,12 @@ class Broker(Protocol):
     def bootstrap(self) -> str:
         """``host:port``, for clients."""
         ...
+
+
+def some(examples: int) -> int:
+    """How many examples are drawn where fresh ones are that many."""
+    fresh = hypothesis.settings.get_current_profile_name() == FRESH
+    return examples if fresh else examples // SHARE
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write down how long each file took, by which workers share them",
     )
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        help="run the K-th of N parts, which take about as long; without tests that need a registry",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -138,13 +156,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Log) -> Scheduling:
 
 def scope_of(nodeid: str) -> str:
     """The unit that goes to one worker: a test's file, or its folder."""
-    file = nodeid.partition("::")[0]
+    file = _file_of(nodeid)
     return next((folder for folder in TOGETHER if file.startswith(folder)), file)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Workers take the long files first, so that they end at the same time."""
+    """Leave out what is of another part. Workers take the long files first, so that they end at the same time."""
+    if config.getoption("--part"):
+        _keep_part(config, items)
     if config.getoption("--secured"):
         skip = pytest.mark.skip(
             reason="with an authorizer, which tells clients without a right nothing"
@@ -154,15 +174,48 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(skip)
     if not hasattr(config, "workerinput"):
         return
-    measured = stored_durations()
-    seconds: dict[str, float] = defaultdict(float)
-    here = {(tier_of(item.keywords), item.nodeid.partition("::")[0]) for item in items}
-    for tier, file in here:
-        seconds[scope_of(file)] += measured[tier].get(file, 0.0)
-    for item in items:
-        if item.nodeid.partition("::")[0] not in measured[tier_of(item.keywords)]:
-            seconds[scope_of(item.nodeid)] += expected_seconds(item)
+    seconds = seconds_of(items, scope_of)
     items.sort(key=lambda item: -seconds[scope_of(item.nodeid)])
+
+
+def _keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of one part only. Each unit, the longest first, comes to the part that has least by then."""
+    part, _, count = config.getoption("--part").partition("/")
+    if not (part.isdecimal() and count.isdecimal() and 1 <= int(part) <= int(count)):
+        raise pytest.UsageError("--part K/N: two numbers, K from 1 to N")
+    able = [item for item in items if not item.get_closest_marker("network")]
+    files = seconds_of(able, _file_of)
+
+    def unit_of(nodeid: str) -> str:
+        return nodeid if files[_file_of(nodeid)] > LONG_FILE_S else _file_of(nodeid)
+
+    seconds = seconds_of(able, unit_of)
+    loads = [0.0] * int(count)
+    parts: dict[str, int] = {}
+    for unit in sorted(seconds, key=lambda unit: (-seconds[unit], unit)):
+        parts[unit] = loads.index(min(loads))
+        loads[parts[unit]] += seconds[unit]
+    kept = [item for item in able if parts[unit_of(item.nodeid)] == int(part) - 1]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+def seconds_of(items: list[pytest.Item], unit_of: Callable[[str], str]) -> dict[str, float]:
+    """How long the tests of each unit take: as it was measured of their file, shared alike; else about."""
+    measured = stored_durations()
+    tests = Counter((tier_of(item.keywords), _file_of(item.nodeid)) for item in items)
+    seconds: dict[str, float] = defaultdict(float)
+    for item in items:
+        tier, file = tier_of(item.keywords), _file_of(item.nodeid)
+        known = measured[tier].get(file)
+        seconds[unit_of(item.nodeid)] += (
+            expected_seconds(item) if known is None else known / tests[tier, file]
+        )
+    return seconds
+
+
+def _file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 def pytest_collection_finish() -> None:
@@ -214,7 +267,7 @@ def _store_durations(reporter: pytest.TerminalReporter) -> None:
     for reports in reporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                took[tier_of(report.keywords), report.nodeid.partition("::")[0]] += report.duration
+                took[tier_of(report.keywords), _file_of(report.nodeid)] += report.duration
     known = stored_durations()
     for (tier, file), seconds in took.items():
         known[tier][file] = round(seconds, 1)

@@ -298,7 +298,8 @@ def rows_of_views(
     prefix = STATUS + NO_TXN
     rows, passed = scan(prefix, b""), 0
     while (found := next(rows, None)) is not None:
-        entry = found[0][len(prefix)]
+        # A row that no controller wrote may have no entry type: it is yielded, and refused by name.
+        entry = int.from_bytes(found[0][len(prefix) : len(prefix) + 1], "big")
         if entry not in (Entry.NAME, Entry.SERIES, Entry.CHANGED):
             yield found
             passed = 0

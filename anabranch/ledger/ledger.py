@@ -160,6 +160,11 @@ class Ledger:
                 if info.state == "COMMITTED":
                     book.rollback()
                     return
+                if txn.txn_id != txn_id:  # its row would be another transaction's
+                    raise IllegalState(
+                        "a call in the block was refused, and the transaction began again since: nothing is committed; "
+                        "begin another transaction, and enter the block again"
+                    )
                 book.end(txn_id, attempt)
             except BaseException as error:
                 _give_up(book, txn, secret, error)

@@ -21,6 +21,7 @@ from tests.batches.made import encode_sparse
 from tests.batches.strategies import CODECS, raw, records
 from tests.batches.test_format import edited
 from tests.batches.test_records import MALFORMED
+from tests.conftest import some
 
 
 @pytest.fixture(params=["compiled", "plain"])
@@ -68,7 +69,7 @@ def test_headers_given_as_a_list() -> None:
     ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=some(150))
 @given(
     st.lists(st.tuples(records(), st.sampled_from(CODECS)), min_size=1, max_size=3),
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 21), st.integers(0, 21)), max_size=6),

@@ -23,6 +23,7 @@ from tests.batches.made import encode_sparse
 from tests.batches.strategies import CODECS, raw, records
 from tests.batches.test_format import edited
 from tests.batches.test_records import MALFORMED
+from tests.conftest import some
 
 columns_read.warm()  # here, that no test of hypothesis takes so long
 ALL = np.array([[0], [1 << 62]], dtype=np.int64)
@@ -158,7 +159,7 @@ def test_any_bytes(body: bytes, count: int, last: int, base: int) -> None:
     )
 
 
-@settings(max_examples=600)
+@settings(max_examples=some(600))
 @given(records(max_size=5), st.data())
 def test_mutated_records(made: list[Record], data: st.DataObject) -> None:
     whole = encode_batch(made)

@@ -26,6 +26,7 @@ from anabranch.core.partitioner import SPACE, even_ranges, position_of
 from anabranch.errors import EventTooLarge
 from anabranch.schemas.records import SegmentRange, Touched
 from tests.client.doubles import ListJournal
+from tests.conftest import some
 
 NOW = 1_750_000_000_000
 Event = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None, int | None]
@@ -124,7 +125,7 @@ def check_counts(encoder: ColumnEncoder, lane: StreamLane) -> None:
     assert encoder.counted() == []
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=some(80), deadline=None)
 @given(
     events=EVENTS,
     kinds=kinds(),
@@ -165,7 +166,7 @@ def test_records_places_and_sums_are_those_of_single_writes(
         assert HEADER_SIZE + len(batch.records) <= batch_bytes or batch.rows == 1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=some(50), deadline=None)
 @given(EVENTS, kinds())
 def test_columns_give_the_events_back(events: list[Event], kinds: dict[str, pa.DataType]) -> None:
     (columns,) = columns_of(table(events, kinds))

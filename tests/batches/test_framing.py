@@ -27,6 +27,7 @@ from tests.batches.made import encode_sparse
 from tests.batches.strategies import CODECS, raw, records
 from tests.batches.test_format import edited
 from tests.batches.test_records import GOOD, MALFORMED, body_batch
+from tests.conftest import some
 
 A, B = (pack_txn_header(bytes([i]) * 16, i, 0) for i in (1, 2))
 LENIENT = Room()  # what any stream takes
@@ -122,7 +123,7 @@ def test_both_walks_agree_on_any_bytes(body: bytes, count: int, last: int, base:
     agree(body, count, last, base)
 
 
-@settings(max_examples=400)
+@settings(max_examples=some(400))
 @given(records(max_size=5), st.data())
 def test_both_walks_agree_on_mutated_records(made: list[Record], data: st.DataObject) -> None:
     body = bytearray(encode_batch(made)[HEADER_SIZE:])

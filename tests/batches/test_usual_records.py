@@ -15,6 +15,7 @@ from anabranch.ports import CorruptBatch
 from tests.batches.strategies import records
 from tests.batches.test_format import edited
 from tests.batches.test_records import MALFORMED
+from tests.conftest import some
 
 COMMAND = [
     Record(
@@ -61,7 +62,7 @@ def test_both_ways_agree(made: list[Record]) -> None:
     assert found is None or found == made
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=some(500), deadline=None)
 @given(records(4), st.data())
 def test_of_mutated_bytes_nothing_is_accepted_that_the_general_way_refuses(
     made: list[Record], data: st.DataObject
@@ -75,7 +76,7 @@ def test_of_mutated_bytes_nothing_is_accepted_that_the_general_way_refuses(
     assert found is None or found == generally(bytes(mutated), header)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=some(500), deadline=None)
 @given(st.binary(max_size=60), st.integers(1, 8), st.integers(-1, 9))
 def test_of_random_bytes_nothing_is_accepted_that_the_general_way_refuses(
     body: bytes, count: int, last_delta: int

@@ -285,6 +285,7 @@ def test_many_at_once_are_all_there_though_the_queue_is_small(
     pool.close()
 
 
+@pytest.mark.soak
 def test_many_at_once_are_refused_after_a_failure(journals: Journals, unique: str) -> None:
     topic = journals.topic(f"j.{unique}")
     failed, discarded = journals.opened(topic), journals.opened(topic)
@@ -305,6 +306,7 @@ def test_a_producer_is_ready_before_its_topic_is_known(journals: Journals, uniqu
     assert journal.flush({Place(topic, 0): 0}, soon()) == {Place(topic, 0): 1}
 
 
+@pytest.mark.soak
 def test_a_ready_producer_that_does_not_fit_is_not_used(journals: Journals, unique: str) -> None:
     small = journals.topic(f"j.small-{unique}", **{"max.message.bytes": "5000"})
     usual = journals.topic(f"j.usual-{unique}")
@@ -319,6 +321,7 @@ def test_a_ready_producer_that_does_not_fit_is_not_used(journals: Journals, uniq
     assert journal._by_topic[usual].failure is None
 
 
+@pytest.mark.soak
 def test_no_answer_is_a_failure_for_ever(own_broker: EmbeddedBroker, unique: str) -> None:
     journals = Journals(own_broker.bootstrap)
     topic = journals.topic(f"j.{unique}")
@@ -359,6 +362,7 @@ def test_a_broker_that_comes_back_has_everything_once(
     journals.pool.close()
 
 
+@pytest.mark.soak
 def test_a_dead_broker_does_not_hold_up_the_end(own_broker: EmbeddedBroker, unique: str) -> None:
     """Neither of one writer nor of all. (The last test: the broker stays dead.)"""
     both = [Journals(own_broker.bootstrap) for _ in range(2)]

@@ -127,6 +127,7 @@ def test_positions_far_into_the_history(client: anabranch.Client, stream: str, g
     assert all(event.commit_timestamp for event in rest)
 
 
+@pytest.mark.soak
 def test_from_the_end_only_what_comes(client: anabranch.Client, stream: str) -> None:
     commit(client, stream, b"before")
     with client.read(stream, timeout=5, start="end") as reader, ThreadPoolExecutor(1) as pool:
@@ -135,6 +136,7 @@ def test_from_the_end_only_what_comes(client: anabranch.Client, stream: str) -> 
     assert (event.value, event.commit_timestamp) == (b"after", result.commit_timestamp)
 
 
+@pytest.mark.soak
 def test_members_share_and_take_over(
     cluster: Cluster, client: anabranch.Client, stream: str, group: str
 ) -> None:
@@ -184,6 +186,7 @@ def test_the_timeout_ends_the_iteration(client: anabranch.Client, stream: str) -
     assert [event.value for event in client.read(stream, timeout=0)] in ([], [b"v"])
 
 
+@pytest.mark.soak
 def test_several_streams_in_one_reader(
     client: anabranch.Client, scope: str, stream: str, group: str
 ) -> None:
@@ -223,6 +226,7 @@ def test_arguments(
         client.read_transactions([stream])  # type: ignore[arg-type]
 
 
+@pytest.mark.soak
 def test_a_closed_client_ends_its_readers(
     cluster: Cluster, stream: str, client: anabranch.Client
 ) -> None:
@@ -282,6 +286,7 @@ def test_a_group_has_one_active_member(
         two.close()
 
 
+@pytest.mark.soak
 def test_a_transaction_too_big_to_hold(client: anabranch.Client, stream: str, group: str) -> None:
     n = 3 * IN_HAND
     small = commit(client, stream, b"before")
@@ -304,6 +309,7 @@ def test_a_transaction_too_big_to_hold(client: anabranch.Client, stream: str, gr
         assert sum(1 for _ in transaction.events) == n
 
 
+@pytest.mark.soak
 def test_left_in_the_middle_of_a_big_one_it_comes_again(
     client: anabranch.Client, stream: str, group: str
 ) -> None:
@@ -327,6 +333,7 @@ def test_only_whole_transactions_of_committed_events(client: anabranch.Client, s
     assert [t.txn_id for t in client.read_transactions(stream, timeout=QUIET_S)] == [done.txn_id]
 
 
+@pytest.mark.soak
 def test_a_transaction_that_came_too_late_is_given_to_who_goes_on(
     client: anabranch.Client, stream: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def test_processes_join_one_reservation_at_once(
     assert len(committed) == 1500
 
 
+@pytest.mark.soak
 def test_threads_join_one_reservation_at_once(
     cluster: Cluster, client: anabranch.Client, stream: str
 ) -> None:
@@ -146,7 +147,8 @@ def own_cluster(cluster: Cluster, unique: str, tmp_path: Path) -> Iterator[Clust
     own.controller.kill()
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kills", [1, 3])
 def test_a_series_outlives_controllers_and_their_tables(
     own_cluster: Cluster, unique: str, kills: int
 ) -> None:

@@ -161,7 +161,8 @@ def stopping() -> Iterator[threading.Event]:
     found.set()
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("count", [1, 3])
 def test_members_while_it_is_scaled(
     cluster: Cluster,
     client: anabranch.Client,

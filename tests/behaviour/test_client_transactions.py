@@ -123,6 +123,7 @@ print(writer.finish().to_bytes().hex())
     assert len(values(client, stream)) == 2000
 
 
+@pytest.mark.soak
 def test_without_receipts_every_finished_writer_is_taken(
     client: anabranch.Client, scope: str, stream: str
 ) -> None:
@@ -184,6 +185,7 @@ def test_many_threads(client: anabranch.Client, scope: str, stream: str) -> None
     assert set(found.values()) == {1}
 
 
+@pytest.mark.soak
 def test_one_handle_written_by_many_threads(
     client: anabranch.Client, scope: str, stream: str
 ) -> None:
@@ -251,6 +253,7 @@ def test_events_up_to_the_topics_limit(client: anabranch.Client, scope: str, uni
         assert txn.commit().counts.committed == 51
 
 
+@pytest.mark.soak
 def test_a_transaction_just_above_the_buffer(
     client: anabranch.Client, scope: str, stream: str
 ) -> None:
@@ -319,6 +322,7 @@ def own_cluster(cluster: Cluster, unique: str, tmp_path: Path) -> Iterator[Clust
     own.controller.kill()
 
 
+@pytest.mark.soak
 def test_an_unknown_outcome_is_known_later(own_cluster: Cluster, scope: str) -> None:
     import signal
 
@@ -373,6 +377,7 @@ def test_commits_outlive_a_controller(own_cluster: Cluster, scope: str) -> None:
         assert values(client, stream) == dict.fromkeys(sure, 1)
 
 
+@pytest.mark.soak
 @pytest.mark.unsecured
 def test_no_controller_at_all_is_not_ready(cluster: Cluster, unique: str) -> None:
     with (
@@ -446,7 +451,10 @@ except NotSupported as error:
 
 
 @pytest.mark.unsecured
-@pytest.mark.parametrize(("what", "says"), [("threads", "NotSupported True"), ("io alone", "1")])
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [("threads", "NotSupported True"), pytest.param("io alone", "1", marks=pytest.mark.soak)],
+)
 def test_a_program_that_gevent_has_patched(what: str, says: str, cluster: Cluster) -> None:
     stream = f"gevent/{what.replace(' ', '-')}"
     command = [sys.executable, "-W", "ignore", "-c", PATCHED, what, cluster.bootstrap, stream]

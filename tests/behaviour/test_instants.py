@@ -103,6 +103,7 @@ def test_changes_are_the_last_event_of_each_key(
     assert seen(again.changes(stream)) == [("a", "1"), ("b", "1"), ("c", "1")]
 
 
+@pytest.mark.soak
 def test_a_difference_of_which_retention_took_something(
     client: anabranch.Client, unique: str, log: KafkaLog
 ) -> None:
@@ -137,6 +138,7 @@ def own(broker: Broker, unique: str, tmp_path: Path) -> Iterator[Cluster]:
     own.controller.kill()
 
 
+@pytest.mark.soak
 def test_the_latest_without_a_controller(own: Cluster) -> None:
     """Of transactions over two scopes all or nothing, by a client that never asked a controller."""
     streams = "x/a", "y/b"
@@ -169,6 +171,7 @@ def test_the_latest_without_a_controller(own: Cluster) -> None:
 # -- a scan goes on elsewhere ----------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_a_position_goes_on_in_another_process(
     cluster: Cluster, client: anabranch.Client, streams: tuple[str, str]
 ) -> None:
@@ -216,6 +219,7 @@ def test_a_position_goes_on_in_another_process(
 # -- copies ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_how_whole_a_copy_is(client: anabranch.Client, streams: tuple[str, str]) -> None:
     one, two = streams
     group = f"copy-{one}"

@@ -115,6 +115,7 @@ def long_ones(
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("how", HOW)
 def test_several_processes_and_a_controller_that_is_killed(
     client: anabranch.Client,
@@ -232,6 +233,7 @@ def test_how_long_ones_end(
         elsewhere.join(plain.token())
 
 
+@pytest.mark.soak
 def test_what_others_wrote_is_read_once_they_finished(
     client: anabranch.Client, tables: tuple[str, str], bank: Replica, elsewhere: Replica
 ) -> None:

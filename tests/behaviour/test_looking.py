@@ -38,6 +38,7 @@ def _commit(client: Client, stream: str, *values: bytes) -> int:
         return txn.commit().commit_timestamp
 
 
+@pytest.mark.soak
 def test_groups_of_all_kinds_and_their_true_lag(
     cluster: Cluster, client: Client, unique: str
 ) -> None:
@@ -118,6 +119,7 @@ def test_open_transactions_from_a_shell(cluster: Cluster, client: Client, unique
         client.join(txn.token(), label="x" * 65)
 
 
+@pytest.mark.soak
 def test_a_merge_is_watched(
     broker: Broker,
     tmp_path_factory: pytest.TempPathFactory,

@@ -159,6 +159,7 @@ def test_what_is_wrong_is_said_when_it_starts(
     assert controller.leading() == [0]
 
 
+@pytest.mark.soak
 def test_it_says_that_it_stands_by(
     broker: EmbeddedBroker, controller: ControllerProcess, tmp_path: Path
 ) -> None:
@@ -306,11 +307,12 @@ def refused(call: Callable[[], object], match: str) -> AnabranchError:
     raise AssertionError("it goes on")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("topic", "right"),
     [
         ("commands", AclOperation.WRITE),
-        pytest.param("replies", AclOperation.READ, marks=pytest.mark.soak),
+        ("replies", AclOperation.READ),
     ],
 )
 def test_a_right_that_is_taken_later_is_named_at_once(
@@ -353,6 +355,7 @@ def test_a_right_that_is_taken_later_is_named_at_once(
         assert [event.value for event in client.snapshot(stream).read(stream)] == [b"v", b"v"]
 
 
+@pytest.mark.soak
 def test_a_group_without_the_right_is_named_at_once(
     controller: ControllerProcess,
     broker: EmbeddedBroker,
@@ -390,6 +393,7 @@ def test_a_group_without_the_right_is_named_at_once(
                         refused(ask, said)
 
 
+@pytest.mark.soak
 def test_brokers_that_do_not_answer_are_named_with_the_cause() -> None:
     port = free_port()
     options: Mapping[str, str] = {}

@@ -38,7 +38,9 @@ def test_calls_run(
 
 
 @pytest.mark.unsecured
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [COMMANDS[0], *(pytest.param(name, marks=pytest.mark.soak) for name in COMMANDS[1:])]
+)
 def test_commands_run(name: str, cluster: Cluster, tmp_path: Path) -> None:
     run_page(ROOT / name, cluster.bootstrap, tmp_path, {"bootstrap": cluster.bootstrap})
 

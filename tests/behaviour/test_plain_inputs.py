@@ -124,6 +124,7 @@ def test_records_of_a_plain_topic_are_taken_once_with_more_partitions_and_restar
         make_processor(client, program(scope, topic)[0])
 
 
+@pytest.mark.soak
 def test_what_retention_took_is_told_or_passed_over(
     client: anabranch.Client, topic: Topic, tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def test_what_retention_took_is_told_or_passed_over(
     assert copied(client, f"{scope}/out").total() == 36
 
 
+@pytest.mark.soak
 def test_a_consumer_group_s_place_is_imported_before_the_first_commit(
     client: anabranch.Client, topic: Topic, tmp_path: Path
 ) -> None:
@@ -168,6 +170,7 @@ def test_a_consumer_group_s_place_is_imported_before_the_first_commit(
     assert sum(copied(client, f"{scope}/out").values()) == 6  # 5 of partition 0, 1 of the other
 
 
+@pytest.mark.soak
 def test_the_bridge_copies_a_topic_into_a_stream(client: anabranch.Client, topic: Topic) -> None:
     stream = f"p{uuid.uuid4().hex[:8]}/orders"
     client.create_stream(stream, segments=3)
@@ -205,6 +208,7 @@ def test_a_bridge_ends_once_all_is_copied(client: anabranch.Client, topic: Topic
     assert copied(client, stream).total() == 24_000
 
 
+@pytest.mark.soak
 def test_a_bridge_of_a_topic_that_lost_what_its_group_had_not_read(
     client: anabranch.Client, topic: Topic
 ) -> None:

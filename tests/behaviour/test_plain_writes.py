@@ -186,6 +186,7 @@ def in_order(found: StreamLog, prefix: bytes) -> dict[bytes, list[int]]:
     }
 
 
+@pytest.mark.soak
 def test_over_a_scaling(
     client: anabranch.Client, feed: Producer, log: KafkaLog, unique: str
 ) -> None:
@@ -218,6 +219,7 @@ def test_over_a_scaling(
     assert len(list(client.snapshot(stream).read(stream))) == 401
 
 
+@pytest.mark.soak
 def test_a_one_shot_made_under_an_old_layout_is_placed_again_by_key(
     client: anabranch.Client, log: KafkaLog, cluster: Cluster, unique: str
 ) -> None:
@@ -245,7 +247,8 @@ def test_a_one_shot_made_under_an_old_layout_is_placed_again_by_key(
     assert len({e.partition for e in found.events}) > 2
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kills", [1, 8])
 def test_a_killed_controller_loses_and_doubles_none(
     broker: Broker, feed: Producer, log: KafkaLog, unique: str, tmp_path: Path, kills: int
 ) -> None:
@@ -289,7 +292,8 @@ def test_a_killed_controller_loses_and_doubles_none(
         own.controller.kill()
 
 
-@pytest.mark.parametrize("codec", [pytest.param("none", marks=pytest.mark.soak), "lz4"])
+@pytest.mark.soak
+@pytest.mark.parametrize("codec", ["none", "lz4"])
 def test_many_small_ones_are_quick(
     client: anabranch.Client,
     log: KafkaLog,

@@ -112,6 +112,7 @@ def test_a_refused_prepare_leaves_it_open(client: anabranch.Client) -> None:
     assert b"half" not in values(client)
 
 
+@pytest.mark.soak
 def test_its_name_gives_it_back(client: anabranch.Client) -> None:
     with client.begin("shop", name="nightly") as txn:
         txn.write("shop/b", b"named", key=b"n")

@@ -217,6 +217,7 @@ def test_a_count_by_key_is_that_of_a_fold_with_scalings_and_rolling_commits(
     assert stands == [t.sequence for t in place.client.processor(f"{place.scope}/sums").tasks]
 
 
+@pytest.mark.soak
 def test_state_is_the_same_after_a_restart_whatever_the_folder_is(
     place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
 ) -> None:
@@ -249,6 +250,7 @@ def test_state_is_the_same_after_a_restart_whatever_the_folder_is(
         assert place.state() == {k: [len(v), sum(v)] for k, v in place.written.items()}, folder
 
 
+@pytest.mark.soak
 def test_rows_of_a_former_incarnation_go(
     place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
 ) -> None:
@@ -270,6 +272,7 @@ def test_rows_of_a_former_incarnation_go(
     assert place.state() == {k: [len(v), sum(v)] for k, v in place.written.items()}
 
 
+@pytest.mark.soak
 def test_an_idle_worker_hears_of_a_reset_and_a_store_of_another_kind_is_refused(
     place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
 ) -> None:
@@ -292,6 +295,7 @@ def test_an_idle_worker_hears_of_a_reset_and_a_store_of_another_kind_is_refused(
     assert described(WAIT_S) is described(WAIT_S) is not described(0.0)
 
 
+@pytest.mark.soak
 def test_two_workers_share_the_tasks_and_one_takes_over(
     place: Place,
     connect: Callable[[], anabranch.Client],
@@ -324,6 +328,7 @@ def test_two_workers_share_the_tasks_and_one_takes_over(
     assert holders() == {""}
 
 
+@pytest.mark.soak
 def test_a_zombie_s_cut_leaves_nothing(
     place: Place,
     connect: Callable[[], anabranch.Client],
@@ -357,6 +362,7 @@ def test_a_zombie_s_cut_leaves_nothing(
     place.check()
 
 
+@pytest.mark.soak
 def test_a_worker_that_loses_its_tasks_while_it_reads_their_state_takes_them_again(
     place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
 ) -> None:
@@ -427,6 +433,7 @@ def test_a_handler_that_fails_leaves_no_trace(
     assert worker.metrics.total("processor_dead_letters") == 2
 
 
+@pytest.mark.soak
 def test_handlers_side_by_side_keep_each_key_s_order(
     place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
 ) -> None:
@@ -486,6 +493,7 @@ def test_batches_in_and_batches_out(
     )
 
 
+@pytest.mark.soak
 def test_the_programs_of_the_page_run(
     client: anabranch.Client, connect: Callable[[], anabranch.Client], tmp_path: Path
 ) -> None:
@@ -520,6 +528,7 @@ def test_the_programs_of_the_page_run(
     assert len(list(done.read(f"{scope}/late"))) == 1
 
 
+@pytest.mark.soak
 def test_an_idle_processor_writes_nothing_and_a_busy_one_adds_no_rows(
     place: Place,
     connect: Callable[[], anabranch.Client],

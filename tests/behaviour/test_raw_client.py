@@ -89,6 +89,7 @@ def test_a_transaction_of_its_own(cluster: Cluster, stream: str) -> None:
     assert all(rows == sorted(rows) for rows in by_key.values())
 
 
+@pytest.mark.soak
 def test_rows_of_a_csv_file(cluster: Cluster, stream: str, tmp_path: Path) -> None:
     file = tmp_path / "flights.csv"
     rows = [
@@ -162,6 +163,7 @@ def test_it_asks_by_a_lane_and_has_its_rights(
         assert txn.commit().counts.committed == 4, "a token works by any lane"
 
 
+@pytest.mark.soak
 def test_finished_writers_are_taken_without_receipts(
     cluster: Cluster, client: anabranch.Client, stream: str
 ) -> None:
@@ -172,6 +174,7 @@ def test_finished_writers_are_taken_without_receipts(
     assert (result.counts.committed, result.counts.left_out) == (42, 0)
 
 
+@pytest.mark.soak
 def test_an_aborted_transaction_refuses_who_joins(
     cluster: Cluster, client: anabranch.Client, stream: str
 ) -> None:
@@ -184,6 +187,7 @@ def test_an_aborted_transaction_refuses_who_joins(
     assert committed(cluster, stream) == []
 
 
+@pytest.mark.soak
 def test_a_name_commits_once(cluster: Cluster, stream: str) -> None:
     first = outcome(raw(cluster, stream, "--rows", "10", "--name", "night"))
     again = outcome(raw(cluster, stream, "--rows", "10", "--name", "night"))
@@ -191,6 +195,7 @@ def test_a_name_commits_once(cluster: Cluster, stream: str) -> None:
     assert len(committed(cluster, stream)) == 10
 
 
+@pytest.mark.soak
 def test_it_consumes_by_tasks(cluster: Cluster, client: anabranch.Client, stream: str) -> None:
     """Beside the library, which leaves off in the middle of a commit; over scalings, and without keys."""
     scope = stream.partition("/")[0]
@@ -235,6 +240,7 @@ def test_it_consumes_by_tasks(cluster: Cluster, client: anabranch.Client, stream
     assert keyed[0] == keyed[1], "in order"
 
 
+@pytest.mark.soak
 def test_it_moves_money_with_locks(cluster: Cluster, client: anabranch.Client, unique: str) -> None:
     """Two of them against each other and the library, over a scaling: no money is made, or lost."""
     name = f"raw{unique}/accounts"

@@ -145,6 +145,7 @@ def test_a_cluster_that_knows_its_users(
         assert PASSWORD not in text
 
 
+@pytest.mark.soak
 def test_a_session_is_renewed_with_answers_under_way(place: Place) -> None:
     """They come in their order, and none is lost; a session may end while it is unused, too."""
     settings = parse_settings(place.broker.secure_bootstrap, place.options(SCRAM))
@@ -203,6 +204,7 @@ def test_who_is_not_known_is_told_at_once(
         assert WRONG not in text
 
 
+@pytest.mark.soak
 def test_a_mechanism_or_listener_that_is_not_there(place: Place) -> None:
     log = KafkaLog(place.broker.bootstrap, {"security.protocol": "SASL_PLAINTEXT"} | SCRAM)
     with pytest.raises(LogDenied, match=r"refuses the mechanism \(34\)"):
@@ -226,6 +228,7 @@ def test_a_certificate_that_is_not_trusted_is_named(place: Place, address: str) 
         client.streams()
 
 
+@pytest.mark.soak
 def test_certificates_are_read_again(place: Place, tmp_path: Path) -> None:
     """For new connections: a stranger does not let the broker in, nor is let in."""
     for name in ("ca", "alice"):

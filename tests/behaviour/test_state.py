@@ -135,6 +135,7 @@ def test_state_moves_with_positions(counting: Counting) -> None:
     assert len(described.segments) == 4
 
 
+@pytest.mark.soak
 def test_state_stays_while_its_outputs_are_carried_aside(counting: Counting) -> None:
     counting.write(24)
     tenure = counting.client.take(counting.processor)
@@ -183,6 +184,7 @@ def test_what_is_refused_changes_nothing(counting: Counting) -> None:
     assert counting.rows() == {}
 
 
+@pytest.mark.soak
 def test_reset_and_delete_begin_without_the_old_rows(counting: Counting) -> None:
     client, processor = counting.client, counting.processor
     counting.write(24)

@@ -269,6 +269,7 @@ def test_anomalies(client: anabranch.Client, plays: Replica, name: str, isolatio
 # -- many at once ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_money_by_threads_scaled_and_taken_over(
     client: anabranch.Client, cluster: Cluster, tables: tuple[str, str], bank: Replica
 ) -> None:
@@ -360,7 +361,7 @@ def test_all_ways_to_write_reach_a_table(
     assert rejected == {"bad_key": 3}
 
 
-@pytest.mark.parametrize("others", [0, 4400])
+@pytest.mark.parametrize("others", [0, pytest.param(4400, marks=pytest.mark.soak)])
 def test_a_journal_commit_breaks_what_it_wrote(
     client: anabranch.Client,
     tables: tuple[str, str],
@@ -416,6 +417,7 @@ def test_the_next_try_sees_the_commit_that_broke_its_locks(
         assert now.get(other, b"x") == b"2"
 
 
+@pytest.mark.soak
 def test_a_folder_is_kept_and_is_for_one(
     client: anabranch.Client, tables: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -592,6 +594,7 @@ def test_calls_that_take_effect_at_once_are_refused_inside(
         assert replace(found[name], oldest_snapshot=was.oldest_snapshot) == was
 
 
+@pytest.mark.soak
 def test_a_takeover_costs_no_transaction(
     client: anabranch.Client, cluster: Cluster, tables: tuple[str, str], bank: Replica
 ) -> None:
@@ -714,6 +717,7 @@ def test_changes_are_what_a_fold_of_the_stream_says(
         client.changes(f"{scope}/stream")
 
 
+@pytest.mark.soak
 def test_a_new_group_at_the_end_misses_nothing(client: anabranch.Client, unique: str) -> None:
     table, idle, dies = f"{unique}/rows", f"{unique}-idle", f"{unique}-dies"
     client.create_table(table)
@@ -731,6 +735,7 @@ def test_a_new_group_at_the_end_misses_nothing(client: anabranch.Client, unique:
             assert next(again).key == key, "what was never processed comes again"
 
 
+@pytest.mark.soak
 def test_rows_before_outlive_the_sweep(
     client: anabranch.Client, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -809,6 +814,7 @@ def operator(cluster: Cluster) -> Iterator[anabranch.Client]:
 # -- bases ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_a_group_that_reads_changes_loses_none(
     client: anabranch.Client, operator: anabranch.Client, unique: str
 ) -> None:
@@ -846,6 +852,7 @@ def test_a_group_that_reads_changes_loses_none(
     assert [(c.key, c.before, c.after) for c in later] == [(b"k0", None, b"7")]
 
 
+@pytest.mark.soak
 def test_a_table_is_compacted_while_it_is_written(
     client: anabranch.Client, operator: anabranch.Client, unique: str, tmp_path: Path
 ) -> None:

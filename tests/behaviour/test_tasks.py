@@ -182,6 +182,7 @@ def test_consumed_here_and_committed_there(
     }
 
 
+@pytest.mark.soak
 def test_two_workers_while_the_input_is_scaled_and_rolled(
     client: anabranch.Client, other: anabranch.Client
 ) -> None:
@@ -219,6 +220,7 @@ def test_two_workers_while_the_input_is_scaled_and_rolled(
     assert len(client.processor(place.processor).tasks) == 8
 
 
+@pytest.mark.soak
 def test_events_without_a_key_are_dealt_once(
     client: anabranch.Client, other: anabranch.Client
 ) -> None:
@@ -236,6 +238,7 @@ def test_events_without_a_key_are_dealt_once(
     assert sum(1 for count in counts if count) > 4, "over many tasks"
 
 
+@pytest.mark.soak
 def test_several_inputs_and_a_start_at_the_end(client: anabranch.Client, place: Place) -> None:
     place.write(5)
     more = f"{place.scope}/more"
@@ -284,6 +287,7 @@ def consumed_by_hand(tenure: anabranch.Tenure) -> r.Consumed:
     return r.Consumed(tenure.processor, tenure.secret, (step,))
 
 
+@pytest.mark.soak
 def test_what_retention_took_is_told(client: anabranch.Client, place: Place, log: KafkaLog) -> None:
     """Events that are gone, and a history that is cut above a position."""
     place.write(4, 4, 4)

@@ -152,6 +152,7 @@ def test_a_commit_exceeds_what_its_client_was_told(controllers: Controllers, way
         assert other.last_timestamp >= second.commit_timestamp
 
 
+@pytest.mark.soak
 def test_a_successor_whose_clock_is_behind(controllers: Controllers) -> None:
     with controllers.client() as client:
         first = commit(client, FAST)
@@ -163,6 +164,7 @@ def test_a_successor_whose_clock_is_behind(controllers: Controllers) -> None:
     controllers.lead(0, APART_S)
 
 
+@pytest.mark.soak
 def test_clocks_that_are_further_apart_than_is_allowed(controllers: Controllers) -> None:
     controllers.lead(1, -APART_S, max_clock_skew_ms=1000)
     with controllers.client() as client, controllers.client() as fresh:
@@ -197,6 +199,7 @@ def test_what_can_not_be_observed(
         assert client.last_timestamp == 7
 
 
+@pytest.mark.soak
 def test_commit_wait_holds_up_its_own_answer_alone(controllers: Controllers) -> None:
     unknown = pytest.raises(InvalidArgument, match="--clock-error-ms")
     with controllers.client(commit_wait=True) as client, unknown:

@@ -143,6 +143,7 @@ def test_the_lag_falls_as_tasks_go_on(
     mirror.close()
 
 
+@pytest.mark.soak
 def test_a_group_becomes_a_processor(
     client: anabranch.Client, cluster: Cluster, place: Place, groups: Any
 ) -> None:

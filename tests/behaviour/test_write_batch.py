@@ -180,6 +180,7 @@ def test_a_transaction_takes_batches_before_and_after_it_is_opened(
         assert txn.commit().counts.committed == 3 * ROWS
 
 
+@pytest.mark.soak
 def test_the_largest_row_fits_a_small_topic(
     client: anabranch.Client, raw: anabranch.Client, unique: str
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_failed_write_ends_the_writer_and_the_next_one_starts_afresh(
     assert result.counts.left_out > 0
 
 
+@pytest.mark.soak
 def test_the_client_closes_its_connections(
     cluster: Cluster, client: anabranch.Client, streams: list[str]
 ) -> None:
@@ -294,6 +296,7 @@ client.close()
 """
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts sockets as Linux shows them")
 def test_a_forked_child_keeps_no_connection(cluster: Cluster, streams: list[str]) -> None:
     done = subprocess.run(

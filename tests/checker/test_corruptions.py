@@ -13,6 +13,7 @@ from checker import judge_entries
 from tests.checker import corruptions_of_readers  # noqa: F401 (registers its lies)
 from tests.checker.corruptions import LIES, History
 from tests.checker.serial import generate
+from tests.conftest import some
 
 SEEDS = st.integers(0, 1 << 32)
 
@@ -35,7 +36,7 @@ SEEDS = st.integers(0, 1 << 32)
 @example(
     19925, True
 )  # a poll without an answer gave two gaps, and what lies between them is given again
-@settings(max_examples=100, deadline=None, print_blob=True)
+@settings(max_examples=some(100), deadline=None, print_blob=True)
 def test_correct_histories_are_found_correct(seed: int, is_ragged: bool) -> None:
     """Whatever crashes, races or is never answered, and whatever could not be read at the end."""
     report = judge_entries(generate(seed, is_ragged=is_ragged))

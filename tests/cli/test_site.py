@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.pages import DOCS, ROOT
 
 _LOADED = re.compile(
@@ -14,6 +16,7 @@ _LOADED = re.compile(
 )
 
 
+@pytest.mark.soak
 def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path],

@@ -28,7 +28,8 @@ from tests.tables.worlds import reader_ports
 PACKAGE = str(Path(anabranch.__file__).parent)
 TABLE = "bank/a"
 KEPT: list[Any] = []  # clients, whose finalizers run later
-STRIKES = 200  # of each call: at so many of its lines, drawn by a seed
+# Of each call: at so many of its lines, drawn by a seed.
+FEW, MANY = 100, 500
 
 
 class Struck(Exception):
@@ -47,6 +48,8 @@ def _headers(file: str) -> frozenset[int]:
 
 class Strike:
     """Raises at the n-th line of the product that runs on the caller's behalf; 0: it only counts them."""
+
+    most = FEW
 
     def __init__(self, at: int, outside: Callable[[], bool]) -> None:
         self.error = Struck(f"at line {at}")
@@ -87,7 +90,7 @@ def struck(call: Callable[[], object], outside: Callable[[], bool] = lambda: Fal
     with Strike(0, outside) as counted:
         call()
     chance, lines = random.Random(5), [*counted.times.values()]
-    for times in chance.sample(lines, min(STRIKES, len(lines))):
+    for times in chance.sample(lines, min(Strike.most, len(lines))):
         at = chance.choice(times)
         with Strike(at, outside) as strike:
             raised: BaseException | None = None
@@ -99,6 +102,11 @@ def struck(call: Callable[[], object], outside: Callable[[], bool] = lambda: Fal
             raise AssertionError(f"{strike.where}: became {raised!r}") from raised
         if raised is not None and not strike.where:
             raise raised
+
+
+@pytest.fixture(autouse=True, params=[FEW, pytest.param(MANY, marks=pytest.mark.soak)])
+def most(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Strike, "most", request.param)
 
 
 @pytest.fixture(autouse=True)

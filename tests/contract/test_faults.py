@@ -133,6 +133,7 @@ def test_an_append_that_is_lost(maker: Maker, proxy: Proxy, way: str, first: boo
     assert committed_values(maker.log(), two) == ["e"]
 
 
+@pytest.mark.soak
 def test_of_many_appends_under_way_none_is_left(maker: Maker, proxy: Proxy) -> None:
     (tp,) = maker.topic()
     name = maker.new_id()
@@ -156,6 +157,7 @@ def test_of_many_appends_under_way_none_is_left(maker: Maker, proxy: Proxy) -> N
     assert committed_values(maker.log(), tp) == ["a"]
 
 
+@pytest.mark.soak
 def test_an_abort_says_nothing_of_a_transaction_before(
     maker: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +219,7 @@ def test_reading_is_tried_again(maker: Maker, proxy: Proxy, api: Api) -> None:
         assert api.key not in way
 
 
+@pytest.mark.soak
 def test_who_leads_by_an_older_epoch_than_is_known_is_not_believed(maker: Maker) -> None:
     """Metadata and offsets of a broker that is behind; a topic made again begins with epoch 0."""
     (tp,) = maker.topic()
@@ -239,6 +242,7 @@ def test_who_leads_by_an_older_epoch_than_is_known_is_not_believed(maker: Maker)
     assert log.end_offsets([tp], committed=False) == {tp: 0}
 
 
+@pytest.mark.soak
 def test_idle_connections_that_the_broker_closed_do_no_harm(maker: Maker, proxy: Proxy) -> None:
     (tp,) = maker.topic()
     log = maker.log()
@@ -253,6 +257,7 @@ def test_idle_connections_that_the_broker_closed_do_no_harm(maker: Maker, proxy:
     assert committed_values(log, tp) == ["a", "b", "c"]
 
 
+@pytest.mark.soak
 def test_without_a_broker_calls_end_at_their_deadline(
     maker: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -406,6 +411,7 @@ def test_growing_a_topic_is_repeated(maker: Maker, proxy: Proxy, loss: str) -> N
     assert log.describe_topics([tp.topic])[tp.topic].partitions == 3
 
 
+@pytest.mark.soak
 def test_older_brokers_are_spoken_to_in_their_versions(
     maker: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

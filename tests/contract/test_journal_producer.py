@@ -145,6 +145,7 @@ def test_one_request_is_under_way_and_the_next_gathers(bench: Bench, proxy: Prox
     )  # the lost one again, and the other three at once
 
 
+@pytest.mark.soak
 def test_older_brokers_are_spoken_to_in_their_versions(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +183,7 @@ def test_what_is_lost_is_sent_again_and_stored_once(bench: Bench, proxy: Proxy, 
     assert bench.stored(two) == bench.stored(three) == texts
 
 
+@pytest.mark.soak
 def test_connections_that_the_broker_closed_do_no_harm(bench: Bench, proxy: Proxy) -> None:
     partitions = bench.topic(2)
     for i in range(3):
@@ -203,6 +205,7 @@ def test_initialising_is_tried_again(broker: Broker, proxy: Proxy, way: str) -> 
     bench.close()
 
 
+@pytest.mark.soak
 def test_without_a_broker_there_is_no_producer() -> None:
     cluster = Cluster(parse_settings("127.0.0.1:1", {}))
     with pytest.raises(LogUnavailable):
@@ -359,6 +362,7 @@ def test_the_broker_itself_refuses_what_is_too_large(bench: Bench) -> None:
         bench.flush()
 
 
+@pytest.mark.soak
 def test_waiting_ends_at_the_deadline(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     (partition,) = bench.topic()
     bench.append(partition, "first")  # a busy machine takes its time over the first request

@@ -144,6 +144,7 @@ def test_a_topic_in_the_place_of_another_gets_nothing_unasked(
     arrives(log, place, ["c"])
 
 
+@pytest.mark.soak
 @pytest.mark.broker
 @pytest.mark.parametrize(
     "calls", [range(100), (PRODUCE.key, API_VERSIONS.key)], ids=["all", "one of several brokers"]

@@ -15,6 +15,7 @@ from anabranch.core.ids import segment_number
 from anabranch.core.partitioner import SPACE
 from anabranch.core.stream_settings import Policy
 from anabranch.schemas.records import KeyRange, SegmentRange
+from tests.conftest import some
 
 # Events a second by cells of the key space: (low, high, rate), each spread evenly.
 Density = Sequence[tuple[int, int, float]]
@@ -111,7 +112,7 @@ def density_of(found: list[tuple[int, int, float]]) -> Density:
     ]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=some(25), deadline=None)
 @given(cells, st.integers(1, 9), st.booleans(), st.integers(1, 4), st.sampled_from([None, 10**6]))
 def test_a_constant_load_comes_to_rest(
     found: list[tuple[int, int, float]], count: int, sampled: bool, least: int, full: int | None

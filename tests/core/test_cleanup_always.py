@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from anabranch.core.decisions import cleanup
 from anabranch.schemas import records as r
+from tests.conftest import some
 from tests.core.cleaning import PLACE, begin, crowd, opened, rebuild, relocate
 from tests.core.harness import World, index_rows
 
@@ -44,7 +45,7 @@ def check_kept(world: World, written: dict[str, list[tuple[int, int]]]) -> None:
     assert plain is None or plain >= begins
 
 
-@settings(max_examples=150, deadline=None, print_blob=True)
+@settings(max_examples=some(150), deadline=None, print_blob=True)
 @given(moves)
 def test_whatever_happens_what_is_needed_is_kept(played: list[tuple[str, str, int, int]]) -> None:
     world = opened("A", "B", "C", move_bytes=5_000)

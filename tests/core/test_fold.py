@@ -18,12 +18,13 @@ from anabranch.core.journal.index import JournalIndex
 from anabranch.core.state import State
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
+from tests.conftest import some
 from tests.core.harness import World, nyc
 from tests.core.moves import everything, lives, new_world, play
 from tests.core.tables import Memory, Row, fold, rows_of, table_of, txn_rows, views_of
 
 random_lives = settings(
-    max_examples=60,
+    max_examples=some(60),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -13,6 +13,7 @@ from anabranch.core import rows as k
 from anabranch.core.journal.index import CRC_MODULUS, REASONS, JournalIndex, position_key
 from anabranch.core.journal.runs import Run, StoredRun
 from anabranch.core.partitioner import SPACE
+from tests.conftest import some
 from tests.core.harness import World, index_rows, nyc
 
 HALF = SPACE // 2
@@ -276,7 +277,7 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, print_blob=True)
+@settings(max_examples=some(40), deadline=None, print_blob=True)
 @given(batches, st.lists(st.integers(0, 60), max_size=4))
 def test_built_anew_from_the_journals_it_is_the_same(
     written: list[tuple[str, str, int, int, int]], cuts: list[int]

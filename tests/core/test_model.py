@@ -16,6 +16,7 @@ from anabranch.core import rows as k
 from anabranch.core.round import Part
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
+from tests.conftest import some
 from tests.core.harness import World
 from tests.core.labels import SECRET
 from tests.core.ledger import Merged
@@ -155,7 +156,7 @@ class Watch:
 
 
 @settings(
-    max_examples=120,
+    max_examples=some(120),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

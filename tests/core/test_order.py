@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from anabranch.core.ids import segment_id
 from anabranch.reading.epoch_order import StreamOrder
 from anabranch.schemas.records import EpochRecord, EpochSegment, SegmentEnd
+from tests.conftest import some
 
 KEYS = 8  # the key space of these tests
 
@@ -175,7 +176,7 @@ def all_before_is_read(log: Log, event: Placed, positions: list[int]) -> bool:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=some(150), deadline=None)
 @given(logs(), st.integers(1, 4), st.randoms(use_true_random=False), st.booleans(), st.booleans())
 def test_members_read_every_key_in_order_and_everything(
     log: Log, members: int, chance: random.Random, changes: bool, retention: bool

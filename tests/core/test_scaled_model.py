@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from anabranch.core.ids import segment_number
 from anabranch.schemas import records as r
+from tests.conftest import some
 from tests.core.harness import event as an_event
 from tests.core.scaled_world import ScaledWorld, Taken
 from tests.core.tables import Row, fold, rows_of, table_of, views_of
@@ -262,7 +263,7 @@ moves = st.one_of(
 
 
 @settings(
-    max_examples=50,
+    max_examples=some(50),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from anabranch.core import rows as k
 from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.schemas import records as r
+from tests.conftest import some
 from tests.core.harness import DAY, World, nyc
 from tests.core.labels import MINUTE
 from tests.core.tables import fold, rows_of, table_of
@@ -356,7 +357,7 @@ class Answers:
 
 
 @settings(
-    max_examples=70,
+    max_examples=some(70),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -12,6 +12,7 @@ from anabranch.core import hybrid_time
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import ReplyTo, Round
 from anabranch.schemas import records as r
+from tests.conftest import some
 from tests.core.harness import START_MS, World
 from tests.core.harness import event as an_event
 from tests.core.scaled_world import ScaledWorld
@@ -184,7 +185,7 @@ timed = st.one_of(
 
 
 @settings(
-    max_examples=40,
+    max_examples=some(40),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

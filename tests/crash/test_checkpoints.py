@@ -165,6 +165,7 @@ def test_deleted_it_is_built_again_equal(here: Stopped) -> None:
     here.place.check_table()
 
 
+@pytest.mark.soak
 def test_kept_only_the_tail_is_read(here: Stopped) -> None:
     before, end = here.rows(), here.end()
     assert end > 50
@@ -220,6 +221,7 @@ def test_not_to_be_trusted_it_is_thrown_away(
     assert here.reads[0] == 0
 
 
+@pytest.mark.soak
 def test_of_another_place_it_is_thrown_away(
     here: Stopped, zygote: Zygote, broker: Broker, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:

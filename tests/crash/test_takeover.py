@@ -185,6 +185,7 @@ def test_sigterm_hands_over_at_once(pair: Pair, measured: Callable[[str], None])
     pair.wait_for_both()
 
 
+@pytest.mark.soak
 def test_sigkill_costs_the_session_timeout(pair: Pair, measured: Callable[[str], None]) -> None:
     first = pair.leader()
     pair.work.longest = 0.0
@@ -202,6 +203,7 @@ def test_sigkill_costs_the_session_timeout(pair: Pair, measured: Callable[[str],
     pair.wait_for_both()
 
 
+@pytest.mark.soak
 def test_asleep_for_longer_than_its_session(pair: Pair) -> None:
     """It wakes up as a zombie, finds out, and stands by: it does not fight for the lead."""
     first = pair.leader()

@@ -265,7 +265,8 @@ def haunt(
 @pytest.mark.parametrize(
     ("moments", "play"),
     [
-        pytest.param(FEW, Scenario, id="few"),
+        pytest.param(FEW[::3], Scenario, id="fewest"),
+        pytest.param(FEW, Scenario, id="few", marks=pytest.mark.soak),
         pytest.param(MOMENTS, Scenario, id="all", marks=pytest.mark.soak),
         pytest.param(LOCKING, Locking, id="locks", marks=pytest.mark.soak),
     ],

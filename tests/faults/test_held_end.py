@@ -208,14 +208,14 @@ def put(topic: str, partition: int, text: str) -> list[tuple[TopicPartition, byt
 
 # The client gives up because its connection is cut or, where that is False, after its time-out.
 CASES = [
-    (0, "commit", True),
+    later(0, "commit", True),
     later(1, "commit", True),
     (2, "commit", True),
     later(0, "abort", True),
     (2, "abort", True),
     later(0, "produce", True),
     (2, "produce", True),
-    (0, "add", True),
+    later(0, "add", True),
     later(0, "commit", False),
 ]
 
@@ -274,7 +274,7 @@ def test_a_held_initialisation_fences_but_tears_nothing(
     assert values(network, topic) == ["M.0", "M.1"]
 
 
-@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("version", [pytest.param(0, marks=pytest.mark.soak), 2])
 def test_a_second_copy_of_a_commit(
     network: Network, topic: str, make_producer: Callable[[], KafkaProducer], version: int
 ) -> None:
@@ -322,6 +322,7 @@ def hold_a_round(network: Network, *, cut: bool) -> tuple[Held, list[int]]:
     return held, late
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("version", [2])
 def test_an_append_in_doubt_costs_no_lead(
     network: Network, unique: str, version: int, tmp_path: Path

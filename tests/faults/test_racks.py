@@ -81,6 +81,7 @@ def read(log: KafkaLog, place: TopicPartition, end: int) -> list[int]:
     return found
 
 
+@pytest.mark.soak
 def test_the_nearest_replica_serves(brokers: EmbeddedCluster, asked: list[int]) -> None:
     place = made(brokers, "near", [1, 2])
     for rack, first, then in (
@@ -95,6 +96,7 @@ def test_the_nearest_replica_serves(brokers: EmbeddedCluster, asked: list[int]) 
         assert (asked[:2], set(asked[2:])) == (first, then), rack
 
 
+@pytest.mark.soak
 def test_a_follower_that_is_behind(brokers: EmbeddedCluster, asked: list[int]) -> None:
     """It says that an offset is out of range: its leader has it. So does one that is no replica at all."""
     place = made(brokers, "behind", [1])

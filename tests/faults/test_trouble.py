@@ -108,6 +108,7 @@ def test_others_commit_while_a_broker_of_one_stream_is_dead() -> None:
     others_commit_meanwhile(kill, SOLO, 6.0)
 
 
+@pytest.mark.soak
 def test_others_commit_while_a_right_on_one_stream_is_missing() -> None:
     right_taken(6.0)
 

@@ -78,7 +78,7 @@ def counting(
     return sums
 
 
-@pytest.mark.parametrize("dead_letter", [False, True])
+@pytest.mark.parametrize("dead_letter", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_an_agent_that_raises_leaves_no_trace(
     place: Place, make: Callable[..., anabranch.faust.App], dead_letter: bool
 ) -> None:
@@ -112,6 +112,7 @@ def test_an_agent_that_raises_leaves_no_trace(
     assert {json.loads(e.value or b"")["n"] for e in place.read("dead")} == {4, 12}
 
 
+@pytest.mark.soak
 def test_actors_side_by_side_keep_each_key_s_order(
     place: Place, make: Callable[..., anabranch.faust.App]
 ) -> None:
@@ -218,6 +219,7 @@ def test_outside_of_a_cut(place: Place, make: Callable[..., anabranch.faust.App]
     ]
 
 
+@pytest.mark.soak
 def test_actors_that_ended_are_held_by_nothing() -> None:
     """Each failed cut begins all of them again."""
     app = anabranch.faust.App("s/x", bootstrap="none:1")

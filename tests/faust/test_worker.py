@@ -134,6 +134,7 @@ def test_two_workers_while_the_input_is_scaled(
     assert {event.value for event in place.read("ticks")} == {b'"cron"'}
 
 
+@pytest.mark.soak
 def test_the_example(client: anabranch.Client, cluster: Cluster, tmp_path: Path) -> None:
     """Three carriers' flights; the last total of each is their sum."""
     scope = f"e{uuid.uuid4().hex[:8]}"

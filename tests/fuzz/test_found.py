@@ -159,6 +159,7 @@ FOREIGN_ROWS = {
     "a command": (k.scope_key("x"), encode(r.FindScope("x", True))),
     "a scope that is no text": (k.scope_key("x") + b"\xff", SCOPE_ROW),
     "a key of an unknown type": (NO_TXN + b"\xee", SCOPE_ROW),
+    "a key that ends before its type": (NO_TXN, SCOPE_ROW),
     "a term of a longer key": (k.TERM_KEY + b"x", encode(r.TermRow(9, "me", 0, False))),
     "noise for a transaction": (TXN_KEY, b"hello"),
     "a transaction that is a scope": (TXN_KEY, SCOPE_ROW),

@@ -11,11 +11,14 @@ from tests.fuzz.runner import fuzz
 from tests.fuzz.targets import TARGETS
 
 SEED = 20_260_301
+MANY = 1_500
 
 
 @pytest.mark.slow(8)
-@pytest.mark.timeout(300)
-def test_decoders_take_anything() -> None:
-    report = fuzz(list(TARGETS), SEED, limit=250)
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("inputs", [-1, pytest.param(MANY, marks=pytest.mark.soak)])
+def test_decoders_take_anything(inputs: int) -> None:
+    report = fuzz(list(TARGETS), SEED, inputs=inputs, limit=650)
     assert not report.findings, "\n".join(finding.text(SEED) for finding in report.findings)
-    assert report.done == {name: target.inputs for name, target in TARGETS.items()}
+    given = {name: inputs if inputs > 0 else target.inputs for name, target in TARGETS.items()}
+    assert report.done == given

@@ -222,6 +222,7 @@ def test_a_broker_that_dies_says_why() -> None:
     assert "num.io.threads" in str(caught.value)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("no_temporary_folder_left")
 def test_a_broker_that_dies_after_formatting_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -234,6 +235,7 @@ def test_a_broker_that_dies_after_formatting_says_why(
     assert "meta.properties" in log.read_text()
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("no_temporary_folder_left")
 @pytest.mark.parametrize("timeout_s", [0.1, 1.2])
 def test_a_start_that_takes_too_long(timeout_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,6 +259,7 @@ class Formatted(Exception):
     """A folder is formatted, and no broker is started in it."""
 
 
+@pytest.mark.soak
 def test_kafkas_tool_formats_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second folder is made of what the tool wrote into the first one, with ids of its own."""
 
@@ -284,6 +287,7 @@ def test_kafkas_tool_formats_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert same == {"version", "node.id"}
 
 
+@pytest.mark.soak
 def test_a_folder_of_another_transaction_version(tmp_path: Path) -> None:
     (tmp_path / "broker.json").write_text(
         '{"formatted": true, "transaction_version": 0, "cluster_id": "x"}'
@@ -317,6 +321,7 @@ def test_bad_arguments_are_refused_before_anything_starts(arguments: dict[str, o
         EmbeddedBroker(**arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("command", ["broker", "dev"])
 def test_a_folder_that_kafka_would_misread_is_named(command: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [command, "--folder", str(tmp_path / "one,two")])

@@ -47,6 +47,7 @@ assert not {packages!r} & {{name for name, module in sys.modules.items() if modu
 """
 
 
+@pytest.mark.soak
 @pytest.mark.broker
 def test_a_client_without_extras_does_all_that_one_with_them_does(
     cluster: Cluster, unique: str

@@ -73,6 +73,7 @@ def test_a_file_that_moved_for_good(tmp_path: Path) -> None:
     assert differences(world, there) == set()
 
 
+@pytest.mark.soak
 def test_a_cloned_and_a_restored_database(postgres: Postgres, unique: str) -> None:
     with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
         connection.execute(f"create database p{unique}")
@@ -91,6 +92,7 @@ def test_a_cloned_and_a_restored_database(postgres: Postgres, unique: str) -> No
         refused(world, PostgresPlace(postgres.dsn(name)), e.LedgerMoved, "ledger adopt")
 
 
+@pytest.mark.soak
 @pytest.mark.slow(8)
 def test_a_standby_and_its_promotion(postgres: Postgres, unique: str) -> None:
     """The standby can't be written; promoted it may lack the newest rows, so a person decides."""

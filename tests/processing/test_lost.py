@@ -69,7 +69,7 @@ class Place:
         worker.close()
 
 
-@pytest.mark.parametrize("cut", ["events", "history"])
+@pytest.mark.parametrize("cut", ["events", pytest.param("history", marks=pytest.mark.soak)])
 def test_the_transactions_that_retention_left_whole_are_taken(
     client: anabranch.Client, log: KafkaLog, tmp_path: Path, cut: str
 ) -> None:

@@ -17,10 +17,11 @@ SOAK = Plan(seed=SEED)
 QUICK = Plan(events=24_000, kills=3, zombies=1, scalings=2, seconds=6.0, session=2.0, seed=SEED)
 
 
+@pytest.mark.soak
 @pytest.mark.broker
 @pytest.mark.slow(30)
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("plan", [QUICK, pytest.param(SOAK, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("plan", [QUICK, SOAK])
 def test_a_processor_under_kills_is_a_fold_of_its_input(
     broker: Broker, tmp_path: Path, measured: Callable[[str], None], plan: Plan
 ) -> None:

@@ -45,6 +45,7 @@ def counted(*ports: int) -> dict[str, float]:
     return found
 
 
+@pytest.mark.soak
 def test_the_pages_of_two_workers(
     client: anabranch.Client, cluster: Cluster, tmp_path: Path
 ) -> None:

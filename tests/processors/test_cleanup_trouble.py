@@ -77,7 +77,13 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "number", "phase", "keeps_table"), STEPS)
+@pytest.mark.parametrize(
+    ("name", "number", "phase", "keeps_table"),
+    [
+        step if n % 4 in (0, 3) else pytest.param(*step, marks=pytest.mark.soak)
+        for n, step in enumerate(STEPS)
+    ],
+)
 def test_killed_at_a_step_of_a_move(name: str, number: int, phase: str, keeps_table: bool) -> None:
     hook = At(name, number, phase)
     play = Play(keeps_table, hook)

@@ -27,6 +27,7 @@ from anabranch.schemas.records import (
     SegmentEnd,
 )
 from tests.batches.strategies import raw
+from tests.conftest import some
 
 # Here, that no test of hypothesis takes so long.
 columns_read.warm()
@@ -88,7 +89,7 @@ def test_the_compiled_walk_finds_what_the_codec_does(
     assert plain(found) == plain(_part(records, partition, 0))
 
 
-@settings(max_examples=500)
+@settings(max_examples=some(500))
 @given(_COMMIT | _EPOCH, st.data())
 def test_mutated_records_are_declined_or_read_alike(
     record: HistoryRecord, data: st.DataObject

@@ -40,7 +40,7 @@ from tests.contract.helpers import wait_stable
 from tests.crash.raw import Raw, Refused, make_txn_id
 from tests.secured_lanes import LanesPlace, at_last, lanes_place
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.soak]
 THEIRS, BESIDE, MATES, OWN = "pay/orders", "pay/beside", "pay/mates", "own/a"
 SLOWEST_S = 8.0
 NAME, SERIES = "nightly", "spark/query/anabranch"

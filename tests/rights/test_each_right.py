@@ -360,10 +360,15 @@ def see(place: Place, user: str, right: Right, seen: Seen) -> None:
     at_last(lambda: write_kept(place))
 
 
+def in_part(*cases: object, first: bool) -> pytest.ParameterSet:
+    """Those that are not among the first are left to scripts/soak."""
+    return pytest.param(*cases, marks=[] if first else pytest.mark.soak)
+
+
 @pytest.mark.parametrize(
     "right",
     [
-        right
+        in_part(right, first=right.name == of_scope("shop"))
         for right in rights.controller_rights("anabranch", "shop")
         if right.name == of_scope("shop") or right.operation not in FIRST_START
     ],
@@ -376,11 +381,16 @@ def test_a_controller_without(place: Place, right: Right) -> None:
 @pytest.mark.parametrize(
     ("user", "right"),
     [
-        *((OPERATOR, right) for right in rights.client_rights(lane=ADMIN_LANE)),
-        *((WRITER, right) for right in rights.writer_rights(TAKEN)),
-        *((user, r) for user in (READER, RESETTER) for r in rights.reader_rights([GROUP], TAKEN)),
-        *((WATCHER, right) for right in rights.watcher_rights([GROUP], TAKEN)),
-        *((DOCTOR, right) for right in rights.doctor_rights()),
+        in_part(user, right, first=user == WRITER)
+        for user, rights_of_it in (
+            (OPERATOR, rights.client_rights(lane=ADMIN_LANE)),
+            (WRITER, rights.writer_rights(TAKEN)),
+            (READER, rights.reader_rights([GROUP], TAKEN)),
+            (RESETTER, rights.reader_rights([GROUP], TAKEN)),
+            (WATCHER, rights.watcher_rights([GROUP], TAKEN)),
+            (DOCTOR, rights.doctor_rights()),
+        )
+        for right in rights_of_it
     ],
     ids=lambda part: names(part) if isinstance(part, Right) else part,
 )
@@ -390,7 +400,11 @@ def test_a_client_without(place: Place, user: str, right: Right) -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [n for n, right in enumerate(rights.controller_rights()) if right.operation in FIRST_START],
+    [
+        in_part(n, first=n % 2 == 0)
+        for n, right in enumerate(rights.controller_rights())
+        if right.operation in FIRST_START
+    ],
     ids=lambda n: names([*rights.controller_rights()][n]),
 )
 def test_a_first_start_without(place: Place, number: int) -> None:

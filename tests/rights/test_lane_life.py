@@ -22,6 +22,7 @@ CONTROLLER, OPERATOR, ETL, OTHER = USERS = "controller", "operator", "etl", "oth
 STREAM, REPLIES = "shop/a", replies_topic(lane="etl")
 
 
+@pytest.mark.soak
 def test_a_lanes_life(tmp_path: Path) -> None:
     with secured_broker(tmp_path, *USERS) as secured:
         secured.grant(CONTROLLER, rights.controller_rights("anabranch", "shop"))

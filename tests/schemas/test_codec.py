@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from anabranch.errors import MalformedRecord, UnsupportedVersion
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import FORMAT_VERSION, TYPES, decode, decode_as, encode, schema_of
+from tests.conftest import some
 from tests.core.labels import SECRET
 
 BY_NUMBER = sorted(TYPES.items())
@@ -23,7 +24,7 @@ BY_NUMBER = sorted(TYPES.items())
 def patient(examples: int = 100) -> settings:
     """Strategies for whole records are slow to draw from at first."""
     return settings(
-        max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        max_examples=some(examples), deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
 
 

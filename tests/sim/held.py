@@ -43,7 +43,11 @@ def _sets(rows: Rows) -> list[ReadLockRow]:
 
 
 def _locks(rows: Rows) -> int:
-    return sum(len(on.points) + len(on.ranges) for each in _sets(rows) for on in each.locks)
+    """A table of which nothing is locked, and a writer that was read from, count as one."""
+    return sum(
+        len(each.read_from) + sum(len(on.points) + len(on.ranges) or 1 for on in each.locks)
+        for each in _sets(rows)
+    )
 
 
 def _ranges(rows: Rows) -> int:
@@ -71,18 +75,8 @@ THINGS: dict[str, Thing] = {
     ),
     "bytes of prepared events": Thing("PREPARED_EVENTS", limits.PREPARED_EVENTS.value, _events),
     "writers": Thing("WRITERS", 60, lambda rows: len(rows[Entry.WRITER])),
-    "sources of locks": Thing("LOCKS", 60, lambda rows: sum(len(each.read_from) for each in _sets(rows))),
-    "tables": Thing(
-        "TABLES", 20, lambda rows: len({on.table for each in _sets(rows) for on in each.locks})
-    ),
+    "tables": Thing("TABLES", 20, lambda rows: sum(len(row.tables) for _, row in rows[Entry.READS])),
 }  # fmt: skip
-
-# Things that the product does not limit. The list has to come to be empty: a name goes once `limits` has a limit.
-UNLIMITED = {
-    "writers": "a touch registers a writer, and nothing counts them",
-    "sources of locks": "each set of locks may name 20,000 writers, and there may be 10,000 sets",
-    "tables": "a set of locks may name tables of which it locks nothing",
-}
 
 _ROW = 400  # bytes of a row and its key, without what is counted beside it, at most
 # What limits the number of rows of a kind, and the bytes that one of these things may have.
@@ -97,9 +91,10 @@ KINDS: dict[Entry, dict[str, int]] = {
     Entry.YIELDED: {},
     Entry.PREPARED: {"bytes of prepared events": 1},
     Entry.READ_LOCK: {
-        "locks": 20, "ranges of a table": 2 * limits.ROW_KEY.value, "sets of locks": _ROW,
-        "sources of locks": 20, "writers": _ROW,
+        "locks": _ROW, "ranges of a table": 2 * limits.ROW_KEY.value, "sets of locks": _ROW,
+        "writers": _ROW,
     },
+    Entry.READS: {"tables": _ROW},
 }  # fmt: skip
 _ONE = 8_000  # bytes of a row of which there is one, and of what streams and journals bring about
 
@@ -109,15 +104,13 @@ def check_held(leader: Controller) -> None:
     for txn_id in leader.state.open:
         rows, size = _rows(leader, txn_id)
         for name, thing in THINGS.items():
-            found = thing.count(rows)
-            if name not in UNLIMITED:
-                most = getattr(limits, thing.limit).value
-                hold(found <= most, f"{txn_id.hex()} holds {found:,} {name}, {most:,} are allowed")
+            found, most = thing.count(rows), getattr(limits, thing.limit).value
+            hold(found <= most, f"{txn_id.hex()} holds {found:,} {name}, {most:,} are allowed")
         for kind, found in size.items():
             its = KINDS.get(kind)
             if its is None:
                 hold(False, f"{txn_id.hex()} holds rows {kind.name}, which nothing limits")
-            elif its and not its.keys() & UNLIMITED.keys():
+            elif its:
                 most = _ONE + sum(
                     getattr(limits, THINGS[n].limit).value * b for n, b in its.items()
                 )

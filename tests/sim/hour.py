@@ -49,16 +49,6 @@ _STEPS_A_S = 400  # of the scheduler, at most
 _CONTROLLERS = "c"
 _COMMITTING = ("COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS")
 
-# What waits today though it never touched the stream. This list has to come to be empty.
-WAITS_TODAY = {
-    "a row, by one command": "the locks of a carried transaction stay frozen, and no command ends it",
-    "a row, by journals": "the same",
-    "a big transaction": "one transaction at a time is carried to a stream",
-    "a big transaction with locks": "after a takeover the writes of a carried one are not known while a journal of "
-    "it can't be read, and no transaction with locks is carried",
-    f"the journal of {_SHARED}": "runs of a decided transaction are not moved, so what comes after them stays",
-}
-
 
 class Wait(NamedTuple):
     """Who waits, and why, or for how long."""
@@ -127,9 +117,8 @@ class Hour:
             self._cluster.troubles.pop(place, None)
         world.changed()
         world.note("hour", f"is over; {len(self.waits)} wait: {'; '.join(map(str, self.waits))}")
-        found = [wait for wait in self.waits if wait.who not in WAITS_TODAY]
-        if found:
-            which = "; ".join(map(str, found))
+        if self.waits:
+            which = "; ".join(map(str, self.waits))
             world.fail(f"after {self._length_s:.0f} s of trouble of {_BAD} these wait: {which}")
         world.run(lambda: not self._busy, world.now + _SETUP_S)
 

@@ -25,7 +25,13 @@ def test_what_was_answered_stays_safe() -> None:
         assert not report.violation, str(report)
 
 
-@pytest.mark.parametrize("plant", [safe_unlogged, safe_ahead, wall_clock_only])
+@pytest.mark.parametrize(
+    "plant",
+    [
+        safe_unlogged,
+        *(pytest.param(plant, marks=pytest.mark.soak) for plant in (safe_ahead, wall_clock_only)),
+    ],
+)
 def test_a_planted_bug_is_found(plant: Callable[[], AbstractContextManager[object]]) -> None:
     for seed in range(MOST_SEEDS):
         weather: dict[str, Any] = {**CLEAR, "jump_s": 0.5, "jump_by_s": 5.0}

@@ -32,6 +32,7 @@ def test_a_run_that_holds_is_not_cut_down() -> None:
         shrink(Case(1))
 
 
+@pytest.mark.soak
 def test_faults_are_known_by_name_and_strike_alone() -> None:
     """With all of its faults by name a run is the same; with none, none strikes."""
     drawn = simulate(2)

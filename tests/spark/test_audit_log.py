@@ -38,6 +38,7 @@ from anabranch.schemas.records import ForgottenRow
 from anabranch.spark.options import Connection
 from anabranch.topics.names import stream_topic
 from tests.client.world import World
+from tests.conftest import some
 
 TXN = b"t" * 28
 HEADERS: dict[str, tuple[tuple[tuple[str, bytes | None], ...], int]] = {
@@ -94,7 +95,7 @@ def test_big_batches_are_walked_as_small_ones_are_decoded(codec: str | None) -> 
     assert walked.column("offset").to_pylist() == list(range(110, 580))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 @given(st.data())
 def test_no_bytes_lead_it_astray(data: st.DataObject) -> None:
     """Damage of any kind is called so, or reads as something: nothing outside is touched."""

@@ -38,7 +38,11 @@ def expected(events: list[Seen], columns: str) -> list[tuple[Any, ...]]:
     return [tuple(getattr(event, name) for name in columns.split(",")) for event in events]
 
 
-@pytest.mark.parametrize("cut", [{}, {"rowsperpartition": 7}], ids=["whole", "in sevens"])
+@pytest.mark.parametrize(
+    "cut",
+    [{}, pytest.param({"rowsperpartition": 7}, marks=pytest.mark.soak)],
+    ids=["whole", "in sevens"],
+)
 @pytest.mark.parametrize(
     ("columns", "fetched"),
     [
@@ -84,6 +88,7 @@ def test_what_is_wrong_is_said(world: World, options: dict[str, Any], said: str)
         rows(world, **options)
 
 
+@pytest.mark.soak
 def test_counted_by_spark(spark: SparkSession, world: World) -> None:
     read = spark.read.format("anabranch").option("bootstrap", world.bootstrap)
     frame = read.options(streams=f"{world.events},{world.other}", columns="stream").load()

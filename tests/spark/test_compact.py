@@ -64,6 +64,7 @@ def test_compact_is_as_of_a_commit(
     assert len(rows) == len(LATEST[moment])
 
 
+@pytest.mark.soak
 def test_compact_into_another_stream_is_one_transaction(
     spark: SparkSession, connection: Connection, client: anabranch.Client, history: History
 ) -> None:

@@ -142,6 +142,7 @@ def test_export_repeats_a_batch_that_was_cut_off(
     assert other.exists()
 
 
+@pytest.mark.soak
 def test_a_micro_batch_is_made_of_whole_transactions(
     client: anabranch.Client, stream: str, table: Table
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_micro_batch_is_made_of_whole_transactions(
     assert len(table.rows()) == 17
 
 
+@pytest.mark.soak
 @both_formats
 def test_export_partitions_and_takes_values_apart(
     spark: SparkSession, client: anabranch.Client, stream: str, table: Table
@@ -174,6 +176,7 @@ def test_export_partitions_and_takes_values_apart(
     assert {str(row["date"]) for row in table.rows()} == {"2013-01-01"}
 
 
+@pytest.mark.soak
 def test_the_date_is_of_utc(spark: SparkSession) -> None:
     with _settings(spark, {"spark.sql.session.timeZone": "Asia/Tokyo"}):
         frame = spark.sql("select timestamp'2013-01-01 23:00:00Z' as timestamp")
@@ -228,6 +231,7 @@ def test_two_checkpoints_that_exported_nothing_differ(spark: SparkSession, tmp_p
         _bind(spark, to, own)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "table", ["parquet", pytest.param("delta", marks=pytest.mark.soak)], indirect=True
 )
@@ -262,6 +266,7 @@ def test_of_two_first_exports_at_once_one_goes_on(
     assert table.values() == Counter("1")
 
 
+@pytest.mark.soak
 def test_export_leaves_the_files_of_others(
     client: anabranch.Client, stream: str, table: Table
 ) -> None:

@@ -72,6 +72,7 @@ def test_load_makes_events_of_rows(
         assert timestamp in (None, seen[key].timestamp)
 
 
+@pytest.mark.soak
 def test_load_writes_lines_as_they_are_and_rows_as_avro(
     spark: SparkSession, connection: Connection, stream: str, tmp_path: Path
 ) -> None:
@@ -115,6 +116,7 @@ def test_load_under_a_name_happens_once(
     assert len(read_all(connection.bootstrap, stream)) == 4
 
 
+@pytest.mark.soak
 def test_load_keeps_the_order_of_each_key_if_asked(
     spark: SparkSession, connection: Connection, stream: str, tmp_path: Path
 ) -> None:
@@ -135,6 +137,7 @@ def test_load_keeps_the_order_of_each_key_if_asked(
     assert all(times == sorted(times) for times in order.values())
 
 
+@pytest.mark.soak
 def test_load_of_nothing_leaves_the_name_free(
     spark: SparkSession, connection: Connection, stream: str, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ def test_the_commands_from_file_to_file(command: Any, unique: str, tmp_path: Pat
     )
 
 
+@pytest.mark.soak
 def test_an_export_of_a_stream_that_is_made_again(
     command: Any, bootstrap: str, unique: str, tmp_path: Path
 ) -> None:

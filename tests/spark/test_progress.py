@@ -14,6 +14,7 @@ from tests.spark.sink_place import DEADLINE_S, Place, numbers
 pytestmark = pytest.mark.broker
 
 
+@pytest.mark.soak
 def test_rows_lag_and_the_transaction(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     place.client.create_stream(f"{place.scope}/copy")
     place.save(numbers(spark, 30))

@@ -52,6 +52,7 @@ def sql_tab(spark: SparkSession, first: int) -> str:
     )
 
 
+@pytest.mark.soak
 def test_no_secret_is_shown(spark: SparkSession, place: LanesPlace, tmp_path: Path) -> None:
     secured = place.secured
     options = {f"kafka.{name}": value for name, value in secured.options(LANE).items()}

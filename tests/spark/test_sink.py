@@ -62,7 +62,11 @@ def test_a_batch_is_one_transaction(spark: SparkSession, place: Place) -> None:
     assert len(place.client.state(info.txn_id).writers) == 4
 
 
-@pytest.mark.parametrize("beside", ["", "near"], ids=["of one scope", "of two scopes"])
+@pytest.mark.parametrize(
+    "beside",
+    ["", pytest.param("near", marks=pytest.mark.soak)],
+    ids=["of one scope", "of two scopes"],
+)
 def test_several_streams_in_one_transaction(spark: SparkSession, place: Place, beside: str) -> None:
     place.client.create_stream(f"{place.scope}{beside}/other", 3, near=place.scope)
     other = place_in(place.bootstrap, place.client, f"{place.scope}{beside}", name="other")
@@ -178,6 +182,7 @@ def test_a_replayed_micro_batch_has_one_effect(
     place.nothing_staged()
 
 
+@pytest.mark.soak
 def test_foreach_batch_is_exactly_once_by_name(
     spark: SparkSession, place: Place, tmp_path: Path
 ) -> None:
@@ -232,6 +237,7 @@ def stream_sink(place: Place, **options: str) -> StreamSink:
     return StreamSink(Options(given), SCHEMA, False)
 
 
+@pytest.mark.soak
 def test_commits_are_logged(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     sink = batch_sink(place)
     with caplog.at_level(logging.INFO, "anabranch.spark"):
@@ -261,6 +267,7 @@ def test_abort_before_any_task_began(place: Place) -> None:
     assert place.values() == []
 
 
+@pytest.mark.soak
 def test_a_writer_that_is_left_goes_stale(place: Place) -> None:
     """Neither commit nor abort comes: after the keepalive nothing is staged."""
     sink = batch_sink(place, keepalive="5")
@@ -272,6 +279,7 @@ def test_a_writer_that_is_left_goes_stale(place: Place) -> None:
     assert place.values() == []
 
 
+@pytest.mark.soak
 def test_numbers_of_a_series(place: Place) -> None:
     """Commits of query "q" in this order: sink, batch, and whether its rows show."""
     expected: list[bytes] = []
@@ -296,6 +304,7 @@ def test_numbers_of_a_series(place: Place) -> None:
     place.nothing_staged()
 
 
+@pytest.mark.soak
 def test_a_series_that_somebody_moved_fails_the_query(place: Place) -> None:
     """Its batches must not be taken for committed ones, and dropped."""
 
@@ -344,6 +353,7 @@ def test_messages_have_to_agree(place: Place) -> None:
     assert place.client.state(one.reservation).state == "ABORTED"
 
 
+@pytest.mark.soak
 def test_an_abort_while_controllers_are_away(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -362,7 +372,7 @@ def test_an_abort_while_controllers_are_away(
         pickle.dumps(sink)
 
 
-@pytest.mark.parametrize("arrived", [True, False])
+@pytest.mark.parametrize("arrived", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_commit_without_an_answer(
     place: Place, monkeypatch: pytest.MonkeyPatch, arrived: bool
 ) -> None:

@@ -88,6 +88,7 @@ def test_json_is_what_to_json_gives(spark: SparkSession, place: Place) -> None:
     assert place.values() == sorted(expected)
 
 
+@pytest.mark.soak
 def test_numbers_that_json_spells_in_another_way(spark: SparkSession, place: Place) -> None:
     numbers_ = [1e7, 1e300, 1e-300, 1 / 3, float("nan"), float("inf"), float("-inf")]
     df = spark.createDataFrame([(n, n) for n in numbers_], "d double, f float").coalesce(1)
@@ -131,6 +132,7 @@ ORDER = """{"type": "record", "name": "Order", "fields": [
     {"name": "note", "type": "string", "default": "-"}]}"""
 
 
+@pytest.mark.soak
 def test_avro_by_a_given_schema(spark: SparkSession, place: Place) -> None:
     df = spark.createDataFrame(
         [(3, "BUY", AT), (4, "SELL", None)], "count int, kind string, at timestamp"
@@ -197,6 +199,7 @@ def test_keys(
     )
 
 
+@pytest.mark.soak
 def test_a_column_may_be_the_timestamp(spark: SparkSession, place: Place) -> None:
     df = spark.createDataFrame([(1, AT)], "n int, at timestamp")
     place.save(df, encoding="json", timestampcolumn="at")

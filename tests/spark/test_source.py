@@ -55,6 +55,7 @@ def test_all_columns_of_all_events(load: Load, world: World) -> None:
     assert len({event.segment for event in found if event.stream == world.events}) > 10
 
 
+@pytest.mark.soak
 def test_a_plain_consumer_sees_the_same(load: Load, world: World) -> None:
     for stream in (world.events, world.other):
         rows = sorted(e for e in seen_by_spark(load(streams=None, stream=stream)))
@@ -66,7 +67,7 @@ def test_a_plain_consumer_sees_the_same(load: Load, world: World) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"rowsPerPartition": 30},
+        pytest.param({"rowsPerPartition": 30}, marks=pytest.mark.soak),
         {"minPartitions": 12},
         pytest.param({"rowsPerPartition": 5000}, marks=pytest.mark.soak),
     ],
@@ -90,7 +91,7 @@ def test_as_of_a_result(load: Load, world: World, number: int) -> None:
     assert load(at=moment).count() == len(wanted)
 
 
-@pytest.mark.parametrize("mode", ["snapshot", "latest"])
+@pytest.mark.parametrize("mode", ["snapshot", pytest.param("latest", marks=pytest.mark.soak)])
 def test_a_difference(load: Load, world: World, mode: str) -> None:
     since, at = (world.results[i].commit_timestamp for i in (3, -2))
     found = sorted(seen_by_spark(load(since=since, at=at, mode=mode)))
@@ -132,6 +133,7 @@ def test_filters_leave_what_spark_would_leave(load: Load, world: World) -> None:
         assert sorted(seen_by_spark(frame.where(condition))) == wanted, condition
 
 
+@pytest.mark.soak
 def test_what_filters_leave_out_is_not_read(
     world: World, client: anabranch.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +223,7 @@ def test_errors_come_through_spark_by_name(load: Load) -> None:
         load(streams="source/missing").collect()
 
 
+@pytest.mark.soak
 def test_another_schema_is_refused(spark: SparkSession, world: World) -> None:
     reader = spark.read.format("anabranch").option("bootstrap", world.bootstrap)
     reader = reader.option("stream", world.other)
@@ -232,6 +235,7 @@ def test_another_schema_is_refused(spark: SparkSession, world: World) -> None:
     assert rows.count() == sum(event.stream == world.other for event in world.expected)
 
 
+@pytest.mark.soak
 def test_order_within_a_task(load: Load, world: World) -> None:
     tasks = load().rdd.glom().collect()
     for rows in tasks:

@@ -97,12 +97,12 @@ def commits(batch: list[Seen]) -> dict[int | None, int]:
     "options",
     [
         {},
-        {"maxeventspertrigger": 100},
+        pytest.param({"maxeventspertrigger": 100}, marks=pytest.mark.soak),
         pytest.param({"maxeventspertrigger": 350}, marks=pytest.mark.soak),
         {"maxeventspertrigger": 10, "transactions": "whole"},
         pytest.param({"order": "epoch"}, marks=pytest.mark.soak),
         {"order": "epoch", "maxeventspertrigger": 10, "transactions": "whole"},
-        {"maxeventspertrigger": 100, "rowsperpartition": 7},
+        pytest.param({"maxeventspertrigger": 100, "rowsperpartition": 7}, marks=pytest.mark.soak),
     ],
     ids=lambda o: " ".join(f"{k}={v}" for k, v in o.items()) or "no options",
 )
@@ -128,6 +128,7 @@ def test_every_event_once_whole_commits_in_commit_order(
         assert len(batches) == 1
 
 
+@pytest.mark.soak
 def test_epochs_end_micro_batches(world: World, source: Callable[..., StreamReader]) -> None:
     reader = source(order="epoch", stream=world.events, streams="")
     batches = micro_batches(reader)
@@ -190,6 +191,7 @@ def test_a_position_of_any_batch_is_gone_on_from(
     assert sorted(found) == sorted(world.expected)
 
 
+@pytest.mark.soak
 def test_streams_of_several_scopes(
     world: World, source: Callable[..., StreamReader], client: anabranch.Client, unique: str
 ) -> None:
@@ -207,6 +209,7 @@ def test_streams_of_several_scopes(
     assert others == sorted(event for event in world.expected if event.stream == world.other)
 
 
+@pytest.mark.soak
 def test_a_long_history_is_jumped(
     world: World, source: Callable[..., StreamReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +223,7 @@ def test_a_long_history_is_jumped(
     assert reader.latestOffset(end, ReadAllAvailable()) is end
 
 
+@pytest.mark.soak
 def test_what_retention_removed(
     cluster: Cluster, source: Callable[..., StreamReader], client: anabranch.Client, unique: str
 ) -> None:
@@ -270,7 +274,11 @@ def write(client: anabranch.Client, stream: str, *values: bytes) -> None:
         assert all(next(reader).value for _ in values)
 
 
-@pytest.mark.parametrize("count", [0, 2, 3, 7], ids=["empty", "shorter", "equal", "longer"])
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(0, marks=pytest.mark.soak), 2, 3, pytest.param(7, marks=pytest.mark.soak)],
+    ids=["empty", "shorter", "equal", "longer"],
+)
 def test_a_checkpoint_is_of_its_own_stream_alone(
     cluster: Cluster,
     client: anabranch.Client,
@@ -337,6 +345,7 @@ def test_a_checkpoint_is_of_its_own_stream_alone(
         assert [e.value for task in read(reader, end, reader.latestOffset()) for e in task] == new
 
 
+@pytest.mark.soak
 def test_stop_frees_all_connections(world: World, source: Callable[..., StreamReader]) -> None:
     def connections() -> int:
         gc.collect()  # what others have left is not closed in between
@@ -392,6 +401,7 @@ class Queries:
             time.sleep(0.05)
 
 
+@pytest.mark.soak
 def test_the_end_at_which_a_query_began_is_kept(
     spark: SparkSession, tmp_path: Path, client: anabranch.Client, bootstrap: str, unique: str
 ) -> None:
@@ -410,6 +420,7 @@ def test_the_end_at_which_a_query_began_is_kept(
     assert sorted(queries.events) == sorted(e for e in small.read() if e.commit_timestamp == after)
 
 
+@pytest.mark.soak
 def test_available_now_and_again(
     spark: SparkSession, tmp_path: Path, client: anabranch.Client, bootstrap: str, unique: str
 ) -> None:
@@ -446,6 +457,7 @@ def test_available_now_and_again(
     assert len(queries.batches[5]) == 60
 
 
+@pytest.mark.soak
 def test_each_key_in_order_while_the_stream_is_scaled(
     spark: SparkSession, tmp_path: Path, client: anabranch.Client, bootstrap: str, unique: str
 ) -> None:
@@ -475,6 +487,7 @@ def test_each_key_in_order_while_the_stream_is_scaled(
     assert len({(event.segment or 0) >> 32 for event in queries.events}) >= 7
 
 
+@pytest.mark.soak
 def test_a_query_of_a_stream_that_is_made_again(
     spark: SparkSession, tmp_path: Path, cluster: Cluster, client: anabranch.Client, unique: str
 ) -> None:

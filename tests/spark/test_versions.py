@@ -49,6 +49,7 @@ def python_of(version: str) -> Path:
 
 
 @pytest.mark.soak
+@pytest.mark.network
 @pytest.mark.parametrize("version", VERSIONS)
 def test_each_version_keeps_the_contract(
     version: str, cluster: Cluster, client: anabranch.Client, unique: str, tmp_path: Path

@@ -183,7 +183,9 @@ def test_a_folder_whose_making_was_cut_off_is_made(tmp_path: Path) -> None:
     Store(tmp_path / "rows", "c").close()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 20))]
+)
 def test_random_lives(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "PIECE", 3)
     monkeypatch.setattr(store_module, "_BY_STEPS", 1)

@@ -84,6 +84,7 @@ def test_every_page_is_fit_for_all(
             assert found.violations_count == 0, f"{path}: {found.generate_report()}"
 
 
+@pytest.mark.soak
 def test_pages_follow_what_happens(page: Page, client: anabranch.Client, scope: str) -> None:
     """Without a reload; names come out as they are."""
     page.goto(f"transactions?scope={scope}")
@@ -141,6 +142,7 @@ def test_one_is_aborted_one_scaled_one_deleted(
     page.wait_for_selector("text=UnknownStream")
 
 
+@pytest.mark.soak
 def test_by_keyboard_alone(page: Page, client: anabranch.Client, scope: str, txn: bytes) -> None:
     def go_to(words: str) -> None:
         for _ in range(40):
@@ -163,6 +165,7 @@ def test_by_keyboard_alone(page: Page, client: anabranch.Client, scope: str, txn
     assert client.state(txn).state == "ABORTED"
 
 
+@pytest.mark.soak
 def test_without_scripts(browser: Browser, web: WebProcess, scope: str) -> None:
     with browser.new_context(base_url=web.url, java_script_enabled=False) as context:
         page = context.new_page()

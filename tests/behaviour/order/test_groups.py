@@ -79,6 +79,7 @@ def test_members_come_and_go_in_mid_epoch(written: WrittenStream, members: Membe
     members.wait_for(lambda: members.by_key() == keys.expected)
 
 
+@pytest.mark.soak
 def test_what_is_taken_away_within_a_step_is_given_no_more(
     broker: Broker, written: WrittenStream, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +148,7 @@ def test_what_is_taken_away_within_a_step_is_given_no_more(
     assert lost_at[0] < in_hand
 
 
+@pytest.mark.soak
 def test_a_dead_group_goes_on_epochs_later(
     client: anabranch.Client, written: WrittenStream, group: str
 ) -> None:
@@ -213,6 +215,7 @@ def test_a_new_group_is_made_with_a_whole_vector(
         assert committed(broker, group, places) == [vector[0], vector[1], 0]
 
 
+@pytest.mark.soak
 def test_partitions_that_come_later_are_read_from_their_beginning(
     broker: Broker, client: anabranch.Client, written: WrittenStream, group: str
 ) -> None:

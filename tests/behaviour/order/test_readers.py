@@ -34,6 +34,7 @@ def test_alone_every_key_comes_in_order(client: anabranch.Client, written: Writt
     assert {event.value: event.segment_id for event in events} == written.where
 
 
+@pytest.mark.soak
 def test_a_member_alone_too(client: anabranch.Client, written: WrittenStream, group: str) -> None:
     keys = Keys()
     scaled(written, keys)
@@ -41,7 +42,7 @@ def test_a_member_alone_too(client: anabranch.Client, written: WrittenStream, gr
     assert list(client.read(written.stream, group=group, timeout=QUIET_S)) == []
 
 
-@pytest.mark.parametrize("in_group", [False, True])
+@pytest.mark.parametrize("in_group", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_new_partitions_are_read_while_reading(
     client: anabranch.Client, written: WrittenStream, group: str, in_group: bool
 ) -> None:
@@ -61,6 +62,7 @@ def test_new_partitions_are_read_while_reading(
     assert {event.partition for event in seen[24:]} == {4, 5}
 
 
+@pytest.mark.soak
 def test_what_is_carried_aside_waits_for_its_commit(
     client: anabranch.Client, written: WrittenStream, group: str
 ) -> None:
@@ -97,6 +99,7 @@ def test_plain_writes_have_no_transaction(client: anabranch.Client, written: Wri
     assert [event.txn_id for event in transaction.events] == [None]
 
 
+@pytest.mark.soak
 def test_whole_transactions_over_epochs(client: anabranch.Client, written: WrittenStream) -> None:
     keys = Keys()
     with client.read_transactions(written.stream, timeout=LONG_S) as reader:
