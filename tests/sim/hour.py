@@ -211,7 +211,7 @@ class Hour:
         one, big = self._one, self._big
         for who, by_journals in (("by one command", False), ("by journals", True)):
             self._repeat(f"a small one, {who}", 60.0, one(_SHARED), by_journals=by_journals)
-            self._repeat(f"a row, {who}", 300.0, one(_ROWS), by_journals=by_journals)
+            self._repeat(f"a row, {who}", 60.0, one(_ROWS), by_journals=by_journals)
             self._repeat(
                 f"a row that nobody locks, {who}", 300.0, one(_FREE), by_journals=by_journals
             )

@@ -160,6 +160,7 @@ class Picture:
     cut: int = 0  # low waters that were logged
     history_low: dict[str, int] = field(default_factory=dict)  # those of histories
     starts: dict[tuple[str, int], int] = field(default_factory=dict)  # where streams begin
+    retired: set[tuple[str, int]] = field(default_factory=set)  # partitions that are used no more
     moved: int = 0  # the same of rows that say where an old transaction was moved to
     chunks: int = 0  # so many times a carrier moved on
     topic_partitions: dict[str, int] = field(default_factory=dict)
@@ -250,6 +251,7 @@ class Picture:
                 _, entry, _ = k.split_key(key)
                 if entry in (k.Entry.PENDING_COMMIT, k.Entry.CARRY, k.Entry.MOVED):
                     self.left_over.append(f"{entry.name} of {row.txn_id.hex()} ({row.state})")
+        self.retired |= {(name, n) for name in state.streams for n in state.retired(name)}
         for (stream, partition), low in state.low_water.items():
             if partition == k.HISTORY:
                 self.history_low[stream] = low
@@ -268,10 +270,13 @@ class Picture:
         self.history[stream] = histories_of(history)
 
     def _is_due(self, event: Placed) -> bool:
-        """Whether it counts. A merge that is stuck, or that left out this stream, may have carried some chunks."""
+        """Whether it counts. A merge that is stuck, settled, or leaves out this stream may have carried chunks."""
         if event.txn_id in self.stuck:
             return False
         is_carried = event.native[0] in self.carriers
+        row = self.rows.get(event.txn_id)
+        if is_carried and row is not None and row.state == "ABORTED":
+            return (event.stream, event.partition) not in self.retired
         return not (is_carried and event.stream in left_out(self, event.txn_id))
 
     def commits(self) -> list[tuple[str, Seen, r.CommitRecord]]:
