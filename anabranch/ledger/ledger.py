@@ -162,8 +162,8 @@ class Ledger:
                     return
                 if txn.txn_id != txn_id:  # its row would be another transaction's
                     raise IllegalState(
-                        "a call in the block was refused, and the transaction began again since: nothing is committed; "
-                        "begin another transaction, and enter the block again"
+                        "a call in the block was refused, and the transaction began again since: nothing is "
+                        "committed; begin another transaction, and enter the block again"
                     )
                 book.end(txn_id, attempt)
             except BaseException as error:
