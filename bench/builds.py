@@ -111,7 +111,9 @@ def _build(name: str, folder: Path, broker: EmbeddedBroker) -> Iterator[_Build]:
     prefix = f"bench-{name}"
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="anabranch-bench-")))
-        leading = controller(broker.bootstrap, place, ("--prefix", prefix), where)
+        trusts = "--trusts-open" in (folder / "anabranch/cli/controller.py").read_text()
+        options = ("--prefix", prefix)
+        leading = controller(broker.bootstrap, place, options, where, trusts_open=trusts)
         pid = stack.enter_context(leading)
         client = subprocess.Popen(
             [sys.executable, "-m", "bench.builds_client", broker.bootstrap, prefix, name],

@@ -32,6 +32,7 @@ class ControllerProcess:
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     module: str = "anabranch.cli"
+    trusts_open: bool = True
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -50,7 +51,8 @@ class ControllerProcess:
         grant(self.bootstrap, CONTROLLER, rights.controller_rights(self.prefix))
         for lane in (OPEN_LANE, ADMIN_LANE):
             grant(self.bootstrap, CLIENT, rights.client_rights(self.prefix, lane))
-        arguments = ["controller", "--bootstrap", address, "--prefix", self.prefix, "--trusts-open"]
+        arguments = ["controller", "--bootstrap", address, "--prefix", self.prefix]
+        arguments += ["--trusts-open"] if self.trusts_open else []
         arguments += words(options)
         arguments += ["--data-dir", str(self.folder / "data")]
         arguments += ["--status-file", str(self.status_file), *self.arguments]
@@ -140,10 +142,14 @@ def start_cluster(
     folder: Path | None = None,
     prefix: str = "anabranch",
     arguments: tuple[str, ...] = (),
+    *,
+    trusts_open: bool = True,
 ) -> Cluster:
     """Start a controller on a broker and wait until it leads. ``arguments``: more of its command's."""
     place = folder or Path(tempfile.mkdtemp(prefix="anabranch-cluster-"))
-    controller = ControllerProcess(bootstrap, place / "c0", prefix, arguments).start()
+    controller = ControllerProcess(
+        bootstrap, place / "c0", prefix, arguments, trusts_open=trusts_open
+    ).start()
     try:
         controller.wait_leading()
     except BaseException:

@@ -493,7 +493,7 @@ def cluster_of_its_own() -> Iterator[tuple[Cluster, anabranch.Client]]:
         tempfile.TemporaryDirectory(prefix="anabranch-floods-") as folder,
         EmbeddedBroker(Path(folder) / "broker") as broker,
     ):
-        cluster = start_cluster(broker.bootstrap, Path(folder))
+        cluster = start_cluster(broker.bootstrap, Path(folder), trusts_open=False)
         try:
             with prepare(cluster) as client:
                 honest(client, WARM_S)

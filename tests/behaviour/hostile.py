@@ -144,7 +144,7 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="anabranch-hostile-") as folder,
         EmbeddedBroker(Path(folder) / "broker") as broker,
     ):
-        cluster = start_cluster(broker.bootstrap, Path(folder))
+        cluster = start_cluster(broker.bootstrap, Path(folder), trusts_open=False)
         try:
             seen = run(cluster, options.minutes * 60, seed, options.each)
         finally:
