@@ -193,12 +193,12 @@ def test_all_writers_are_shown_though_answers_have_some(
     """Also to a commit, which looks whether what its own handle wrote was taken."""
     monkeypatch.setattr(limits, "WRITERS_LISTED", limits.WRITERS_LISTED._replace(value=2))
     txn = world.client.begin("nyc")
-    assert txn.txn_id is not None
     receipts = []
     for number in range(6):
         with world.client.join(txn.token()) as writer:
             writer.write(STREAM, b"%d" % number)
             receipts.append(writer.finish())
+    assert txn.txn_id is not None
     expected = {receipt.writer for receipt in receipts}
     assert {one.writer for one in world.client.state(txn.txn_id).writers} == expected
     shown = world.client.open_transaction(txn.txn_id)

@@ -12,7 +12,7 @@ from anabranch.batches.records import Record
 from anabranch.core import limits
 from anabranch.core.ids import SECRET_SIZE
 from anabranch.core.legal_names import ADMIN_LANE
-from anabranch.errors import NotReady, OutcomeUnknown, TransactionAborted
+from anabranch.errors import OutcomeUnknown, TransactionAborted
 from anabranch.ports import LogFenced, TopicPartition
 from anabranch.schemas import records as r
 from anabranch.topics.names import control_topic, history_topic, journal_topic, stream_topic
@@ -203,7 +203,7 @@ def test_a_ledger_s_commit_that_waits_is_no_alarm_in_another_lane() -> None:
     world.cluster.troubles[place] = Trouble(Kind.LEADERLESS)
     log = world.cluster.log("other")
     other = memory_client(log, world.clock, counted(), lane="other")
-    with pytest.raises(NotReady, match="has no leader"):
+    with pytest.raises(OutcomeUnknown, match="has no leader"):
         other.commit(txn.txn_id or b"", secret=secret, timeout=5.0)
     del world.cluster.troubles[place]
     assert other.commit(txn.txn_id or b"", secret=secret).counts.committed == 1
