@@ -182,12 +182,12 @@ class Client(Endings, Processors, Administration):
             raise InvalidArgument(f"one_shot_bytes {one_shot_bytes!r}: 0 to 2^30")
         self._ports = ports
         self._threads = threads
+        self._close_lock = threading.Lock()
         self._session = Session(ports)
         self._heart = Heart(self._session, thread=threads)
         self._shared = Shared(
             self._session, ports.journals, timeout, one_shot_bytes, self._heart.add
         )
-        self._close_lock = threading.Lock()
         _clients.add(self)
 
     def __enter__(self) -> Self:

@@ -23,7 +23,7 @@ from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.decoded import Run, Stretch
 from anabranch.reading.feed import Feed
 from anabranch.reading.fetched import Portion
-from anabranch.reading.tasks.reader import check_same_topic
+from anabranch.reading.tasks.lag import check_same_topic
 from anabranch.reading.tasks.shares import Piece, Share, Shares
 from anabranch.schemas.records import Consumed, ProcessorInput, TaskInfo, TaskPosition, TaskStep
 from anabranch.types import Tenure

@@ -12,12 +12,11 @@ from typing import NamedTuple
 from anabranch.batches.records import decode_records
 from anabranch.core.hybrid_time import to_ms
 from anabranch.core.legal_names import PLAIN, is_plain
-from anabranch.errors import AnabranchError, UnknownStream
+from anabranch.errors import AnabranchError, IllegalState, UnknownStream
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.history_search import HistorySearch
-from anabranch.reading.tasks.reader import check_same_topic
-from anabranch.schemas.records import CommitRecord, ProcessorInfo, TaskPosition
+from anabranch.schemas.records import CommitRecord, ProcessorInfo, ProcessorInput, TaskPosition
 from anabranch.topics.names import history_topic
 
 _COUNTED = 10_000  # records that are read of one history, some tenths of a second
@@ -177,3 +176,13 @@ def _by_vectors(search: HistorySearch, place: int) -> Lag:
     begin = before.vector() if before is not None else {}
     ends = sum(end - begin.get(partition, 0) for partition, end in last.vector().items())
     return Lag(ends, to_ms(first.record.timestamp), exact=False)
+
+
+def check_same_topic(topic: str, wanted: ProcessorInput, ids: Mapping[str, str]) -> None:
+    """`IllegalState` if a topic has another id than the processor was made with, if both are known."""
+    found = ids.get(topic, "")
+    if wanted.topic_id and found and found != wanted.topic_id:
+        raise IllegalState(
+            f"{topic} is another topic than the one that the processor was made for: its stream was forgotten and "
+            "created again. Make another processor"
+        )

@@ -13,11 +13,12 @@ import numpy as np
 
 from anabranch.batches.columns_read import Longs
 from anabranch.core.partitioner import SPACE
-from anabranch.errors import IllegalState, InvalidArgument, RetryError, SnapshotExpired
+from anabranch.errors import InvalidArgument, RetryError, SnapshotExpired
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.iteration import Iteration, check_timeout
+from anabranch.reading.tasks.lag import check_same_topic
 from anabranch.reading.tasks.shares import Piece, Share, Shares
 from anabranch.reading.tasks.shares import Place as Place
 from anabranch.reading.transaction_reader import StreamParts
@@ -25,7 +26,6 @@ from anabranch.schemas.records import (
     CommitRecord,
     Consumed,
     EpochRecord,
-    ProcessorInput,
     TaskPosition,
     TaskStep,
 )
@@ -515,13 +515,3 @@ class TaskReader(Iteration[Event]):
         self._touched = {task for piece in left for task in piece.tasks}
         steps = tuple(TaskStep(tuple(some), *step) for step, some in alike.items())
         return Consumed(self._tenure.processor, self._tenure.secret, steps)
-
-
-def check_same_topic(topic: str, wanted: ProcessorInput, ids: Mapping[str, str]) -> None:
-    """`IllegalState` if a topic has another id than the processor was made with, if both are known."""
-    found = ids.get(topic, "")
-    if wanted.topic_id and found and found != wanted.topic_id:
-        raise IllegalState(
-            f"{topic} is another topic than the one that the processor was made for: its stream was forgotten and "
-            "created again. Make another processor"
-        )
