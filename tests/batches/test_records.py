@@ -181,7 +181,7 @@ def test_a_bomb_is_refused_before_it_unfolds(codec: str) -> None:
     made = [Record(0, 0, None, b"\x00" * 3_000_000)]
     data = encode_batch(made, codec)
     assert len(data) < 300_000
-    with pytest.raises(CorruptBatch, match="more than 1000000 bytes"):
+    with pytest.raises(CorruptBatch, match="more than 1,000,000 bytes"):
         decode_records(data, limit=1_000_000)
     assert decode_records(data) == made
 
