@@ -215,4 +215,6 @@ def test_an_event_is_judged_alike_by_all_ways(
             assert seen(places[what]) == taken
             count = 1 if row.counted == "bad_time" else 2  # the commit names the time itself
             rejected = {row.counted: count} if row.counted else {}
-            assert client.describe(places[what].stream).rejected == rejected
+            # What an open transaction had written is `late` if its abort is read first.
+            found = client.describe(places[what].stream).rejected
+            assert {why: n for why, n in found.items() if why != "late"} == rejected
