@@ -16,6 +16,7 @@ COMMAND = 6  # a command, taken out of its record and judged
 ROW = 2  # a row that is written, and deleted some day
 ANSWER = 2  # an answer, without its bytes
 LOOK = 1  # a row that a decision looks at, or later commands will have to
+LISTED = 2  # a transaction that a list looks at: its row is decoded, its rights are asked, and it is shown
 JOURNAL_OP = 2  # a record of a transaction's life in a stream's journal
 KEPT = 90  # an outcome that is kept for days without any event: one of a question that settles
 KIB_BITS = 10  # bytes of commands, rows and answers, shifted by this: a unit a KiB

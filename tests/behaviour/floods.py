@@ -306,8 +306,17 @@ def send(sender: Sender, name: str, bytes_s: float, report: Path) -> None:
         "batch.size": 100 << 20,
         "batch.num.messages": 1_000_000,
     }
-    producer = Producer({"bootstrap.servers": sender.bootstrap, "log_level": 0, **limit, **packing})
-    began, sent = time.monotonic(), 0
+    sent = 0  # bytes on the wire, packed
+
+    def count_bytes(statistics: str) -> None:
+        nonlocal sent
+        sent = json.loads(statistics)["tx_bytes"]
+
+    counting = {"statistics.interval.ms": 100, "stats_cb": count_bytes}
+    producer = Producer(
+        {"bootstrap.servers": sender.bootstrap, "log_level": 0, **limit, **packing, **counting}
+    )
+    began = time.monotonic()
     for count, message in enumerate(made(sender), 1):
         while True:
             try:
@@ -318,7 +327,6 @@ def send(sender: Sender, name: str, bytes_s: float, report: Path) -> None:
                 break
             except BufferError:
                 producer.poll(0.1)
-        sent += len(message.value) + sum(len(k) + len(v) for k, v in message.headers) + 30
         if count % 100 == 0 or len(message.value) > 10_000:
             producer.poll(0)
             written = report.with_suffix(".new")

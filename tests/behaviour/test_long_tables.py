@@ -203,7 +203,10 @@ def test_how_long_ones_end(
         assert (told.txn_id, told.snapshot) == (txn.txn_id, txn.timestamp)
         assert str(told.broken).startswith(f"{table} b'a' was read")
         seen = [(row.table, row.broken) for row in client.system("locks", scope)]
-        assert seen == [(table, True), (other, True)]  # the other one is read, and nothing of it is locked
+        assert seen == [
+            (table, True),
+            (other, True),
+        ]  # the other one is read, and nothing of it is locked
         assert txn.get(table, b"b") == b"2"
         assert txn.commit().commit_timestamp == txn.timestamp
     # The first write of a broken one is refused, by name.

@@ -267,7 +267,7 @@ def test_each_command_is_among_them() -> None:
 @pytest.mark.parametrize(
     ("cost", "none", "name"),
     [
-        ("LOOK", 0, "list what is open"),
+        ("LISTED", 0, "list what is open"),
         ("ROW", 0, "take"),
         ("of_items", lambda _: 0, "vouch"),
         ("of_receipts", lambda _: 0, "state"),

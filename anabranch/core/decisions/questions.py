@@ -264,7 +264,7 @@ def _listed(
     found: list[T] = []
     last, size = None, 0
     for looked_at, (key, row) in enumerate(rows):
-        turn.charge(work.LOOK)
+        turn.charge(work.LISTED)
         full = len(found) == limit or size >= limits.ANSWER.value // 2
         if full or looked_at == MAX_LOOKED_AT:
             return found, _between(turn, last, key)
