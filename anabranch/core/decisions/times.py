@@ -1,8 +1,8 @@
 """Times that clients have seen: a commit exceeds all that its sender, and its writers, had seen.
 
-Only commands that lead to a commit raise the hybrid time beyond the clock, and only for a lane that may write
-there. Raising needs no row of its own. The round of an accepted command logs its hybrid time in the `RoundRow`, and
-no successor goes below that. A refused command raises nothing.
+Only commands that lead to a commit, or set something, raise the hybrid time beyond the clock, and only for a lane
+that may do so there. Raising needs no row of its own. The round of an accepted command logs its hybrid time in the
+`RoundRow`, and no successor goes below that. A refused command raises nothing.
 
 These times also keep a late or repeated copy of a command that sets something from changing anything. The thing
 that is set is a stream, its segments, a lane, a grant, a processor or a series; the key of its row names it. Each
@@ -62,7 +62,8 @@ def observed(turn: Turn, command: Any) -> int:
     the time is not raised.
     """
     former = turn.hybrid_time
-    if not isinstance(command, _OF_SCOPES + _BY_TOKENS):
+    sets = type(command) in SETS
+    if not (sets or isinstance(command, _OF_SCOPES + _BY_TOKENS)):
         return former
     seen = max(turn.seen or 0, _carried(command))
     if seen <= former:  # perhaps of a former leader, whose clock was fast
@@ -70,6 +71,10 @@ def observed(turn: Turn, command: Any) -> int:
     settings = turn.settings
     ahead_ms = (hybrid_time.to_us(seen) - turn.now_us) / 1000
     error_ms = settings.clock_error_ms
+    if sets:
+        # Its change gets a timestamp, which has to exceed what the senders of its copies had seen.
+        limit_ms = settings.max_clock_skew_ms if error_ms is None else error_ms
+        return seen if ahead_ms <= limit_ms else former
     told = f"the sender has seen a time {ahead_ms:,.0f} ms ahead of the controller's clock"
     if ahead_ms > settings.max_clock_skew_ms:
         raise ClockSkew(f"{told}, {settings.max_clock_skew_ms} are allowed: set the clocks")
