@@ -9,7 +9,7 @@ from anabranch.client.handle import Handle, Shared
 from anabranch.client.receipt_account import StateRow, StreamLane
 from anabranch.client.reservation import WRITER, RightNames, narrow_at
 from anabranch.core.legal_names import check_type, is_state
-from anabranch.core.limits import headers_size
+from anabranch.core.limits import LIST, headers_size
 from anabranch.core.tokens import TokenBytes
 from anabranch.core.transaction_states import HANDLES, HandleOp, HandleState
 from anabranch.errors import IllegalState, InvalidArgument
@@ -158,7 +158,7 @@ class Buffered(Handle):
             size += len(key) + len(value or b"")
         with self._lock:
             self._check_usable()
-            if self._token is None and self._buffered_bytes + size <= self._shared.one_shot_bytes:
+            if self._token is None and self._fits(len(given), size):
                 self._buffer += [r.Event(stream, task, k, v, (), -1) for k, v in given]
                 self._buffered_bytes += size
                 return len(given)
@@ -172,6 +172,11 @@ class Buffered(Handle):
                 self._end_in_between(error, "write_state")
                 raise
         return len(given)
+
+    def _fits(self, count: int, size: int) -> bool:
+        """Whether so many more events, of ``size`` bytes in all, may wait in memory for a single request."""
+        few = len(self._buffer) + count <= LIST.value
+        return few and self._buffered_bytes + size <= self._shared.one_shot_bytes
 
     def _open(self, deadline: float) -> None:
         """Begin unless it has begun; bring all buffered writes to the journals, or none."""
@@ -215,7 +220,7 @@ class Buffered(Handle):
         if self._token is None or self._buffer:
             size = len(key or b"") + len(value or b"") + headers_size(headers)
             size += len(stream) + _EVENT_OVERHEAD
-            if self._token is None and self._buffered_bytes + size <= self._shared.one_shot_bytes:
+            if self._token is None and self._fits(1, size):
                 self._buffer.append(
                     r.Event(
                         stream=stream,
@@ -238,7 +243,7 @@ class Buffered(Handle):
         if self._token is None:
             overhead = len(stream) + _EVENT_OVERHEAD
             size = sum(int(piece.sizes().sum()) + piece.rows * overhead for piece in pieces)
-            if self._buffered_bytes + size <= self._shared.one_shot_bytes:
+            if self._fits(sum(piece.rows for piece in pieces), size):
                 return None
         deadline = self._shared.deadline(None)
         if self._token is None or self._buffer:

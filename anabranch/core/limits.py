@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from anabranch.errors import EventTooLarge, InvalidArgument
 from anabranch.schemas import records as r
+from anabranch.schemas.fast import LIST as LIST_ITEMS
 
 
 class Limit(NamedTuple):
@@ -35,6 +36,7 @@ COMMAND = Limit(
     "bytes",
     "a command, unpacked; `OneShot`, `Commit`, `Register`: the limit of their topic",
 )
+LIST = Limit(LIST_ITEMS, "items", "a list in a command, such as a `OneShot`'s events")
 BATCH = Limit(32 << 20, "bytes", "a record batch of commands, unpacked")
 BATCH_RECORDS = Limit(100_000, "records", "a record batch of commands")
 QUEUED = Limit(
@@ -56,7 +58,6 @@ UNREAD = Limit(
     "keepalives",
     "a transaction's silence (10 minutes at least) while a lane of its heartbeats can't be read",
 )
-EXTENTS = Limit(20_000, "extents", "a receipt")
 RECEIPTS = Limit(3 << 20, "bytes", "the receipts of a transaction's writers, about")
 WRITERS = Limit(20_000, "writers", "an open transaction")
 STAGED = Limit(
@@ -114,7 +115,7 @@ ROUND = Limit(
     "commands, rows and answers of one commit round, about; the rest comes in the next",
 )
 ROUND_WORK = Limit(
-    20_000, "units of work", "the commands of one commit round, about; the rest comes in the next"
+    5_000, "units of work", "the commands of one commit round, about; the rest comes in the next"
 )
 SET_ASIDE = Limit(1_000, "records", "commands that are remembered as set aside, the newest ones")
 TRIES = Limit(

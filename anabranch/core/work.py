@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any
 
 from anabranch.schemas.records import Event, Receipt
 
@@ -30,6 +32,7 @@ RUN = 2  # consecutive records of one writer in a journal, in the index and in a
 RECORD_BITS = 7  # records of a journal, shifted by this: 128 of them a unit
 UNPACKED_BITS = 13  # bytes that a journal's batch unpacks to, shifted by this: 8 KiB a unit
 COPIED_BITS = 10  # bytes of a journal that merges copy, shifted by this: 1 KiB a unit
+_PLAIN = {"None", "bool", "bytes", "int", "str"}
 SMALL = COMMAND + ROW + ANSWER  # most commands
 
 
@@ -53,8 +56,15 @@ def _items_of(value: object) -> int:
     if isinstance(value, tuple):  # with names
         return sum(map(_items_of, value))
     if is_dataclass(value):
-        return RECORD_ITEMS + sum([_items_of(getattr(value, x.name)) for x in fields(value)])
+        nested = _may_have_parts(value.__class__)
+        return RECORD_ITEMS + sum([_items_of(getattr(value, name)) for name in nested])
     return len(value) if isinstance(value, dict) else 0
+
+
+@cache
+def _may_have_parts(cls: Any) -> tuple[str, ...]:
+    """The fields of a record that are not plain values."""
+    return tuple(x.name for x in fields(cls) if not _PLAIN.issuperset(str(x.type).split(" | ")))
 
 
 def of_receipts(receipts: Collection[Receipt]) -> int:

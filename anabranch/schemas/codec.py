@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -116,6 +116,7 @@ _CODES = {cls: code for code, cls in TYPES.items()}
 _PREFIX = {cls: bytes((FORMAT_VERSION, code)) for cls, code in _CODES.items()}
 
 _BY_CONTROLLERS = 64  # records of lower numbers are made by any program
+_ANY = 1 << 63  # items of a list in a reply: bytes limit it
 
 # Errors of fastavro and the walks for bytes that are not Avro. Other errors may come from a signal handler.
 _NO_AVRO = (ValueError, LookupError, TypeError, EOFError, OverflowError, MemoryError)
@@ -189,7 +190,7 @@ def _decode(cls: Any, data: bytes) -> Any:
     body.seek(2)
     try:
         if data[1] < _BY_CONTROLLERS:
-            _walk(cls)(data, 2)
+            _walk(cls, _ANY if cls is r.Reply else fast.LIST)(data, 2)
         plain = schemaless_reader(body, schema_of(cls), None, return_record_name=True)
         record = _from_plain(cls)(plain)
     except _NO_AVRO as error:
@@ -208,12 +209,13 @@ def decode_as(cls: type[T], data: bytes) -> T:
 
 
 @cache
-def _walk(cls: Any) -> _Walk:
+def _walk(cls: Any, most: int) -> _Walk:
     """A walk over a record's bytes that names the first field that is no valid Avro.
 
     fastavro takes -1 for the last branch of a union, or the last symbol of an enum, and any byte for true.
+    ``most``: items of each list.
     """
-    steps = [(name, _walker(avro)) for name, avro in _field_types(cls)]
+    steps = [(name, _walker(avro, most)) for name, avro in _field_types(cls)]
 
     def walk(data: bytes, at: int) -> int:
         for name, step in steps:
@@ -228,35 +230,48 @@ def _walk(cls: Any) -> _Walk:
     return walk
 
 
-def _walker(avro: Any) -> _Walk:
+def _walker(avro: Any, most: int) -> _Walk:
     if isinstance(avro, str) and avro.startswith("anabranch."):
         avro = load_schema(avro, repo=_Packaged())
     cls = _record_class(avro)
     if cls is not None:
-        return _walk(cls)
-    branches = [_walker(branch) for branch in avro] if isinstance(avro, list) else []
+        return _walk(cls, most)
+    if isinstance(avro, list):
+        return _union([_walker(branch, most) for branch in avro])
     form: dict[str, Any] = avro if isinstance(avro, dict) else {}
-    kind: str = "union" if branches else form.get("type", avro)
-    choices = len(branches or form.get("symbols", ()))
-    items = [_walker(form[part]) for part in ("items", "values") if part in form]
+    kind: str = form.get("type", avro)
+    if kind in ("null", "fixed"):
+        size = form.get("size", 0)
+        return lambda data, at: _room(data, at, size)
+    if kind == "array":
+        return _list([_walker(form["items"], most)], most)
     if kind == "map":
-        items.insert(0, _walker("string"))
+        return _list([_text, _walker(form["values"], most)], most)
+    if kind == "enum":
+        return _union([_nothing] * len(form["symbols"]))
+    return {"boolean": _boolean, "string": _text, "bytes": _text}.get(kind, _number)
 
+
+def _union(branches: Sequence[_Walk]) -> _Walk:
     def walk(data: bytes, at: int) -> int:
-        if kind in ("null", "fixed"):
-            return _room(data, at, form.get("size", 0))
-        if kind == "boolean":
-            return at + 1 if data[at] < 2 else _wrong("a boolean", data[at])
         number, at = _long_at(data, at)
-        if choices:
-            if not 0 <= number < choices:
-                return _wrong(f"one of {choices} choices", number)
-            return branches[number](data, at) if branches else at
-        if kind in ("string", "bytes"):
-            return _room(data, at, number)
-        while items and number:
+        if not 0 <= number < len(branches):
+            return _wrong(f"one of {len(branches)} choices", number)
+        return branches[number](data, at)
+
+    return walk
+
+
+def _list(items: Sequence[_Walk], most: int) -> _Walk:
+    def walk(data: bytes, at: int) -> int:
+        count = 0
+        number, at = _long_at(data, at)
+        while number:
             if number < 0:  # a block with its size in bytes
                 _, at = _long_at(data, at)
+            count += abs(number)
+            if count > most:
+                return _wrong(f"{most} items at most", count)
             for _ in range(abs(number)):
                 for item in items:
                     at = item(data, at)
@@ -266,7 +281,27 @@ def _walker(avro: Any) -> _Walk:
     return walk
 
 
+def _nothing(_: bytes, at: int) -> int:
+    return at
+
+
+def _number(data: bytes, at: int) -> int:
+    return at + 1 if data[at] < 0x80 else _long_at(data, at)[1]
+
+
+def _boolean(data: bytes, at: int) -> int:
+    return at + 1 if data[at] < 2 else _wrong("a boolean", data[at])
+
+
+def _text(data: bytes, at: int) -> int:
+    size, at = _long_at(data, at)
+    return _room(data, at, size)
+
+
 def _long_at(data: bytes, at: int) -> tuple[int, int]:
+    value = data[at]
+    if value < 0x80:
+        return value >> 1 ^ -(value & 1), at + 1
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]

@@ -29,8 +29,9 @@ from anabranch.schemas.fast_writing import (
     Unusual,
 )
 
-__all__ = ["DECLINED", "READERS", "WRITERS", "Unusual"]
+__all__ = ["DECLINED", "LIST", "READERS", "WRITERS", "Unusual"]
 
+LIST = 20_000  # items of a list in what any program may send; `codec` says so
 DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 T = TypeVar("T")
@@ -117,6 +118,8 @@ def _read_one_shot(data: bytes) -> r.OneShot:
     scope, at = _read_name(data, 2 + TXN_ID_SIZE)
     name, at = _read_optional_string(data, at)
     count, at = _read_size(data, at)
+    if count > LIST:
+        raise Unusual
     events: list[r.Event] = []
     at = _read_events(data, at, count, events) if count else at
     if data[at]:  # it moves positions
@@ -134,6 +137,8 @@ def _read_all(
     count, at = _read_size(data, at)
     if not count:
         return (), at
+    if count > LIST:
+        raise Unusual
     found = []
     for _ in range(count):
         one, at = read(data, at)

@@ -114,7 +114,6 @@ def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> 
     turn.charge(work.of_receipts(receipts))
     check_room(turn.open(txn_id), receipts)
     for receipt in receipts:
-        limits.EXTENTS.check(len(receipt.extents), "a receipt")
         if receipt.txn_id != txn_id:
             raise InvalidArgument("a receipt is of another transaction")
         if receipt.writer == 0 or receipt.sequence < 1:
