@@ -9,7 +9,7 @@ from anabranch.client.handle import Handle, Shared
 from anabranch.client.receipt_account import StateRow, StreamLane
 from anabranch.client.reservation import WRITER, RightNames, narrow_at
 from anabranch.core.legal_names import check_type, is_state
-from anabranch.core.limits import LIST, headers_size
+from anabranch.core.limits import EVENTS, headers_size
 from anabranch.core.tokens import TokenBytes
 from anabranch.core.transaction_states import HANDLES, HandleOp, HandleState
 from anabranch.errors import IllegalState, InvalidArgument
@@ -175,7 +175,7 @@ class Buffered(Handle):
 
     def _fits(self, count: int, size: int) -> bool:
         """Whether so many more events, of ``size`` bytes in all, may wait in memory for a single request."""
-        few = len(self._buffer) + count <= LIST.value
+        few = len(self._buffer) + count <= EVENTS.value
         return few and self._buffered_bytes + size <= self._shared.one_shot_bytes
 
     def _open(self, deadline: float) -> None:

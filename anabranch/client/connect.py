@@ -52,7 +52,7 @@ def connect(
         prefix: of the topics that controllers and clients share.
         lane: whose topics to ask by, and so who this client is; default $ANABRANCH_LANE, or ``open``.
         timeout: seconds until a call ends that has no timeout of its own.
-        one_shot_bytes: how much a transaction keeps in memory before it opens; it opens at 20,001 events, too.
+        one_shot_bytes: how much a transaction keeps in memory before it opens; it opens at 5,001 events, too.
         commit_wait: a commit returns once its timestamp is past by the clocks of all controllers. Then what anybody
             begins later commits above it, also who was told nothing. The controllers need ``--clock-error-ms``.
         max_clock_skew: how many seconds ahead of this machine's clock a time may be that others tell.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from anabranch.errors import EventTooLarge, InvalidArgument
 from anabranch.schemas import records as r
+from anabranch.schemas.fast import EVENTS as MOST_EVENTS
 from anabranch.schemas.fast import LIST as LIST_ITEMS
 
 
@@ -36,8 +37,11 @@ COMMAND = Limit(
     "bytes",
     "a command, unpacked; `OneShot`, `Commit`, `Register`: the limit of their topic",
 )
-LIST = Limit(LIST_ITEMS, "items", "a list in a command, such as a `OneShot`'s events")
-BATCH = Limit(32 << 20, "bytes", "a record batch of commands, unpacked")
+LIST = Limit(LIST_ITEMS, "items", "a list in a command")
+EVENTS = Limit(
+    MOST_EVENTS, "events", "a `OneShot` or `PrepareEvents`; an event has fewer headers, too"
+)
+BATCH = Limit(17 << 20, "bytes", "a record batch of commands, unpacked")
 BATCH_RECORDS = Limit(100_000, "records", "a record batch of commands")
 QUEUED = Limit(
     32 << 20,

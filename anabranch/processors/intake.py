@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from anabranch.batches.format import read_header
 from anabranch.batches.records import Record, decode_records
-from anabranch.core import limits
+from anabranch.core import limits, work
 from anabranch.core.decisions.commits.merge import LOOK_AGAIN_MS
 from anabranch.core.decisions.set_aside import set_aside
 from anabranch.core.decisions.turn import Settings, Turn
@@ -358,13 +358,15 @@ class Intake:
         self, place: TopicPartition, batch: RawBatch, lane: str | None = None
     ) -> list[Record]:
         """A batch's records; none if it can't be read: it must not stop all other commands."""
+        limit = max(limits.BATCH.value, self.settings.command_bytes)
         try:
             if read_header(batch.data).record_count > limits.BATCH_RECORDS.value:
                 raise CorruptBatch(f"more than {limits.BATCH_RECORDS.value} records")
-            limit = max(limits.BATCH.value, self.settings.command_bytes)
             return decode_records(batch.data, limit=limit)
         except CorruptBatch as error:
             self.unreadable[lane or OPEN_LANE] += 1
+            if lane is not None:
+                self.lanes.charge({lane: work.of_batch(0, 0, limit)})
             if lane is not None:
                 self.passed_over[lane, batch.base_offset] = str(error)
             if len(self.passed_over) > limits.SET_ASIDE.value:

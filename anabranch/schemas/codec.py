@@ -244,7 +244,8 @@ def _walker(avro: Any, most: int) -> _Walk:
         size = form.get("size", 0)
         return lambda data, at: _room(data, at, size)
     if kind == "array":
-        return _list([_walker(form["items"], most)], most)
+        few = _record_class(form["items"]) in (r.Event, r.EventHeader)
+        return _list([_walker(form["items"], most)], min(most, fast.EVENTS) if few else most)
     if kind == "map":
         return _list([_text, _walker(form["values"], most)], most)
     if kind == "enum":

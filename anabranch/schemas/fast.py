@@ -29,9 +29,9 @@ from anabranch.schemas.fast_writing import (
     Unusual,
 )
 
-__all__ = ["DECLINED", "LIST", "READERS", "WRITERS", "Unusual"]
+__all__ = ["DECLINED", "EVENTS", "LIST", "READERS", "WRITERS", "Unusual"]
 
-LIST = 20_000  # items of a list in what any program may send; `codec` says so
+LIST, EVENTS = 20_000, 5_000  # items of a list in what any program may send, and events or headers
 DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ def _read_one_shot(data: bytes) -> r.OneShot:
     scope, at = _read_name(data, 2 + TXN_ID_SIZE)
     name, at = _read_optional_string(data, at)
     count, at = _read_size(data, at)
-    if count > LIST:
+    if count > EVENTS:
         raise Unusual
     events: list[r.Event] = []
     at = _read_events(data, at, count, events) if count else at

@@ -68,7 +68,7 @@ def _set(name: str, value: str) -> Callable[[Place], r.CreateStream]:
 BEYOND: dict[str, tuple[Callable[[Place], object], str]] = {
     "tokens": (lambda p: r.Heartbeat((b"",) * 1_001), "InvalidArgument"),
     "extents": (lambda p: r.Register(p.token, p.receipt(20_001)), "MalformedRecord"),
-    "events": (lambda p: p.shot()._replace(events=p.shot().events * 20_001), "MalformedRecord"),
+    "events": (lambda p: p.shot()._replace(events=p.shot().events * 5_001), "MalformedRecord"),
     "receipts": (lambda p: r.Register(p.token, p.receipt(300)), "InvalidArgument"),
     "headers": (lambda p: p.shot(headers=1_001), "InvalidArgument"),
     "an event's time": (lambda p: p.shot(at=1 << 62), "InvalidArgument"),

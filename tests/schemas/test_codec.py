@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from anabranch.errors import MalformedRecord, UnsupportedVersion
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import FORMAT_VERSION, TYPES, decode, decode_as, encode, schema_of
-from anabranch.schemas.fast import LIST
+from anabranch.schemas.fast import EVENTS
 from tests.conftest import some
 from tests.core.labels import SECRET
 
@@ -205,10 +205,10 @@ def test_an_endless_number_is_refused_in_bounded_time() -> None:
 
 def test_the_smallest_events_are_read_as_many_as_a_list_may_have() -> None:
     head = bytes((FORMAT_VERSION, 8)) + bytes(16) + zigzag(1) + b"a" + zigzag(0)
-    block = zigzag(LIST) + bytes(6) * LIST
-    assert len(decode(head + block + zigzag(0) + b"\0\0").events) == LIST
+    block = zigzag(EVENTS) + bytes(6) * EVENTS
+    assert len(decode(head + block + zigzag(0) + b"\0\0").events) == EVENTS
     for more in (zigzag(1) + bytes(6), zigzag(-1) + zigzag(6) + bytes(6)):
-        with pytest.raises(MalformedRecord, match="events: 20001 where 20000 items at most"):
+        with pytest.raises(MalformedRecord, match="events: 5001 where 5000 items at most"):
             decode(head + block + more + zigzag(0) + b"\0\0")
 
 

@@ -142,7 +142,7 @@ class Lanes:
     @property
     def wait_s(self) -> float:
         """Seconds until a lane that waits can go on."""
-        late = [lane.wait_s for lane in self.on.values() if lane.queue and lane.meter.rate]
+        late = [x.wait_s for x in self.on.values() if x.meter.rate and (x.queue or x.meter.debt)]
         return min(
             [self.trouble.wait_s, self.held.wait_s, *(max(0.001, seconds) for seconds in late)]
         )
@@ -193,6 +193,7 @@ class Lanes:
             lane.place: lane.at
             for lane in lanes
             if lane.size <= room
+            and not lane.meter.debt  # nothing of it can be decided
             and not (full and lane.waits)  # its next batch is a big one
             and lane.at != AT_END
             and not lane.unlogged
