@@ -285,6 +285,41 @@ def journal_of_a_table(sender: Sender) -> Iterator[Sent]:
         yield Sent(journal_topic(TABLE), b"", [])
 
 
+MIXES: dict[
+    str, tuple[str, int, Callable[[str, str], bool]]
+] = {  # each attacker of the promise, with all that it can do in turns
+    "lane": (
+        BAD,
+        20,
+        lambda name, lane: lane == BAD and not name.startswith(("journal", "events")),
+    ),
+    "journal": (BAD, 20_000, lambda name, _: name.startswith("journal")),
+    "poor": (POOR, 20, lambda _, lane: lane == POOR),
+}
+
+
+def mixed(name: str) -> tuple[str, Flood]:
+    """All floods of one attacker, in turns of so many messages; a bomb is a turn by itself."""
+    lane, most, takes = MIXES[name]
+
+    def made(sender: Sender) -> Iterator[Sent]:
+        each = [(n, one(sender)) for n, (of, one) in FLOODS.items() if takes(n, of)]
+        while True:
+            for of, messages in each:
+                yield from itertools.islice(messages, 1 if of == "journal-bombs" else most)
+
+    return lane, made
+
+
+# Each attacker's ten minutes.
+ALL = "lane, journal, poor, open-of-all-types, events-of-all-kinds"
+
+
+def named(name: str) -> tuple[str, Flood]:
+    """A flood, or a mix of floods, or heartbeats: the lane of its sender, and what it sends."""
+    return mixed(name) if name in MIXES else FLOODS.get(name, (BAD, heartbeats))
+
+
 def _token(txn_id: bytes) -> bytes:
     return tokens.make(bytes(32), tokens.Token(txn_id, 600_000, 1, "own", BAD))
 
@@ -296,7 +331,7 @@ def send(sender: Sender, name: str, bytes_s: float, report: Path) -> None:
     """Send a flood until this process is ended; how much it sent goes to the file ``report``."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     os.nice(10)
-    _, made = FLOODS.get(name, (BAD, heartbeats))
+    _, made = named(name)
     limit = {"message.max.bytes": 1_000_000_000, "queue.buffering.max.kbytes": 2_000_000}
     into_journal = name.startswith("journal")
     most, linger_ms = (RECORDS_S, 500) if into_journal else (MESSAGES_S, 5)
@@ -541,7 +576,9 @@ def run(name: str, minutes: float, seed: int) -> list[str]:
 def main() -> int:
     """``scripts/hostile floods``."""
     parser = argparse.ArgumentParser(prog="scripts/hostile floods", description=__doc__)
-    parser.add_argument("floods", nargs="*", help=f"of {', '.join(FLOODS)}; all if none is named")
+    parser.add_argument(
+        "floods", nargs="*", help=f"of {', '.join((*FLOODS, *MIXES))}; {ALL} if none is named"
+    )
     parser.add_argument("--minutes", type=float, default=0.5, help="how long each")
     parser.add_argument("--seed", type=int, default=None, help="of all chance")
     parser.add_argument("--send", default=None, help=argparse.SUPPRESS)
@@ -552,14 +589,14 @@ def main() -> int:
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else int(time.time())
     if options.send is not None:
-        lane, _ = FLOODS.get(options.send, (BAD, heartbeats))
+        lane, _ = named(options.send)
         sender = Sender(options.bootstrap, options.prefix, Random(seed), lane)
         send(sender, options.send, options.bytes, options.report)
         return 0
-    unknown = set(options.floods) - set(FLOODS)
+    unknown = set(options.floods) - {*FLOODS, *MIXES}
     if unknown:
-        parser.error(f"no flood {', '.join(sorted(unknown))}: {', '.join(FLOODS)}")
-    wrong = {name: run(name, options.minutes, seed) for name in options.floods or FLOODS}
+        parser.error(f"no flood {', '.join(sorted(unknown))}: {', '.join((*FLOODS, *MIXES))}")
+    wrong = {name: run(name, options.minutes, seed) for name in options.floods or ALL.split(", ")}
     bad = [name for name, problems in wrong.items() if problems]
     print(
         f"{len(wrong) - len(bad)} of {len(wrong)} floods cost their sender alone"
