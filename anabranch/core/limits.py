@@ -114,7 +114,7 @@ ROUND = Limit(
     "commands, rows and answers of one commit round, about; the rest comes in the next",
 )
 ROUND_WORK = Limit(
-    20_000, "units of work", "the commands of one commit round, about; the rest comes in the next"
+    5_000, "units of work", "the commands of one commit round, about; the rest comes in the next"
 )
 SET_ASIDE = Limit(1_000, "records", "commands that are remembered as set aside, the newest ones")
 TRIES = Limit(
