@@ -18,6 +18,8 @@ MIN_SPLICED_RECORDS = 100
 # A bigger one, unpacked, is copied however few records it has.
 SPLICED_BYTES = 64 << 10
 BATCH_BYTES = 512 << 10
+# One that unpacks to this many times its bytes, and `SPLICED_BYTES` at least, is packed again if it is taken apart.
+PACKED_TIMES = 4
 DEFAULT_LIMIT = 1_000_000  # below the broker's default for max.message.bytes
 
 
@@ -29,6 +31,11 @@ def batch_limit(settings: Mapping[str, str]) -> int:
 def worth_splicing(batch: RawBatch, records: int, unpacked: int = 0) -> bool:
     """Whether a batch whose records all go to one target is copied as it is. ``unpacked``: bytes, if known."""
     return records >= MIN_SPLICED_RECORDS or max(len(batch.data), unpacked) >= SPLICED_BYTES
+
+
+def worth_packing(batch: RawBatch, unpacked: int) -> bool:
+    """Whether a batch that is taken apart is packed again: appending it unpacked takes longer."""
+    return unpacked >= max(SPLICED_BYTES, PACKED_TIMES * len(batch.data))
 
 
 class Made(NamedTuple):
@@ -48,6 +55,7 @@ class Packer:
         """``limit``: the most bytes of a batch that is put together (the topic's max.message.bytes)."""
         self._limit = limit
         self._full = min(BATCH_BYTES, limit)
+        self._codec: str | None = None
         self._builder = BatchBuilder()
         self._parts: list[tuple[int, int]] = []
 
@@ -60,8 +68,15 @@ class Packer:
         """End the batch that is being filled."""
         if self._builder.count:
             made = Made(self._builder.build(), self._parts)
-            self._builder, self._parts = BatchBuilder(), []
+            self._parts = []
             yield made
+        self._builder = BatchBuilder(self._codec)
+
+    def pack(self, codec: str | None) -> Iterator[Made]:
+        """Pack what is added from now on by this codec, or do not."""
+        if codec != self._codec:
+            self._codec = codec
+            yield from self.flush()
 
     def whole(self, of: int, batch: RawBatch, records: int) -> Iterator[Made]:
         """Take a batch as it is, behind the one being filled."""

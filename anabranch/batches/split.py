@@ -10,10 +10,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from anabranch.batches.compression import decompress
+from anabranch.batches.compression import NAMES, decompress
 from anabranch.batches.format import HEADER_SIZE, BatchHeader, Buffer, read_header
 from anabranch.batches.framing import kernels_for
-from anabranch.batches.packer import DEFAULT_LIMIT, Made, Packer, worth_splicing
+from anabranch.batches.packer import DEFAULT_LIMIT, Made, Packer, worth_packing, worth_splicing
 from anabranch.batches.records import Record, decode_body
 from anabranch.core.journal.runs import StoredRun
 from anabranch.core.partitioner import Layout
@@ -66,6 +66,7 @@ class Split:
             return
         for index in indexes:
             out = self._outs[index]
+            out.take(out.packer.pack(placed.codec))
             out.take(placed.copy(out.packer, index, begin, end))
 
     def done(self) -> list[list[RawBatch]]:
@@ -84,7 +85,7 @@ class Split:
         find = self._layout.find
         places = [keyless if r.key is None else find(r.key) for r in records]
         deltas = [r.offset - header.base_offset for r in records]
-        return _Plain(batch, header, records, deltas, places)
+        return _Plain(batch, header, _codec(batch, header, len(body)), records, deltas, places)
 
 
 class _Out:
@@ -105,6 +106,7 @@ class _Plain(NamedTuple):
 
     batch: RawBatch
     header: BatchHeader
+    codec: str | None  # that it is packed again by
     records: list[Record]
     deltas: list[int]
     places: list[int]
@@ -132,6 +134,7 @@ class _Compiled(NamedTuple):
 
     batch: RawBatch
     header: BatchHeader
+    codec: str | None  # that it is packed again by
     kernel: ModuleType
     body: Any
     starts: Any
@@ -194,4 +197,10 @@ def _compiled(
     )
     if result != 0:
         raise CorruptBatch(f"the batch at offset {header.base_offset} can't be taken apart")
-    return _Compiled(batch, header, kernel, bytes_in, starts, deltas, places)
+    codec = _codec(batch, header, len(bytes_in))
+    return _Compiled(batch, header, codec, kernel, bytes_in, starts, deltas, places)
+
+
+def _codec(batch: RawBatch, header: BatchHeader, unpacked: int) -> str | None:
+    """The codec to pack its records by again: its own, which the broker takes."""
+    return NAMES[header.compression] if worth_packing(batch, unpacked) else None

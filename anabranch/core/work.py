@@ -31,7 +31,7 @@ BATCH = 1  # a batch of a journal
 RUN = 2  # consecutive records of one writer in a journal, in the index and in a merge
 RECORD_BITS = 7  # records of a journal, shifted by this: 128 of them a unit
 UNPACKED_BITS = 13  # bytes that a journal's batch unpacks to, shifted by this: 8 KiB a unit
-COPIED_BITS = 10  # bytes of a journal that merges copy, shifted by this: 1 KiB a unit
+COPIED_BITS = 11  # bytes of a journal that merges copy, fetched and appended: 2 KiB a unit
 _PLAIN = {"None", "bool", "bytes", "int", "str"}
 SMALL = COMMAND + ROW + ANSWER  # most commands
 

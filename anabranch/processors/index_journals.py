@@ -10,7 +10,7 @@ from typing import TypeAlias
 from anabranch.batches.format import crc_of, read_header
 from anabranch.batches.framing import Kind, scan_batch
 from anabranch.batches.framing import Run as FramingRun
-from anabranch.batches.packer import batch_limit, worth_splicing
+from anabranch.batches.packer import PACKED_TIMES, batch_limit, worth_packing, worth_splicing
 from anabranch.core import limits, work
 from anabranch.core.hybrid_time import to_ms
 from anabranch.core.ids import NO_TXN, unpack_txn_header
@@ -193,14 +193,19 @@ def index_fetched(
 
 
 def _copied(batch: RawBatch, scanned: Scanned, segments: Sequence[SegmentRange]) -> int:
-    """The bytes that merges of a batch put into new batches, or take along as they are if they are plain."""
+    """The bytes that merges of a batch put into new batches, or take along as they are if they are plain.
+
+    Those of plain records that are packed again count less: they are not sent.
+    """
+    size = sum(run.batch_size for run in scanned.plain)
+    packs = worth_packing(batch, size)
 
     def of_plain(run: Run) -> int:
         if run.pure and worth_splicing(batch, run.records, run.batch_size):
             one = any(s.low <= run.low and run.high < s.high for s in segments)
             if run.keyless == run.records or (one and not run.keyless):
                 return len(batch.data)
-        return run.batch_size
+        return run.batch_size // PACKED_TIMES if packs else run.batch_size
 
     return sum(run.batch_size for run in scanned.runs if not run.pure) + sum(
         map(of_plain, scanned.plain)

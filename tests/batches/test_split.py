@@ -227,3 +227,17 @@ def test_much_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "kernels_for", lambda _: None)
     slow = split_up(segments, added, 3)
     assert given_out(quick) == given_out(slow)
+
+
+def test_what_unpacks_to_much_is_packed_again(made_with: str) -> None:
+    """Sixteen events of a small batch, which go to four segments, are no megabytes in the stream."""
+    made = [Record(n, T, b"%d" % n, bytes(100_000)) for n in range(16)]
+    batch = RawBatch(0, 15, memoryview(encode_batch(made, compression="zstd")))
+    out = Split(layout(4))
+    out.add(batch, stored_run(0, 0, 16, 16, True), 0)
+    found = [one for batches in out.done() for one in batches]
+    assert len(found) == 4
+    assert sum(len(one.data) for one in found) < 100_000
+    assert sorted(fields(r) for one in found for r in decode_records(one.data)) == sorted(
+        map(fields, made)
+    )

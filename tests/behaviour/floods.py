@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,16 +26,18 @@ from typing import Any, NamedTuple
 from confluent_kafka import Producer
 
 import anabranch
+from anabranch.batches.records import decode_records
 from anabranch.core import hybrid_time, tokens
 from anabranch.core.authorize import CREATORS, names_of
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.kafka.log import KafkaLog
+from anabranch.ports import TopicPartition
 from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
-from anabranch.topics.names import commands_topic, journal_topic
+from anabranch.schemas.codec import decode, encode
+from anabranch.topics.names import commands_topic, journal_topic, replies_topic
 from tests.behaviour.attacks import ATTACKS, SMALL, STREAM
 from tests.cluster import Cluster, start_cluster
-from tests.crash.raw import Raw, make_txn_id, make_writer
+from tests.crash.raw import Raw, Refused, make_txn_id, make_writer
 from tests.owned import start_module
 
 GOOD, BAD, POOR = (
@@ -45,11 +48,14 @@ GOOD, BAD, POOR = (
 OWN = "own/events"
 TABLE = "own/table"
 VICTIM = "victim/events"  # a stream in whose journal the flood may write
+WIDE = "victim/wide"  # … with four segments
 PAUSE_S = 0.02  # of the honest client between two commits
 CALM_S = 10.0
 WARM_S = 5.0
 AFTER_S = 10.0  # after its end all is as before
+SHOWN = 1_000  # of a flood's last answers
 MESSAGES_S = 5_000  # the most that a flood of commands sends, so that disks suffice
+LINGER_S = 0.5  # of a producer of small records
 RECORDS_S = 50_000  # … and one of small records in a journal
 P99, RATE, GROWTH, AFTER = 2.0, 0.5, 1.2, 2.0
 LEAST_P99_S = 0.05  # below this no difference is judged: a pause of the machine is as long
@@ -75,6 +81,7 @@ class Sender:
     random: Random
     lane: str = BAD
     scope: str = "own"
+    flush: Callable[[], object] = lambda: None  # sends what was yielded, in one batch
 
     def __post_init__(self) -> None:
         log = KafkaLog(self.bootstrap, {})
@@ -87,11 +94,23 @@ class Sender:
             commands_topic(self.prefix, self.lane), payload, asks if headers is None else headers
         )
 
+    def asked(self, *commands: Any) -> None:
+        """Ask for what a flood needs before it begins. `Refused` if the leader refuses some of it."""
+        for answer in self.raw.ask_all(commands, deadline_s=120):
+            if isinstance(answer, r.Refusal):
+                raise Refused(answer)
+
+    def now(self) -> int:
+        """The time that the leader gives in its answers, which snapshots and locks may have."""
+        self.asked(r.SafeTime(self.scope, None))
+        return self.raw.hybrid_time
+
     def begin(self, count: int, *, snapshot: int = 0) -> list[bytes]:
         """Begin so many transactions."""
         made = [make_txn_id() for _ in range(count)]
-        begins = [r.Begin(i, self.scope, None, 600_000, bytes(32), None, snapshot) for i in made]
-        self.raw.ask_all(begins, deadline_s=120)
+        self.asked(
+            *[r.Begin(i, self.scope, None, 600_000, bytes(32), None, snapshot) for i in made]
+        )
         return made
 
     def shot(self, stream: str, *keys: bytes, headers: int = 0, at: int = -1) -> r.OneShot:
@@ -161,11 +180,10 @@ def open_lists(sender: Sender) -> Iterator[Sent]:
 @flood(BAD)
 def lock_lists(sender: Sender) -> Iterator[Sent]:
     """Many locks, and lists of them."""
-    now = hybrid_time.from_us(int(time.time() * 1e6))
-    for txn_id in sender.begin(10):
-        points = tuple(range(4_000))
-        locks = (r.TableLocks(TABLE, now, now, points, ()),) if points else ()
-        sender.raw.ask_all([r.LockReads(_token(txn_id), 0, 1, locks)], deadline_s=60)
+    now = sender.now()
+    for txn_id in sender.begin(10, snapshot=now):
+        locks = (r.TableLocks(TABLE, now, now, tuple(range(4_000)), ()),)
+        sender.asked(r.LockReads(_token(txn_id), make_writer(), 1, locks))
     while True:
         yield sender.command(r.ListTableLocks(None, 10_000))
 
@@ -173,11 +191,16 @@ def lock_lists(sender: Sender) -> Iterator[Sent]:
 @flood(BAD)
 def locks_of_nothing(sender: Sender) -> Iterator[Sent]:
     """Sets of locks that name writers and lock nothing, and commits that have to walk them."""
-    (txn_id,) = sender.begin(1)
-    for number in itertools.count():
-        sources = tuple(r.WriterAt(make_writer(), 1) for _ in range(20_000))
-        yield sender.command(r.LockReads(_token(txn_id), number + 1, 1, (), sources))
-        yield sender.command(r.Commit(_token(txn_id), (), None, None, 1))
+    while True:
+        (txn_id,) = sender.begin(1, snapshot=sender.now())
+        writers = [make_writer() for _ in range(1_000)]
+        for writer in writers:
+            yield sender.command(r.Touch(_token(txn_id), OWN, writer))
+        sources = tuple(r.WriterAt(writer, 1) for writer in writers)
+        for number in range(9):
+            yield sender.command(r.LockReads(_token(txn_id), writers[number], 1, (), sources))
+        for _ in range(200):
+            yield sender.command(r.Commit(_token(txn_id), (), None, None, 1))
 
 
 @flood(BAD)
@@ -212,22 +235,25 @@ def ahead(sender: Sender) -> Iterator[Sent]:
 @flood(BAD)
 def snapshots(sender: Sender) -> Iterator[Sent]:
     """Transactions that read as of long ago."""
+    past = sender.now() - hybrid_time.from_us(9 * 60 * 1_000_000)
     while True:
+        txn_id = make_txn_id()
+        yield sender.command(r.Begin(txn_id, "own", None, 600_000, bytes(32), None, past))
+        yield sender.command(r.LockReads(_token(txn_id), 0, 0, tables=(TABLE,)))
         yield sender.command(r.Begin(make_txn_id(), "own", None, 600_000, bytes(32), None, 1))
+        yield sender.command(r.Abort(_token(txn_id), ""))
 
 
 @flood(BAD)
 def ranges(sender: Sender) -> Iterator[Sent]:
     """Ranges of a table, as many as it has, and single requests of many rows."""
-    now = hybrid_time.from_us(int(time.time() * 1e6))
-    for number, txn_id in enumerate(sender.begin(10)):
+    now = sender.now()
+    for number, txn_id in enumerate(sender.begin(10, snapshot=now)):
         span = tuple(
             r.LockedRange(b"%d-%06d" % (number, i), b"%d-%06d~" % (number, i)) for i in range(100)
         )
-        sender.raw.ask_all(
-            [r.LockReads(_token(txn_id), 0, 1, (r.TableLocks(TABLE, now, now, (), span),))],
-            deadline_s=60,
-        )
+        locks = (r.TableLocks(TABLE, now, now, (), span),)
+        sender.asked(r.LockReads(_token(txn_id), make_writer(), 1, locks))
     while True:
         yield sender.command(sender.shot(TABLE, *[sender.random.randbytes(8) for _ in range(65)]))
 
@@ -276,6 +302,27 @@ def journal_writers(sender: Sender) -> Iterator[Sent]:
         for writer in range(40_000):
             header = txn_id + writer.to_bytes(8, "big") + bytes(4)
             yield Sent(journal, b"", [("ab.txn", header)], b"k")
+
+
+@flood(BAD)
+def journal_runs(sender: Sender) -> Iterator[Sent]:
+    """Batches of 9,000 records in one journal, each of another writer: nearly as many runs as a batch may have."""
+    while True:
+        txn_id = make_txn_id()
+        for writer in range(9_000):
+            header = txn_id + writer.to_bytes(8, "big") + bytes(4)
+            yield Sent(journal_topic(VICTIM), b"", [("ab.txn", header)], b"k")
+        time.sleep(2 * LINGER_S)
+
+
+@flood(BAD)
+def journal_taken_apart(sender: Sender) -> Iterator[Sent]:
+    """Batches of 700 bytes in one journal that unpack to 14 MB, whose events go to four segments."""
+    keys = [b"%d" % number for number in range(16)]
+    while True:
+        for key in keys:
+            yield Sent(journal_topic(WIDE), bytes(900_000), [], key)
+        sender.flush()
 
 
 @flood(BAD)
@@ -334,7 +381,7 @@ def send(sender: Sender, name: str, bytes_s: float, report: Path) -> None:
     _, made = named(name)
     limit = {"message.max.bytes": 1_000_000_000, "queue.buffering.max.kbytes": 2_000_000}
     into_journal = name.startswith("journal")
-    most, linger_ms = (RECORDS_S, 500) if into_journal else (MESSAGES_S, 5)
+    most, linger_ms = (RECORDS_S, int(1000 * LINGER_S)) if into_journal else (MESSAGES_S, 5)
     packing = {
         "compression.type": "zstd",
         "linger.ms": linger_ms,
@@ -351,6 +398,7 @@ def send(sender: Sender, name: str, bytes_s: float, report: Path) -> None:
     producer = Producer(
         {"bootstrap.servers": sender.bootstrap, "log_level": 0, **limit, **packing, **counting}
     )
+    sender.flush = producer.flush
     began = time.monotonic()
     for count, message in enumerate(made(sender), 1):
         while True:
@@ -457,6 +505,30 @@ class Watch:
         return max([s for at, s in self.seen if begin * last <= at <= end * last] or [0])
 
 
+def answers(cluster: Cluster, lane: str) -> Counter[str]:
+    """The last answers to a lane: how many of each type, or code of a refusal.
+
+    A flood whose commands are all refused as illegal shows nothing.
+    """
+    log = KafkaLog(cluster.bootstrap, {})
+    place = TopicPartition(replies_topic(cluster.prefix, lane), 0)
+    end = log.end_offsets([place], committed=False)[place]
+    found: Counter[str] = Counter()
+    at = max(0, end - SHOWN)
+    while at < end:
+        fetched = log.fetch({place: at}, max_wait=1.0, max_bytes=8 << 20, committed=True)
+        if place not in fetched:
+            break
+        for batch in fetched[place].batches:
+            for record in decode_records(batch.data):
+                if record.offset >= at and record.value:
+                    result = decode(record.value).result
+                    refused = isinstance(result, r.Refusal)
+                    found[result.code if refused else type(result).__name__] += 1
+        at = fetched[place].next_offset
+    return found
+
+
 def terms(cluster: Cluster) -> dict[str, int]:
     """The terms that the controller says it has."""
     return dict(json.loads(cluster.controller.status_file.read_text())["terms"])
@@ -526,6 +598,7 @@ def prepare(cluster: Cluster) -> anabranch.Client:
             admin.create_stream(stream)
         admin.create_stream(SMALL, settings={"max.message.bytes": 20_000})
         admin.create_table(TABLE)
+        admin.create_stream(WIDE, 4)
     return anabranch.connect(cluster.bootstrap, prefix=cluster.prefix, lane=GOOD, timeout=30)
 
 
@@ -551,6 +624,7 @@ def run(name: str, minutes: float, seed: int) -> list[str]:
     with cluster_of_its_own() as (cluster, client):
         before = honest(client, CALM_S)
         during, watch, bytes_s = beside(cluster, client, name, seconds, seed)
+        answered = answers(cluster, FLOODS[name][0])
         time.sleep(AFTER_S)
         after = honest(client, CALM_S)
         lasted = cluster.controller.running and terms(cluster) == watch.terms
@@ -563,6 +637,9 @@ def run(name: str, minutes: float, seed: int) -> list[str]:
     first, last, most = (size >> 20 for size in memory)
     print(
         f"{name}: {bytes_s / 1000:,.0f} KB/s, seed {seed}; memory {first}, at the end {last}, at most {most} MB"
+    )
+    print(
+        f"  answers    {', '.join(f'{count} {what}' for what, count in answered.most_common(6)) or 'none'}"
     )
     phases = {"alone": before, "beside": during, "heartbeats": compared, "after": after}
     for what, found in phases.items():

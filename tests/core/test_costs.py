@@ -21,6 +21,7 @@ from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import ALL, RULES
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.limits import WRITERS
 from anabranch.core.round import ReplyTo
 from anabranch.processors.lanes.command import Command, decide_command
 from anabranch.schemas import records as r
@@ -138,6 +139,14 @@ def token(world: World) -> bytes:
     return world.id("T")  # the lane made it
 
 
+def unfinished(world: World) -> r.Commit:
+    """A commit that has to look through as many writers as a transaction may have, none of which has finished."""
+    txn_id = world.id("T")
+    rows = [r.Receipt(txn_id, n, 1, False, ()) for n in range(1, WRITERS.value)]
+    world.log_rows([(k.writer_key(txn_id, its.writer), r.WriterRow(its, "etl")) for its in rows])
+    return r.Commit(token(world), (), None, None, 0, None)
+
+
 PROCESSOR = "nyc/p0"
 TENURE = bytes(16)
 ALL_TASKS = tuple(range(1_024))
@@ -191,6 +200,7 @@ WORST: dict[str, Callable[[World], Any]] = {
     "list commands": lambda w: r.ListCommands(),
     "commit": lambda w: r.Commit(token(w), receipts(w), (), None, 0, None),
     "commit what is not there": lambda w: r.Commit(w.id("none"), receipts(w), (), None, 0, None),
+    "commit without the receipts of many": unfinished,
     "commit all": lambda w: r.Commit(token(w), (), None, "daily", 0, None),
     "one-shot": lambda w: r.OneShot(w.id("new"), "nyc", None, tuple(event("nyc/a", b"k") for n in range(3_000))),
     "small one-shot": lambda w: r.OneShot(w.id("new"), "nyc", None, (event("nyc/a", b"k"),)),

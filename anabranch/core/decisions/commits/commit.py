@@ -128,7 +128,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     if not 0 <= command.wait_ms <= limits.MAX_WAIT_MS:
         raise InvalidArgument(f"wait_ms {command.wait_ms} is not within 0 and {limits.MAX_WAIT_MS}")
     check_receipts(turn, row.txn_id, named)
-    writers = choose_writers(turn.state, txn, command)
+    writers = choose_writers(turn, txn, command)
     positions.check_state(command.consumed, positions.state_of(txn.participants, writers))
     registered.check_commit(turn, txn, writers, command)
     if (again := registered.to_look_at(turn, row.txn_id, looked)) is not None:

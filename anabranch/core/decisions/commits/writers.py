@@ -142,17 +142,18 @@ def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> 
                 )
 
 
-def choose_writers(state: State, txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
+def choose_writers(turn: Turn, txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
     """The receipts that a commit takes: its own, and the named ones; without names every finished one."""
     chosen: dict[int, Receipt] = {}
     for receipt in (*command.own, *(command.receipts or ())):
         known = chosen.get(receipt.writer) or txn.writers.get(receipt.writer)
         chosen[receipt.writer] = receipt if known is None else newer(known, receipt)
     if command.receipts is None:
+        turn.charge(work.of_items(len(txn.writers)))
         unfinished = [w for w, r in txn.writers.items() if w not in chosen and not r.finished]
         if unfinished:
             few = nsmallest(_NAMED, unfinished)
-            labels = {writer: label_of(state, txn.row.txn_id, writer) for writer in few}
+            labels = {writer: label_of(turn.state, txn.row.txn_id, writer) for writer in few}
             raise WritersUnfinished(
                 f"not finished: writer {writers_text(unfinished, labels)}; "
                 "give the receipts to take, or let it finish. The handle that began the transaction never does: if "
