@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from anabranch.core import limits, work
 from anabranch.core import rows as k
-from anabranch.core import work
 from anabranch.core.authorize import Right, check_right, of_scope, rights_of, table_of
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.commits.prepared import held
@@ -51,8 +51,6 @@ from anabranch.schemas.records import (
 
 _NONE = -1  # no number, as rows say it
 MAX_JUMP = 1 << 32
-MAX_LISTED = 200  # series in an answer
-MAX_LOOKED_AT = 5_000
 MAX_RUNS = 64  # runs of numbers that a series lists
 
 
@@ -112,8 +110,8 @@ def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
     all_of_them = bool(rights & (Right.OPERATE | Right.SERIES))
     for looked_at, (name, row) in enumerate(below):
         turn.charge(work.LOOK)
-        # The next list goes on behind the last one found, so there has to be one.
-        if len(found) == MAX_LISTED or (found and looked_at >= MAX_LOOKED_AT):
+        # The next list goes on after the last one found, so there has to be one.
+        if found and looked_at >= limits.LOOKED_AT.value:
             turn.reply(to, SeriesList(tuple(found), True))
             return
         if all_of_them or row.owner in ("", turn.lane):
