@@ -59,7 +59,7 @@ def observed(turn: Turn, command: Any) -> int:
     as each answer waits until the clock is past its commit. So no client drags the time ahead step by step.
 
     Raises: ClockSkew; NotReady: the clock will be there soon, and with commit wait, or for a lane that only reads,
-    the time is not raised. What sets something is carried out all the same.
+    the time is not raised. A command that sets something is carried out all the same.
     """
     former = turn.hybrid_time
     sets = type(command) in SETS
