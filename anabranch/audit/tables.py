@@ -20,7 +20,7 @@ from anabranch.audit.log import (
     read_spans,
     records_of,
 )
-from anabranch.core.history_records import OWN, told
+from anabranch.core.history_records import OWN, ends_in
 from anabranch.core.hybrid_time import MAX, from_us
 from anabranch.core.ids import DIRECTORY
 from anabranch.core.rows import ROUND_KEY, Entry, forgotten_key, scope_key, stream_key
@@ -114,7 +114,7 @@ def _history_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str,
                 "segments": [
                     (s.segment_id, s.partition, s.first, s.end, s.count) for s in found.segments
                 ],
-                "vector": list({at.partition: tuple(at) for at in told(found)}.values()),
+                "vector": list({at.partition: tuple(at) for at in ends_in(found)}.values()),
                 "vector_at": found.vector_at,
                 "problem": None
                 if record.key == found.txn_id

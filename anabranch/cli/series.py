@@ -58,14 +58,14 @@ def set_series(
     twice; set too high, the numbers up to there are never committed. Needs the right series on the scope.
     """
     with options.client() as client:
-        stands = next((s.number for s in client.series(scope, series) if s.number >= 0), None)
-        before = "has no commit" if stands is None else f"stands at {stands}"
+        at = next((s.number for s in client.series(scope, series) if s.number >= 0), None)
+        before = "has no commit" if at is None else f"is at {at}"
         confirm(
-            f"The series {series!r} {before}. It will stand at {number}: only numbers above can be committed.",
+            f"The series {series!r} {before}. It will be at {number}: only numbers above can be committed.",
             yes=yes,
         )
-        client.set_series(scope, series, number, expected=stands, owner=owner)
+        client.set_series(scope, series, number, expected=at, owner=owner)
     if options.json:
-        print_json({"series": series, "number": number, "before": stands})
+        print_json({"series": series, "number": number, "before": at})
     else:
-        print_line(f"{series} stands at {number}; it {before} before")
+        print_line(f"{series} is at {number}; before: {'no commit' if at is None else at}")

@@ -71,7 +71,7 @@ _JOIN_S = 10.0
 
 
 class Heart:
-    """Keeps the transactions of handles alive, and tells a handle when its transaction is over.
+    """Keeps the transactions of handles alive; a handle hears of it when its transaction is over.
 
     Handles are held weakly: the transaction of a dropped handle goes stale.
     """

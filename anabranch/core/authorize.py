@@ -51,7 +51,7 @@ FROM_THE_START: Mapping[str, Right] = {
 
 def from_the_start(state: State, lane: str) -> int:
     """The rights on everything that a lane has without a grant."""
-    return int(_TRUSTED if state.trusts_open and lane == OPEN_LANE else FROM_THE_START.get(lane, 0))
+    return int(_TRUSTED if state.trusts(lane) else FROM_THE_START.get(lane, 0))
 
 
 def changed(has: int, rights: int) -> int:

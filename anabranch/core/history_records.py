@@ -2,8 +2,8 @@
 
 A *vector* is the end of each partition as of a record (`docs/protocol.md`, section 13). In a stream of few
 partitions each record has its vector. In a wide one only EPOCH records and one of `EVERY` records have it: a COMMIT
-record between them tells where its own events end, and where the last record with a vector is. A reader finds that
-one in one step, and the records from there on tell the rest.
+record between them has the ends of its own events, and the place of the last record with a vector. A reader finds
+that one in one step, and the rest in the records from there on.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Tail:
             dict(self.vector), self.starts, self.last, self.vector_at, self.since, self.read_to
         )
 
-    def stands(self, offsets: Sequence[int]) -> None:
-        """Take in where a round's records stand now."""
+    def place(self, offsets: Sequence[int]) -> None:
+        """Note the offsets that a round's records have got."""
         self.last = offsets[-1]
         self.read_to = None
         if self.since < len(offsets):
@@ -169,18 +169,18 @@ def anchored(
 
 
 def has_vector(record: Record) -> bool:
-    """Whether the record tells the ends of all partitions."""
+    """Whether the record has the ends of all partitions."""
     return isinstance(record, EpochRecord) or record.vector_at == OWN
 
 
 def vector_place(offset: int, record: Record) -> int:
-    """The offset of the last record with a vector, as of this one, which stands at ``offset``."""
+    """The offset of the last record with a vector, as of this one, at ``offset``."""
     at = OWN if isinstance(record, EpochRecord) else record.vector_at
     return at if at >= 0 else offset + at - OWN
 
 
-def told(record: Record) -> Iterable[Position]:
-    """The ends that the record tells by itself: of all partitions, or of those that its commit moved."""
+def ends_in(record: Record) -> Iterable[Position]:
+    """The ends that the record itself has: of all partitions, or of those that its commit moved."""
     if isinstance(record, EpochRecord) or record.vector_at == OWN:
         return record.vector
     return [Position(part.partition, part.end) for part in record.segments]
@@ -198,5 +198,5 @@ def completed(record: Record, since: Iterable[Record]) -> Record:
         return record
     vector: dict[int, int] = {}
     for one in since:
-        vector.update(told(one))
+        vector.update(ends_in(one))
     return record._replace(vector=positions(vector), vector_at=OWN)

@@ -68,6 +68,11 @@ STAGED = Limit(
     32 << 30, "bytes", "an open transaction in journals; then it gets no more streams and writers"
 )
 WRITERS_LISTED = Limit(500, "writers", "an answer; as many: ask for those after its last one")
+LOOKED_AT = Limit(
+    400,
+    "rows",
+    "what a list looks at for an answer, some 4 ms; it goes on in the next one (`more`)",
+)
 WAITERS = Limit(1_000, "askers", "askers that wait for one commit")
 HEADERS = Limit(1_000, "headers", "an event")
 EVENT_TIME = Limit(253_402_300_799_999, "ms", "the time of an event, Unix (the end of 9999)")

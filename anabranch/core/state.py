@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.core.journal.runs import extents_of
-from anabranch.core.legal_names import as_kafka_compares
+from anabranch.core.legal_names import OPEN_LANE, as_kafka_compares
 from anabranch.core.limits import size_of
 from anabranch.core.overlay import Overlay, Rows
 from anabranch.core.partitioner import Layout
@@ -121,11 +121,11 @@ class State:
     """The rows, plus decoded views of what commands need often.
 
     ``rows`` is the table as of the last `take_changes`; later changes lie over it until they are written.
-    ``trusts_open``: the setting of that name.
+    ``trusts_open``: the setting of that name; `trusts` answers by it.
     """
 
     def __init__(self, rows: Rows, *, trusts_open: bool = False) -> None:
-        self.trusts_open = trusts_open
+        self._trusts_open = trusts_open
         self._table = Overlay(rows)
         self.term: TermRow | None = None
         self.round = _NO_ROUND
@@ -434,6 +434,10 @@ class State:
     def series(self, scope: str, series: str) -> SeriesRow | None:
         """The row of a series; None if nothing was ever committed in it."""
         return self._row(k.series_key(scope, series), SeriesRow)
+
+    def trusts(self, lane: str) -> bool:
+        """Whether it is the lane `open`, and its senders are trusted."""
+        return self._trusts_open and lane == OPEN_LANE
 
     def series_of(self, lane: str) -> int:
         """How many series a lane began."""

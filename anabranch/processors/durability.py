@@ -236,10 +236,10 @@ def _append(
                 offset_guess.miss()
                 return None
             offset_guess.hit()
-            history.stands(bases[len(small) + len(records) :])
+            history.place(bases[len(small) + len(records) :])
         while more := history.next():
             stand = producer.append([record[:2] for record in more])
-            history.stands(stand)
+            history.place(stand)
             bases += stand
         # Only now: guessed offsets, perhaps from before another leader, prove nothing.
         appended = _check_behind(round_, history.landed, tails)
@@ -399,7 +399,7 @@ class _Histories:
             self._next.append((stream, builder.count))
         return batches
 
-    def stands(self, bases: Sequence[int]) -> None:
+    def place(self, bases: Sequence[int]) -> None:
         """Take in where the batches were appended."""
         for (stream, count), base in zip(self._next, bases, strict=True):
             self._offsets[stream] += range(base, base + count)
@@ -411,5 +411,5 @@ class _Histories:
     def moved(self) -> Mapping[str, Tail]:
         """The tails, at the new ends."""
         for stream, tail in self._moved.items():
-            tail.stands(self._offsets[stream])
+            tail.place(self._offsets[stream])
         return self._moved

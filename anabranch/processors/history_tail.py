@@ -64,7 +64,7 @@ def tail_for(log: Log, clock: Clock, stream: str, round_: Round) -> Tail:
     )
     if tail.last == NO_PREVIOUS and not begins:
         topic = history_topic(stream)
-        raise TopicGone(f"{topic} is empty: it was made anew", topic, lost=True)
+        raise TopicGone(f"{topic} is empty: it was made again", topic, lost=True)
     return tail
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from anabranch.batches.columns_read import Columns, ColumnsBuilder
 from anabranch.batches.records import decode_records
-from anabranch.core.history_records import told
+from anabranch.core.history_records import ends_in
 from anabranch.errors import InvalidArgument, MalformedRecord, NotReady
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, client_errors
@@ -60,7 +60,7 @@ def _part(records: list[HistoryRecord], partition: int, next_offset: int) -> Par
     """The same of records in hand."""
     reached = -1
     for record in records:
-        for position in told(record):
+        for position in ends_in(record):
             if position.partition == partition:
                 reached = position.offset
     timestamp = records[-1].timestamp if records else -1

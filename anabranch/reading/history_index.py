@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Container, Mapping, Set
 from typing import NamedTuple
 
-from anabranch.core.history_records import NO_PREVIOUS, told
+from anabranch.core.history_records import NO_PREVIOUS, ends_in
 from anabranch.core.ids import NO_TXN
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.epoch_order import StreamOrder
@@ -135,7 +135,7 @@ class HistoryIndex:
                 self.order.add(record)
             else:
                 self._note(record)
-            self._vector.update(told(record))
+            self._vector.update(ends_in(record))
         return bool(found)
 
     def _note(self, record: CommitRecord) -> None:

@@ -71,7 +71,7 @@ PIECE = 4096  # versions that are looked at before their sweeping is written
 _AGAIN = 1000  # tries to end rows that another thread takes a step of, a millisecond apart
 _held: weakref.WeakSet[Held] = weakref.WeakSet()
 _opener = [0]  # the process that opened the first database
-_SPAWN = "open one in a process that is started anew (multiprocessing's 'spawn')"
+_SPAWN = "open one in a new process (multiprocessing's 'spawn')"
 T = TypeVar("T")
 P = ParamSpec("P")
 

@@ -423,7 +423,7 @@ def test_series(run: Run, fake: FakeClient) -> None:
     fake.calls.clear()
     asked = run(*command)
     assert asked.exit_code == ExitCode.USAGE
-    assert "stands at 17" in asked.stderr
+    assert "is at 17" in asked.stderr
     assert [call for call, _ in fake.calls] == ["series"]
     result = run(*command, "--yes", "--json")
     assert json.loads(result.stdout) == {"series": "spark/q/0", "number": 5, "before": 17}

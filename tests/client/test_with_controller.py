@@ -12,7 +12,6 @@ import pytest
 from anabranch import errors
 from anabranch.client.reservation import Reservation
 from anabranch.core import limits
-from anabranch.core.decisions import questions
 from anabranch.core.tokens import make, peek
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 from anabranch.schemas.codec import decode, encode
@@ -330,7 +329,7 @@ def test_a_lost_begin_is_safe_to_repeat(world: World) -> None:
 
 
 def test_a_long_list_comes_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "MAX_LOOKED_AT", 2)
+    monkeypatch.setattr(limits, "LOOKED_AT", limits.LOOKED_AT._replace(value=2))
     with_tokens = [world.client.begin("nyc") for _ in range(7)]
     ids = [peek(txn.token()).txn_id for txn in with_tokens]
     for txn in with_tokens[1::2]:

@@ -9,7 +9,7 @@ import pytest
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import ADD, ALL, CREATORS, TAKE, Right
-from anabranch.core.decisions import expiry, grants
+from anabranch.core.decisions import expiry
 from anabranch.core.decisions.streams import give_up_stream, stream_recovered
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.schemas import records as r
@@ -264,7 +264,7 @@ def test_neither_secrets_nor_long_texts_are_in_it(world: World) -> None:
 
 
 def test_it_is_listed_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grants, "MAX_LISTED", 3)
+    monkeypatch.setattr(limits, "LOOKED_AT", limits.LOOKED_AT._replace(value=3))
     for number in range(8):  # some in the same millisecond, by several leaders
         if number % 3 == 0:
             world.lead()

@@ -309,6 +309,16 @@ def test_one_that_waits_for_a_stream_is_aborted_if_an_operator_says_so(world: Wo
     ]
 
 
+def test_a_deletion_that_it_refuses_names_the_commands_that_end_it(world: World) -> None:
+    prepare(world)
+    assert world.ask("delete", r.DeleteStream("nyc/a"), lane="admin") == "IllegalState"
+    for command in (
+        f"`anabranch txn settle {world.id('A').hex()} --presume commit|abort`",
+        f"`anabranch txn abort {world.id('B').hex()}`",
+    ):
+        assert command in world.message
+
+
 # -- once its coordinator said commit ---------------------------------------------------------------
 
 

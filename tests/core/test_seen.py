@@ -111,6 +111,9 @@ def test_what_needs_no_timestamp_is_carried_out(opened: World) -> None:
     assert opened.commit("A") == "ClockSkew"
     assert opened.abort("A", "so") == "A ABORTED (so)"
     assert opened.state.round.hybrid_time == before
+    opened.ask("sets", r.SetGrant("open", "nyc/a", 1), lane="admin")
+    assert opened.state.grants["open"] == {"nyc/a": 1}, opened.result
+    assert opened.state.round.hybrid_time < before + MS
 
 
 def test_what_leads_to_no_commit_raises_nothing(world: World) -> None:

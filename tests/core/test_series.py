@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.schemas import records as r
@@ -513,7 +514,7 @@ def test_it_is_not_set_while_one_is_committed(world: World) -> None:
 
 
 def test_lists_of_series(world: World) -> None:
-    names = [f"s{i:03}" for i in range(claims.MAX_LISTED + 3)]
+    names = [f"s{i:03}" for i in range(limits.LOOKED_AT.value + 3)]
     rows = [
         (k.series_key("nyc", s), r.SeriesRow(i, bytes(16), -1, bytes(16), (), "open"))
         for i, s in enumerate(names)

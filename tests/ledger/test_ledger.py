@@ -197,6 +197,23 @@ def test_a_transaction_has_one_ledger(world: World, place: Place, ledger: Ledger
     assert place.orders() == ["a"]
 
 
+def test_a_transaction_that_began_again_commits_no_row_of_its_former_id(
+    world: World, place: Place, ledger: Ledger
+) -> None:
+    """A refused commit in the block gave up the id that the ledger's row has."""
+    with (
+        pytest.raises(e.IllegalState, match="began again"),
+        ordered(world, place, ledger, "a") as txn,
+    ):
+        txn.write("shop/late", b"a", key=b"k")
+        with pytest.raises(e.UnknownStream):
+            txn.commit()
+        world.client.create_stream("shop/late")
+    assert (place.orders(), ledger.rows()) == ([], [])
+    assert differences(world, place) == set()
+    settle(world, place)
+
+
 @pytest.mark.parametrize(
     ("outcome", "error"), [("commit", e.AlreadyCommitted), ("abort", e.TransactionAborted)]
 )

@@ -415,6 +415,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("registered locks never break", tables.registered_never_broken, weather=TABLED),
     Mutant("locks of a transaction are not counted", tables.locks_uncounted, quick=True,
            weather=GREEDY),
+    Mutant("a snapshot may have any age", tables.old_snapshots, weather=GREEDY),
     Mutant("a registered lock's break is not logged", tables.broken_not_logged, simulated=False,
            suite="tests/core/test_registered_locks.py"),
     Mutant("own writes break registered locks", tables.registered_breaks_itself, weather=TABLED),

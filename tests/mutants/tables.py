@@ -13,7 +13,7 @@ from unittest.mock import patch
 from rocksdict import WriteBatch
 
 from anabranch.core import limits
-from anabranch.core.decisions import bases, decide, scopes
+from anabranch.core.decisions import bases, decide, quotas, scopes
 from anabranch.core.decisions.commits import frozen, registered
 from anabranch.core.decisions.commits import locks as judging
 from anabranch.core.decisions.commits import one_shot as shots
@@ -506,6 +506,11 @@ def rows_of_the_compactor() -> Planted:
 def any_base() -> Planted:
     """Any committed transaction is taken for a base."""
     return patch.object(bases, "_check", lambda *_: None)
+
+
+def old_snapshots() -> Planted:
+    """A transaction may keep tables readable as of any time, and for as long as its client likes."""
+    return patch.object(quotas, "check_snapshot", lambda *_: None)
 
 
 def locks_uncounted() -> Planted:

@@ -8,6 +8,7 @@ from random import Random
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
+from anabranch.core.hybrid_time import from_us
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.ports import LogError, TopicPartition
 from anabranch.schemas import records as r
@@ -21,6 +22,7 @@ from tests.sim.writers import SCOPE, TABLES, create_tables
 _EACH = 90  # more than a transaction may have of anything in runs with such clients
 _KEEPALIVE_MS = 3_000
 _TIMEOUT_S = 5.0
+_LONG_AGO_S = 90.0  # more than snapshots may have in such runs
 _WAIT_MS = 1_000
 
 
@@ -38,6 +40,7 @@ class Greedy:
         """Begin a transaction, and send without a pause what adds to it; it goes stale soon."""
         session = client._session
         create_tables(self._world, client)
+        self._begin_late(client)
         deadline = session.now() + _TIMEOUT_S
         txn_id, secret = session.new_txn_id(SCOPE, deadline), session.new_secret()
         snapshot = session.highest_timestamp
@@ -51,6 +54,15 @@ class Greedy:
         self._random.shuffle(kinds)
         for commands in [*kinds, self._askers(token, txn_id, partition)]:
             self._send(int.from_bytes(txn_id[:2], "big"), list(commands))
+
+    def _begin_late(self, client: Client) -> None:
+        """Begin one that reads a table at a snapshot from long ago."""
+        session = client._session
+        txn_id = session.new_txn_id(SCOPE, session.now() + _TIMEOUT_S)
+        snapshot = from_us(int((START_S + self._world.now - _LONG_AGO_S) * 1e6))
+        begin = r.Begin(txn_id, SCOPE, None, _KEEPALIVE_MS, session.new_secret(), snapshot=snapshot)
+        reads = r.LockReads(session.token_of(begin), 1, 0, (), tables=(TABLES[0],))
+        self._send(int.from_bytes(txn_id[:2], "big"), [begin, reads])
 
     def _writers(self, token: bytes) -> Iterator[object]:
         for writer in range(2, _EACH):

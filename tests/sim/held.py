@@ -14,8 +14,11 @@ from unittest.mock import patch
 
 from anabranch.core import limits
 from anabranch.core import rows as k
+from anabranch.core.decisions import quotas
+from anabranch.core.hybrid_time import to_ms
 from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.core.rows import Entry
+from anabranch.core.state import State
 from anabranch.processors.controller import Controller
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import ReadLockRow
@@ -99,10 +102,19 @@ KINDS: dict[Entry, dict[str, int]] = {
 _ONE = 8_000  # bytes of a row of which there is one, and of what streams and journals bring about
 
 
-def check_held(leader: Controller) -> None:
-    """No open transaction holds more of anything than it may, nor more bytes than all of that comes to."""
+_AGE = "snapshot"  # the quota of the age of what tables are read at
+_FEW_MS = 60_000  # … in runs with greedy clients
+_LATE_MS = 11_000  # leaders look now and then, and clients may have raised the time by the skew
+
+
+def check_held(leader: Controller, now_ms: float) -> None:
+    """No open transaction holds more of anything than it may, nor more bytes than all of that comes to.
+
+    ``now_ms``: by a clock that is right.
+    """
     for txn_id in leader.state.open:
         rows, size = _rows(leader, txn_id)
+        _check_age(leader, rows, now_ms)
         for name, thing in THINGS.items():
             found, most = thing.count(rows), getattr(limits, thing.limit).value
             hold(found <= most, f"{txn_id.hex()} holds {found:,} {name}, {most:,} are allowed")
@@ -120,6 +132,19 @@ def check_held(leader: Controller) -> None:
                 )
 
 
+def _check_age(leader: Controller, rows: Rows, now_ms: float) -> None:
+    """A transaction that reads tables at an old snapshot is over, by the leader's clock and by the right one."""
+    for _, row in rows[Entry.TXN]:
+        if row.state != "OPEN" or not rows[Entry.READS] or rows[Entry.PENDING_COMMIT]:
+            continue
+        now_ms = min(now_ms, to_ms(leader.state.round.hybrid_time))
+        age_ms, most_ms = now_ms - to_ms(row.snapshot), limits.QUOTAS[_AGE].value
+        hold(
+            age_ms <= most_ms + _LATE_MS,
+            f"{row.txn_id.hex()} reads tables as of {age_ms:,.0f} ms ago, {most_ms:,} are allowed",
+        )
+
+
 def _rows(leader: Controller, txn_id: bytes) -> tuple[Rows, dict[Entry, int]]:
     """A transaction's rows, and their bytes, by kind."""
     rows: dict[Entry, list[tuple[bytes, Any]]] = defaultdict(list)
@@ -134,7 +159,16 @@ def _rows(leader: Controller, txn_id: bytes) -> tuple[Rows, dict[Entry, int]]:
 @contextmanager
 def few_of_each() -> Iterator[None]:
     """In here limits are small, so that a client soon comes to them."""
+    few_ms = limits.QUOTAS[_AGE]._replace(value=_FEW_MS)
+    real_default = quotas._default
+
+    def default(state: State, lane: str, name: str) -> int | None:
+        """Also the lane `open` has this quota, whose senders are trusted in all runs."""
+        return _FEW_MS if name == _AGE else real_default(state, lane, name)
+
     with ExitStack() as stack:
+        stack.enter_context(patch.dict(limits.QUOTAS, {_AGE: few_ms}))
+        stack.enter_context(patch.object(quotas, "_default", default))
         for thing in {each.limit: each for each in THINGS.values()}.values():
             real = getattr(limits, thing.limit, None)
             if real is not None:

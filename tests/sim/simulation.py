@@ -66,7 +66,7 @@ from tests.sim.tables import COMPANIONS, Noted, TableMachine, without_tables
 from tests.sim.tasks import TaskMachine
 from tests.sim.trouble import Outages
 from tests.sim.weather import Weather
-from tests.sim.world import Violation, World
+from tests.sim.world import START_S, Violation, World
 from tests.sim.writers import STREAMS, TABLES
 
 PREFIX = "anabranch"
@@ -493,7 +493,7 @@ class _Run:
     # -- invariants while it runs ---------------------------------------------------------------------
 
     def _after_step(self, leader: Controller) -> None:
-        check_held(leader)
+        check_held(leader, (START_S + self.world.now) * 1000)
         self.hour.after_step(leader)
         if self.world.random.random() < _TABLE_CHECKS:
             self._check_tables(leader)

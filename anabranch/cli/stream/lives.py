@@ -36,7 +36,7 @@ def forget(options: OperatorOptions, stream: StreamName, yes: Yes = False) -> No
     """Remove a LOST stream for good, so that its name can be used again.
 
     Deletes the rest of its topics. Refused for a stream that is not LOST, and while a transaction that is not
-    over has a part in it: settle that first.
+    over has a part in it: the refusal names the command that ends it.
     """
     connecting = options.client()  # wrong options are refused before the question
     confirm(f"All that is left of {stream} and its topics will be deleted for good.", yes=yes)

@@ -31,8 +31,6 @@ from anabranch.schemas.records import (
     SetGrant,
 )
 
-MAX_LISTED = 200  # audit rows in an answer
-
 
 def set_grant(turn: Turn, command: SetGrant, to: ReplyTo | None) -> None:
     """Set, add or take a lane's rights on a pattern. Repeating it is harmless, and leaves no second audit row."""
@@ -86,6 +84,7 @@ def list_grants(turn: Turn, command: ListGrants, to: ReplyTo | None) -> None:
 def list_audit(turn: Turn, command: ListAudit, to: ReplyTo | None) -> None:
     """Operators' commands that were carried out, the newest first; a bounded part of them in one answer."""
     below = b"\xff" * 13 if command.before is None else command.before
-    found = list(islice(turn.state.rows_below(k.AUDIT_KEY, below), MAX_LISTED + 1))
-    more = found[MAX_LISTED - 1][0] if len(found) > MAX_LISTED else None
-    turn.reply(to, AuditList(tuple([row for _, row in found[:MAX_LISTED]]), more))
+    most = limits.LOOKED_AT.value
+    found = list(islice(turn.state.rows_below(k.AUDIT_KEY, below), most + 1))
+    more = found[most - 1][0] if len(found) > most else None
+    turn.reply(to, AuditList(tuple([row for _, row in found[:most]]), more))

@@ -59,7 +59,6 @@ T = TypeVar("T")
 Hold = tuple[bytes, str]  # a transaction, and a table that it has locks on
 MAX_LISTED = 10_000
 MAX_WAITING = 100  # who are told of a lock
-MAX_LOOKED_AT = 400  # status keys; some 4 ms
 
 
 def get_state(turn: Turn, command: GetState, to: ReplyTo | None) -> None:
@@ -74,8 +73,6 @@ def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None)
 
     All other commands wait meanwhile, so only so many rows are looked at, and the answer has the key to go on from.
     """
-    if not 1 <= command.limit <= MAX_LISTED:
-        raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
     if command.prepared:
         rows = _open_after(turn, (turn.state.prepared,), command.before)
     elif command.include_finished:
@@ -95,8 +92,6 @@ def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None)
 
 def list_open(turn: Turn, command: ListOpen, to: ReplyTo | None) -> None:
     """List the open ones, the oldest first, with what they hold; or one, open or not, with some of its writers."""
-    if not 1 <= command.limit <= MAX_LISTED:
-        raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
     if command.txn_id is not None:
         check_id_partition(turn, command.txn_id)
         row = turn.transaction(command.txn_id, SEE)
@@ -117,8 +112,6 @@ def list_open(turn: Turn, command: ListOpen, to: ReplyTo | None) -> None:
 
 def list_table_locks(turn: Turn, command: ListTableLocks, to: ReplyTo | None) -> None:
     """List what open transactions read of tables, and lock, the oldest first, and who waits for whom."""
-    if not 1 <= command.limit <= MAX_LISTED:
-        raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
     waiting, waits_for = defaultdict[Hold, list[bytes]](list), defaultdict[Hold, list[bytes]](list)
     for who, on, table in frozen.waiting_for(turn):
         turn.charge(work.LOOK)
@@ -261,12 +254,14 @@ def _listed(
     show: Callable[[TxnRow], T],
 ) -> tuple[list[T], bytes | None]:
     """So many of the rows as they are shown, and the key to go on from; None: that was all."""
+    if not 1 <= limit <= MAX_LISTED:
+        raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
     found: list[T] = []
     last, size = None, 0
     for looked_at, (key, row) in enumerate(rows):
         turn.charge(work.LISTED)
         full = len(found) == limit or size >= limits.ANSWER.value // 2
-        if full or looked_at == MAX_LOOKED_AT:
+        if full or looked_at == limits.LOOKED_AT.value:
             return found, _between(turn, last, key)
         if row is not None and wanted(row):
             found.append(show(row))
@@ -354,7 +349,7 @@ def list_runs(turn: Turn, command: ListRuns, to: ReplyTo | None) -> None:
 def _runs(turn: Turn, txn_id: bytes, stream: str, wanted: tuple[RunsWanted, ...]) -> RunList:
     found: list[RunPlace] = []
     for number, each in enumerate(wanted):
-        left = MAX_LOOKED_AT - number
+        left = limits.LOOKED_AT.value - number
         if len(found) >= left:
             return RunList(tuple(found), wanted[number:])
         turn.charge(work.LOOK)

@@ -15,7 +15,7 @@ from anabranch.core import limits, work
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import to_us
 from anabranch.core.journal.usage import Staged
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.core.state import State
 from anabranch.errors import (
     AnabranchError,
@@ -53,7 +53,7 @@ def quota(state: State, lane: str, name: str) -> int | None:
 
 
 def _default(state: State, lane: str, name: str) -> int | None:
-    free = lane == ADMIN_LANE or (lane == OPEN_LANE and state.trusts_open)
+    free = lane == ADMIN_LANE or state.trusts(lane)
     return None if free else limits.QUOTAS[name].value
 
 

@@ -20,7 +20,7 @@ from anabranch.core.decisions.times import check_told, is_repeated, note_change
 from anabranch.core.decisions.transactions import drop_epoch
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import segment_number
-from anabranch.core.legal_names import OPEN_LANE, is_state
+from anabranch.core.legal_names import is_state
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, TopicMisconfigured
 from anabranch.schemas.records import (
@@ -76,12 +76,8 @@ def _check_growth(turn: Turn, row: StreamRow, count: int) -> None:
     Partitions can't be taken away again: a slip of the pen should cost few of them.
     """
     most = max(FEW, GROWTH * len(row.segments))
-    trusted = turn.state.trusts_open and turn.lane == OPEN_LANE
-    if (
-        count > most
-        and not trusted
-        and not rights_of(turn.state, turn.lane, row.stream) & Right.OPERATE
-    ):
+    free = turn.state.trusts(turn.lane)
+    if count > most and not (free or rights_of(turn.state, turn.lane, row.stream) & Right.OPERATE):
         raise InvalidArgument(
             f"{row.stream} has {len(row.segments)} segments, so one scaling gives it at most {most}: scale it "
             "again after that, or let a lane with the right 'operate' do it"

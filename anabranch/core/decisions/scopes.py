@@ -54,7 +54,6 @@ from anabranch.schemas.records import (
 )
 
 MAX_HOLDERS = 100  # are named of one stream
-MAX_LISTED = 400  # streams in an answer; some 8 ms
 
 
 def _own_scope(turn: Turn, scope: str) -> str:
@@ -188,7 +187,8 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
     size = 0
     for name in _described(turn, command.scope, command.after or ""):
         turn.charge(work.LOOK)
-        if len(found) == MAX_LISTED or size >= limits.ANSWER.value // 2:  # the next one may be big
+        full = len(found) == limits.LOOKED_AT.value
+        if full or size >= limits.ANSWER.value // 2:  # the next one may be big
             turn.reply(to, StreamList(tuple(found), found[-1].stream))
             return
         found.append(stream_info(turn, turn.state.streams[name]))

@@ -34,6 +34,7 @@ from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import txn_text
 from anabranch.core.legal_names import STATE, base_stream, is_state, split_stream, state_stream
+from anabranch.core.memory import way_to_end
 from anabranch.core.partitioner import even_ranges
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create
@@ -292,10 +293,9 @@ def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo 
     turn.charge(work.of_items(len(txns)))
     parts = sorted([txn_id for txn_id, txn in txns.items() if stream in txn.participants])
     if parts:
-        way = "commit or abort" if lives else "settle"
+        ways = limits.cut(", ".join([f"`{way_to_end(turn.state, each)}`" for each in parts]))
         raise IllegalState(
-            f"{stream} has a part in transactions that are not over: {way} them first (`anabranch txn "
-            f"{way.split()[-1]}`): {limits.cut(', '.join(map(txn_text, parts)))}"
+            f"{stream} has a part in transactions that are not over: commit or abort them first ({ways})"
         )
     lose = [text_of(processor_holder(turn, one)) for one in consuming(turn, stream).values()]
     aborted = []
@@ -358,7 +358,9 @@ def end_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
         if stream in txn.participants and not TRANSACTIONS.moves(txn.row.state, "lose_stream"):
             which = f"transaction {txn_text(txn.row.txn_id)}, which has a part in {stream}"
             if txn.row.state == "PREPARED":
-                raise IllegalState(f"{which}, is prepared: commit or abort it first")
+                raise IllegalState(
+                    f"{which}, is prepared: commit or abort it first (`{way_to_end(turn.state, txn.row.txn_id)}`)"
+                )
             raise NotReady(f"{which}, is being merged: ask again")
     aborted = give_up_stream(turn, stream, why)
     _begin_forget(turn, stream)

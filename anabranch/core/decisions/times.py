@@ -59,7 +59,7 @@ def observed(turn: Turn, command: Any) -> int:
     as each answer waits until the clock is past its commit. So no client drags the time ahead step by step.
 
     Raises: ClockSkew; NotReady: the clock will be there soon, and with commit wait, or for a lane that only reads,
-    the time is not raised.
+    the time is not raised. A command that sets something is carried out all the same.
     """
     former = turn.hybrid_time
     sets = type(command) in SETS
@@ -68,26 +68,24 @@ def observed(turn: Turn, command: Any) -> int:
     seen = max(turn.seen or 0, _carried(command))
     if seen <= former:  # perhaps of a former leader, whose clock was fast
         return former
-    settings = turn.settings
+    skew_ms, error_ms = turn.settings.max_clock_skew_ms, turn.settings.clock_error_ms
+    limit_ms = skew_ms if error_ms is None else min(skew_ms, error_ms)
     ahead_ms = (hybrid_time.to_us(seen) - turn.now_us) / 1000
-    error_ms = settings.clock_error_ms
-    if sets:
-        # Its change gets a timestamp, which has to exceed what the senders of its copies had seen.
-        limit_ms = settings.max_clock_skew_ms if error_ms is None else error_ms
-        return seen if ahead_ms <= limit_ms else former
-    told = f"the sender has seen a time {ahead_ms:,.0f} ms ahead of the controller's clock"
-    if ahead_ms > settings.max_clock_skew_ms:
-        raise ClockSkew(f"{told}, {settings.max_clock_skew_ms} are allowed: set the clocks")
-    if error_ms is not None and ahead_ms > error_ms:
-        raise NotReady(f"{told}, whose error is {error_ms} ms at most: ask again")
-    if ahead_ms <= 0 or _may_raise(turn, command):
+    if ahead_ms <= limit_ms and (sets or ahead_ms <= 0 or _may_write(turn, command)):
         return seen
+    if sets:
+        return former
+    what = f"the sender has seen a time {ahead_ms:,.0f} ms ahead of the controller's clock"
+    if ahead_ms > skew_ms:
+        raise ClockSkew(f"{what}, {skew_ms} are allowed: set the clocks")
+    if ahead_ms > limit_ms:
+        raise NotReady(f"{what}, whose error is {limit_ms} ms at most: ask again")
     if isinstance(command, r.SafeTime):
-        raise NotReady(f"{told}, which goes on by itself: ask again")
+        raise NotReady(f"{what}, which goes on by itself: ask again")
     return former  # it repeats what is decided
 
 
-def _may_raise(turn: Turn, command: Any) -> bool:
+def _may_write(turn: Turn, command: Any) -> bool:
     """Whether the lane that a command leads to a commit for may write there."""
     lane, scope = turn.lane, ""
     if isinstance(command, _OF_SCOPES):

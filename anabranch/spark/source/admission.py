@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from anabranch.core.history_records import told
+from anabranch.core.history_records import ends_in
 from anabranch.core.ids import NO_TXN
 from anabranch.reading.history import Found
 from anabranch.schemas.records import CommitRecord, EpochRecord, SegmentCommit
@@ -156,7 +156,7 @@ class _Batch:
 
     def _take_whole(self, stream: str, found: Found) -> None:
         self._last[stream] = found
-        self._ends.setdefault(stream, {}).update(told(found.record))
+        self._ends.setdefault(stream, {}).update(ends_in(found.record))
 
     def _must_wait(self, stream: str, found: Found) -> bool:
         """Whether an epoch seals a segment with events in this batch: events of its successors have to wait."""

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from anabranch.core import limits, work
 from anabranch.core import rows as k
-from anabranch.core import work
 from anabranch.core.authorize import Right, check_right, of_scope, rights_of, table_of
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.commits.prepared import held
@@ -51,8 +51,6 @@ from anabranch.schemas.records import (
 
 _NONE = -1  # no number, as rows say it
 MAX_JUMP = 1 << 32
-MAX_LISTED = 200  # series in an answer
-MAX_LOOKED_AT = 5_000
 MAX_RUNS = 64  # runs of numbers that a series lists
 
 
@@ -67,10 +65,10 @@ def check_jump(turn: Turn, txn: TxnRow, series: str | None, number: int | None) 
     row = _series_of(turn, txn, series)
     if row is None:
         quotas.check_series(turn, txn.owner)
-    stands = 0 if row is None else row.number
-    if number - max(stands, 0) > MAX_JUMP:
+    at = 0 if row is None else row.number
+    if number - max(at, 0) > MAX_JUMP:
         raise InvalidArgument(
-            f"number {number} is more than {MAX_JUMP} beyond the series {series!r}, which is at {stands}: "
+            f"number {number} is more than {MAX_JUMP} beyond the series {series!r}, which is at {at}: "
             "give a nearer one, or let an operator move the series (`anabranch series set`)"
         )
 
@@ -112,8 +110,8 @@ def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
     all_of_them = bool(rights & (Right.OPERATE | Right.SERIES))
     for looked_at, (name, row) in enumerate(below):
         turn.charge(work.LOOK)
-        # The next list goes on behind the last one found, so there has to be one.
-        if len(found) == MAX_LISTED or (found and looked_at >= MAX_LOOKED_AT):
+        # The next list goes on after the last one found, so there has to be one.
+        if found and looked_at >= limits.LOOKED_AT.value:
             turn.reply(to, SeriesList(tuple(found), True))
             return
         if all_of_them or row.owner in ("", turn.lane):
@@ -139,7 +137,7 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
     check_served(turn, command.scope)
     check_name(command.series)
     if not _NONE <= command.number < 1 << 63:
-        raise InvalidArgument(f"number {command.number}: a series stands at -1 to 2^63 - 1")
+        raise InvalidArgument(f"number {command.number}: -1 to 2^63 - 1 are allowed")
     row = turn.state.series(command.scope, command.series)
     thing = k.series_key(command.scope, command.series)
     if is_repeated(turn, thing, to):  # done already; commits may have moved the series since
@@ -151,19 +149,19 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
         raise held(row.txn_id, f"the series {command.series!r}")
     if row is not None and row.txn_id in turn.state.open:
         raise NotReady(f"number {row.number} of it is being committed: ask again")
-    stands = row.number if row is not None and row.number != _NONE else None
+    at = row.number if row is not None and row.number != _NONE else None
     wanted = command.number if command.number != _NONE else None
-    if stands not in (wanted, command.expected):
+    if at not in (wanted, command.expected):
         raise IllegalState(
-            f"the series {command.series!r} does not stand where you saw it: list it again "
+            f"the series {command.series!r} is not at the number that you saw: list it again "
             "(`anabranch series list`)"
         )
     admit_change(turn, thing, to)
     before = "" if row is None else row.owner
     owner = before if command.owner is None else command.owner
-    if (stands, before) != (wanted, owner):
+    if (at, before) != (wanted, owner):
         runs = _up_to(row.runs, command.number) if row is not None else ()
-        if row is not None and stands == wanted:
+        if row is not None and at == wanted:
             row = replace(row, owner=owner)
         elif wanted is None:  # it is the lane's, and has no number yet
             row = SeriesRow(_NONE, NO_TXN, _NONE, NO_TXN, (), owner) if command.owner else None
@@ -171,8 +169,8 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
             runs = runs if runs and runs[-1] == wanted else _more(runs, wanted)
             row = SeriesRow(wanted, NO_TXN, _NONE, NO_TXN, runs, owner)
         turn.put(thing, row)
-        told = f"{command.scope} {command.series!r}: {stands} becomes {wanted}"
-        turn.audit(command, told if owner == before else f"{told}, of lane {owner or 'none'}")
+        what = f"{command.scope} {command.series!r}: {at} becomes {wanted}"
+        turn.audit(command, what if owner == before else f"{what}, of lane {owner or 'none'}")
     _answer(turn, command.scope, command.series, to)
 
 

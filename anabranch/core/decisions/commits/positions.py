@@ -105,7 +105,7 @@ def judge(turn: Turn, consumed: Consumed, txn_id: bytes, scope: str, lane: str) 
             raise NotReady(f"another commit of task {step.task} of {row.processor} is being merged")
         if step.sequence != step.row.sequence + 1:
             raise InvalidArgument(
-                f"sequence {step.sequence} of task {step.task} of {row.processor}, which stands at "
+                f"sequence {step.sequence} of task {step.task} of {row.processor}, which is at "
                 f"{step.row.sequence}: take your tasks again; where they stand says what is committed"
             )
         _check_positions(row, step)
