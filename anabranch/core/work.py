@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import fields, is_dataclass
+from typing import Any
 
 from anabranch.schemas.records import Event, Receipt
 
@@ -31,6 +32,7 @@ RECORD_BITS = 7  # records of a journal, shifted by this: 128 of them a unit
 UNPACKED_BITS = 13  # bytes that a journal's batch unpacks to, shifted by this: 8 KiB a unit
 COPIED_BITS = 10  # bytes of a journal that merges copy, shifted by this: 1 KiB a unit
 SMALL = COMMAND + ROW + ANSWER  # most commands
+_PLAIN = frozenset((int, bool, str, bytes))
 
 
 def of_items(count: int) -> int:
@@ -43,13 +45,15 @@ def of_parts(record: object) -> int:
     return of_items(_items_of(record))
 
 
-def _items_of(value: object) -> int:
+def _items_of(value: Any) -> int:
     """The items that a value has, and these have."""
-    if isinstance(value, Event):
-        return 1 + len(value.headers)
-    if type(value) is tuple:
-        plain = not value or isinstance(value[0], int | str | bytes)
-        return len(value) if plain else sum(map(_items_of, value))
+    kind = type(value)
+    if kind in _PLAIN or not value:
+        return 0
+    if kind is tuple:  # of one kind
+        if type(value[0]) is Event:
+            return len(value) + sum([len(event.headers) for event in value])
+        return len(value) if type(value[0]) in _PLAIN else sum(map(_items_of, value))
     if isinstance(value, tuple):  # with names
         return sum(map(_items_of, value))
     if is_dataclass(value):
