@@ -8,7 +8,7 @@ ten units. Lanes and journals take turns by what they were charged, and their qu
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
 from anabranch.schemas.records import Event, Receipt
@@ -47,18 +47,17 @@ def of_parts(record: object) -> int:
 
 def _items_of(value: Any) -> int:
     """The items that a value has, and these have."""
-    kind = type(value)
-    if kind in _PLAIN or not value:
-        return 0
-    if kind is tuple:  # of one kind
-        if type(value[0]) is Event:
-            return len(value) + sum([len(event.headers) for event in value])
-        return len(value) if type(value[0]) in _PLAIN else sum(map(_items_of, value))
-    if isinstance(value, tuple):  # with names
-        return sum(map(_items_of, value))
-    if is_dataclass(value):
-        return RECORD_ITEMS + sum([_items_of(getattr(value, x.name)) for x in fields(value)])
-    return len(value) if isinstance(value, dict) else 0
+    if isinstance(value, dict):
+        return len(value)
+    own, parts = 0, value
+    if type(value) is tuple:  # of one kind
+        if value and type(value[0]) is Event:
+            return len(value) + sum([len(event.headers) for event in value if event.headers])
+        if value and type(value[0]) in _PLAIN:
+            return len(value)
+    elif not isinstance(value, tuple):  # without names
+        own, parts = RECORD_ITEMS, [getattr(value, each.name) for each in fields(value)]
+    return own + sum([_items_of(part) for part in parts if part and type(part) not in _PLAIN])
 
 
 def of_receipts(receipts: Collection[Receipt]) -> int:
