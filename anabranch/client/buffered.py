@@ -11,11 +11,11 @@ from anabranch.client.reservation import WRITER, RightNames, narrow_at
 from anabranch.core.legal_names import check_type, is_state
 from anabranch.core.limits import EVENTS, headers_size
 from anabranch.core.tokens import TokenBytes
-from anabranch.core.transaction_states import HANDLES, HandleOp, HandleState
+from anabranch.core.transaction_states import HANDLES, USABLE, HandleOp, HandleState
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.ports import RecordHeaders
 from anabranch.schemas import records as r
-from anabranch.types import Tenure
+from anabranch.types import Result, Tenure
 
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import EventColumns
@@ -42,6 +42,7 @@ class Buffered(Handle):
         self._txn_id: bytes | None = None
         self._secret: bytes | None = None
         self.state: HandleState = "buffered"  # of begin, commit and abort
+        self._result: Result | None = None
         self._buffer: list[r.Event] = []
         self._buffered_bytes = 0
 
@@ -216,21 +217,16 @@ class Buffered(Handle):
         headers: RecordHeaders | None,
         timestamp: int | None,
     ) -> None:
-        self._check_usable()
+        if self._result is not None or self.state not in USABLE:
+            self._check_usable()
         if self._token is None or self._buffer:
-            size = len(key or b"") + len(value or b"") + headers_size(headers)
-            size += len(stream) + _EVENT_OVERHEAD
+            size = len(key or b"") + len(value or b"") + len(stream) + _EVENT_OVERHEAD
+            kept: tuple[r.EventHeader, ...] = ()
+            if headers:
+                size += headers_size(headers)
+                kept = tuple([r.EventHeader(*pair) for pair in headers])
             if self._token is None and self._fits(1, size):
-                self._buffer.append(
-                    r.Event(
-                        stream=stream,
-                        segment_id=-1,
-                        key=key,
-                        value=value,
-                        headers=tuple(r.EventHeader(*pair) for pair in headers or ()),
-                        timestamp=timestamp or -1,
-                    )
-                )
+                self._buffer.append(r.Event(stream, -1, key, value, kept, timestamp or -1))
                 self._buffered_bytes += size
                 return
             self._open(self._shared.deadline(None))

@@ -391,8 +391,11 @@ class Session(Exchange):
             return self._until_known(txn_id, command, None, deadline)
         # There is no RESOLVE of a marked id: the rows of its tasks are its outcome.
         unheard: list[bytes] = []
-        with _of_all_copies(unheard, txn_id, None):
+        try:
             outcome = self.try_ask(control_partition_of(txn_id), command, deadline, unheard)
+        except AnabranchError as error:
+            _check_all_copies(error, unheard, txn_id, None)
+            raise
         if outcome is None:
             raise unknown("was not known in time", txn_id, None)
         if not isinstance(outcome, r.Outcome):
@@ -419,8 +422,11 @@ class Session(Exchange):
         """Send a commit until its outcome is known; RESOLVE it if it stays unanswered."""
         self._bus.ready(deadline)  # a right that is missing here is a refusal
         unheard: list[bytes] = []
-        with _of_all_copies(unheard, txn_id, token):
+        try:
             return self._try_until_known(txn_id, command, token, deadline, unheard)
+        except AnabranchError as error:
+            _check_all_copies(error, unheard, txn_id, token)
+            raise
 
     def _try_until_known(
         self,
@@ -591,16 +597,11 @@ def unknown(why: str, txn_id: bytes, token: bytes | None) -> OutcomeUnknown:
     )
 
 
-@contextmanager
-def _of_all_copies(
-    unheard: Collection[bytes], txn_id: bytes, token: bytes | None
-) -> Iterator[None]:
+def _check_all_copies(
+    error: AnabranchError, unheard: Collection[bytes], txn_id: bytes, token: bytes | None
+) -> None:
     """Raise a refusal of a commit, or of a question about it, as `OutcomeUnknown` if a copy may be carried out."""
-    try:
-        yield
-    except AnabranchError as error:
-        if not unheard or isinstance(error, (*_FINAL, OutcomeUnknown)):
-            raise
+    if unheard and not isinstance(error, (*_FINAL, OutcomeUnknown)):
         raise unknown(f"is not known: {error}", txn_id, token) from error
 
 

@@ -87,7 +87,6 @@ class Transaction(Buffered):
         """``snapshot``: hybrid time that its reads of tables are at; 0: it has none."""
         super().__init__(shared, scope, name, keepalive_ms, tenure, snapshot)
         self._reads: Reads | None = None
-        self._result: Result | None = None
         self._outcome: r.Outcome | None = None  # of its prepare or commit
         self._own: r.Receipt | None = None  # of the commit that was sent
         self._shot: r.PrepareEvents | None = None  # all events in one command

@@ -261,13 +261,12 @@ def check_event(key: object, value: object, timestamp: object) -> None:
         raise InvalidArgument(f"a key is bytes or None, not {type(key).__name__}")
     if value is not None and not isinstance(value, bytes):
         raise InvalidArgument(f"a value is bytes or None, not {type(value).__name__}")
-    check_timestamp(timestamp)
+    if timestamp is not None:
+        check_timestamp(timestamp)
 
 
 def check_timestamp(timestamp: object) -> None:
-    """Raise `InvalidArgument` unless it is Unix milliseconds, from 1 to the end of 9999, or None (now)."""
-    if timestamp is None:
-        return
+    """Raise `InvalidArgument` unless it is Unix milliseconds, from 1 to the end of 9999."""
     if isinstance(timestamp, bool) or not isinstance(timestamp, int) or not 0 < timestamp <= LATEST:
         raise InvalidArgument(bad_time(timestamp))
 

@@ -71,22 +71,22 @@ def tiles(ranges: Sequence[tuple[int, int]]) -> bool:
 class Layout:
     """The active segments of a stream, ready for finding the one that holds a key."""
 
-    __slots__ = ("_by_number", "_lows", "_order", "segments")
+    __slots__ = ("_by_number", "_highs", "_lows", "_order", "segments")
 
     def __init__(self, segments: Sequence[SegmentRange]) -> None:
         self.segments = segments
         self._order = sorted(range(len(segments)), key=lambda i: segments[i].low)
         self._lows = [segments[i].low for i in self._order]
+        self._highs = [segments[i].high for i in self._order]
         self._by_number = {segment_number(s.segment_id): i for i, s in enumerate(segments)}
 
     def find(self, key: bytes) -> int:
         """The index of the segment that holds a key."""
         position = position_of(key)
         at = bisect_right(self._lows, position) - 1
-        index = self._order[at] if at >= 0 else -1
-        if index < 0 or position >= self.segments[index].high:
+        if at < 0 or position >= self._highs[at]:
             raise InvalidArgument("the stream's segments do not hold this key")
-        return index
+        return self._order[at]
 
     def index_of(self, segment_id: int) -> int:
         """The index of the segment with that number, which a client chose for events without a key; else 0."""

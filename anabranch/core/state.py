@@ -314,13 +314,14 @@ class State:
         if entry is Entry.TXN:
             if row is None or row.state in FINISHED:
                 gone = self.open.pop(txn_id, None)
+                if gone is None:
+                    return  # it was not open: most one-shots are not
                 self.committing.pop(txn_id, None)
                 self.prepared.put(txn_id, there=False)
                 self.locks.end(txn_id)
-                if gone is not None:
-                    self.open_of[gone.row.owner].put(txn_id, there=False)
-                    self.open_in[gone.row.scope].put(txn_id, there=False)
-                for stream, epoch in gone.participants.items() if gone is not None else ():
+                self.open_of[gone.row.owner].put(txn_id, there=False)
+                self.open_in[gone.row.scope].put(txn_id, there=False)
+                for stream, epoch in gone.participants.items():
                     self.pins[stream] -= Counter((epoch,))  # without those that are 0
             elif txn_id in self.open:
                 self.open[txn_id].row = row

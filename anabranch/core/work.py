@@ -8,7 +8,7 @@ ten units. Lanes and journals take turns by what they were charged, and their qu
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -32,8 +32,8 @@ RUN = 2  # consecutive records of one writer in a journal, in the index and in a
 RECORD_BITS = 7  # records of a journal, shifted by this: 128 of them a unit
 UNPACKED_BITS = 13  # bytes that a journal's batch unpacks to, shifted by this: 8 KiB a unit
 COPIED_BITS = 11  # bytes of a journal that merges copy, fetched and appended: 2 KiB a unit
-_PLAIN = {"None", "bool", "bytes", "int", "str"}
 SMALL = COMMAND + ROW + ANSWER  # most commands
+_PLAIN = frozenset((int, bool, str, bytes))
 
 
 def of_items(count: int) -> int:
@@ -46,25 +46,26 @@ def of_parts(record: object) -> int:
     return of_items(_items_of(record))
 
 
-def _items_of(value: object) -> int:
+def _items_of(value: Any) -> int:
     """The items that a value has, and these have."""
-    if isinstance(value, Event):
-        return 1 + len(value.headers)
-    if type(value) is tuple:
-        plain = not value or isinstance(value[0], int | str | bytes)
-        return len(value) if plain else sum(map(_items_of, value))
-    if isinstance(value, tuple):  # with names
-        return sum(map(_items_of, value))
-    if is_dataclass(value):
-        nested = _may_have_parts(value.__class__)
-        return RECORD_ITEMS + sum([_items_of(getattr(value, name)) for name in nested])
-    return len(value) if isinstance(value, dict) else 0
+    if isinstance(value, dict):
+        return len(value)
+    own, parts = 0, value
+    if type(value) is tuple:  # of one kind
+        if value and type(value[0]) is Event:
+            return len(value) + sum([len(event.headers) for event in value if event.headers])
+        if value and type(value[0]) in _PLAIN:
+            return len(value)
+    elif not isinstance(value, tuple):  # without names
+        own, parts = RECORD_ITEMS, [getattr(value, name) for name in _nested(type(value))]
+    return own + sum([_items_of(part) for part in parts if part and type(part) not in _PLAIN])
 
 
 @cache
-def _may_have_parts(cls: Any) -> tuple[str, ...]:
-    """The fields of a record that are not plain values."""
-    return tuple(x.name for x in fields(cls) if not _PLAIN.issuperset(str(x.type).split(" | ")))
+def _nested(cls: Any) -> tuple[str, ...]:
+    """The fields of a record that may be more than a plain value."""
+    plain = {"None", *(one.__name__ for one in _PLAIN)}
+    return tuple(x.name for x in fields(cls) if not plain.issuperset(str(x.type).split(" | ")))
 
 
 def of_receipts(receipts: Collection[Receipt]) -> int:

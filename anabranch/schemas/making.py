@@ -21,7 +21,8 @@ def _names(text: str) -> frozenset[str]:
 
 TUPLES = _names(
     """
-    CommitRecord Event EventHeader LanePositionRow OneShot Outcome Position Reply TaskPosition TaskRow TxnRow
+    CommitRecord Event EventHeader LanePositionRow OneShot Outcome Position Reply TableRow TableTime TaskPosition
+    TaskRow TxnRow
     """
 )
 _SECRETS = _names("secret tenure token tokens")  # no dataclass shows them

@@ -1149,16 +1149,14 @@ class TableLocks:
     points: tuple[int, ...]
     ranges: tuple[LockedRange, ...]
 
-@dataclass(frozen=True, slots=True)
-class TableRow:
+class TableRow(NamedTuple):
     """Status row: the times of a table's newest commits."""
 
     last: int
     unknown: int = 0
     bounded: int = 0
 
-@dataclass(frozen=True, slots=True)
-class TableTime:
+class TableTime(NamedTuple):
     """A table's newest commit."""
 
     table: str

@@ -29,7 +29,7 @@ from anabranch.schemas import records as r
 # The commands that lead to a timestamp. Any other is carried out, whatever its sender has seen, and raises nothing.
 _OF_SCOPES = (r.Begin, r.OneShot, r.PrepareEvents, r.SafeTime)
 _BY_TOKENS = (r.Touch, r.Register, r.LockReads, r.Commit)
-
+_LEAD_TO_TIMES = _OF_SCOPES + _BY_TOKENS
 
 # The commands that set something. `FindScope` is not among them: what it makes is never changed again.
 SETS = frozenset(
@@ -63,7 +63,7 @@ def observed(turn: Turn, command: Any) -> int:
     """
     former = turn.hybrid_time
     sets = type(command) in SETS
-    if not (sets or isinstance(command, _OF_SCOPES + _BY_TOKENS)):
+    if not (sets or isinstance(command, _LEAD_TO_TIMES)):
         return former
     seen = max(turn.seen or 0, _carried(command))
     if seen <= former:  # perhaps of a former leader, whose clock was fast
@@ -110,13 +110,13 @@ def check_waits(turn: Turn) -> None:
 
 def _carried(command: Any) -> int:
     """The highest time that the makers of a command's token and receipts had seen."""
+    if not isinstance(command, _BY_TOKENS):
+        return 0
     receipts: tuple[r.Receipt, ...] = ()
     if isinstance(command, r.Register):
         receipts = (command.receipt,)
     elif isinstance(command, r.Commit):
         receipts = (*command.own, *(command.receipts or ()))
-    elif not isinstance(command, r.Touch | r.LockReads):
-        return 0
     token = 0 if len(command.token) == TXN_ID_SIZE else peek(command.token).seen
     return max(token, *[receipt.seen for receipt in receipts], 0)
 

@@ -61,15 +61,16 @@ def weight_of(commands: Iterable[Command]) -> int:
 
 def decide_command(turn: Turn, command: Command) -> None:
     """Decide it. A payload that is no command is answered, too."""
-    (turn.lane, turn.at), turn.command_bytes = command.key, len(command.payload)
-    turn.size += len(command.payload)
+    size = len(command.payload)
+    (turn.lane, turn.at), turn.command_bytes = command.key, size
+    turn.size += size
     turn.charged += work.COMMAND
     if turn.state.lanes and not command.control and not is_read(turn.state, command.lane):
         return  # by a command before it in this round: it is as if it were not read
     try:
         _check_size(turn, command.payload)
         record = decode(command.payload)
-        if len(command.payload) > work.FEW_BYTES:
+        if size > work.FEW_BYTES:
             turn.charge(work.of_parts(record))
         turn.seen = None if command.seen is None else hybrid_time.parse(command.seen)
     except AnabranchError as error:

@@ -255,9 +255,9 @@ class Lanes:
 
         Its last command may exceed them. Beside other lanes it is a `QUANTUM`, and what its quota has left.
         """
-        counts = _counts(batch)
-        most = QUANTUM if len(counts) > 1 else math.inf
-        meters = {name: self.on[name].meter for name in counts}
+        names = set(map(_LANE, batch)) if batch and not batch[0].control else ()
+        most = QUANTUM if len(names) > 1 else math.inf
+        meters = {name: self.on[name].meter for name in names}
         return {n: min(most, max(1, m.left)) if m.rate else most for n, m in meters.items()}
 
     def positions(self, batch: Sequence[Command]) -> dict[str, int]:
