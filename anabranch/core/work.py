@@ -57,7 +57,7 @@ def _items_of(value: Any) -> int:
         if value and type(value[0]) in _PLAIN:
             return len(value)
     elif not isinstance(value, tuple):  # without names
-        own, parts = RECORD_ITEMS, [getattr(value, name) for name in _nested(type(value))]
+        own, parts = RECORD_ITEMS, [getattr(value, name) for name in _nested(value.__class__)]
     return own + sum([_items_of(part) for part in parts if part and type(part) not in _PLAIN])
 
 
