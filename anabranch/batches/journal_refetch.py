@@ -23,6 +23,7 @@ from anabranch.ports import (
 FETCH_BYTES = 2 << 20
 # The most fetches ahead: they go on while a native transaction ends and the next begins.
 MAX_AHEAD = 4
+MOST_KEPT = 4
 _FETCH_WAIT_S = 0.5
 _EMPTY_FETCHES = 6
 
@@ -30,7 +31,8 @@ _Batches = Sequence[RawBatch]
 
 
 class JournalReaders:
-    """A reader for each journal partition, kept from merge to merge.
+    """A reader for each journal partition, kept from merge to merge: what one fetched and a merge did not take is
+    for the next one.
 
     ``ahead``: fetch the batches behind those asked for on a helper thread, while the caller works. Not
     for the in-memory log, whose calls hand control to a scheduler.
@@ -43,10 +45,16 @@ class JournalReaders:
 
     def of(self, partition: TopicPartition) -> JournalReader:
         """The partition's reader."""
-        found = self._readers.get(partition)
+        found = self._readers.pop(partition, None)
         if found is None:
-            found = self._readers[partition] = JournalReader(self._log, partition, self._fetcher)
+            found = JournalReader(self._log, partition, self._fetcher)
+        self._readers[partition] = found  # the last one
         return found
+
+    def trim(self) -> None:
+        """Let go of all readers but the `MOST_KEPT` that were used last."""
+        for partition in list(self._readers)[:-MOST_KEPT]:
+            del self._readers[partition]
 
     def close(self) -> None:
         """End the helper thread; a fetch under way is waited for."""

@@ -91,6 +91,12 @@ JOURNAL_WORK = Limit(
 PASS_WORK = Limit(
     5_000, "units of work", "what is read of journals before commands are decided, about"
 )
+BUSY_PASS_WORK = Limit(500, "units of work", "… within a second after a command")
+BUSY_ROUND = Limit(
+    1 << 20,
+    "bytes",
+    "merges of one commit round, about, within a second after a command; else `--chunk-bytes`",
+)
 RUNS = Limit(10_000, "runs", "a record batch in a journal: each change of its writer begins one")
 PREPARED_EVENTS = Limit(
     64 << 10, "bytes", "the events of a `PrepareEvents`, about; more of them go by journals"
@@ -124,7 +130,7 @@ ROUND = Limit(
     "commands, rows and answers of one commit round, about; the rest comes in the next",
 )
 ROUND_WORK = Limit(
-    5_000, "units of work", "the commands of one commit round, about; the rest comes in the next"
+    2_500, "units of work", "the commands of one commit round, about; the rest comes in the next"
 )
 SET_ASIDE = Limit(1_000, "records", "commands that are remembered as set aside, the newest ones")
 TRIES = Limit(

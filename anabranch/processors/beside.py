@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.core.decisions.turn import Settings
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.memory import LeaderMemory
@@ -44,6 +45,7 @@ class Beside:
         every_ms = settings.clean_history_ms
         self.cutter = Cutter(log, threads=threads, histories_ms=every_ms)
         self.gaps = Gaps(log, threads=threads)
+        self.journals = JournalReaders(log, ahead=threads)
         self.quiet = Quiet(log, trouble, state, self._now_ms(), threads=threads)
         self.topics = StreamTopics(log, clock, status.topic, self.cutter, threads=threads)
 
@@ -52,7 +54,8 @@ class Beside:
 
     def close(self) -> None:
         """Stop them all; none writes any more."""
-        for part in (self.carriers, self.topics, self.cutter, self.gaps, self.quiet):
+        parts = self.carriers, self.topics, self.cutter, self.gaps, self.quiet, self.journals
+        for part in parts:
             part.close()
 
     def carry(

@@ -94,7 +94,7 @@ class Durable(NamedTuple):
     clock: Clock
     prefix: str
     control_partition: int
-    read_ahead: bool = False  # fetch journals on a helper thread while merging
+    journals: JournalReaders
     offset_guess: OffsetGuess | None = None  # write the history together with the data
     gaps: Gaps | None = None  # look for foreign records
 
@@ -212,10 +212,9 @@ def _append(
     offset_guess: OffsetGuess | None,
 ) -> _Appended | None:
     """Steps 1 and 2, at once where offsets are guessed; None if they came out otherwise."""
-    readers = JournalReaders(to.log, ahead=to.read_ahead)
     try:
         streams = round_.streams
-        merge = Merge(readers, round_, _limits(state, streams))
+        merge = Merge(to.journals, round_, _limits(state, streams))
         status = TopicPartition(status_topic(to.prefix), to.control_partition)
         small = _append_if_big(producer, merge)
         records = list(_records(to, round_, state, status, wall_ms))
@@ -244,7 +243,7 @@ def _append(
         # Only now: guessed offsets, perhaps from before another leader, prove nothing.
         appended = _check_behind(round_, history.landed, tails)
     finally:
-        readers.close()
+        to.journals.trim()
     ends = {
         partition: base + count
         for (partition, _, count), base in zip(records, bases[len(small) :], strict=False)

@@ -113,6 +113,11 @@ class Intake:
         return LOOK_AGAIN_MS / 1000 if places else math.inf
 
     @property
+    def busy(self) -> bool:
+        """Whether a command came within the last second: journals and merges leave room for the next one."""
+        return self.clock.monotonic() < self._calm_from
+
+    @property
     def journal_wait_s(self) -> float:
         """Seconds until something that waits of journals may be indexed."""
         calm_s = max(0.0, self._calm_from - self.clock.monotonic())
@@ -283,16 +288,15 @@ class Intake:
                 wall_ms=int(self.clock.wall() * 1000), most=most,
             )  # fmt: skip
 
-        left = limits.PASS_WORK.value
+        left = most = (limits.BUSY_PASS_WORK if self.busy else limits.PASS_WORK).value
         while left > 0 and (streams := self.journals.turns()):
             for stream in streams:
                 left -= self.journals.serve(stream, index)
                 if left <= 0:
                     break
-        now = self.clock.monotonic()
         if self.lanes.control or self.lanes.active:
-            self._calm_from = now + CALM_S
-        elif left == limits.PASS_WORK.value and now >= self._calm_from:
+            self._calm_from = self.clock.monotonic() + CALM_S
+        elif left == most and not self.busy:
             for stream in self.journals.turns(in_debt=True)[:1]:
                 self.journals.serve(stream, index)
         self.journals.settle()

@@ -118,7 +118,7 @@ class Rounds:
         producer = producer or self.lease.next_producer()
         send = self._lanes.held.sending(round_, self._state.round.hybrid_time)
         ports = self.log, send, self.table, self.clock
-        how = self.settings.prefix, self.settings.control_partition, self.threads
+        how = self.settings.prefix, self.settings.control_partition, self._beside.journals
         try:
             write_round(
                 Durable(*ports, *how, self._offset_guess, self._beside.gaps),
@@ -165,6 +165,7 @@ class Rounds:
             memory=self._memory,
             now_us=int(self.clock.wall() * 1_000_000),
             now_ms=self._now_ms(),
+            busy=self._intake.busy,
             merge_limit=1 if self._culprit.one_each else None,
             plain_waits=self._culprit.plain_waits,
         )

@@ -35,7 +35,7 @@ def commit_plain(turn: Turn) -> None:
         _commit(turn, _taken(turn, waiting, 1, 1))
         turn.merge_limit = 0
         return
-    budget = turn.settings.round_bytes
+    budget = turn.round_bytes
     if turn.state.committing:
         budget //= 2
     _commit(turn, _taken(turn, waiting, budget, budget // len(waiting)))

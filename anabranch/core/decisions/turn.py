@@ -137,6 +137,7 @@ class Turn:
     size: int = 0  # bytes of commands, rows and answers, about
     charged: int = 0  # units of work that are counted by `charge`
     owed: dict[str, int] = field(default_factory=dict)  # … for lanes' commits that were due
+    busy: bool = False  # commands came, and more may wait: merges of this round take little
     merge_limit: int | None = None  # the most merges in this round
     plain_waits: bool = False  # no plain writes in this round
     plain_bytes: int = 0  # bytes of plain writes that this round commits
@@ -194,6 +195,12 @@ class Turn:
         return self._windows
 
     # -- what decisions do ----------------------------------------------------------------------------
+
+    @property
+    def round_bytes(self) -> int:
+        """What this round may merge, and commit of plain writes, about."""
+        most = self.settings.round_bytes
+        return min(most, limits.BUSY_ROUND.value) if self.busy else most
 
     @property
     def wall_ms(self) -> int:

@@ -28,7 +28,7 @@ from anabranch.processors.lanes.trouble import LaneTrouble
 from anabranch.schemas.records import LaneRow
 from anabranch.topics.names import commands_topic
 
-QUANTUM = 2_000  # units of work: a lane's turn, and its part of a round that other lanes are in
+QUANTUM = 1_000  # units of work: a lane's turn, and its part of a round that other lanes are in
 _LANE = attrgetter("lane")
 
 

@@ -134,7 +134,7 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
     limit = turn.merge_limit
     plans = [plan for txn_id in txn_ids if (plan := _ready(turn, txn_id)) is not None]
     # Regular ones come first: without a share of their own, rolling ones could starve.
-    share = turn.settings.round_bytes
+    share = turn.round_bytes
     if any(_rolled(turn, plan) for plan in plans):
         share //= 2
     # Half of it is for merges, however many plain writes there are.
