@@ -12,32 +12,55 @@ from anabranch.core.stream_settings import MAX_MESSAGE
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 MAX_LONG = (1 << 63) - 1
+# Milliseconds in 64 bits of nanoseconds, 292 years: some brokers know no longer time.
+MAX_NANOSECONDS = MAX_LONG // 1_000_000
+_CENTURY_MS = 100 * 366 * DAY_MS
 _BIG_RECORDS = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A topic setting: its value at creation, the values accepted of an existing topic, and why."""
+    """A topic setting: its value at creation, the values accepted of an existing topic, and why.
+
+    ``instead``: values to ask for, one after the other, where brokers refuse that one. ``formerly``: the setting
+    that older brokers have in its place.
+    """
 
     name: str
     value: str
     accepts: Callable[[str], bool]
     why: str
+    instead: tuple[str, ...] = ()
+    formerly: str = ""
 
 
 def _is(name: str, value: str, why: str) -> Setting:
     return Setting(name, value, lambda found: found == value, why)
 
 
-def _at_least(name: str, least: int, why: str, *, created: int | None = None) -> Setting:
+def _at_least(
+    name: str, least: int, why: str, *, created: int | None = None, formerly: str = ""
+) -> Setting:
     value = str(least if created is None else created)
-    return Setting(name, value, lambda found: int(found) >= least, why)
+    return Setting(name, value, lambda found: int(found) >= least, why, formerly=formerly)
 
 
 def _kept(least: int, why: str, *, created: int) -> Setting:
     """The retention in time, where -1 is unlimited."""
     return Setting(
         "retention.ms", str(created), lambda found: int(found) < 0 or int(found) >= least, why
+    )
+
+
+def _any_time(name: str, why: str) -> Setting:
+    """A limit of times that no event reaches; brokers may cut it."""
+    return Setting(
+        name,
+        str(MAX_LONG),
+        lambda found: int(found) >= _CENTURY_MS,
+        why,
+        instead=(str(MAX_NANOSECONDS),),
+        formerly=_BOTH_TIMES,
     )
 
 
@@ -50,17 +73,18 @@ def _created(name: str, value: str, why: str) -> Setting:
     return Setting(name, value, lambda _: True, why)
 
 
+_AHEAD = "message.timestamp.after.max.ms"
+_BOTH_TIMES = "message.timestamp.difference.max.ms"  # before Kafka 3.6
 _VERBATIM = _is(
     "compression.type", "producer", "spliced batches are stored as they come, not packed again"
 )
 _CREATE_TIME = _is("message.timestamp.type", "CreateTime", "events carry their own time")
-_ANY_FUTURE = _at_least(
-    "message.timestamp.after.max.ms",
-    MAX_LONG,
+_ANY_FUTURE = _any_time(
+    _AHEAD,
     "an event's own time may be ahead of the broker's, and a refused batch would block its merge",
 )
-_ANY_PAST = _at_least(
-    "message.timestamp.before.max.ms", MAX_LONG, "events may be old, as those of a backfill are"
+_ANY_PAST = _any_time(
+    "message.timestamp.before.max.ms", "events may be old, as those of a backfill are"
 )
 _CLEAN = _is(
     "unclean.leader.election.enable",
@@ -84,9 +108,10 @@ COMMANDS: tuple[Setting, ...] = (
     _ANY_SIZE,
     _CREATE_TIME,
     _at_least(
-        "message.timestamp.after.max.ms",
+        _AHEAD,
         2 * DAY_MS,
         "a client's clock may be a day ahead, and one that is further ahead is told so by a controller",
+        formerly=_BOTH_TIMES,
     ),
     _CLEAN,
 )
@@ -180,6 +205,13 @@ def of_stream(stream: str) -> tuple[Setting, ...]:
     """The settings of a stream's own topic."""
     return STATE if is_state(stream) else STREAM
 
+
+# Settings of which a stream's topic has no less than its journal, and why.
+AS_JOURNAL = (
+    (MAX_MESSAGE, "the journal's records must fit into the stream"),
+    (_ANY_FUTURE.name, "the stream must take the times that the journal took"),
+    (_ANY_PAST.name, "the stream must take the times that the journal took"),
+)
 
 # Settings that a user may choose for a stream's topic; sizes and durability go for its journal too. The settings
 # of scaling are no topic's.
