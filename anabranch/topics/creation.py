@@ -89,11 +89,15 @@ class _Created(NamedTuple):
 
 
 class ControlTopics(NamedTuple):
-    """The control topics as they are. ``command_bytes``: the most that the commands topic takes."""
+    """The control topics as they are.
+
+    ``command_bytes``: the most that the commands topic takes; ``record_bytes``: … those of status and replies.
+    """
 
     control_partitions: int
     reply_partitions: int
     command_bytes: int
+    record_bytes: int = limits.RECORD.value
 
 
 def create_control_topics(
@@ -103,23 +107,28 @@ def create_control_topics(
     control_partitions: int,
     replication_factor: int = -1,
     reply_partitions: int = DEFAULT_REPLY_PARTITIONS,
+    max_message_bytes: int = limits.RECORD.value,
 ) -> ControlTopics:
     """Create those of commands, control, status and replies that are missing, with lane `admin`'s, and check all.
 
-    More control partitions than asked for are fine: they were added to serve new scopes.
+    More control partitions than asked for are fine: they were added to serve new scopes. New topics of status and
+    replies are asked to take ``max_message_bytes``; what they show counts, so that all controllers go by the same.
 
     Raises:
         TopicMisconfigured: one that exists is not as declared; the message says what to set.
         LogRefused: the broker does not create one, with its reason.
         NotReady: the broker that was asked does not know a new topic (yet).
     """
+    of_status, of_replies = (
+        declared.sized(each, max_message_bytes) for each in (declared.STATUS, declared.REPLIES)
+    )
     topics = (
         _Topic(commands_topic(prefix), control_partitions, declared.COMMANDS),
         _Topic(commands_topic(prefix, ADMIN_LANE), control_partitions, declared.COMMANDS),
         _Topic(control_topic(prefix), control_partitions, declared.CONTROL),
-        _Topic(status_topic(prefix), control_partitions, declared.STATUS),
-        _Topic(replies_topic(prefix, ADMIN_LANE), 1, declared.REPLIES),
-        _Topic(replies_topic(prefix), reply_partitions, declared.REPLIES),
+        _Topic(status_topic(prefix), control_partitions, of_status),
+        _Topic(replies_topic(prefix, ADMIN_LANE), 1, of_replies),
+        _Topic(replies_topic(prefix), reply_partitions, of_replies),
     )
     created = _create(log, topics, replication_factor)
     infos = describe(log, [topic.name for topic in topics])
@@ -137,17 +146,30 @@ def create_control_topics(
             MIN_ISR,
         )
     size = infos[topics[0].name].config.get(MAX_MESSAGE, limits.COMMAND.value)
-    return ControlTopics(like_commands[0], replies, int(size))
+    shown = [int(infos[t.name].config.get(MAX_MESSAGE, max_message_bytes)) for t in topics[-3:]]
+    if min(shown) < max_message_bytes:
+        _logger.warning(
+            "the topics of status and replies take messages of %d bytes, not of %d: limits follow from that",
+            *(min(shown), max_message_bytes),
+        )
+    return ControlTopics(like_commands[0], replies, int(size), min(shown))
 
 
 def create_stream_topics(
-    log: Log, stream: str, *, segments: int, settings: Mapping[str, str], adopt: bool = False
+    log: Log,
+    stream: str,
+    *,
+    segments: int,
+    settings: Mapping[str, str],
+    adopt: bool = False,
+    record_bytes: int = limits.RECORD.value,
 ) -> tuple[dict[int, int], tuple[str, ...]]:
     """Create and check a stream's three topics.
 
     Returns the stream's end offset on each partition, and the ids of stream, journal, history (empty if brokers
     have none). ``adopt``: the stream's topic may have records. If an existing topic does not suit, none is created.
     One that suits gets the settings that were asked for, and the stream's default of ``retention.ms``.
+    ``record_bytes``: the size of a history's messages.
 
     Topics that are made and prove not to suit are deleted again.
 
@@ -168,7 +190,7 @@ def create_stream_topics(
     topics = (
         _Topic(stream_topic(stream), segments, declared.of_stream(stream), chosen),
         _Topic(journal_topic(stream), segments, declared.JOURNAL, shared),
-        _Topic(history_topic(stream), 1, declared.HISTORY, durable),
+        _Topic(history_topic(stream), 1, declared.sized(declared.HISTORY, record_bytes), durable),
     )
     there = log.describe_topics([topic.name for topic in topics])
     unsure = [name for name, info in there.items() if not log.is_agreed(name, info.topic_id)]
@@ -216,11 +238,13 @@ def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bo
 
     Raises: IllegalState (a topic exists; with ``adopt``: and is not such a one), NotReady, LogRefused.
     """
-    own = commands_topic(prefix, like)
-    model = describe(log, [own])[own]
+    own, answers = commands_topic(prefix, like), replies_topic(prefix, like)
+    models = describe(log, [own, answers])
+    model = models[own]
+    size = int(models[answers].config.get(MAX_MESSAGE, limits.RECORD.value))
     topics = (
         _Topic(commands_topic(prefix, lane), model.partitions, declared.COMMANDS),
-        _Topic(replies_topic(prefix, lane), 1, declared.REPLIES),
+        _Topic(replies_topic(prefix, lane), 1, declared.sized(declared.REPLIES, size)),
     )
     there = log.describe_topics([topic.name for topic in topics])
     for name, partitions, settings, _ in topics:
@@ -480,6 +504,11 @@ def _otherwise(
         names = {MAX_MESSAGE}
     if not names or any(names & topics[spec.name].chosen.keys() for spec in mine):
         return None
+    for name in names:
+        setting = next((s for t in topics.values() for s in t.settings if s.name == name), None)
+        instead = setting and _next(setting, values[name])
+        what = f"{instead} is asked for" if instead else "topics are made without it"
+        _logger.warning("%s; in place of %s=%s, %s", refused, name, values[name], what)
     return [
         _changed(spec, topics[spec.name], {name: values[name] for name in names}) for spec in specs
     ]
@@ -495,8 +524,6 @@ def _changed(spec: TopicSpec, topic: _Topic, refused: Mapping[str, str]) -> Topi
         instead = None if setting is None else _next(setting, value)
         if instead is not None:
             config[name] = instead
-        what = "made without it" if instead is None else f"{instead} is asked for"
-        _logger.warning("%s: the brokers refuse %s=%s; %s", spec.name, name, value, what)
     return TopicSpec(spec.name, spec.partitions, config, spec.replication_factor)
 
 

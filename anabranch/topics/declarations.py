@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from anabranch.core import stream_settings
+from anabranch.core import limits, stream_settings
 from anabranch.core.legal_names import is_state
 from anabranch.core.stream_settings import MAX_MESSAGE
 
@@ -15,7 +15,7 @@ MAX_LONG = (1 << 63) - 1
 # Milliseconds in 64 bits of nanoseconds, 292 years: some brokers know no longer time.
 MAX_NANOSECONDS = MAX_LONG // 1_000_000
 _CENTURY_MS = 100 * 366 * DAY_MS
-_BIG_RECORDS = 16 << 20
+_SIZES = limits.RECORD.value, 8 << 20, limits.LEAST_RECORD.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,22 @@ def _kept(least: int, why: str, *, created: int) -> Setting:
     return Setting(
         "retention.ms", str(created), lambda found: int(found) < 0 or int(found) >= least, why
     )
+
+
+def _records(why: str, most: int = limits.RECORD.value) -> Setting:
+    """The size of a message, of which brokers may allow less: the limits of what is in one follow from it."""
+    return Setting(
+        MAX_MESSAGE,
+        str(most),
+        lambda found: int(found) >= limits.LEAST_RECORD.value,
+        why,
+        instead=tuple(str(size) for size in _SIZES if size < most),
+    )
+
+
+def sized(settings: tuple[Setting, ...], most: int) -> tuple[Setting, ...]:
+    """The settings with another size of messages to ask for."""
+    return tuple(_records(s.why, most) if s.name == MAX_MESSAGE else s for s in settings)
 
 
 def _any_time(name: str, why: str) -> Setting:
@@ -133,7 +149,7 @@ REPLIES: tuple[Setting, ...] = (
         "an answer must be there until its client reads it",
         created=HOUR_MS,
     ),
-    _at_least(MAX_MESSAGE, _BIG_RECORDS, "an answer lists a transaction's writers"),
+    _records("an answer lists a transaction's writers"),
     _CREATE_TIME,
     _CLEAN,
 )
@@ -144,7 +160,7 @@ STATUS: tuple[Setting, ...] = (
         7 * DAY_MS,
         "a checkpoint that was away must still see that a row was deleted",
     ),
-    _at_least(MAX_MESSAGE, _BIG_RECORDS, "a row names all writers of a commit"),
+    _records("a row names all writers of a commit"),
     *_SMALL_SEGMENTS,
     _created(
         "min.cleanable.dirty.ratio",
@@ -167,7 +183,7 @@ HISTORY: tuple[Setting, ...] = (
     _ANY_SIZE,
     _created("segment.ms", str(DAY_MS), "only closed segments are freed once they are cut"),
     _created("segment.bytes", str(64 << 20), "only closed segments are freed once they are cut"),
-    _at_least(MAX_MESSAGE, _BIG_RECORDS, "a record names every segment"),
+    _records("a record names every segment"),
     _VERBATIM,
     _is(
         "message.timestamp.type",

@@ -18,7 +18,13 @@ from anabranch.kafka.wire.errors import MalformedAnswer
 from anabranch.ports import LogRefused, TopicSpec
 from anabranch.topics import creation
 from anabranch.topics import declarations as d
-from anabranch.topics.names import journal_topic, status_topic, stream_topic, topics_of
+from anabranch.topics.names import (
+    history_topic,
+    journal_topic,
+    status_topic,
+    stream_topic,
+    topics_of,
+)
 
 STREAM = "shop/orders"
 CLAMP = "9223372036854"
@@ -237,6 +243,49 @@ def test_a_setting_that_older_brokers_do_not_know_is_left_out() -> None:
     )
     assert f"{journal_topic(STREAM)}: {both}=3600000; set {d.MAX_LONG}" in str(caught.value)
     assert low.topics == {}
+
+
+@pytest.mark.parametrize("says", [Broker.says, "Request parameters do not satisfy the policy."])
+@pytest.mark.parametrize(("most", "takes"), [(8 << 20, 8 << 20), (5_000_000, 4 << 20)])
+def test_smaller_messages_are_asked_for(
+    most: int, takes: int, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As some hosted brokers have it. All controllers go by what the topics show."""
+    broker = Broker(most=most, says=says)
+    assert controls(broker).record_bytes == takes
+    tried = [r.getMessage() for r in caplog.records if "in place of" in r.getMessage()]
+    assert len(tried) == (1 if takes == 8 << 20 else 2)
+    assert says[:14] in tried[0]
+    assert tried[0].endswith("in place of max.message.bytes=16777216, 8388608 is asked for")
+    assert controls(broker, max_message_bytes=32 << 20).record_bytes == takes
+    creation.create_stream_topics(broker.log(), STREAM, segments=1, settings={}, record_bytes=takes)
+    creation.create_lane_topics(broker.log(), "anabranch", "etl", like="open")
+    for name in (history_topic(STREAM), "anabranch.replies.etl", status_topic("anabranch")):
+        assert broker.topics[name].config["max.message.bytes"] == str(takes)
+
+
+def test_messages_that_are_too_small_for_any_row_are_refused() -> None:
+    (low := Broker(most=1 << 20)).says = Broker.says
+    with pytest.raises(LogRefused) as caught:
+        controls(low)
+    assert "exceeded max limit of 1048576.; without that: anabranch.status: max.message" in str(
+        caught.value
+    )
+    assert low.topics == {}
+    with pytest.raises(
+        LogRefused, match=r"^create topic anabranch\.status: POLICY_VIOLATION \(44\), no; these"
+    ):
+        controls(low := Broker(most=1 << 20, says="no"))
+    with pytest.raises(LogRefused, match=r"exceeded max limit of 2097152\."):
+        made(Broker(most=2 << 20), max_message_bytes="3000000")
+
+
+def test_the_size_is_an_option() -> None:
+    broker = Broker()
+    assert controls(broker, max_message_bytes=8 << 20).record_bytes == 8 << 20
+    sizes = [spec.config.get("max.message.bytes") for spec in broker.topics.values()]
+    assert sorted(size for size in sizes if size) == [str(8 << 20)] * 3
+    assert controls(broker).record_bytes == 8 << 20
 
 
 def test_what_a_user_chose_is_never_left_out() -> None:
