@@ -468,6 +468,7 @@ def _create(log: Log, topics: Sequence[_Topic], factor: int) -> _Created:
     specs = [_spec(log, topic, factor) for topic in missing.values()]
     made: dict[str, str] = {}
     first: LogRefused | None = None
+    asked = _settings(specs)
     while specs:
         try:
             made |= log.create_topics(specs)
@@ -480,7 +481,32 @@ def _create(log: Log, topics: Sequence[_Topic], factor: int) -> _Created:
                 text = f"{refused}{_undo(log, made)}"
                 raise LogRefused(text, refused.error, refused.topics) from refused
             specs = again
+    if first is not None:
+        _say(frozenset(asked - _settings(specs)), frozenset(_settings(specs) - asked), first)
     return _Created(made, first)
+
+
+_said: set[object] = set()  # by this process: each new stream would say the same
+
+
+def _say(
+    without: frozenset[tuple[str, str]], having: frozenset[tuple[str, str]], why: LogRefused
+) -> None:
+    """Log once what new topics lack, and what they have in its place."""
+    if (without, having) in _said:
+        return
+    _said.add((without, having))
+    parts = {"made without": without, "with": having}
+    texts = [
+        f"{word} {', '.join(f'{name}={value}' for name, value in sorted(settings))}"
+        for word, settings in parts.items()
+        if settings
+    ]
+    _logger.warning("%s: topics are %s", why, "; ".join(texts))
+
+
+def _settings(specs: Sequence[TopicSpec]) -> set[tuple[str, str]]:
+    return {setting for spec in specs for setting in spec.config.items()}
 
 
 def _otherwise(
@@ -504,24 +530,22 @@ def _otherwise(
         names = {MAX_MESSAGE}
     if not names or any(names & topics[spec.name].chosen.keys() for spec in mine):
         return None
-    for name in names:
-        setting = next((s for t in topics.values() for s in t.settings if s.name == name), None)
-        instead = setting and _next(setting, values[name])
-        what = f"{instead} is asked for" if instead else "topics are made without it"
-        _logger.warning("%s; in place of %s=%s, %s", refused, name, values[name], what)
-    return [
-        _changed(spec, topics[spec.name], {name: values[name] for name in names}) for spec in specs
-    ]
+    old = {name: values[name] for name in names}
+    known = "unknown" not in str(refused).lower()
+    return [_changed(spec, topics[spec.name], old, known=known) for spec in specs]
 
 
-def _changed(spec: TopicSpec, topic: _Topic, refused: Mapping[str, str]) -> TopicSpec:
+def _changed(
+    spec: TopicSpec, topic: _Topic, refused: Mapping[str, str], *, known: bool
+) -> TopicSpec:
+    """The spec without these values. ``known``: the brokers know the settings, and refused the values."""
     config = dict(spec.config)
     for name, value in refused.items():
         if name in topic.chosen or config.get(name) != value:
             continue
         del config[name]
         setting = next((s for s in topic.settings if s.name == name), None)
-        instead = None if setting is None else _next(setting, value)
+        instead = _next(setting, value) if known and setting is not None else None
         if instead is not None:
             config[name] = instead
     return TopicSpec(spec.name, spec.partitions, config, spec.replication_factor)
