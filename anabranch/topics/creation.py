@@ -512,46 +512,51 @@ def _settings(specs: Sequence[TopicSpec]) -> set[tuple[str, str]]:
 def _otherwise(
     specs: Sequence[TopicSpec], topics: Mapping[str, _Topic], refused: LogRefused
 ) -> list[TopicSpec] | None:
-    """The specs with something else in place of the declared setting that was refused, or without it.
+    """The specs with another value in place of the declared one that was refused, or without that setting.
 
-    None: something else was refused. A refusal that names no setting may be for a size.
+    None: something else was refused, or a policy allows none of the values: what a topic has without the setting
+    may change with the brokers' defaults. A policy that names no setting may be one for sizes.
     """
     if refused.error not in (INVALID_CONFIG, POLICY_VIOLATION):
         return None
+    said = str(refused).partition(": ")[2]  # after the topic's name
     mine = [spec for spec in specs if not refused.topics or spec.name in refused.topics]
     values = {name: value for spec in mine for name, value in spec.config.items()}
-    names = {
-        name
-        for name in values
-        if re.search(rf"(?<![\w.]){re.escape(name)}(?!\w|\.\w)", str(refused))
-    }
-    size = next((s for t in topics.values() for s in t.settings if s.name == MAX_MESSAGE), None)
-    if not names and size is not None and _next(size, values.get(MAX_MESSAGE)) is not None:
-        names = {MAX_MESSAGE}
-    if not names or any(names & topics[spec.name].chosen.keys() for spec in mine):
+    settings = {s.name: s for spec in mine for s in topics[spec.name].settings}
+    named = [n for n in values if re.search(rf"(?<![\w.]){re.escape(n)}(?!\w|\.\w)", said)]
+    if not named and refused.error == POLICY_VIOLATION:
+        named = [name for name in values if name == MAX_MESSAGE]
+    if not named or any(topics[spec.name].chosen.keys() & named for spec in mine):
         return None
-    old = {name: values[name] for name in names}
-    known = "unknown" not in str(refused).lower()
-    return [_changed(spec, topics[spec.name], old, known=known) for spec in specs]
+    known = "unknown" not in said.lower()
+    instead = {
+        name: _next(settings[name], values[name]) if known and name in settings else None
+        for name in named
+    }
+    free = {name for name, setting in settings.items() if setting.free}
+    if refused.error == POLICY_VIOLATION and any(
+        instead[n] is None for n in named if n not in free
+    ):
+        return None
+    return [_changed(spec, topics[spec.name].chosen, values, instead) for spec in specs]
 
 
 def _changed(
-    spec: TopicSpec, topic: _Topic, refused: Mapping[str, str], *, known: bool
+    spec: TopicSpec,
+    chosen: Mapping[str, str],
+    refused: Mapping[str, str],
+    instead: Mapping[str, str | None],
 ) -> TopicSpec:
-    """The spec without these values. ``known``: the brokers know the settings, and refused the values."""
+    """The spec with other values in place of these; None: without the setting."""
     config = dict(spec.config)
-    for name, value in refused.items():
-        if name in topic.chosen or config.get(name) != value:
-            continue
-        del config[name]
-        setting = next((s for s in topic.settings if s.name == name), None)
-        instead = _next(setting, value) if known and setting is not None else None
-        if instead is not None:
-            config[name] = instead
+    for name, value in instead.items():
+        if name not in chosen and config.get(name) == refused[name]:
+            config.pop(name)
+            config |= {} if value is None else {name: value}
     return TopicSpec(spec.name, spec.partitions, config, spec.replication_factor)
 
 
-def _next(setting: Setting, value: str | None) -> str | None:
+def _next(setting: Setting, value: str) -> str | None:
     """The value to ask for when brokers refuse this one."""
     values = (setting.value, *setting.instead, None)
     return values[values.index(value) + 1] if value in values[:-1] else None

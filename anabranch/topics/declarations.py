@@ -23,7 +23,7 @@ class Setting:
     """A topic setting: its value at creation, the values accepted of an existing topic, and why.
 
     ``instead``: values to ask for, one after the other, where brokers refuse that one. ``formerly``: the setting
-    that older brokers have in its place.
+    that older brokers have in its place. ``free``: any value is accepted.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Setting:
     why: str
     instead: tuple[str, ...] = ()
     formerly: str = ""
+    free: bool = False
 
 
 def _is(name: str, value: str, why: str) -> Setting:
@@ -86,7 +87,7 @@ def _forever(name: str, why: str) -> Setting:
 
 def _created(name: str, value: str, why: str) -> Setting:
     """A setting at creation only: an operator may change it."""
-    return Setting(name, value, lambda _: True, why)
+    return Setting(name, value, lambda _: True, why, free=True)
 
 
 _AHEAD = "message.timestamp.after.max.ms"

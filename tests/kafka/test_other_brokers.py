@@ -268,19 +268,41 @@ def test_smaller_messages_are_asked_for(
 
 
 def test_messages_that_are_too_small_for_any_row_are_refused() -> None:
-    (low := Broker(most=1 << 20)).says = Broker.says
+    low = Broker(most=1 << 20)
     with pytest.raises(LogRefused) as caught:
         controls(low)
-    assert "exceeded max limit of 1048576.; without that: anabranch.status: max.message" in str(
-        caught.value
+    assert str(caught.value) == (
+        "create topic anabranch.status: POLICY_VIOLATION (44), Config property 'max.message.bytes' with value "
+        "'4194304' exceeded max limit of 1048576.; these new topics are deleted again: anabranch.commands, "
+        "anabranch.commands.admin, anabranch.control"
     )
     assert low.topics == {}
     with pytest.raises(
         LogRefused, match=r"^create topic anabranch\.status: POLICY_VIOLATION \(44\), no; these"
     ):
-        controls(low := Broker(most=1 << 20, says="no"))
+        controls(Broker(most=1 << 20, says="no"))
     with pytest.raises(LogRefused, match=r"exceeded max limit of 2097152\."):
         made(Broker(most=2 << 20), max_message_bytes="3000000")
+
+
+def test_a_policy_is_not_got_around() -> None:
+    """What a topic has without a setting may change with the brokers' defaults."""
+
+    def against(setting: str) -> Broker:
+        broker = Broker()
+        judge = broker._judge
+        broker._judge = (  # type: ignore[method-assign]
+            lambda name, config: (44, f"no {setting}") if setting in config else judge(name, config)
+        )
+        return broker
+
+    broker = against("retention.ms")
+    with pytest.raises(
+        LogRefused, match=r"commands: POLICY_VIOLATION \(44\), no retention\.ms; these"
+    ):
+        controls(broker)
+    assert broker.topics == {}
+    assert controls(against("segment.bytes")), "any value of it is accepted"
 
 
 def test_the_size_is_an_option() -> None:
