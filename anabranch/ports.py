@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from anabranch.errors import AnabranchError, NotReady
@@ -191,7 +192,10 @@ class Log(Protocol):
         """
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> dict[str, str]:
-        """Create topics; one that exists is left as it is. Returns the ids of new ones, as far as brokers tell."""
+        """Create topics; one that exists is left as it is. Returns the ids of new ones, empty if brokers have none.
+
+        `LogRefused`: some are not created; its ``made`` are, and may have no leaders yet.
+        """
 
     def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
         """Delete these very topics, and no new ones of the same names, if brokers know ids; a missing one is fine.
@@ -209,7 +213,10 @@ class Log(Protocol):
         """Change settings of topics; None: to the brokers' own value. `LogRefused`: as a rule, none is changed."""
 
     def default_replication_factor(self, topic: str) -> int | None:
-        """The replicas of this topic if it is made with a factor of -1. None: the brokers don't tell."""
+        """The replicas of this topic if it is made with a factor of -1.
+
+        None: we are not allowed to know. 0: the brokers don't tell.
+        """
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """The topics of these names that exist, as one broker knows them: it may be behind."""
@@ -248,6 +255,7 @@ MESSAGE_TOO_LARGE = 10
 NOT_ENOUGH_REPLICAS = 19
 TOPIC_AUTHORIZATION_FAILED = 29
 INVALID_TIMESTAMP = 32
+UNSUPPORTED_COMPRESSION_TYPE = 76
 INVALID_RECORD = 87
 # … for want of a right: on a topic, a group, the cluster, a transactional id.
 NOT_AUTHORIZED = frozenset((TOPIC_AUTHORIZATION_FAILED, 30, 31, 53))
@@ -285,6 +293,8 @@ class LogFenced(LogError):
 
 class LogRefused(LogError):
     """The broker refused a request (too large, too old a timestamp, …): ``error`` is its code."""
+
+    made: Mapping[str, str] = MappingProxyType({})  # topics that the call created, and their ids
 
     def __init__(self, message: str, error: int, topics: Iterable[str] = ()) -> None:
         super().__init__(message, topics)

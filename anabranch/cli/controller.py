@@ -74,6 +74,15 @@ class Given:
             min=1,
         ),
     ] = 64 << 30
+    max_message_bytes: Annotated[
+        int,
+        option(
+            "",
+            "Bytes of a message that new topics of status, replies and histories take, where brokers do.",
+            min=4 << 20,
+            max=64 << 20,
+        ),
+    ] = 16 << 20
     chunk_bytes: Annotated[
         int, option("", "A bigger commit is carried aside in such chunks.", min=1)
     ] = 16 << 20

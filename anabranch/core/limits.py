@@ -24,10 +24,14 @@ class Limit(NamedTuple):
     unit: str
     bounds: str
 
-    def check(self, found: int, what: str) -> None:
-        """`InvalidArgument` if ``found`` exceeds the limit."""
-        if found > self.value:
-            raise InvalidArgument(f"{what} has {found:,} {self.unit}; {self.value:,} are allowed")
+    def check(self, found: int, what: str, most: int | None = None) -> None:
+        """`InvalidArgument` if ``found`` exceeds the limit. ``most``: a lower one, for small records of logs."""
+        if found > self.value or (most is not None and found > most):
+            lower = most is not None and most < self.value
+            why = " (the topics of status and replies take small messages only: `--max-message-bytes`)"
+            raise InvalidArgument(
+                f"{what} has {found:,} {self.unit}; {most if lower else self.value:,} are allowed{why * lower}"
+            )
 
 
 MAX_WAIT_MS = 600_000  # for a commit's receipts to be covered
@@ -79,6 +83,14 @@ EVENT_TIME = Limit(253_402_300_799_999, "ms", "the time of an event, Unix (the e
 SEGMENTS = Limit(10_000, "segments", "a stream, and what one scaling seals or opens")
 STREAM_PARTITIONS = Limit(20_000, "partitions", "a stream")
 MESSAGE = Limit(64 << 20, "bytes", "`max.message.bytes` of a stream")
+RECORD = Limit(
+    16 << 20,
+    "bytes",
+    "a row of the status log, an answer, a step of a history: `--max-message-bytes`, or less if brokers take less",
+)
+LEAST_RECORD = Limit(
+    4 << 20, "bytes", "`--max-message-bytes`, and what topics show of it: this or more"
+)
 LEAST_MESSAGE = Limit(16 << 10, "bytes", "`max.message.bytes` of any topic: this or more")
 UNPACKED = Limit(
     64 << 20,

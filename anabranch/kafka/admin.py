@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -22,6 +23,7 @@ from anabranch.kafka.wire.cluster import Again, Cluster, raise_or_again
 from anabranch.kafka.wire.codes import NONE
 from anabranch.kafka.wire.connection import ConnectionBroken
 from anabranch.ports import (
+    NOT_AUTHORIZED,
     OFFSET_OUT_OF_RANGE,
     UNKNOWN_TOPIC_OR_PARTITION,
     LogError,
@@ -32,9 +34,12 @@ from anabranch.ports import (
     TopicSpec,
 )
 
+log = logging.getLogger("anabranch.kafka")
+
 _TOPIC_RESOURCE = 2
 _SET, _DELETE = 0, 1  # operations on a setting (KIP-339)
 _METADATA_PAUSE_S = 0.02
+_SHOWN_S = 2.0  # brokers show what another one of them has done
 EARLIEST = -2
 DELETE_BY_ID_FROM = 6  # version of DeleteTopics
 
@@ -153,23 +158,90 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int], deadl
 
 
 def default_replication_factor(cluster: Cluster, topic: str, deadline: float) -> int | None:
-    """The replication factor of this topic if it is created with -1; None: the brokers don't tell."""
-    answer = _create(cluster, [TopicSpec(topic, 1)], deadline, dry=True)[0]
+    """`anabranch.ports.Log.default_replication_factor`."""
+    if cluster.heeds_dry_runs is False:
+        return cluster.replicas_of_new
+    answer, made = _dry_create(cluster, TopicSpec(topic, 1), deadline)
+    if made:
+        return cluster.replicas_of_new
     if int(answer.error_code) == codes.TOPIC_ALREADY_EXISTS:
         return 1  # created meanwhile: ours is not
     # In answers from version 5 on, if we may see the configuration.
-    found = int(getattr(answer, "replication_factor", 1))
-    return found if found > 0 else None
+    if int(getattr(answer, "topic_config_error_code", NONE)) in NOT_AUTHORIZED:
+        return None
+    return max(0, int(getattr(answer, "replication_factor", 0)))
 
 
 def create_topics(cluster: Cluster, specs: Sequence[TopicSpec], deadline: float) -> dict[str, str]:
     """Create topics; existing ones are left alone. Returns ids of new ones (in answers from version 7 on)."""
-    made = _create(cluster, specs, deadline, dry=False)
-    ids = {str(topic.name): getattr(topic, "topic_id", None) for topic in made}
-    return {name: str(topic_id.hex) for name, topic_id in ids.items() if topic_id is not None}
+    answers = _ask_to_create(cluster, specs, deadline, dry=False)
+    new = [topic for topic in answers if int(topic.error_code) == NONE]
+    ids = {str(topic.name): getattr(topic, "topic_id", None) for topic in new}
+    made = {name: "" if topic_id is None else str(topic_id.hex) for name, topic_id in ids.items()}
+    try:
+        _check_created(answers)
+    except LogRefused as refused:
+        refused.made = made
+        raise
+    return made
+
+
+def _dry_create(cluster: Cluster, spec: TopicSpec, deadline: float) -> tuple[Any, bool]:
+    """The answer to a dry run of a creation, and whether the topic was made all the same: it is deleted again."""
+    answer, again = (_create(cluster, [spec], deadline, dry=True)[0] for _ in range(2))
+    if not _made_by_first(answer, again) or _heeds_dry_runs(cluster, spec.name, deadline):
+        return answer, False  # another client may have made it in between
+    _delete_made(cluster, spec.name, deadline)
+    return answer, True
+
+
+def _heeds_dry_runs(cluster: Cluster, topic: str, deadline: float) -> bool:
+    """Whether brokers make nothing in a dry run: one asks for a name that no other client makes."""
+    if cluster.heeds_dry_runs is None:
+        spec = TopicSpec(f"{topic[:200]}.{uuid.uuid4().hex}", 1)
+        try:
+            answers = [_create(cluster, [spec], deadline, dry=True)[0] for _ in range(2)]
+        except LogRefused:  # brokers that know rights know dry runs
+            cluster.heeds_dry_runs = True
+            return True
+        cluster.heeds_dry_runs = not _made_by_first(*answers)
+        if not cluster.heeds_dry_runs:
+            cluster.replicas_of_new = _delete_made(cluster, spec.name, deadline)
+    return cluster.heeds_dry_runs
+
+
+def _made_by_first(first: Any, second: Any) -> bool:
+    """Whether of two dry runs the second finds a topic, and the first did not."""
+    found = int(first.error_code), int(second.error_code)
+    return found == (NONE, codes.TOPIC_ALREADY_EXISTS)
+
+
+def _delete_made(cluster: Cluster, topic: str, deadline: float) -> int:
+    """Delete a topic that was made in a dry run; returns how many replicas it had."""
+    until = min(deadline, time.monotonic() + _SHOWN_S)
+    while (found := cluster.refresh([topic], deadline).get(topic)) is None:
+        if time.monotonic() >= until:
+            raise Again(
+                LogUnavailable(f"{topic} was made in a dry run, and is not shown", (topic,))
+            )
+        time.sleep(_METADATA_PAUSE_S)
+    made = TopicInfo(topic, found.partitions, found.replication_factor, {}, found.topic_id.hex())
+    delete_topics(cluster, [made], deadline)
+    log.info("the broker makes topics in dry runs: %s is deleted again", topic)
+    while topic in cluster.refresh([topic], deadline) and time.monotonic() < until:
+        time.sleep(_METADATA_PAUSE_S)
+    return found.replication_factor
 
 
 def _create(
+    cluster: Cluster, specs: Sequence[TopicSpec], deadline: float, *, dry: bool
+) -> Sequence[Any]:
+    answers = _ask_to_create(cluster, specs, deadline, dry=dry)
+    _check_created(answers)
+    return answers
+
+
+def _ask_to_create(
     cluster: Cluster, specs: Sequence[TopicSpec], deadline: float, *, dry: bool
 ) -> Sequence[Any]:
     with cluster.connection(None, deadline) as connection:
@@ -189,13 +261,16 @@ def _create(
             timeout=_timeout(cluster),
             validate_only=dry,
         )
-    for topic in answer.topics:
-        code = int(topic.error_code)
+    return tuple(answer.topics)
+
+
+def _check_created(answers: Iterable[Any]) -> None:
+    for topic in answers:
+        code, name = int(topic.error_code), str(topic.name)
         if code in (NONE, codes.TOPIC_ALREADY_EXISTS):
             continue
         detail = str(topic.error_message) if topic.error_message else None
-        raise_or_again(codes.CREATE_CODES, code, f"create topic {topic.name}", detail)
-    return tuple(answer.topics)
+        raise_or_again(codes.CREATE_CODES, code, f"create topic {name}", detail, (name,))
 
 
 def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float) -> None:
@@ -273,15 +348,36 @@ def count_partitions(cluster: Cluster, topic: str, deadline: float) -> int:
 
 
 def is_gone(cluster: Cluster, topic: str, partitions: int, topic_id: str, deadline: float) -> bool:
-    """`anabranch.ports.Log.is_gone`: the quorum's controller answers both dry runs."""
+    """`anabranch.ports.Log.is_gone`: the quorum's controller answers both dry runs.
+
+    Brokers that do in a dry run what is asked for are all asked what they know instead.
+    """
+    nodes = cluster.nodes
     if topic_id:
-        ids = [_id(cluster, topic, node, deadline) for node in cluster.nodes]
+        ids = [_id(cluster, topic, node, deadline) for node in nodes]
         if ids and all(found not in (None, "", topic_id) for found in ids):
             return True
+    if not _heeds_dry_runs(cluster, topic, deadline):
+        return bool(nodes) and all(
+            _count(cluster, topic, node, deadline) < partitions for node in nodes
+        )
     answers = _create(cluster, [TopicSpec(topic, partitions)], deadline, dry=True)
     if int(answers[0].error_code) == NONE:
         return True
-    return add_partitions(cluster, topic, partitions, deadline, dry=True)
+    if not add_partitions(cluster, topic, partitions, deadline, dry=True):
+        return False
+    # Some brokers take it for no error that there are as many already.
+    shown = cluster.refresh([topic], deadline).get(topic)
+    return shown is None or shown.partitions < partitions
+
+
+def _count(cluster: Cluster, topic: str, node: int, deadline: float) -> int:
+    """The topic's partitions by a broker's word; 0: there is none."""
+    told = cluster.metadata([topic], node, deadline).topics[0]
+    code = int(told.error_code)
+    if code not in (NONE, UNKNOWN_TOPIC_OR_PARTITION):
+        raise_or_again(codes.READ_CODES, code, f"partitions of {topic}", topics=(topic,))
+    return len(told.partitions)
 
 
 def is_known(cluster: Cluster, topic: str, deadline: float) -> bool:
@@ -344,9 +440,24 @@ def add_partitions(
         # Grown by another client, or by an earlier attempt of ours whose answer was lost.
         if code in (NONE, codes.INVALID_PARTITIONS):
             continue
+        # Some brokers say so of it, as of other requests.
+        if code == codes.INVALID_REQUEST and _has(cluster, topic, partitions, deadline):
+            continue
         detail = str(result.error_message) if result.error_message else None
         raise_or_again(codes.GROW_CODES, code, f"add partitions to {topic}", detail)
     return grown
+
+
+def _has(cluster: Cluster, topic: str, partitions: int, deadline: float) -> bool:
+    """Whether a broker shows, soon, so many partitions."""
+    until = min(deadline, time.monotonic() + _SHOWN_S)
+    while True:
+        found = cluster.refresh([topic], deadline).get(topic)
+        if found is not None and found.partitions >= partitions:
+            return True
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_METADATA_PAUSE_S)
 
 
 def wait_for_leaders(

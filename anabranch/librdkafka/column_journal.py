@@ -19,7 +19,6 @@ log = logging.getLogger("anabranch.client")
 
 _CLOSED = "the client was closed"
 _SPARE = 4  # producers kept for the next writers
-_CODEC_OPTIONS = ("compression.type", "compression.codec")
 
 
 class ColumnJournals:
@@ -31,7 +30,6 @@ class ColumnJournals:
         self._lock = threading.Lock()
         self._known = False
         self._cluster: Cluster | None = None
-        self._codec = 0
         self._spare: list[JournalProducer] = []
         self._used: set[JournalProducer] = set()
         self._closed = False
@@ -43,20 +41,22 @@ class ColumnJournals:
                 self._known = True
                 try:
                     settings = parse_settings(self._options.bootstrap, self._options.raw())
-                    chosen = self._options.journal(self._options.message_max_bytes)
-                    self._codec = codec_number(
-                        next((str(chosen[n]) for n in _CODEC_OPTIONS if n in chosen), None)
-                    )
+                    codec_number(self._options.codec)
                 except (UnsupportedSetting, InvalidArgument) as error:
                     log.info("write_batch goes by way of librdkafka: %s", error)
                 else:
                     self._cluster = Cluster(settings)
             return self._cluster is not None
 
-    def encoder(self, placing: Placing, max_bytes: int) -> ColumnEncoder:
+    @property
+    def codec(self) -> str:
+        """The codec of new writers."""
+        return self._options.codec
+
+    def encoder(self, placing: Placing, max_bytes: int, codec: str) -> ColumnEncoder:
         """An encoder for a topic of this size limit."""
         size = self._options.column_batch_bytes(max_bytes)
-        return ColumnEncoder(placing, batch_bytes=size, codec=self._codec)
+        return ColumnEncoder(placing, batch_bytes=size, codec=codec_number(codec))
 
     def take(self, deadline: float) -> JournalProducer:
         """A producer. Raises `LogError`."""
@@ -115,6 +115,7 @@ class ColumnJournal:
         self._pool = pool
         self._producer: JournalProducer | None = None
         self._encoders: dict[str, ColumnEncoder] = {}
+        self.codec = pool.codec
         self.queued = False  # something was written since the last flush
 
     def takes(self, rows: int) -> bool:
@@ -134,7 +135,7 @@ class ColumnJournal:
             self._producer = self._pool.take(deadline)
         encoder = self._encoders.get(topic)
         if encoder is None:
-            encoder = self._encoders[topic] = self._pool.encoder(placing, max_bytes)
+            encoder = self._encoders[topic] = self._pool.encoder(placing, max_bytes, self.codec)
         self.queued = True
         now_ms = int(self._pool.clock.wall() * 1000)
         for partition, batch in encoder.encode(columns, now_ms):

@@ -25,6 +25,7 @@ from anabranch.librdkafka.native import drop, leak, make
 from anabranch.librdkafka.options import Options
 from anabranch.ports import (
     TOPIC_AUTHORIZATION_FAILED,
+    UNSUPPORTED_COMPRESSION_TYPE,
     Clock,
     JournalMissing,
     JournalRecord,
@@ -94,13 +95,18 @@ class KafkaJournals:
                     self._columns.close()
             return ColumnJournal(self._columns)
 
+    def refused_codec(self, codec: str) -> str:
+        """`Options.replace_codec`."""
+        return self._options.replace_codec(codec)
+
     def take(self, max_bytes: int) -> Channel:
         """A producer for topics of this size limit."""
         with self._lock:
             if self._closed:
                 raise WriteFailed("the client is closed")
             self._likely_bytes = max_bytes
-            for channel in [spare for spare in self._spare if spare.max_bytes == max_bytes]:
+            kind = max_bytes, self._options.codec
+            for channel in [spare for spare in self._spare if spare.kind == kind]:
                 self._spare.remove(channel)
                 channel.poll(0)
                 if channel.failure is None and not channel.contact.complained:
@@ -344,6 +350,9 @@ class KafkaJournal:
             return NotAuthorized(str(error))
         if isinstance(error, LogRefused) and error.error == TOPIC_AUTHORIZATION_FAILED:
             return _forbidden(str(error))
+        refused = error.error if isinstance(error, LogRefused) else 0
+        if refused == UNSUPPORTED_COMPRESSION_TYPE and self._columns is not None:
+            return self._fail(f"{what} failed: {self._pool.refused_codec(self._columns.codec)}")
         return self._fail(f"{what} failed: {error}")
 
     def _fail(self, reason: str) -> WriteFailed:
@@ -370,6 +379,8 @@ class Channel:
 
     def __init__(self, options: Options, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self.kind = max_bytes, options.codec
+        self._options = options
         self.failure: str | None = None
         self.forbidden: str | None = None  # a topic that refuses writes
         config = options.journal(max_bytes) | {"on_delivery": self._undelivered}
@@ -384,7 +395,10 @@ class Channel:
         if error is not None:
             if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 self.forbidden = message.topic()
-            self.fail(f"a write to {message.topic()}[{message.partition()}] failed: {error.str()}")
+            why = error.str()
+            if self.failure is None and error.code() == KafkaError.UNSUPPORTED_COMPRESSION_TYPE:
+                why = self._options.replace_codec(self.kind[1])
+            self.fail(f"a write to {message.topic()}[{message.partition()}] failed: {why}")
 
     def _on_error(self, error: KafkaError) -> None:
         self.contact.complaint(error)

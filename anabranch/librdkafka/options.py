@@ -121,6 +121,8 @@ _BULK_DEFAULTS = {
     "queue.buffering.max.messages": 500_000,
     "queue.buffering.max.kbytes": 256 << 10,
 }
+_CODEC_OPTIONS = ("compression.type", "compression.codec")
+_OTHER_CODECS = ("gzip", "none")
 # Columns cost so little that requests count: bigger ones take a fifth less time and CPU than those above.
 _COLUMN_BATCH_BYTES = 1_000_000
 _BULK = {"enable.idempotence": True, "acks": "all", "delivery.report.only.error": True}
@@ -157,7 +159,30 @@ class Options:
             if name not in _PRODUCER_ONLY and name not in _CONSUMER_ONLY
         }
         self._producer = {n: v for n, v in checked.items() if n in _PRODUCER_ONLY}
+        self._given = frozenset(self._producer)
         self._consumer = {n: v for n, v in checked.items() if n in _CONSUMER_ONLY}
+        self._codecs = list(_OTHER_CODECS)  # to take when brokers refuse the default
+
+    @property
+    def codec(self) -> str:
+        """The codec that writers' batches are packed with."""
+        chosen = _merge(_BULK_DEFAULTS, self._producer)
+        return next((str(chosen[n]) for n in _CODEC_OPTIONS if n in chosen), "none")
+
+    def replace_codec(self, refused: str) -> str:
+        """Take another codec from now on, as brokers refuse this one; what an error has to say of it.
+
+        One that the caller chose stays.
+        """
+        if any(name in self._given for name in _CODEC_OPTIONS) or not self._codecs:
+            return f"these brokers take no {refused}: give another compression_type to connect"
+        if refused == self.codec:  # else another writer was told before
+            self._producer["compression.type"] = self._codecs.pop(0)
+            logger.warning(
+                "these brokers take no %s: writers use %s from now on (compression_type of connect)",
+                *(refused, self.codec),
+            )
+        return f"these brokers take no {refused}, and {self.codec} is used from now on"
 
     def admin(self) -> dict[str, Any]:
         """For the admin client."""

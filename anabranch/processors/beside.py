@@ -47,7 +47,8 @@ class Beside:
         self.gaps = Gaps(log, threads=threads)
         self.journals = JournalReaders(log, ahead=threads)
         self.quiet = Quiet(log, trouble, state, self._now_ms(), threads=threads)
-        self.topics = StreamTopics(log, clock, status.topic, self.cutter, threads=threads)
+        parts = log, clock, status.topic, self.cutter
+        self.topics = StreamTopics(*parts, threads=threads, record_bytes=settings.record_bytes)
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1000)

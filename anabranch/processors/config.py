@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from anabranch.core import limits
 from anabranch.core.decisions.turn import DAY_MS
 from anabranch.core.legal_names import OPEN_LANE, check_lane
 from anabranch.errors import InvalidArgument
@@ -29,6 +30,7 @@ class ControllerOptions:
     from the log. Times in seconds.
     ``session_timeout_s``: how long after a SIGKILL another controller takes over.
     ``max_staged_bytes``: of open transactions in journals, before new ones are refused.
+    ``max_message_bytes``: asked for of the topics of status, replies and histories when they are made.
     ``chunk_bytes``: a bigger commit is carried aside in such chunks. ``collate_s``: a stream rolls at most once
     in this time. ``move_bytes``: unneeded bytes that an old open one may keep in a journal before it is moved.
     ``lost_after_s``: how long a stream waits for a topic that is not found, before it is given up.
@@ -54,6 +56,7 @@ class ControllerOptions:
     max_partitions: int = 5_000
     max_staged_bytes: int = 64 << 30
     chunk_bytes: int = 16 << 20
+    max_message_bytes: int = limits.RECORD.value
     collate_s: float = 0.2
     move_bytes: int = 256 << 20
     lost_after_s: float = 30.0

@@ -80,7 +80,8 @@ from anabranch.topics.names import (
 )
 
 SMALL_BYTES = 1 << 20  # merged data below this goes into one request with the records
-HISTORY_BYTES = 8 << 20  # per batch of a history; a round may have several
+# Per batch of a history, besides keys and framing; a round may have several. No record of a history has more.
+HISTORY_BYTES = 1 << 20
 _OP_BYTES = 64  # an op's record beside its value: key, header, framing
 _Place = tuple[TopicPartition, bytes]
 

@@ -186,6 +186,7 @@ class ControllerService(mode.Service):
                         self.options.prefix,
                         control_partitions=self.options.control_partitions,
                         replication_factor=self.options.replication_factor,
+                        max_message_bytes=self.options.max_message_bytes,
                     )
                     self._stand_by(source)
                     self._membership = self._member()

@@ -6,8 +6,11 @@ set (`TopicMisconfigured`): no transaction is safer than its topics.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from anabranch.core import limits
@@ -32,6 +35,7 @@ from anabranch.errors import (
 from anabranch.ports import (
     UNKNOWN_TOPIC_OR_PARTITION,
     Log,
+    LogError,
     LogRefused,
     TopicInfo,
     TopicPartition,
@@ -51,17 +55,49 @@ from anabranch.topics.names import (
     topics_of,
 )
 
+_logger = logging.getLogger("anabranch.controller")
+
 DEFAULT_REPLY_PARTITIONS = 8
-INVALID_REPLICATION_FACTOR = 38  # one of brokers' error codes
+# Brokers' error codes.
+INVALID_REPLICATION_FACTOR = 38
+INVALID_CONFIG, POLICY_VIOLATION = 40, 44
 SHARED_WITH_JOURNAL = frozenset((MAX_MESSAGE, MIN_ISR, "segment.bytes"))
 
 
+class _Topic(NamedTuple):
+    """A topic as it is to be made. ``chosen``: settings that nothing else may be put in place of."""
+
+    name: str
+    partitions: int
+    settings: Sequence[Setting]
+    chosen: Mapping[str, str] = MappingProxyType({})
+
+
+class _Created(NamedTuple):
+    """The ids of new topics, and the first refusal of a setting that they were made without."""
+
+    ids: Mapping[str, str]
+    refused: LogRefused | None
+
+    def undone(self, log: Log, wrong: Sequence[str]) -> LogRefused | TopicMisconfigured:
+        """The error for what is wrong with the new topics, once they are deleted again."""
+        text = f"{'; '.join(wrong)}{_undo(log, self.ids)}"
+        if self.refused is None:
+            return TopicMisconfigured(text)
+        topics = self.refused.topics
+        return LogRefused(f"{self.refused}; without that: {text}", self.refused.error, topics)
+
+
 class ControlTopics(NamedTuple):
-    """The control topics as they are. ``command_bytes``: the most that the commands topic takes."""
+    """The control topics as they are.
+
+    ``command_bytes``: the most that the commands topic takes; ``record_bytes``: … those of status and replies.
+    """
 
     control_partitions: int
     reply_partitions: int
     command_bytes: int
+    record_bytes: int = limits.RECORD.value
 
 
 def create_control_topics(
@@ -71,43 +107,71 @@ def create_control_topics(
     control_partitions: int,
     replication_factor: int = -1,
     reply_partitions: int = DEFAULT_REPLY_PARTITIONS,
+    max_message_bytes: int = limits.RECORD.value,
 ) -> ControlTopics:
     """Create those of commands, control, status and replies that are missing, with lane `admin`'s, and check all.
 
-    More control partitions than asked for are fine: they were added to serve new scopes.
+    More control partitions than asked for are fine: they were added to serve new scopes. New topics of status and
+    replies are asked to take ``max_message_bytes``; what they show counts, so that all controllers go by the same.
 
     Raises:
         TopicMisconfigured: one that exists is not as declared; the message says what to set.
         LogRefused: the broker does not create one, with its reason.
         NotReady: the broker that was asked does not know a new topic (yet).
     """
-    topics = (
-        (commands_topic(prefix), control_partitions, declared.COMMANDS),
-        (commands_topic(prefix, ADMIN_LANE), control_partitions, declared.COMMANDS),
-        (control_topic(prefix), control_partitions, declared.CONTROL),
-        (status_topic(prefix), control_partitions, declared.STATUS),
-        (replies_topic(prefix, ADMIN_LANE), 1, declared.REPLIES),
-        (replies_topic(prefix), reply_partitions, declared.REPLIES),
+    of_status, of_replies = (
+        declared.sized(each, max_message_bytes) for each in (declared.STATUS, declared.REPLIES)
     )
-    _create(log, [_spec(n, p, s, {}, replication_factor) for n, p, s in topics])
-    infos = describe(log, [name for name, *_ in topics])
-    refuse([w for n, p, s in topics for w in problems(infos[n], s, at_least=p)])
-    *like_commands, _, replies = (infos[name].partitions for name, *_ in topics)
+    topics = (
+        _Topic(commands_topic(prefix), control_partitions, declared.COMMANDS),
+        _Topic(commands_topic(prefix, ADMIN_LANE), control_partitions, declared.COMMANDS),
+        _Topic(control_topic(prefix), control_partitions, declared.CONTROL),
+        _Topic(status_topic(prefix), control_partitions, of_status),
+        _Topic(replies_topic(prefix, ADMIN_LANE), 1, of_replies),
+        _Topic(replies_topic(prefix), reply_partitions, of_replies),
+    )
+    created = _create(log, topics, replication_factor)
+    infos = describe(log, [topic.name for topic in topics])
+    wrong = [w for t in topics for w in problems(infos[t.name], t.settings, at_least=t.partitions)]
+    if wrong and created.refused is not None:
+        raise created.undone(log, wrong)
+    refuse(wrong)
+    *like_commands, _, replies = (infos[topic.name].partitions for topic in topics)
     if len(set(like_commands)) > 1:
-        found = ", ".join(f"{name} has {infos[name].partitions}" for name, *_ in topics[:-2])
+        found = ", ".join(f"{t.name} has {infos[t.name].partitions}" for t in topics[:-2])
         raise TopicMisconfigured(f"{found} partitions: add partitions until they are equal")
-    size = infos[topics[0][0]].config.get(MAX_MESSAGE, limits.COMMAND.value)
-    return ControlTopics(like_commands[0], replies, int(size))
+    if any(i.replication_factor >= 2 and MIN_ISR not in i.config for i in infos.values()):
+        _logger.info(
+            "the brokers report no %s: that a majority has each acknowledged write is their own rule",
+            MIN_ISR,
+        )
+    size = infos[topics[0].name].config.get(MAX_MESSAGE, limits.COMMAND.value)
+    shown = [int(infos[t.name].config.get(MAX_MESSAGE, max_message_bytes)) for t in topics[-3:]]
+    if min(shown) < max_message_bytes:
+        _logger.warning(
+            "the topics of status and replies take messages of %d bytes, not of %d: limits follow from that",
+            *(min(shown), max_message_bytes),
+        )
+    return ControlTopics(like_commands[0], replies, int(size), min(shown))
 
 
 def create_stream_topics(
-    log: Log, stream: str, *, segments: int, settings: Mapping[str, str], adopt: bool = False
+    log: Log,
+    stream: str,
+    *,
+    segments: int,
+    settings: Mapping[str, str],
+    adopt: bool = False,
+    record_bytes: int = limits.RECORD.value,
 ) -> tuple[dict[int, int], tuple[str, ...]]:
     """Create and check a stream's three topics.
 
     Returns the stream's end offset on each partition, and the ids of stream, journal, history (empty if brokers
     have none). ``adopt``: the stream's topic may have records. If an existing topic does not suit, none is created.
     One that suits gets the settings that were asked for, and the stream's default of ``retention.ms``.
+    ``record_bytes``: the size of a history's messages.
+
+    Topics that are made and prove not to suit are deleted again.
 
     Raises:
         NotReady: a broker lags: it tells of former topics of these names, or not of the new ones yet.
@@ -124,11 +188,11 @@ def create_stream_topics(
     shared = {k: v for k, v in chosen.items() if k in SHARED_WITH_JOURNAL}
     durable = {k: v for k, v in chosen.items() if k == MIN_ISR}
     topics = (
-        (stream_topic(stream), segments, declared.of_stream(stream), chosen),
-        (journal_topic(stream), segments, declared.JOURNAL, shared),
-        (history_topic(stream), 1, declared.HISTORY, durable),
+        _Topic(stream_topic(stream), segments, declared.of_stream(stream), chosen),
+        _Topic(journal_topic(stream), segments, declared.JOURNAL, shared),
+        _Topic(history_topic(stream), 1, declared.sized(declared.HISTORY, record_bytes), durable),
     )
-    there = log.describe_topics([name for name, *_ in topics])
+    there = log.describe_topics([topic.name for topic in topics])
     unsure = [name for name, info in there.items() if not log.is_agreed(name, info.topic_id)]
     if unsure:
         raise NotReady(f"brokers don't tell the same of {', '.join(unsure)} yet; ask again")
@@ -138,19 +202,28 @@ def create_stream_topics(
         # No earlier attempt made it, as that would have made the stream's topic: it may be another team's.
         _check_empty(log, there[journal_topic(stream)], "delete that topic")
     asked = {
-        name: {k: v for k, v in more.items() if there[name].config.get(k) != v}
-        for name, _, _, more in topics
-        if name in there
+        t.name: {k: v for k, v in t.chosen.items() if there[t.name].config.get(k) != v}
+        for t in topics
+        if t.name in there
     }
     there = _with_settings(there, asked)
-    wrong = [w for n, p, s, _ in topics if n in there for w in problems(there[n], s, at_least=p)]
+    wrong = [
+        w
+        for t in topics
+        if t.name in there
+        for w in problems(there[t.name], t.settings, at_least=t.partitions)
+    ]
     refuse(wrong + [w for info in there.values() for w in _other_factor(info, factor)])
     if changes := {name: more for name, more in asked.items() if more}:
         log.alter_topics(changes)
     ids = {name: info.topic_id for name, info in there.items()}
-    ids |= _create(log, [_spec(n, p, s, more, factor) for n, p, s, more in topics])
+    created = _create(log, topics, factor)
+    ids |= created.ids
+    infos = _created(log, stream, ids, asked)
+    if wrong := stream_problems(stream, infos, segments):
+        raise created.undone(log, wrong)
     # All partitions of an earlier topic become the stream's.
-    count = _check_created(log, stream, segments, ids, asked)
+    count = _check_width(stream, infos, segments)
     places = [TopicPartition(stream_topic(stream), p) for p in range(count)]
     ends = _ends(log, places)
     of_three = tuple(ids.get(name, "") for name in topics_of(stream))
@@ -165,14 +238,16 @@ def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bo
 
     Raises: IllegalState (a topic exists; with ``adopt``: and is not such a one), NotReady, LogRefused.
     """
-    own = commands_topic(prefix, like)
-    model = describe(log, [own])[own]
+    own, answers = commands_topic(prefix, like), replies_topic(prefix, like)
+    models = describe(log, [own, answers])
+    model = models[own]
+    size = int(models[answers].config.get(MAX_MESSAGE, limits.RECORD.value))
     topics = (
-        (commands_topic(prefix, lane), model.partitions, declared.COMMANDS),
-        (replies_topic(prefix, lane), 1, declared.REPLIES),
+        _Topic(commands_topic(prefix, lane), model.partitions, declared.COMMANDS),
+        _Topic(replies_topic(prefix, lane), 1, declared.sized(declared.REPLIES, size)),
     )
-    there = log.describe_topics([name for name, *_ in topics])
-    for name, partitions, settings in topics:
+    there = log.describe_topics([topic.name for topic in topics])
+    for name, partitions, settings, _ in topics:
         if (info := there.get(name)) is None:
             continue
         if not adopt:
@@ -187,8 +262,15 @@ def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bo
             wrong.append(f"{name} has, or had, records")
         if wrong:
             raise IllegalState(f"no lane is made of it: {'; '.join(wrong)}")
-    factor = model.replication_factor
-    _create(log, [_spec(n, p, s, {}, factor) for n, p, s in topics if n not in there])
+    missing = [topic for topic in topics if topic.name not in there]
+    created = _create(log, missing, model.replication_factor)
+    if created.refused is not None:
+        infos = describe(log, [topic.name for topic in missing])
+        wrong = [
+            w for t in missing for w in problems(infos[t.name], t.settings, at_least=t.partitions)
+        ]
+        if wrong:
+            raise created.undone(log, wrong)
 
 
 def grow_lane_topic(log: Log, prefix: str, lane: str, *, like: str) -> None:
@@ -294,14 +376,10 @@ def _other_factor(info: TopicInfo, asked: int) -> list[str]:
     ]
 
 
-def _check_created(
-    log: Log,
-    stream: str,
-    partitions: int,
-    ids: Mapping[str, str],
-    altered: Mapping[str, Mapping[str, str]],
-) -> int:
-    """Check a stream's three topics, which have these ids; returns the number of the stream's partitions.
+def _created(
+    log: Log, stream: str, ids: Mapping[str, str], altered: Mapping[str, Mapping[str, str]]
+) -> dict[str, TopicInfo]:
+    """A stream's three topics, which have these ids.
 
     ``altered``: settings that brokers accepted just now; a broker may still report the former ones.
     """
@@ -309,36 +387,40 @@ def _check_created(
     other = [n for n, i in infos.items() if _is_told(i.topic_id) and i.topic_id != ids.get(n)]
     if other:
         raise NotReady(f"a broker does not show the new {' and '.join(other)} yet; ask again")
+    return infos
+
+
+def _check_width(stream: str, infos: Mapping[str, TopicInfo], partitions: int) -> int:
+    """The number of the stream's partitions. `TopicMisconfigured`: its journal has fewer."""
     target, journal = infos[stream_topic(stream)], infos[journal_topic(stream)]
-    wrong = stream_problems(stream, infos, partitions)
     if partitions <= journal.partitions < target.partitions:
-        wrong.append(
+        raise TopicMisconfigured(
             f"{journal.name}: it has {journal.partitions} partitions and {target.name} {target.partitions}; add "
             "some until they are equal (a segment's writers write to the journal partition of its number)"
         )
-    refuse(wrong)
     return target.partitions
 
 
 def problems(info: TopicInfo, settings: Sequence[Setting], *, at_least: int) -> list[str]:
     """The faults of a topic: each setting by name, with the value to set and why.
 
-    A setting that the broker does not know (an older one) is not judged.
+    A setting that the broker does not report is not judged: it does not know it, or sees to it by itself.
     """
     wrong = []
     if info.partitions < at_least:
         wrong.append(f"it has {info.partitions} partitions; add some until it has {at_least}")
     for setting in settings:
-        found = info.config.get(setting.name)
+        name = setting.name if setting.name in info.config else setting.formerly
+        found = info.config.get(name)
         if found is not None and not setting.accepts(found):
-            wrong.append(f"{setting.name}={found}; set {setting.value} ({setting.why})")
+            wrong.append(f"{name}={found}; set {setting.value} ({setting.why})")
     size, least = int(info.config.get(MAX_MESSAGE, MAX_LONG)), limits.LEAST_MESSAGE.value
     if size < least:
         wrong.append(
             f"{MAX_MESSAGE}={size}; set {least} or more (brokers hold the markers of native transactions against "
             "it, and without one its controller can't lead)"
         )
-    in_sync = int(info.config.get(MIN_ISR, 1))
+    in_sync = int(info.config.get(MIN_ISR, info.replication_factor))
     if info.replication_factor >= 2 and in_sync < 2:
         wrong.append(
             f"{MIN_ISR}={in_sync} with replication factor {info.replication_factor}; set 2 (an "
@@ -360,11 +442,12 @@ def stream_problems(stream: str, infos: Mapping[str, TopicInfo], partitions: int
         *problems(journal, declared.JOURNAL, at_least=partitions),
         *problems(history, declared.HISTORY, at_least=1),
     ]
-    if int(target.config.get(MAX_MESSAGE, 0)) < int(journal.config.get(MAX_MESSAGE, 0)):
-        wrong.append(
-            f"{target.name}: {MAX_MESSAGE}={target.config[MAX_MESSAGE]} is less than its journal's; "
-            f"set {journal.config[MAX_MESSAGE]} (the journal's records must fit into the stream)"
-        )
+    for name, why in declared.AS_JOURNAL:
+        due = journal.config.get(name, "0")
+        if int(target.config.get(name, due)) < int(due):
+            wrong.append(
+                f"{target.name}: {name}={target.config[name]} is less than its journal's; set {due} ({why})"
+            )
     return wrong
 
 
@@ -378,28 +461,132 @@ def _is_told(topic_id: str) -> bool:
     return bool(topic_id.strip("0-"))
 
 
-def _create(log: Log, specs: Sequence[TopicSpec]) -> dict[str, str]:
-    """Create what is missing; the new topics' ids, as far as brokers tell."""
-    known = log.describe_topics([spec.name for spec in specs])
-    missing = [spec for spec in specs if spec.name not in known]
-    return log.create_topics([_durable(log, spec) for spec in missing]) if missing else {}
+def _create(log: Log, topics: Sequence[_Topic], factor: int) -> _Created:
+    """Create what is missing, without declared settings that brokers refuse: the caller looks at the result."""
+    known = log.describe_topics([topic.name for topic in topics])
+    missing = {topic.name: topic for topic in topics if topic.name not in known}
+    specs = [_spec(log, topic, factor) for topic in missing.values()]
+    made: dict[str, str] = {}
+    first: LogRefused | None = None
+    asked = _settings(specs)
+    while specs:
+        try:
+            made |= log.create_topics(specs)
+            break
+        except LogRefused as refused:
+            made |= refused.made
+            first = first or refused
+            again = _otherwise(specs, missing, refused)
+            if again is None:
+                text = f"{refused}{_undo(log, made)}"
+                raise LogRefused(text, refused.error, refused.topics) from refused
+            specs = again
+    if first is not None:
+        _say(frozenset(asked - _settings(specs)), frozenset(_settings(specs) - asked), first)
+    return _Created(made, first)
 
 
-def _durable(log: Log, spec: TopicSpec) -> TopicSpec:
-    """The spec with two replicas in sync, if there are two; brokers' own default is one."""
-    if MIN_ISR in spec.config:
-        return spec
-    factor: int | None = spec.replication_factor
-    if spec.replication_factor < 0:
-        factor = log.default_replication_factor(spec.name)
-    if factor is None:
-        raise NotAuthorized(
-            f"the right DescribeConfigs on the topic {spec.name} is missing; or set {REPLICATION}"
-        )
-    in_sync = {MIN_ISR: "2" if factor >= 2 else "1"}
-    return TopicSpec(
-        spec.name, spec.partitions, {**spec.config, **in_sync}, spec.replication_factor
-    )
+_said: set[object] = set()  # by this process: each new stream would say the same
+
+
+def _say(
+    without: frozenset[tuple[str, str]], having: frozenset[tuple[str, str]], why: LogRefused
+) -> None:
+    """Log once what new topics lack, and what they have in its place."""
+    if (without, having) in _said:
+        return
+    _said.add((without, having))
+    parts = {"made without": without, "with": having}
+    texts = [
+        f"{word} {', '.join(f'{name}={value}' for name, value in sorted(settings))}"
+        for word, settings in parts.items()
+        if settings
+    ]
+    _logger.warning("%s: topics are %s", why, "; ".join(texts))
+
+
+def _settings(specs: Sequence[TopicSpec]) -> set[tuple[str, str]]:
+    return {setting for spec in specs for setting in spec.config.items()}
+
+
+def _otherwise(
+    specs: Sequence[TopicSpec], topics: Mapping[str, _Topic], refused: LogRefused
+) -> list[TopicSpec] | None:
+    """The specs with another value in place of the declared one that was refused, or without that setting.
+
+    None: something else was refused, or a policy allows none of the values: what a topic has without the setting
+    may change with the brokers' defaults. A policy that names no setting may be one for sizes.
+    """
+    if refused.error not in (INVALID_CONFIG, POLICY_VIOLATION):
+        return None
+    said = str(refused).partition(": ")[2]  # after the topic's name
+    mine = [spec for spec in specs if not refused.topics or spec.name in refused.topics]
+    values = {name: value for spec in mine for name, value in spec.config.items()}
+    settings = {s.name: s for spec in mine for s in topics[spec.name].settings}
+    named = [n for n in values if re.search(rf"(?<![\w.]){re.escape(n)}(?!\w|\.\w)", said)]
+    if not named and refused.error == POLICY_VIOLATION:
+        named = [name for name in values if name == MAX_MESSAGE]
+    if not named or any(topics[spec.name].chosen.keys() & named for spec in mine):
+        return None
+    known = "unknown" not in said.lower()
+    instead = {
+        name: _next(settings[name], values[name]) if known and name in settings else None
+        for name in named
+    }
+    free = {name for name, setting in settings.items() if setting.free}
+    if refused.error == POLICY_VIOLATION and any(
+        instead[n] is None for n in named if n not in free
+    ):
+        return None
+    return [_changed(spec, topics[spec.name].chosen, values, instead) for spec in specs]
+
+
+def _changed(
+    spec: TopicSpec,
+    chosen: Mapping[str, str],
+    refused: Mapping[str, str],
+    instead: Mapping[str, str | None],
+) -> TopicSpec:
+    """The spec with other values in place of these; None: without the setting."""
+    config = dict(spec.config)
+    for name, value in instead.items():
+        if name not in chosen and config.get(name) == refused[name]:
+            config.pop(name)
+            config |= {} if value is None else {name: value}
+    return TopicSpec(spec.name, spec.partitions, config, spec.replication_factor)
+
+
+def _next(setting: Setting, value: str) -> str | None:
+    """The value to ask for when brokers refuse this one."""
+    values = (setting.value, *setting.instead, None)
+    return values[values.index(value) + 1] if value in values[:-1] else None
+
+
+def _undo(log: Log, made: Mapping[str, str]) -> str:
+    """Delete topics that were made just now; returns what an error has to say of them."""
+    if not made:
+        return ""
+    names = ", ".join(sorted(made))
+    try:
+        log.delete_topics([TopicInfo(name, 0, 0, {}, id_) for name, id_ in made.items()])
+    except LogError as error:
+        return f"; these new topics are left, delete them: {names} ({error})"
+    return f"; these new topics are deleted again: {names}"
+
+
+def _spec(log: Log, topic: _Topic, factor: int) -> TopicSpec:
+    """The spec, with two replicas in sync if there are two; brokers' own default is one."""
+    config = {setting.name: setting.value for setting in topic.settings} | dict(topic.chosen)
+    if MIN_ISR not in config:
+        replicas = log.default_replication_factor(topic.name) if factor < 0 else factor
+        if replicas is None:
+            raise NotAuthorized(
+                f"the right DescribeConfigs on the topic {topic.name} is missing; or say how many replicas it "
+                f"gets: --replication-factor of the controller, {REPLICATION} of a stream"
+            )
+        if replicas:
+            config[MIN_ISR] = "2" if replicas >= 2 else "1"
+    return TopicSpec(topic.name, topic.partitions, config, factor)
 
 
 def describe(log: Log, names: Sequence[str]) -> dict[str, TopicInfo]:
@@ -409,14 +596,3 @@ def describe(log: Log, names: Sequence[str]) -> dict[str, TopicInfo]:
     if missing:
         raise NotReady(f"{', '.join(missing)}: not found (yet, or any more); ask again")
     return infos
-
-
-def _spec(
-    name: str,
-    partitions: int,
-    settings: Sequence[Setting],
-    more: Mapping[str, str],
-    replication_factor: int,
-) -> TopicSpec:
-    config = {setting.name: setting.value for setting in settings} | dict(more)
-    return TopicSpec(name, partitions, config, replication_factor)

@@ -5,33 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from anabranch.core import stream_settings
+from anabranch.core import limits, stream_settings
 from anabranch.core.legal_names import is_state
 from anabranch.core.stream_settings import MAX_MESSAGE
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 MAX_LONG = (1 << 63) - 1
-_BIG_RECORDS = 16 << 20
+# Milliseconds in 64 bits of nanoseconds, 292 years: some brokers know no longer time.
+MAX_NANOSECONDS = MAX_LONG // 1_000_000
+_CENTURY_MS = 100 * 366 * DAY_MS
+_SIZES = limits.RECORD.value, 8 << 20, limits.LEAST_RECORD.value
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A topic setting: its value at creation, the values accepted of an existing topic, and why."""
+    """A topic setting: its value at creation, the values accepted of an existing topic, and why.
+
+    ``instead``: values to ask for, one after the other, where brokers refuse that one. ``formerly``: the setting
+    that older brokers have in its place. ``free``: any value is accepted.
+    """
 
     name: str
     value: str
     accepts: Callable[[str], bool]
     why: str
+    instead: tuple[str, ...] = ()
+    formerly: str = ""
+    free: bool = False
 
 
 def _is(name: str, value: str, why: str) -> Setting:
     return Setting(name, value, lambda found: found == value, why)
 
 
-def _at_least(name: str, least: int, why: str, *, created: int | None = None) -> Setting:
+def _at_least(
+    name: str, least: int, why: str, *, created: int | None = None, formerly: str = ""
+) -> Setting:
     value = str(least if created is None else created)
-    return Setting(name, value, lambda found: int(found) >= least, why)
+    return Setting(name, value, lambda found: int(found) >= least, why, formerly=formerly)
 
 
 def _kept(least: int, why: str, *, created: int) -> Setting:
@@ -41,26 +53,55 @@ def _kept(least: int, why: str, *, created: int) -> Setting:
     )
 
 
+def _records(why: str, most: int = limits.RECORD.value) -> Setting:
+    """The size of a message, of which brokers may allow less: the limits of what is in one follow from it."""
+    return Setting(
+        MAX_MESSAGE,
+        str(most),
+        lambda found: int(found) >= limits.LEAST_RECORD.value,
+        why,
+        instead=tuple(str(size) for size in _SIZES if size < most),
+    )
+
+
+def sized(settings: tuple[Setting, ...], most: int) -> tuple[Setting, ...]:
+    """The settings with another size of messages to ask for."""
+    return tuple(_records(s.why, most) if s.name == MAX_MESSAGE else s for s in settings)
+
+
+def _any_time(name: str, why: str) -> Setting:
+    """A limit of times that no event reaches; brokers may cut it."""
+    return Setting(
+        name,
+        str(MAX_LONG),
+        lambda found: int(found) >= _CENTURY_MS,
+        why,
+        instead=(str(MAX_NANOSECONDS),),
+        formerly=_BOTH_TIMES,
+    )
+
+
 def _forever(name: str, why: str) -> Setting:
     return Setting(name, "-1", lambda found: int(found) < 0, why)
 
 
 def _created(name: str, value: str, why: str) -> Setting:
     """A setting at creation only: an operator may change it."""
-    return Setting(name, value, lambda _: True, why)
+    return Setting(name, value, lambda _: True, why, free=True)
 
 
+_AHEAD = "message.timestamp.after.max.ms"
+_BOTH_TIMES = "message.timestamp.difference.max.ms"  # before Kafka 3.6
 _VERBATIM = _is(
     "compression.type", "producer", "spliced batches are stored as they come, not packed again"
 )
 _CREATE_TIME = _is("message.timestamp.type", "CreateTime", "events carry their own time")
-_ANY_FUTURE = _at_least(
-    "message.timestamp.after.max.ms",
-    MAX_LONG,
+_ANY_FUTURE = _any_time(
+    _AHEAD,
     "an event's own time may be ahead of the broker's, and a refused batch would block its merge",
 )
-_ANY_PAST = _at_least(
-    "message.timestamp.before.max.ms", MAX_LONG, "events may be old, as those of a backfill are"
+_ANY_PAST = _any_time(
+    "message.timestamp.before.max.ms", "events may be old, as those of a backfill are"
 )
 _CLEAN = _is(
     "unclean.leader.election.enable",
@@ -84,9 +125,10 @@ COMMANDS: tuple[Setting, ...] = (
     _ANY_SIZE,
     _CREATE_TIME,
     _at_least(
-        "message.timestamp.after.max.ms",
+        _AHEAD,
         2 * DAY_MS,
         "a client's clock may be a day ahead, and one that is further ahead is told so by a controller",
+        formerly=_BOTH_TIMES,
     ),
     _CLEAN,
 )
@@ -108,7 +150,7 @@ REPLIES: tuple[Setting, ...] = (
         "an answer must be there until its client reads it",
         created=HOUR_MS,
     ),
-    _at_least(MAX_MESSAGE, _BIG_RECORDS, "an answer lists a transaction's writers"),
+    _records("an answer lists a transaction's writers"),
     _CREATE_TIME,
     _CLEAN,
 )
@@ -119,7 +161,7 @@ STATUS: tuple[Setting, ...] = (
         7 * DAY_MS,
         "a checkpoint that was away must still see that a row was deleted",
     ),
-    _at_least(MAX_MESSAGE, _BIG_RECORDS, "a row names all writers of a commit"),
+    _records("a row names all writers of a commit"),
     *_SMALL_SEGMENTS,
     _created(
         "min.cleanable.dirty.ratio",
@@ -142,7 +184,7 @@ HISTORY: tuple[Setting, ...] = (
     _ANY_SIZE,
     _created("segment.ms", str(DAY_MS), "only closed segments are freed once they are cut"),
     _created("segment.bytes", str(64 << 20), "only closed segments are freed once they are cut"),
-    _at_least(MAX_MESSAGE, _BIG_RECORDS, "a record names every segment"),
+    _records("a record names every segment"),
     _VERBATIM,
     _is(
         "message.timestamp.type",
@@ -180,6 +222,13 @@ def of_stream(stream: str) -> tuple[Setting, ...]:
     """The settings of a stream's own topic."""
     return STATE if is_state(stream) else STREAM
 
+
+# Settings of which a stream's topic has no less than its journal, and why.
+AS_JOURNAL = (
+    (MAX_MESSAGE, "the journal's records must fit into the stream"),
+    (_ANY_FUTURE.name, "the stream must take the times that the journal took"),
+    (_ANY_PAST.name, "the stream must take the times that the journal took"),
+)
 
 # Settings that a user may choose for a stream's topic; sizes and durability go for its journal too. The settings
 # of scaling are no topic's.

@@ -62,6 +62,7 @@ def test_options_come_back_from_their_arguments(
         trusts_open=True,
         max_staged_bytes=8,
         chunk_bytes=9,
+        max_message_bytes=8 << 20,
         collate_s=0.5,
         move_bytes=11,
         lost_after_s=12.0,

@@ -439,7 +439,7 @@ def test_two_replicas_stay_in_sync_where_there_are_two(
         return
     made: list[TopicSpec] = []
     monkeypatch.setattr(type(log), "default_replication_factor", lambda *_: 3)
-    monkeypatch.setattr(type(log), "create_topics", lambda _, specs: made.extend(specs))
+    monkeypatch.setattr(type(log), "create_topics", lambda _, specs: made.extend(specs) or {})
     with pytest.raises(NotReady, match="not found"):
         creation.create_control_topics(log, prefix, control_partitions=1)
     assert [spec.config["min.insync.replicas"] for spec in made] == ["2"] * 6

@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from anabranch.batches.packer import BATCH_BYTES
 from anabranch.core import limits
 from anabranch.core.partitioner import SPACE
+from anabranch.processors.durability import HISTORY_BYTES
 from anabranch.schemas import records as r
+from anabranch.schemas.codec import encode
 from tests.core.labels import SECRET
 from tests.processors.world import World
 
@@ -36,9 +39,9 @@ def test_the_page_is_as_the_code_says() -> None:
 class Place:
     """A stream, and a transaction that has touched it."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.world = World()
-        self.leader = self.world.controller(max_streams=4, max_partitions=18)
+        self.leader = self.world.controller(max_streams=4, max_partitions=18, **settings)
         self.leader.lead()
         self.world.stream(self.leader, STREAM, 1)
         small = r.CreateStream("nyc/small", 1, {"max.message.bytes": "20000"})
@@ -103,6 +106,47 @@ def test_what_is_beyond_is_refused(what: str, monkeypatch: pytest.MonkeyPatch) -
     answer = place.world.ask(place.leader, made(place))
     assert (answer.code, len(answer.message) <= limits.TEXT.value) == (code, True)
     assert place.leader.state.streams == streams
+
+
+@pytest.mark.parametrize(("takes", "most"), [(16, 3 << 20), (8, 3 << 20), (4, 3 << 19)])
+def test_receipts_fit_what_the_topics_take(takes: int, most: int) -> None:
+    """A commit's row has them all, beside a command; so does an answer that names them, at the end of a list."""
+    place = Place(record_bytes=takes << 20)
+    settings = place.leader.settings
+    assert settings.receipt_bytes == most
+    rest = limits.COMMAND.value + BATCH_BYTES
+    assert most + rest < settings.record_bytes
+    assert most + settings.listed_bytes + BATCH_BYTES < settings.record_bytes
+
+
+def test_smaller_messages_are_named_where_they_limit() -> None:
+    place = Place(record_bytes=8 << 10)
+    answer = place.world.ask(place.leader, r.Register(place.token, place.receipt(100)))
+    assert answer.message == (
+        "what a transaction's writers have registered, about, has 4,548 bytes; 3,072 are allowed (the topics of "
+        "status and replies take small messages only: `--max-message-bytes`)"
+    )
+
+
+def test_the_widest_step_of_a_history_fits_any_that_is_taken() -> None:
+    count, far = limits.SEGMENTS.value, 1 << 45
+    ends = tuple(r.Position(p, far) for p in range(limits.STREAM_PARTITIONS.value))
+    top = (1 << 31) - 1
+    last = top - count << 32  # an epoch, and a number within it
+    rows = range(count)
+    epoch = r.EpochRecord(
+        top,
+        top,
+        1 << 62,
+        tuple(r.EpochSegment(last + n, SPACE - 2, SPACE - 1, count + n, far) for n in rows),
+        tuple(r.SegmentEnd(last + n, far) for n in rows),
+        ends,
+        far,
+    )
+    parts = tuple(r.SegmentCommit(last + n, count + n, far, far, far) for n in rows)
+    for record in (epoch, r.CommitRecord(b"t" * 16, top, 1 << 62, parts, ends, far)):
+        assert len(encode(record)) < HISTORY_BYTES
+    assert limits.LEAST_RECORD.value > 2 * HISTORY_BYTES
 
 
 def test_a_reason_is_cut_and_nothing_is_refused_for_it() -> None:

@@ -21,7 +21,7 @@ from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.broker_contact import Contact, made
 from anabranch.librdkafka.command_bus import KafkaBus
 from anabranch.librdkafka.groups import KafkaGroups
-from anabranch.librdkafka.journal_writer import KafkaJournals
+from anabranch.librdkafka.journal_writer import Channel, KafkaJournals
 from anabranch.librdkafka.options import Options
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 from tests.client.doubles import ManualClock
@@ -259,3 +259,43 @@ def test_what_a_writer_does_once_its_client_is_closed_has_a_name() -> None:
     with pytest.raises(WriteFailed, match="the client was closed"):
         channel.learn("t", 1, SystemClock(), SystemClock().monotonic() + 3)  # … or an opening
     writer.discard()
+
+
+def _refuse(channel: Channel) -> None:
+    message = Mock(**{"topic.return_value": "t", "partition.return_value": 0})
+    channel._undelivered(KafkaError(KafkaError.UNSUPPORTED_COMPRESSION_TYPE), message)
+
+
+def test_a_codec_that_brokers_lack_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    options = Options("127.0.0.1:1", {"log_level": 0})
+    journals = KafkaJournals(options, Mock(), SystemClock(), 3.0)
+    journals.writer()  # a spare producer
+    taken = [journals.take(1000) for _ in range(2)]
+    journals.give_back(spare := journals.take(1000))
+    for codec, channel in zip(("gzip", "gzip"), taken, strict=True):
+        _refuse(channel)
+        assert channel.failure == (
+            f"a write to t[0] failed: these brokers take no lz4, and {codec} is used from now on"
+        )
+    _refuse(taken[0])  # another batch of it
+    assert journals.columns()._pool.codec == options.journal(1000)["compression.type"] == "gzip"
+    _refuse(channel := journals.take(1000))
+    assert channel is not spare
+    assert options.journal(1000)["compression.type"] == "none"
+    _refuse(last := journals.take(1000))
+    assert str(last.failure).endswith("take no none: give another compression_type to connect")
+    said = [r.getMessage().partition(":")[2] for r in caplog.records if "take no" in r.getMessage()]
+    assert len(said) == 2
+    journals.close()
+
+
+@pytest.mark.parametrize("name", ["compression.type", "compression.codec"])
+def test_a_codec_that_was_chosen_stays(name: str) -> None:
+    options = Options("127.0.0.1:1", {"log_level": 0, name: "zstd"})
+    journals = KafkaJournals(options, Mock(), SystemClock(), 3.0)
+    _refuse(channel := journals.take(1000))
+    assert channel.failure == (
+        "a write to t[0] failed: these brokers take no zstd: give another compression_type to connect"
+    )
+    assert options.codec == "zstd"
+    journals.close()

@@ -260,7 +260,7 @@ def _listed(
     last, size = None, 0
     for looked_at, (key, row) in enumerate(rows):
         turn.charge(work.LISTED)
-        full = len(found) == limit or size >= limits.ANSWER.value // 2
+        full = len(found) == limit or size >= turn.settings.listed_bytes
         if full or looked_at == limits.LOOKED_AT.value:
             return found, _between(turn, last, key)
         if row is not None and wanted(row):

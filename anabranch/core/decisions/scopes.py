@@ -188,7 +188,7 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
     for name in _described(turn, command.scope, command.after or ""):
         turn.charge(work.LOOK)
         full = len(found) == limits.LOOKED_AT.value
-        if full or size >= limits.ANSWER.value // 2:  # the next one may be big
+        if full or size >= turn.settings.listed_bytes:  # the next one may be big
             turn.reply(to, StreamList(tuple(found), found[-1].stream))
             return
         found.append(stream_info(turn, turn.state.streams[name]))

@@ -234,7 +234,7 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     begins = command.writer and command.writer not in txn.writers  # about to write
     receipt = Receipt(row.txn_id, command.writer, 0, False, ())
     if begins:
-        check_room(txn, (receipt,))
+        check_room(turn, txn, (receipt,))
     if command.stream not in txn.participants:
         check_staged(turn, row.owner, row.txn_id)
         epoch = stream.reference_epoch

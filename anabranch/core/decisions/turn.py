@@ -96,6 +96,7 @@ class Settings:
     trusts_open: bool = False
     # The most that the commands topic takes of big commands, unpacked.
     command_bytes: int = limits.COMMAND.value
+    record_bytes: int = limits.RECORD.value  # the most that the topics of status and replies take
     round_bytes: int = 16 << 20  # merges of one round, about
     chunk_bytes: int = 16 << 20  # a bigger merge is carried aside, in chunks of this many bytes
     collate_ms: int = 200  # a stream rolls at most once in this time; earlier commits are collated
@@ -109,6 +110,16 @@ class Settings:
     def max_ahead_ms(self) -> int:
         """How far a client's clock may be ahead: less than the retention, so that no id is forgotten already."""
         return min(DAY_MS, self.retention_ms // 2)
+
+    @property
+    def receipt_bytes(self) -> int:
+        """The most that a transaction's receipts may have, about: a row has all of a commit's, and more besides."""
+        return min(limits.RECEIPTS.value, 3 * self.record_bytes // 8)
+
+    @property
+    def listed_bytes(self) -> int:
+        """The bytes, about, after which a list goes on in another answer: the last thing in it may be big."""
+        return min(limits.ANSWER.value // 2, self.record_bytes // 8)
 
 
 @dataclass(slots=True)

@@ -134,6 +134,9 @@ class Cluster:
         self.chance = random.Random()  # its own: a program's seed, and its repeats, are not ours
         # (producer id, partition) -> whether its last native transaction there was committed.
         self.ended: dict[tuple[int, TopicPartition], bool] = {}
+        # Whether brokers make nothing in a dry run; if they do: the replicas of what was made. None, 0: not known.
+        self.heeds_dry_runs: bool | None = None
+        self.replicas_of_new = 0
 
     # -- connections ----------------------------------------------------------------------------
 

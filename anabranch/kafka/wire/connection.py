@@ -184,7 +184,9 @@ class Connection:
 
     def version(self, api: Api, highest: int | None = None) -> int:
         """The version to speak with this broker. `LogRefused` (35): there is none."""
-        low, high = self.versions.get(api.key, (0, -1))
+        if api.key not in self.versions:
+            raise LogRefused(f"{self.address} does not offer {api.name}", UNSUPPORTED_VERSION)
+        low, high = self.versions[api.key]
         version = min(high, api.highest if highest is None else highest)
         if version < max(low, api.lowest):
             raise LogRefused(

@@ -13,6 +13,7 @@ from anabranch.ports import (
     INVALID_RECORD,
     INVALID_TIMESTAMP,
     MESSAGE_TOO_LARGE,
+    UNSUPPORTED_COMPRESSION_TYPE,
     Log,
     LogError,
     LogRefused,
@@ -21,10 +22,18 @@ from anabranch.ports import (
 
 log = logging.getLogger("anabranch.controller")
 
-# Codes by which a broker refuses records; three are RECORD_LIST_TOO_LARGE, UNSUPPORTED_FOR_MESSAGE_FORMAT and
-# UNSUPPORTED_COMPRESSION_TYPE. Other codes refuse the topic.
+# Codes by which a broker refuses records; two are RECORD_LIST_TOO_LARGE and UNSUPPORTED_FOR_MESSAGE_FORMAT. Other
+# codes refuse the topic.
 DATA_CODES = frozenset(
-    (CORRUPT_MESSAGE, MESSAGE_TOO_LARGE, 18, INVALID_TIMESTAMP, 43, 76, INVALID_RECORD)
+    (
+        CORRUPT_MESSAGE,
+        MESSAGE_TOO_LARGE,
+        18,
+        INVALID_TIMESTAMP,
+        43,
+        UNSUPPORTED_COMPRESSION_TYPE,
+        INVALID_RECORD,
+    )
 )
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0

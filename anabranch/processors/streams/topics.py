@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from anabranch.core import limits
 from anabranch.core.decisions.alter import stream_changed
 from anabranch.core.decisions.bases import base_published, is_published
 from anabranch.core.decisions.scale import partitions_added, partitions_refused
@@ -94,12 +95,23 @@ class StreamTopics:
     """
 
     def __init__(
-        self, log: Log, clock: Clock, witness: str, cutter: Cutter, *, threads: bool
+        self,
+        log: Log,
+        clock: Clock,
+        witness: str,
+        cutter: Cutter,
+        *,
+        threads: bool,
+        record_bytes: int = limits.RECORD.value,
     ) -> None:
-        """``witness``: an existing topic: a broker that does not know it knows nothing."""
+        """``witness``: an existing topic: a broker that does not know it knows nothing.
+
+        ``record_bytes``: the messages that a history takes.
+        """
         self._log = log
         self._clock = clock
         self._witness = witness
+        self._record_bytes = record_bytes
         self._cutter = cutter
         self._growth = Growth(log, clock, threads=threads)
         self._helper = helper("anabranch-topics", threads=threads)
@@ -232,6 +244,7 @@ class StreamTopics:
             segments=row.segment_count,
             settings=row.settings,
             adopt=row.adopt,
+            record_bytes=self._record_bytes,
         )
         self._check_no_history(row.stream)
         return made

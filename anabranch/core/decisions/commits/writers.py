@@ -100,19 +100,20 @@ def newer(one: Receipt, other: Receipt) -> Receipt:
     return last
 
 
-def check_room(txn: OpenTxn, receipts: Collection[Receipt]) -> None:
+def check_room(turn: Turn, txn: OpenTxn, receipts: Collection[Receipt]) -> None:
     """`InvalidArgument` if the transaction would have too many writers with these receipts, or too big ones."""
     known = [txn.writers[r.writer] for r in receipts if r.writer in txn.writers]
     limits.WRITERS.check(len(txn.writers) + len(receipts) - len(known), "the transaction")
     size = txn.receipt_bytes - limits.size_of(known) + limits.size_of(receipts)
-    limits.RECEIPTS.check(size, "what a transaction's writers have registered, about,")
+    what = "what a transaction's writers have registered, about,"
+    limits.RECEIPTS.check(size, what, turn.settings.receipt_bytes)
 
 
 def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> None:
     """Receipts must be of this transaction, well formed, and name only streams that it touched."""
     touched = turn.open(txn_id).participants
     turn.charge(work.of_receipts(receipts))
-    check_room(turn.open(txn_id), receipts)
+    check_room(turn, turn.open(txn_id), receipts)
     for receipt in receipts:
         if receipt.txn_id != txn_id:
             raise InvalidArgument("a receipt is of another transaction")
