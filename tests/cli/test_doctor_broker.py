@@ -1,0 +1,177 @@
+"""`anabranch doctor --broker`: what it says of a cluster that gives all it needs, and of one that does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from anabranch.infra.broker import EmbeddedBroker
+from anabranch.kafka import admin
+from anabranch.kafka.idempotent_producer import JournalProducer
+from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.probe import FAILS, LOSS, WORKS
+from anabranch.kafka.transactional_producer import KafkaProducer
+from anabranch.kafka.wire import calls
+from anabranch.kafka.wire.calls import CREATE_TOPICS, Api
+from anabranch.kafka.wire.connection import Connection
+from anabranch.ports import LogRefused, TopicInfo
+from tests.cli.conftest import Run
+from tests.conftest import Broker
+
+pytestmark = [pytest.mark.broker, pytest.mark.unsecured]
+Patch = Callable[[pytest.MonkeyPatch], None]
+Rows = dict[str, list[dict[str, str]]]
+
+
+def without(*names: str) -> Patch:
+    """Brokers that do not offer these calls."""
+    greet = Connection.greet
+    keys = {getattr(calls, name).key for name in names}
+
+    def patched(self: Connection, deadline: float) -> None:
+        greet(self, deadline)
+        self.versions = {key: of for key, of in self.versions.items() if key not in keys}
+
+    return lambda patch: patch.setattr(Connection, "greet", patched)
+
+
+def makes_topics_in_dry_runs(patch: pytest.MonkeyPatch) -> None:
+    ask = Connection.ask
+
+    def patched(self: Connection, api: Api, deadline: float, /, **fields: Any) -> Any:
+        if api is CREATE_TOPICS:
+            fields["validate_only"] = False
+        return ask(self, api, deadline, **fields)
+
+    patch.setattr(Connection, "ask", patched)
+
+
+def says_a_lower_end(patch: pytest.MonkeyPatch) -> None:
+    """As brokers do that take the begin of the last batch for its end."""
+    list_offsets = admin.list_offsets
+
+    def patched(*given: Any, **more: Any) -> Any:
+        found = list_offsets(*given, **more)
+        return {place: max(0, end - 2) for place, end in found.items()}
+
+    patch.setattr(admin, "list_offsets", patched)
+
+
+def takes_gzip_alone(patch: pytest.MonkeyPatch) -> None:
+    append = JournalProducer.append
+
+    def patched(self: JournalProducer, partition: Any, batch: Any, deadline: float) -> None:
+        if batch.codec > 1:
+            raise LogRefused("the broker does not know the codec", 76)
+        append(self, partition, batch, deadline)
+
+    patch.setattr(JournalProducer, "append", patched)
+
+
+def fences_nothing(patch: pytest.MonkeyPatch) -> None:
+    producer, count = KafkaLog.producer, iter(range(100))
+
+    def patched(self: KafkaLog, transactional_id: str, *, timeout: float) -> KafkaProducer:
+        return producer(self, f"{transactional_id}.{next(count)}", timeout=timeout)
+
+    patch.setattr(KafkaLog, "producer", patched)
+
+
+def deletes_by_time_always(patch: pytest.MonkeyPatch) -> None:
+    describe = admin.describe_topics
+
+    def patched(*given: Any) -> Mapping[str, TopicInfo]:
+        found = describe(*given)
+        for info in found.values():
+            if info.config.get("retention.ms") == "-1":
+                info.config["retention.ms"] = "604800000"  # type: ignore[index]
+        return found
+
+    patch.setattr(admin, "describe_topics", patched)
+
+
+def nothing(patch: pytest.MonkeyPatch) -> None:
+    del patch
+
+
+def ask(run: Run, bootstrap: str, prefix: str, *more: str) -> tuple[int, Rows]:
+    """The exit code, and the rows by need."""
+    done = run("doctor", "--broker", "--json", "--prefix", prefix, *more, bootstrap=bootstrap)
+    rows: Rows = {}
+    for row in json.loads(done.stdout)["rows"]:
+        rows.setdefault(row["need"], []).append(row)
+    return done.exit_code, rows
+
+
+@pytest.mark.parametrize(
+    ("patch", "code", "need", "state", "told"),
+    [
+        pytest.param(nothing, 0, "calls", WORKS, "all", id="gives all"),
+        (without("ADD_PARTITIONS_TO_TXN"), 1, "calls", FAILS, "no AddPartitionsToTxn: needed for"),
+        (without("END_TXN"), 1, "calls", FAILS, "no EndTxn: needed for"),
+        (without("DESCRIBE_CONFIGS"), 1, "calls", FAILS, "no DescribeConfigs: needed for"),
+        (without("SASL_HANDSHAKE", "SASL_AUTHENTICATE"), 0, "calls", WORKS, "all"),
+        (without("DELETE_RECORDS"), 0, "cut journals", LOSS, "journals are never cut"),
+        (without("INCREMENTAL_ALTER_CONFIGS"), 0, "alter settings", LOSS, "are refused"),
+        (without("DESCRIBE_PRODUCERS"), 0, "calls", LOSS, "no DescribeProducers: a marker"),
+        (without("CREATE_PARTITIONS"), 0, "grow", LOSS, "can't be scaled beyond"),
+        (makes_topics_in_dry_runs, None, "dry runs", LOSS, "a dry run makes the topic"),
+        (says_a_lower_end, 1, "ends of partitions", FAILS, "is 1, after it has acknowledged"),
+        (takes_gzip_alone, 0, "compression", LOSS, "taken: none, gzip"),
+        (fences_nothing, 1, "fencing", FAILS, "can still write"),
+        (deletes_by_time_always, 1, "a stream's topics", FAILS, "retention.ms=604800000"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_what_a_cluster_gives(
+    run: Run,
+    broker: Broker,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
+    patch: Patch,
+    code: int | None,
+    need: str,
+    state: str,
+    told: str,
+) -> None:
+    with monkeypatch.context() as patched:
+        patch(patched)
+        found, rows = ask(run, broker.bootstrap, unique)
+    assert any(row["state"] == state and told in row["found"] for row in rows[need]), rows
+    assert code in (None, found), rows
+    if code == 0:
+        others = [row for name, of in rows.items() if name not in (need, "calls") for row in of]
+        assert {row["need"] for row in others if row["state"] != WORKS} <= {"replicas"}, rows
+    left = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10).topics
+    assert [name for name in left if name.startswith(unique)] == []
+
+
+@pytest.fixture(scope="module")
+def limited() -> Iterator[EmbeddedBroker]:
+    limits = {"transaction.max.timeout.ms": "10000", "group.min.session.timeout.ms": "7000"}
+    with EmbeddedBroker(properties=limits, quick_start=True) as broker:
+        yield broker
+        broker.kill()
+
+
+def test_time_outs_that_a_broker_does_not_take(
+    run: Run, limited: EmbeddedBroker, unique: str
+) -> None:
+    code, rows = ask(run, limited.bootstrap, unique)
+    assert code == 1
+    wrong = {need: of[0]["found"] for need, of in rows.items() if of[0]["state"] == FAILS}
+    assert wrong.keys() == {"transaction time-out", "groups"}
+    assert "--native-timeout 60 s is above" in wrong["transaction time-out"]
+    assert "--session-timeout 6 s is not within" in wrong["groups"]
+    _, rows = ask(run, limited.bootstrap, unique, "--native-timeout", "9")
+    assert rows["transaction time-out"][0]["state"] == WORKS
+
+
+def test_brokers_that_are_away(run: Run) -> None:
+    code, rows = ask(run, "127.0.0.1:1", "p")
+    assert code == 1
+    assert rows["brokers"][0]["state"] == FAILS
