@@ -52,8 +52,9 @@ from anabranch.topics.names import (
     topics_of,
 )
 
-INVALID_TRANSACTION_TIMEOUT = int(ErrorCode.invalid_transaction_timeout)
-NEVER_PASSES = frozenset((UNSUPPORTED_VERSION, INVALID_TRANSACTION_TIMEOUT))
+# Waiting does not change these answers of brokers.
+NEVER_PASSES = frozenset((UNSUPPORTED_VERSION, int(ErrorCode.invalid_transaction_timeout)))
+LOOK_S = 5.0  # each broker, before a controller joins its group, and now and then after that
 _ANSWER_S = 10.0  # each question of the probe
 _SOON_S = 5.0  # brokers show a change, or write a marker, within this time
 _SHORT_S = (
@@ -80,7 +81,7 @@ def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tupl
         LogRefused: no controller can be leader there, and waiting does not change that; says what to do.
         LogUnavailable: no broker answers, or the coordinator does not.
     """
-    brokers = look_at(cluster, cluster.settings.request_timeout, disks=False)
+    brokers = look_at(cluster, LOOK_S, disks=False)
     for broker in brokers:
         if wrong := needs.obstacles(broker.too_old):
             what = f"the broker {broker.address} can't be used: {'; '.join(wrong)}"
@@ -102,14 +103,6 @@ def check_native_timeout(cluster: Cluster, transactional_id: str, native_timeout
         Coordinator(cluster, transactional_id, native_timeout).close()
     except LogFenced:
         return  # another process has asked the same in between, and was not refused
-    except LogRefused as error:
-        if error.error != INVALID_TRANSACTION_TIMEOUT:
-            raise
-        raise LogRefused(
-            f"--native-timeout {native_timeout:g} s is above the broker's transaction.max.timeout.ms: start with a "
-            "lower --native-timeout, or raise that setting of the brokers",
-            error.error,
-        ) from error
 
 
 # -- the probe -----------------------------------------------------------------------------------------

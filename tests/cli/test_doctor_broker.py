@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from anabranch.cli import session
+from anabranch.cli.looking import doctor
+from anabranch.cli.looking.doctor import BAD, OK, WARN
+from anabranch.cli.session import Target
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.kafka import admin
 from anabranch.kafka.idempotent_producer import JournalProducer
@@ -17,8 +27,11 @@ from anabranch.kafka.probe import FAILS, LOSS, WORKS
 from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.kafka.wire import calls
 from anabranch.kafka.wire.calls import CREATE_TOPICS, Api
+from anabranch.kafka.wire.cluster import Cluster
 from anabranch.kafka.wire.connection import Connection
 from anabranch.ports import LogRefused, TopicInfo
+from anabranch.processors import service
+from anabranch.processors.config import ControllerOptions
 from tests.cli.conftest import Run
 from tests.conftest import Broker
 
@@ -165,10 +178,95 @@ def test_time_outs_that_a_broker_does_not_take(
     assert code == 1
     wrong = {need: of[0]["found"] for need, of in rows.items() if of[0]["state"] == FAILS}
     assert wrong.keys() == {"transaction time-out", "groups"}
-    assert "--native-timeout 60 s is above" in wrong["transaction time-out"]
+    assert "--native-timeout is above" in wrong["transaction time-out"]
     assert "--session-timeout 6 s is not within" in wrong["groups"]
     _, rows = ask(run, limited.bootstrap, unique, "--native-timeout", "9")
     assert rows["transaction time-out"][0]["state"] == WORKS
+
+
+@pytest.mark.parametrize(
+    ("patch", "timeout_s", "told"),
+    [
+        (
+            without("ADD_PARTITIONS_TO_TXN"),
+            60,
+            "no AddPartitionsToTxn: needed for writing a commit",
+        ),
+        (without("END_TXN", "DELETE_RECORDS"), 60, "no EndTxn: needed for writing a commit"),
+        (without("DESCRIBE_CONFIGS"), 60, "no DescribeConfigs: needed for making the topics"),
+        (nothing, 60, "--native-timeout is above the brokers' transaction.max.timeout.ms: lower"),
+        (without("DELETE_RECORDS"), 9, ""),
+    ],
+)
+def test_a_controller_ends_before_it_makes_anything(
+    limited: EmbeddedBroker,
+    unique: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    patch: Patch,
+    timeout_s: int,
+    told: str,
+) -> None:
+    patch(monkeypatch)
+    options = ControllerOptions(
+        limited.bootstrap, data_dir=tmp_path, prefix=unique, native_timeout_s=timeout_s
+    )
+    controller = service.ControllerService(options)
+    begun = time.monotonic()
+    prepared = asyncio.run(controller._prepared())
+    left = AdminClient({"bootstrap.servers": limited.bootstrap}).list_topics(timeout=10).topics
+    made = [name for name in left if name.startswith(unique)]
+    if told:
+        assert time.monotonic() - begun < 60, "it waits"
+        assert (prepared, made) == (False, [])
+        assert type(controller.failure) is LogRefused
+        assert told in str(controller.failure)
+    else:
+        assert prepared, controller.failure
+        assert len(made) == 6
+        assert controller._lacks == ("DeleteRecords",)
+
+
+@pytest.mark.slow(5)
+def test_the_process_ends_with_an_exit_code(
+    limited: EmbeddedBroker, unique: str, tmp_path: Path
+) -> None:
+    words = ("controller", "-b", limited.bootstrap, "--prefix", unique, "--data-dir", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-m", "anabranch.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == service.EXIT_ENVIRONMENT, output
+    assert "ERROR   LogRefused: initialise" in output
+    assert "--native-timeout is above the brokers' transaction.max.timeout.ms" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("patch", "state", "told"),
+    [
+        (nothing, OK, "speaks all that is needed"),
+        (without("SASL_AUTHENTICATE"), OK, "speaks all that is needed"),
+        (without("DELETE_RECORDS"), WARN, "no DeleteRecords: journals are never cut"),
+        (without("DESCRIBE_LOG_DIRS"), WARN, "no DescribeLogDirs: `doctor` does not see"),
+        (without("DESCRIBE_CONFIGS"), BAD, "no DescribeConfigs: needed for making the topics"),
+    ],
+)
+def test_the_short_look_goes_by_the_same_table(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, patch: Patch, state: str, told: str
+) -> None:
+    patch(monkeypatch)
+    target = Target(broker.bootstrap, "p", 5.0)
+    with closing(Cluster(session.raw_settings(target))) as cluster:
+        _, row, *_ = doctor._brokers(cluster, target)
+    assert row.state == state
+    assert row.told.startswith(told)
+    shown = session.losses_of(target)
+    assert shown == [row.told] * (state == WARN), "as `stream list` shows it"
 
 
 def test_brokers_that_are_away(run: Run) -> None:

@@ -62,22 +62,16 @@ def command(
     With --broker, no controller need run. Each need works, works with a loss, or does not work: then the exit
     code is 1.
     """
-    from anabranch.cli.session import connected
-    from anabranch.kafka.settings import parse_settings
+    from anabranch.cli.session import connected, raw_settings
     from anabranch.kafka.wire.cluster import Cluster
-    from anabranch.librdkafka.options import Options
 
     target = replace(options.target(), timeout=_ANSWER_S)
     rows: list[Row] = []
-    given = Options(target.bootstrap, target.kafka)
+    settings = raw_settings(target)
     if broker:
-        settings = parse_settings(given.bootstrap, given.raw_reader())
         _probe(settings, options, native_timeout, replication_factor)
         return
-    settings = replace(
-        parse_settings(given.bootstrap, given.raw_reader()), request_timeout=_ANSWER_S
-    )
-    with closing(Cluster(settings)) as cluster:
+    with closing(Cluster(replace(settings, request_timeout=_ANSWER_S))) as cluster:
         rows += _brokers(cluster, target)
         if rows[0].state != BAD:
             rows += _topics(cluster, target)

@@ -5,7 +5,7 @@ Both follow the log; `durability` has their order.
 
 from __future__ import annotations
 
-import logging
+import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
@@ -26,11 +26,10 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.processors.durability import native_transaction
+from anabranch.processors.once_a_minute import OnceAMinute
 from anabranch.processors.streams.helper_thread import helper
 from anabranch.processors.streams.histories import Histories
 from anabranch.topics.names import history_topic, journal_topic
-
-log = logging.getLogger("anabranch.controller")
 
 RETRY_MS = 30_000
 
@@ -44,6 +43,7 @@ class Cutter:
     def __init__(self, source: Log, *, threads: bool, histories_ms: int) -> None:
         """``histories_ms``: how often to look at the histories."""
         self._log = source
+        self._trouble = OnceAMinute(time.monotonic)
         self._due: dict[TopicPartition, int] = {}
         self._not_before_ms = 0
         self._helper = helper("anabranch-cutter", threads=threads)
@@ -128,9 +128,11 @@ class Cutter:
                 for place, at in due.items():
                     failed |= self._delete({place: at})
                 return failed
-            log.warning("a topic can't be cut: %s", error)  # the next low water tries again
+            self._trouble.warning(
+                "a topic can't be cut: %s", error
+            )  # the next low water tries again
         except LogError as error:
-            log.warning("topics can't be cut now: %s", error)
+            self._trouble.warning("topics can't be cut now: %s", error)
             return due
         return {}
 
