@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
+from anabranch.clock import OnceAMinute
 from anabranch.core.decisions.turn import Settings
 from anabranch.errors import AnabranchError, InvariantViolation, NotLeading
 from anabranch.kafka.probe import NEVER_PASSES
 from anabranch.ports import Clock, Log, LogError, LogFenced, LogRefused, Table, TableError
 from anabranch.processors.controller import Controller
 from anabranch.processors.metrics import Metrics
-from anabranch.processors.once_a_minute import OnceAMinute
 from anabranch.processors.rocksdb_table import open_checkpoint, size_on_disk, touch_checkpoint
 from anabranch.schemas.records import TermRow
 
@@ -76,7 +76,7 @@ class Leader:
         self._failures = 0
         self._failing_since = self._failed_at = -LONGEST_PAUSE_S
         self._rounds = 0  # when failures began
-        self._trouble = OnceAMinute(clock.monotonic)
+        self._trouble = OnceAMinute(log, clock.monotonic)
         self._stop = threading.Event()
         self.leading = False
         self.term = 0

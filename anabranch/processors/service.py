@@ -23,7 +23,7 @@ from typing import Any
 import mode
 
 from anabranch.batches.framing import warm
-from anabranch.clock import SystemClock
+from anabranch.clock import OnceAMinute, SystemClock
 from anabranch.core import limits
 from anabranch.core.decisions.turn import Settings
 from anabranch.errors import (
@@ -56,7 +56,6 @@ from anabranch.processors.leader import Leader
 from anabranch.processors.leadership import last_term
 from anabranch.processors.metrics import TABLE, Metrics
 from anabranch.processors.monitor import Monitor
-from anabranch.processors.once_a_minute import OnceAMinute
 from anabranch.schemas.records import TermRow
 from anabranch.topics.creation import ControlTopics, create_control_topics
 from anabranch.topics.names import commands_topic, controllers_group, status_topic
@@ -187,7 +186,7 @@ class ControllerService(mode.Service):
         self._compile()
         source = KafkaLog(self.options.bootstrap, self.options.kafka)
         late, asked = 0, False
-        waiting = OnceAMinute(time.monotonic)
+        waiting = OnceAMinute(log, time.monotonic)
         try:
             while not self.should_stop:
                 try:

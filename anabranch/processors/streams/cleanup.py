@@ -5,12 +5,14 @@ Both follow the log; `durability` has their order.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.packer import Made, Packer, batch_limit
+from anabranch.clock import OnceAMinute
 from anabranch.core.decisions.cleanup import Copied, Lying, has_moved, moved, not_now, runs_to_move
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal.usage import Place
@@ -26,10 +28,11 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.processors.durability import native_transaction
-from anabranch.processors.once_a_minute import OnceAMinute
 from anabranch.processors.streams.helper_thread import helper
 from anabranch.processors.streams.histories import Histories
 from anabranch.topics.names import history_topic, journal_topic
+
+log = logging.getLogger("anabranch.controller")
 
 RETRY_MS = 30_000
 
@@ -43,7 +46,7 @@ class Cutter:
     def __init__(self, source: Log, *, threads: bool, histories_ms: int) -> None:
         """``histories_ms``: how often to look at the histories."""
         self._log = source
-        self._trouble = OnceAMinute(time.monotonic)
+        self._trouble = OnceAMinute(log, time.monotonic)
         self._due: dict[TopicPartition, int] = {}
         self._not_before_ms = 0
         self._helper = helper("anabranch-cutter", threads=threads)
