@@ -95,7 +95,7 @@ def _is_secret(line: str) -> bool:
 
 
 def losses_of(target: Target) -> list[str]:
-    """What does not work as brokers do not offer a call, as text; nothing if they don't say."""
+    """The losses where brokers do not offer a call, as text; nothing if they don't say."""
     from anabranch.kafka.look import look_at
     from anabranch.kafka.needs import losses
     from anabranch.kafka.wire.cluster import Cluster

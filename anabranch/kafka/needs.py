@@ -56,6 +56,18 @@ MARKERS = Need(
     "finding a native transaction that lacks its marker",
     "a marker that brokers lose is not looked for: readers of that partition then wait until an operator ends it",
 )
+GROW = Need(
+    "grow",
+    (calls.CREATE_PARTITIONS,),
+    "scaling a stream to more segments than it has partitions",
+    "streams can't be scaled beyond the partitions that they were made with",
+)
+DELETE = Need(
+    "delete topics",
+    (calls.DELETE_TOPICS,),
+    "deleting a stream with its topics",
+    "topics of deleted streams stay, and the operator has to delete them",
+)
 CALLS = (
     Need(
         "records",
@@ -92,18 +104,8 @@ CALLS = (
     SASL,
     CUT,
     ALTER,
-    Need(
-        "grow",
-        (calls.CREATE_PARTITIONS,),
-        "scaling a stream to more segments than it has partitions",
-        "streams can't be scaled beyond the partitions that they were made with",
-    ),
-    Need(
-        "delete topics",
-        (calls.DELETE_TOPICS,),
-        "deleting a stream with its topics",
-        "topics of deleted streams stay, and the operator has to delete them",
-    ),
+    GROW,
+    DELETE,
     MARKERS,
     Need(
         "disks",

@@ -26,7 +26,7 @@ from anabranch.kafka import admin, needs
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.look import Broker, look_at
-from anabranch.kafka.needs import BROKERS_PAGE, CALLS
+from anabranch.kafka.needs import BROKERS_PAGE
 from anabranch.kafka.settings import Settings
 from anabranch.kafka.wire.calls import CREATE_TOPICS, Api
 from anabranch.kafka.wire.cluster import Cluster
@@ -65,6 +65,8 @@ _ROOM_BYTES = 1 << 10  # for a batch's header and a record's lengths
 _MEMBER_ID_REQUIRED = int(ErrorCode.member_id_required)
 _INVALID_SESSION_TIMEOUT = int(ErrorCode.invalid_session_timeout)
 _JOIN_GROUP = Api(11, "join_group", "JoinGroup", 4, 5, 6)
+
+_CONTROL, _OF_STREAM, _OF_TABLE = "control topics", "a stream's topics", "a table's topics"
 
 WORKS, LOSS, FAILS = "works", "works with a loss", "does not work"
 
@@ -117,6 +119,19 @@ class Tried(NamedTuple):
     to_do: str = ""
 
 
+class _Step(NamedTuple):
+    """An attempt at a need. ``lost``: what does not work without it; empty: nothing works.
+
+    ``after``: needs without which it can't be tried; likewise ``calls``.
+    """
+
+    need: str
+    attempt: Callable[[], str]
+    lost: str = ""
+    after: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+
+
 class _Lost(Exception):
     """A need that is not met, and what is lost; the rest works."""
 
@@ -167,45 +182,6 @@ class Probe:
 
     def run(self) -> Iterator[Tried]:
         """Try all needs. If calls are missing without which nothing works, nothing else is tried."""
-        blocked = False
-        for tried in self._calls():
-            blocked |= tried.state == FAILS
-            yield tried
-        if blocked:
-            return
-        steps: tuple[tuple[str, Callable[[], str], str], ...] = (
-            ("dry runs", self._dry_runs, ""),
-            (f"topics of {self._prefix}", self._own_topics, ""),
-            ("control topics", self._control_topics, ""),
-            ("a stream's topics", lambda: self._stream_topics(self._stream), ""),
-            ("a table's topics", lambda: self._stream_topics(self._table), ""),
-            ("a lane's topics", self._lane_topics, "no lane but `open` and `admin`"),
-            ("replicas", self._replicas, ""),
-            ("size", self._size, ""),
-            ("compression", self._codecs, ""),
-            ("ends of partitions", self._ends, ""),
-            ("transaction time-out", self._time_out, ""),
-            ("native transactions", self._transactions, ""),
-            ("fencing", self._fencing, ""),
-            ("groups", self._groups, ""),
-            *((n.name, how, n.lost) for n, how in self._optional()),
-        )
-        try:
-            for need, attempt, lost in steps:
-                yield _try(need, attempt, lost)
-        finally:
-            left = self._delete()
-        yield left
-
-    def _optional(self) -> Iterator[tuple[needs.Need, Callable[[], str]]]:
-        by_name = {need.name: need for need in CALLS}
-        yield by_name["grow"], self._grow
-        yield needs.CUT, self._cut
-        yield needs.ALTER, self._alter
-
-    # -- calls ----------------------------------------------------------------------------------------
-
-    def _calls(self) -> Iterator[Tried]:
         try:
             brokers = look_at(self._cluster, _ANSWER_S, disks=False)
         except (LogError, AnabranchError) as error:
@@ -213,22 +189,48 @@ class Probe:
                 "brokers", FAILS, str(error), "look at the broker, and at security.protocol"
             )
             return
-        silent = [f"{one.address}: {one.trouble}" for one in brokers if one.trouble]
-        told = f"{len(brokers) - len(silent)} of {len(brokers)} answer"
-        if len(silent) == len(brokers):
-            yield Tried("brokers", FAILS, "; ".join(silent), "start them, or look at their logs")
-            return
-        do = f"not looked at: {'; '.join(silent)}" if silent else ""
-        yield Tried("brokers", LOSS if silent else WORKS, told, do)
         lacks = {name for one in brokers for name in one.too_old}
-        vital, lost = needs.obstacles(lacks), needs.losses(lacks)
-        do = f"use another broker: {BROKERS_PAGE}"
-        for text in vital:
-            yield Tried("calls", FAILS, text, do)
-        for text in lost:
-            yield Tried("calls", LOSS, text, do)
-        if not lacks:
-            yield Tried("calls", WORKS, "all, in versions that are supported")
+        failed = set()
+        for tried in _calls(brokers, lacks):
+            if tried.state == FAILS:
+                failed.add(tried.need)
+            yield tried
+        if failed:
+            return
+        try:
+            for step in self._steps():
+                if failed.isdisjoint(step.after) and lacks.isdisjoint(step.calls):
+                    tried = _try(step)
+                    if tried.state == FAILS:
+                        failed.add(tried.need)
+                    yield tried
+        finally:
+            left = self._delete()
+        yield left
+
+    def _steps(self) -> Iterator[_Step]:
+        yield _Step("dry runs", self._dry_runs)
+        yield _Step(f"topics of {self._prefix}", self._own_topics)
+        yield _Step(_CONTROL, self._control_topics)
+        yield _Step(_OF_STREAM, lambda: self._stream_topics(self._stream))
+        yield _Step(_OF_TABLE, lambda: self._stream_topics(self._table))
+        lost = "no lane but `open` and `admin`"
+        yield _Step("a lane's topics", self._lane_topics, lost, (_CONTROL,))
+        yield _Step("replicas", self._replicas, after=(_OF_STREAM,))
+        yield _Step("size", self._size, after=(_CONTROL,))
+        yield _Step("compression", self._codecs, after=(_OF_STREAM,))
+        yield _Step("ends of partitions", self._ends, after=(_OF_TABLE,))
+        yield _Step("transaction time-out", self._time_out)
+        yield _Step("native transactions", self._transactions, after=(_OF_STREAM,))
+        yield _Step("fencing", self._fencing, after=(_OF_STREAM,))
+        yield _Step("groups", self._groups)
+        for need, attempt in (
+            (needs.GROW, self._grow),
+            (needs.CUT, self._cut),
+            (needs.ALTER, self._alter),
+        ):
+            names = tuple(api.name for api in need.calls)
+            yield _Step(need.name, attempt, need.lost, (_OF_STREAM,), names)
 
     # -- topics ---------------------------------------------------------------------------------------
 
@@ -327,10 +329,9 @@ class Probe:
             ids = [TopicInfo(n, 1, 1, {}, topic.topic_id.hex()) for n, topic in left.items()]
             self._log.delete_topics(ids)
         except (LogError, AnabranchError, MalformedAnswer) as error:
-            lost = next(need.lost for need in CALLS if need.name == "delete topics")
-            told = f"{lost}: {error}. The probe's are left: {', '.join(sorted(left))}"
-            return Tried("delete topics", LOSS, told, do)
-        return Tried("delete topics", WORKS, f"{len(ids)} topics of this probe are deleted again")
+            told = f"{needs.DELETE.lost}: {error}. The probe's are left: {', '.join(sorted(left))}"
+            return Tried(needs.DELETE.name, LOSS, told, do)
+        return Tried(needs.DELETE.name, WORKS, f"{len(ids)} topics of this probe are deleted again")
 
     # -- records --------------------------------------------------------------------------------------
 
@@ -483,10 +484,29 @@ class Probe:
         return "settings of topics are altered"
 
 
-def _try(need: str, attempt: Callable[[], str], lost: str) -> Tried:
+def _calls(brokers: list[Broker], lacks: set[str]) -> Iterator[Tried]:
+    """Brokers that do not answer, and calls that some do not offer."""
+    silent = [f"{one.address}: {one.trouble}" for one in brokers if one.trouble]
+    if len(silent) == len(brokers):
+        yield Tried("brokers", FAILS, "; ".join(silent), "start them, or look at their logs")
+        return
+    do = f"start it, or look at its log: {'; '.join(silent)}" if silent else ""
+    told = f"{len(brokers) - len(silent)} of {len(brokers)} answer"
+    yield Tried("brokers", LOSS if silent else WORKS, told, do)
+    do = f"use another broker: {BROKERS_PAGE}"
+    for text in needs.obstacles(lacks):
+        yield Tried("calls", FAILS, text, do)
+    for text in needs.losses(lacks):
+        yield Tried("calls", LOSS, text, do)
+    if not lacks:
+        yield Tried("calls", WORKS, "all, in versions that are supported")
+
+
+def _try(step: _Step) -> Tried:
+    need, lost = step.need, step.lost
     state, to_do = (LOSS if lost else FAILS), f"see {BROKERS_PAGE}"
     try:
-        return Tried(need, WORKS, attempt())
+        return Tried(need, WORKS, step.attempt())
     except _Lost as error:
         return Tried(need, LOSS, str(error), error.to_do)
     except _Failed as error:

@@ -304,7 +304,7 @@ def document_of(found: StreamDescription) -> dict[str, Any]:
 
 
 def _show_losses(losses: Sequence[str]) -> None:
-    """What does not work for any stream, as brokers do not offer a call."""
+    """Print the losses of all streams where brokers do not offer a call."""
     for text in losses:
         print_line(text)
 
