@@ -10,7 +10,7 @@ import datetime as dt
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -33,7 +33,14 @@ from anabranch.kafka.wire.cluster import Cluster
 from anabranch.kafka.wire.codes import NONE, UNSUPPORTED_VERSION
 from anabranch.kafka.wire.coordinator import GROUP_KEY_TYPE, Coordinator, coordinator_of
 from anabranch.kafka.wire.errors import MalformedAnswer
-from anabranch.ports import LogError, LogFenced, LogRefused, TopicInfo, TopicPartition
+from anabranch.ports import (
+    LogError,
+    LogFenced,
+    LogRefused,
+    LogUnavailable,
+    TopicInfo,
+    TopicPartition,
+)
 from anabranch.topics import declarations as declared
 from anabranch.topics.creation import (
     create_control_topics,
@@ -81,7 +88,7 @@ def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tupl
 
     Raises:
         LogRefused: no controller can be leader there, and waiting does not change that; says what to do.
-        LogUnavailable: no broker answers, or the coordinator does not.
+        LogUnavailable: no broker answers.
     """
     brokers = look_at(cluster, LOOK_S, disks=False)
     for broker in brokers:
@@ -90,7 +97,10 @@ def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tupl
             raise LogRefused(
                 f"{what}. Use one that offers them: {BROKERS_PAGE}", UNSUPPORTED_VERSION
             )
-    check_native_timeout(cluster, f"{of_transactions(prefix)}start", native_timeout)
+    with suppress(
+        LogUnavailable
+    ):  # a leader finds out: other work need not wait for this coordinator
+        check_native_timeout(cluster, f"{of_transactions(prefix)}start", native_timeout)
     return lost_calls(brokers)
 
 

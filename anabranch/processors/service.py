@@ -17,6 +17,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -228,7 +229,8 @@ class ControllerService(mode.Service):
         Raises: LogRefused, LogUnavailable: as `before_leading`.
         """
         settings = parse_settings(self.options.bootstrap, self.options.kafka)
-        with contextlib.closing(Cluster(settings)) as cluster:
+        soon = replace(settings, request_timeout=LOOK_S)
+        with contextlib.closing(Cluster(soon)) as cluster:
             self._lack(before_leading(cluster, self.options.prefix, self.options.native_timeout_s))
 
     def _ask_again(self) -> None:
@@ -238,7 +240,9 @@ class ControllerService(mode.Service):
             while not self.should_stop:
                 time.sleep(BROKERS_AGAIN_S)
                 with contextlib.suppress(LogError):
-                    self._lack(lost_calls(look_at(cluster, LOOK_S, disks=False)))
+                    brokers = look_at(cluster, LOOK_S, disks=False)
+                    if not any(broker.trouble for broker in brokers):
+                        self._lack(lost_calls(brokers))
 
     def _lack(self, lacks: tuple[str, ...]) -> None:
         """Show in log and metrics which calls brokers do not offer."""

@@ -19,6 +19,7 @@ from anabranch.cli import session
 from anabranch.cli.looking import doctor
 from anabranch.cli.looking.doctor import BAD, OK, WARN
 from anabranch.cli.session import Target
+from anabranch.errors import NotAuthorized
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.kafka import admin
 from anabranch.kafka.idempotent_producer import JournalProducer
@@ -32,11 +33,14 @@ from anabranch.kafka.wire.connection import Connection
 from anabranch.ports import LogRefused, TopicInfo
 from anabranch.processors import service
 from anabranch.processors.config import ControllerOptions
+from anabranch.topics.rights import GROUP, TOPIC, Right, controller_rights
 from tests.cli.conftest import Run
 from tests.conftest import Broker
+from tests.secured import secured_broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.unsecured]
 Patch = Callable[[pytest.MonkeyPatch], None]
+DESCRIBE = "DescribeConfigs"
 Rows = dict[str, list[dict[str, str]]]
 
 
@@ -267,6 +271,40 @@ def test_the_short_look_goes_by_the_same_table(
     assert row.told.startswith(told)
     shown = session.losses_of(target)
     assert shown == [row.told] * (state == WARN), "as `stream list` shows it"
+
+
+@pytest.mark.slow(8)
+def test_rights_that_are_missing(run: Run, unique: str, tmp_path: Path) -> None:
+    """The probe says which right it lacks; with those of docs/how-to/brokers.md it tries all."""
+    whole = list(controller_rights(unique))
+    hidden = next(r for r in whole if (r.name, r.operation) == (f"{unique}.status", DESCRIBE))
+    probes = [
+        Right(TOPIC, f"{unique}-probe-", operation, "", prefixed=True)
+        for operation in ("Create", "Read", "Write", "Alter", "AlterConfigs", "Delete", DESCRIBE)
+    ] + [Right(GROUP, f"{unique}-probe-", "Read", "", prefixed=True)]
+    with secured_broker(tmp_path, "ann") as secured:
+        secured.grant("ann", [right for right in whole if right != hidden])
+        options = secured.options("ann")
+        given = [word for name, value in options.items() for word in ("-X", f"{name}={value}")]
+        controller = service.ControllerService(
+            ControllerOptions(
+                secured.bootstrap, data_dir=tmp_path / "data", prefix=unique, kafka=options
+            )
+        )
+        assert not asyncio.run(controller._prepared())
+        assert type(controller.failure) is NotAuthorized
+        assert f"the right DescribeConfigs on the topic {hidden.name} is" in str(controller.failure)
+
+        code, rows = ask(run, secured.bootstrap, unique, *given)
+        assert code == 1
+        assert "the right Describe on the topic is missing" in rows["control topics"][0]["found"]
+        assert "grant it" in rows["control topics"][0]["to_do"]
+        secured.grant("ann", [*probes, hidden])
+        code, rows = ask(run, secured.bootstrap, unique, *given)
+        assert code == 0, rows
+        (calls_,) = rows["calls"]
+        assert calls_["state"] == WORKS, "SASL is in use"
+    assert {need for need, of in rows.items() if of[0]["state"] != WORKS} == {"replicas"}
 
 
 def test_brokers_that_are_away(run: Run) -> None:

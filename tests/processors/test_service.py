@@ -153,6 +153,25 @@ def test_a_failure_of_a_leader_is_said_once_by_the_one_who_knows_most(
     ]
 
 
+def test_what_brokers_lack_is_a_metric_as_long_as_it_lasts(
+    controller: service.ControllerService, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader = SimpleNamespace(metrics=Metrics())
+    controller._leaders[0] = leader  # type: ignore[assignment]
+    for _ in range(2):
+        controller._lack(("DeleteRecords", "DescribeProducers"))
+    assert leader.metrics.values["broker_lacks"] == {
+        ("DeleteRecords",): 1,
+        ("DescribeProducers",): 1,
+    }
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "no DeleteRecords",
+        "no DescribeProducers",
+    ]
+    controller._lack(())
+    assert leader.metrics.values["broker_lacks"] == {}
+
+
 @pytest.mark.slow(2)
 def test_it_ends_with_a_line_that_says_what_to_do(tmp_path: Path) -> None:
     done = subprocess.run(
