@@ -1,12 +1,16 @@
-"""The machine's clock and randomness as ports."""
+"""The machine's clock and randomness as ports, and log lines that are kept rare by a clock."""
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import time
+from collections.abc import Callable
 from io import BytesIO
 
 _SMALL, _AT_ONCE = 16, 4096  # bytes
+_MINUTE_S = 60.0
 
 
 class SystemClock:
@@ -44,3 +48,26 @@ class SystemEntropy:
             drawn = BytesIO(os.urandom(_AT_ONCE))
             found, self._drawn = drawn.read(size), drawn
         return found
+
+
+class OnceAMinute:
+    """Warnings about one trouble, at most one a minute: what is tried each second fails each second.
+
+    After `over` the next one is logged at once.
+    """
+
+    def __init__(self, log: logging.Logger, monotonic: Callable[[], float]) -> None:
+        self._log = log
+        self._monotonic = monotonic
+        self._last = -math.inf
+
+    def warning(self, what: str, *values: object) -> None:
+        """Log it, unless there was a line within the last minute."""
+        now = self._monotonic()
+        if now - self._last >= _MINUTE_S:
+            self._last = now
+            self._log.warning(what, *values)
+
+    def over(self) -> None:
+        """The trouble is over."""
+        self._last = -math.inf

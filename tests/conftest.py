@@ -2,7 +2,7 @@
 
 With ``--bootstrap HOST:PORT`` (or ``$ANABRANCH_BOOTSTRAP``) ``broker`` is that cluster instead; with
 ``ANABRANCH_TEST_BROKER=kafka-container`` or ``redpanda`` it runs in a container, and with
-``ANABRANCH_TEST_KAFKA=4.0.2`` it is of another version (docs/other-brokers.md).
+``ANABRANCH_TEST_KAFKA=4.0.2`` it is of another version (tests/containers/README.md).
 Tests share it: give topics names of your own (the ``unique`` fixture), and don't stop it. A test
 that kills or pauses a broker starts one of its own with `EmbeddedBroker`.
 

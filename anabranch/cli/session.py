@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_IROTH
@@ -16,7 +16,9 @@ from anabranch.errors import InvalidArgument, NotReady
 
 if TYPE_CHECKING:
     from anabranch import Client
+    from anabranch.kafka.settings import Settings
 
+_LOOK_S = 2.0  # each broker
 NO_BOOTSTRAP = (
     "no broker given: use --bootstrap HOST:PORT or set ANABRANCH_BOOTSTRAP "
     "(`anabranch dev` starts one and prints its address)"
@@ -90,6 +92,28 @@ def _lines_of(path: str) -> list[str]:
 def _is_secret(line: str) -> bool:
     name = line.partition("=")[0].strip()
     return name.endswith((".password", ".secret"))
+
+
+def losses_of(target: Target) -> list[str]:
+    """The losses where brokers do not offer a call, as text; nothing if they don't say."""
+    from anabranch.kafka.look import look_at
+    from anabranch.kafka.needs import losses
+    from anabranch.kafka.wire.cluster import Cluster
+    from anabranch.ports import LogError
+
+    with closing(Cluster(raw_settings(target))) as cluster, suppress(LogError):
+        brokers = look_at(cluster, _LOOK_S, disks=False)
+        return losses({name for broker in brokers for name in broker.too_old})
+    return []
+
+
+def raw_settings(target: Target) -> Settings:
+    """The settings of a connection to these brokers without librdkafka."""
+    from anabranch.kafka.settings import parse_settings
+    from anabranch.librdkafka.options import Options
+
+    given = Options(target.bootstrap, target.kafka)
+    return parse_settings(given.bootstrap, given.raw_reader())
 
 
 @contextmanager

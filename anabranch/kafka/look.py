@@ -5,23 +5,18 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from anabranch.kafka.wire import calls
-from anabranch.kafka.wire.calls import DESCRIBE_LOG_DIRS, Api
+from anabranch.kafka import needs
+from anabranch.kafka.wire.calls import DESCRIBE_LOG_DIRS
 from anabranch.kafka.wire.cluster import Cluster
 from anabranch.kafka.wire.codes import NONE, READ_CODES, error_for, meaning
 from anabranch.ports import LogError, LogRefused
-
-_NEEDED = tuple(
-    api for api in vars(calls).values() if isinstance(api, Api) and api is not DESCRIBE_LOG_DIRS
-)
-
 
 _SIZES_OF = ({"topic": "", "partitions": ()},)  # of no partition: only the folders are asked about
 
 
 @dataclass(slots=True)
 class Broker:
-    """A broker as it answered. ``trouble``: why it did not. ``too_old``: calls without a common version.
+    """A broker as it answered. ``trouble``: why it did not. ``too_old``: needed calls without a common version.
     ``features``: the version of native transactions, if it tells one.
 
     ``disks``: (path, usable bytes, all bytes, trouble) of each log folder; -1 bytes: it does not tell.
@@ -37,10 +32,10 @@ class Broker:
     disk_trouble: str = ""
 
 
-def look_at(cluster: Cluster, seconds: float) -> list[Broker]:
+def look_at(cluster: Cluster, seconds: float, *, disks: bool = True) -> list[Broker]:
     """All brokers that the cluster names. ``seconds``: of each question. Raises `LogError`: none answers."""
     cluster.refresh((), cluster.deadline(seconds))
-    return [_look(cluster, node, seconds) for node in cluster.nodes]
+    return [_look(cluster, node, seconds, disks) for node in cluster.nodes]
 
 
 def _told(code: int) -> str:
@@ -48,7 +43,7 @@ def _told(code: int) -> str:
     return "" if code == NONE else str(error_for(meaning(READ_CODES, code), code, "its disks"))
 
 
-def _look(cluster: Cluster, node: int, seconds: float) -> Broker:
+def _look(cluster: Cluster, node: int, seconds: float, disks: bool) -> Broker:
     found = Broker(":".join(map(str, cluster.address(node))))
     begun = time.monotonic()
     try:
@@ -57,11 +52,9 @@ def _look(cluster: Cluster, node: int, seconds: float) -> Broker:
             found.seconds = time.monotonic() - begun
             level = connection.features.get("transaction.version")
             found.features = "" if level is None else f"transaction.version {level}"
-            for api in _NEEDED:
-                try:
-                    connection.version(api)
-                except LogRefused:
-                    found.too_old += (api.name,)
+            found.too_old = needs.lacking(connection, sasl=cluster.settings.sasl is not None)
+            if not disks or DESCRIBE_LOG_DIRS.name in found.too_old:
+                return found
             try:
                 answer = connection.ask(
                     DESCRIBE_LOG_DIRS, cluster.deadline(seconds), topics=_SIZES_OF

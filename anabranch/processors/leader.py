@@ -9,9 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
+from anabranch.clock import OnceAMinute
 from anabranch.core.decisions.turn import Settings
 from anabranch.errors import AnabranchError, InvariantViolation, NotLeading
-from anabranch.ports import Clock, Log, LogError, LogFenced, Table, TableError
+from anabranch.kafka.probe import NEVER_PASSES
+from anabranch.ports import Clock, Log, LogError, LogFenced, LogRefused, Table, TableError
 from anabranch.processors.controller import Controller
 from anabranch.processors.metrics import Metrics
 from anabranch.processors.rocksdb_table import open_checkpoint, size_on_disk, touch_checkpoint
@@ -34,6 +36,7 @@ class Leader:
     """A thread that leads a control partition until it is stopped.
 
     A `TableError` ends it for good (``failure`` says why): another process, with a healthy disk, must take over.
+    So does a refusal that no waiting changes: a call that brokers do not offer, a time-out that they do not take.
     Any other failure, a defect too, only makes this leader pause, longer each time; ``on_stuck``
     is called when that does not help.
     """
@@ -73,6 +76,7 @@ class Leader:
         self._failures = 0
         self._failing_since = self._failed_at = -LONGEST_PAUSE_S
         self._rounds = 0  # when failures began
+        self._trouble = OnceAMinute(log, clock.monotonic)
         self._stop = threading.Event()
         self.leading = False
         self.term = 0
@@ -98,7 +102,7 @@ class Leader:
             table = self._open(source)
             if table is not None:
                 self._loop(source, table)
-        except (TableError, AnabranchError) as error:
+        except (TableError, AnabranchError, LogRefused) as error:
             log.error("control partition %d: %s", partition, error)
             self._on_failure(error)
         except Exception as error:
@@ -133,7 +137,9 @@ class Leader:
                     self._settings.control_partition,
                 )
             except LogError as error:
-                log.warning("control partition %d: %s", self._settings.control_partition, error)
+                self._trouble.warning(
+                    "control partition %d: %s", self._settings.control_partition, error
+                )
                 self._pause(TROUBLE_PAUSE_S)
         return None
 
@@ -169,6 +175,9 @@ class Leader:
                     self._note(error)
                     self._pause(FENCED_PAUSE_S)
                 except LogError as error:
+                    refused = isinstance(error, LogRefused) and error.error in NEVER_PASSES
+                    if refused and not self.leading:
+                        raise
                     self._note(error)
                     self._failed(controller, TROUBLE_PAUSE_S)
                 except TableError:
@@ -189,7 +198,7 @@ class Leader:
         """Log and count that leading ended."""
         partition = self._settings.control_partition
         if isinstance(error, LogError | NotLeading):
-            log.warning("control partition %d: %s", partition, error)
+            self._trouble.warning("control partition %d: %s", partition, error)
         else:
             log.error("control partition %d: a defect", partition, exc_info=error)
         self.metrics.add("lead_failures", type(error).__name__)
@@ -209,7 +218,7 @@ class Leader:
         controller.resign()
         if now - self._failing_since > ASIDE_AFTER_S:
             self._failing_since = now
-            log.warning(
+            self._trouble.warning(
                 "control partition %d: no round for %.0f s: others may try",
                 *(self._settings.control_partition, ASIDE_AFTER_S),
             )
@@ -221,6 +230,8 @@ class Leader:
         self._stop.wait(seconds)
 
     def _lead_is(self, leading: bool) -> None:
+        if leading:
+            self._trouble.over()
         if self.leading != leading:
             self.leading = leading
             self.metrics.set("leading", int(leading))

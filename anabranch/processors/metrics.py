@@ -19,7 +19,7 @@ from anabranch.processors.numbers import Number, Numbers, Table
 from anabranch.schemas.records import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from anabranch.core.decisions.turn import Settings
     from anabranch.core.history_records import Tail
@@ -81,6 +81,9 @@ NUMBERS = {
     "table_bytes": Number("gauge", "Size on disk of the table"),
     "outcomes": Number("gauge", "Outcomes kept"),
     "rejected_records": Number("gauge", "Journal records rejected in this term", ("reason",)),
+    "broker_lacks": Number(
+        "gauge", "1 for a call that a broker does not offer: something does not work", ("call",)
+    ),
     "seconds_ahead": Number(
         "gauge", "How far timestamps are ahead of this machine's clock: another one is, or was"
     ),
@@ -98,6 +101,10 @@ class Metrics(Numbers):
         super().__init__(TABLE)
         self.passed_at = 0.0  # monotonic: when the last pass ended, with a round or without
         self._looked_at = 0.0
+
+    def lacks(self, calls: Iterable[str]) -> None:
+        """Take the calls that brokers do not offer."""
+        self.values["broker_lacks"] = dict.fromkeys(((call,) for call in calls), 1)
 
     def begin(self) -> float:
         """The time at which a measured step begins."""

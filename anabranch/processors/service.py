@@ -17,13 +17,14 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import mode
 
 from anabranch.batches.framing import warm
-from anabranch.clock import SystemClock
+from anabranch.clock import OnceAMinute, SystemClock
 from anabranch.core import limits
 from anabranch.core.decisions.turn import Settings
 from anabranch.errors import (
@@ -36,6 +37,11 @@ from anabranch.errors import (
 )
 from anabranch.infra.storage import hold
 from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.look import look_at
+from anabranch.kafka.needs import BROKERS_PAGE, losses
+from anabranch.kafka.probe import LOOK_S, NEVER_PASSES, before_leading, lost_calls
+from anabranch.kafka.settings import parse_settings
+from anabranch.kafka.wire.cluster import Cluster
 from anabranch.librdkafka.membership import Membership
 from anabranch.ports import (
     Log,
@@ -64,6 +70,7 @@ STOP_LEADER_S = 20.0
 LEAVE_GROUP_S = 10.0
 PREPARE_AGAIN_S = 0.2
 LATE_TRIES = 25  # … so often while topics seem wrong: a broker may tell of them as they were
+BROKERS_AGAIN_S = 60.0  # how often brokers are asked what they offer
 EXIT_OK = 0
 EXIT_FIX_CALL = 2
 EXIT_ENVIRONMENT = 6
@@ -98,6 +105,7 @@ class ControllerService(mode.Service):
             )
         self._since = time.time()
         self._said_at = 0.0
+        self._lacks: tuple[str, ...] = ()  # calls that brokers do not offer
         self._membership: Membership | None = None
         super().__init__(**kwargs)
 
@@ -108,6 +116,7 @@ class ControllerService(mode.Service):
             return
         if self._membership is not None:
             self._membership.start()
+        threading.Thread(target=self._ask_again, name="brokers", daemon=True).start()
         self._write_status()
 
     @mode.Service.task
@@ -177,10 +186,14 @@ class ControllerService(mode.Service):
         """Prepare to lead; waits for brokers or a token that are away. False if stopped before."""
         self._compile()
         source = KafkaLog(self.options.bootstrap, self.options.kafka)
-        late = 0
+        late, asked = 0, False
+        waiting = OnceAMinute(log, time.monotonic)
         try:
             while not self.should_stop:
                 try:
+                    if not asked:
+                        self._ask_brokers()
+                        asked = True
                     self._topics = create_control_topics(
                         source,
                         self.options.prefix,
@@ -196,17 +209,50 @@ class ControllerService(mode.Service):
                 except LogRefused as error:
                     if error.forbidden:
                         raise NotAuthorized(str(error)) from error
-                    raise
+                    if error.error in NEVER_PASSES:
+                        raise  # the text says what to do
+                    way = f"change that, or ask for less: {BROKERS_PAGE}"
+                    raise LogRefused(f"{error}; {way}", error.error, error.topics) from error
                 except (LogUnavailable, NotReady, TopicMisconfigured) as error:
                     # A broker that has just started, or lags, may not know the topics yet, or as they are.
                     late += isinstance(error, TopicMisconfigured)
                     if late > LATE_TRIES:
                         raise
-                    log.warning("waiting for the brokers: %s", error)
+                    waiting.warning("waiting for the brokers: %s", error)
                     time.sleep(PREPARE_AGAIN_S)
         finally:
             source.close()
         return False
+
+    def _ask_brokers(self) -> None:
+        """Ask brokers for what decides whether this process can be leader, before anything is made there.
+
+        Raises: LogRefused, LogUnavailable: as `before_leading`.
+        """
+        settings = parse_settings(self.options.bootstrap, self.options.kafka)
+        soon = replace(settings, request_timeout=LOOK_S)
+        with contextlib.closing(Cluster(soon)) as cluster:
+            self._lack(before_leading(cluster, self.options.prefix, self.options.native_timeout_s))
+
+    def _ask_again(self) -> None:
+        """Ask brokers now and then what they offer: they may be older or newer ones by then."""
+        settings = parse_settings(self.options.bootstrap, self.options.kafka)
+        with contextlib.closing(Cluster(settings)) as cluster:
+            while not self.should_stop:
+                time.sleep(BROKERS_AGAIN_S)
+                with contextlib.suppress(LogError):
+                    brokers = look_at(cluster, LOOK_S, disks=False)
+                    if not any(broker.trouble for broker in brokers):
+                        self._lack(lost_calls(brokers))
+
+    def _lack(self, lacks: tuple[str, ...]) -> None:
+        """Show in log and metrics which calls brokers do not offer."""
+        if lacks != self._lacks:
+            for text in losses(lacks):
+                log.warning("%s (%s)", text, BROKERS_PAGE)
+        self._lacks = lacks
+        for metrics in self._counts().values():
+            metrics.lacks(lacks)
 
     def _compile(self) -> None:
         """Load compiled code before leading: no round waits for it, or ends with it."""
@@ -283,6 +329,7 @@ class ControllerService(mode.Service):
                 terms=self._terms.setdefault(partition, []),
                 former=self._slow.get(partition),
             )
+            leader.metrics.lacks(self._lacks)
             with self._lock:
                 self._leaders[partition] = leader
             leader.start()

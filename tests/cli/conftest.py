@@ -30,6 +30,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
         yield client
 
     monkeypatch.setattr(session, "connected", connected)
+    monkeypatch.setattr(session, "losses_of", lambda _: client.losses)
     return client
 
 

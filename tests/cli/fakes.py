@@ -137,6 +137,7 @@ class FakeClient:
     several: list[TransactionInfo] = field(default_factory=list)
     ages: dict[bytes, float] = field(default_factory=dict)
     topic_ids: list[str] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)  # as brokers lack calls
     granted: list[Grant] = field(default_factory=list)
     rules: list[Acl] = field(default_factory=list)
     missing: dict[int, AnabranchError] = field(default_factory=dict)  # of lists

@@ -117,6 +117,15 @@ def test_stream_list(run: Run, fake: FakeClient) -> None:
     assert fake.calls[-1][1]["scope"] is None
 
 
+def test_what_brokers_lack_is_shown_with_the_streams(run: Run, fake: FakeClient) -> None:
+    for words in (("list",), ("describe", "nyc/flights")):
+        fake.losses = []
+        assert json.loads(run("stream", *words, "--json").stdout)["losses"] == []
+        fake.losses = ["no DeleteRecords: journals are never cut"]
+        assert json.loads(run("stream", *words, "--json").stdout)["losses"] == fake.losses
+        assert fake.losses[0] in run("stream", *words).stdout.splitlines()
+
+
 @pytest.mark.parametrize(
     "words",
     ["stream list", "txn list", "txn list --finished", "txn locks", "system locks", "txn abort abcd",
@@ -155,6 +164,7 @@ def test_stream_describe(run: Run, fake: FakeClient) -> None:
         "state": "ACTIVE",
         "trouble": "",
         "effective": {"retention.ms": "60000"},
+        "losses": [],
     }
     text = run("stream", "describe", "nyc/flights").stdout
     for part in (

@@ -15,7 +15,7 @@ from anabranch.core.decisions.turn import Settings
 from anabranch.core.rows import ROUND_KEY, STATUS, scope_key
 from anabranch.librdkafka import membership
 from anabranch.librdkafka.membership import Membership
-from anabranch.ports import LogFenced, LogUnavailable, TopicInfo, TopicPartition
+from anabranch.ports import LogFenced, LogRefused, LogUnavailable, TopicInfo, TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.processors.leader import ASIDE_S, Leader
 from anabranch.processors.rocksdb_table import size_on_disk
@@ -143,6 +143,45 @@ def test_pauses_after_failures(
     else:
         assert asked == []
         assert found[:8] == pytest.approx(pauses[:8]), "a defect stays one"
+
+
+@pytest.mark.parametrize("code", [35, 50, 44])
+def test_a_refusal_that_no_waiting_changes_ends_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+) -> None:
+    world = World()
+    tries = 0
+
+    def lead(controller: Controller) -> None:
+        nonlocal tries
+        tries += 1
+        raise LogRefused("refused", code)
+
+    def pause(leader: Leader, seconds: float) -> None:
+        world.clock.sleep(seconds)
+        if tries > 20:
+            leader._stop.set()
+
+    failures: list[Exception] = []
+    monkeypatch.setattr(Controller, "lead", lead)
+    monkeypatch.setattr(Leader, "_pause", pause)
+    leader = Leader(
+        lambda: world.cluster.log("c"),
+        world.clock,
+        Settings(0, 1, "anabranch"),
+        folder=tmp_path / "table",
+        leader="c",
+        native_timeout=60,
+        on_change=lambda: None,
+        on_failure=failures.append,
+    )
+    leader.start()
+    leader._thread.join(DEADLINE_S)
+    assert (tries, [str(one) for one in failures]) == ((1, ["refused"]) if code != 44 else (21, []))
+    assert [record.getMessage() for record in caplog.records] == ["control partition 0: refused"]
 
 
 def test_who_stands_aside_leaves_the_group_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:

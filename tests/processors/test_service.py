@@ -41,6 +41,7 @@ from anabranch.processors.config import ControllerOptions
 def create_control_topics(*_, **__):
     raise TopicMisconfigured("cleanup.policy is delete: set it to compact")
 
+service.before_leading = lambda *_: ()
 service.create_control_topics = create_control_topics
 service.LATE_TRIES = 0
 folder = Path(sys.argv[1])
@@ -50,7 +51,8 @@ sys.exit(service.run_controller(
 
 
 @pytest.fixture
-def controller(tmp_path: Path) -> service.ControllerService:
+def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> service.ControllerService:
+    monkeypatch.setattr(service, "before_leading", lambda *_: ())
     options = ControllerOptions("127.0.0.1:1", data_dir=tmp_path)
     return service.ControllerService(options)
 
@@ -61,7 +63,7 @@ def test_it_reads_from_leaders_only(tmp_path: Path) -> None:
         service.ControllerService(ControllerOptions("h:1", data_dir=tmp_path, kafka=rack))
 
 
-def test_it_waits_for_brokers_that_are_away(
+def test_it_waits_for_brokers_that_are_away_with_a_line_a_minute(
     controller: service.ControllerService,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -87,20 +89,21 @@ def test_it_waits_for_brokers_that_are_away(
     assert asyncio.run(controller._prepared())
     assert (controller.failure, answers) == (None, [])
     assert [record.getMessage() for record in caplog.records] == [
-        "waiting for the brokers: nobody there",
-        "waiting for the brokers: no leader",
-        "waiting for the brokers: not found (yet, or any more)",
-        "waiting for the brokers: add some until it has 3",
-        "waiting for the brokers: no token",
+        "waiting for the brokers: nobody there"
     ]
 
 
 @pytest.mark.parametrize(
-    ("problem", "kind"),
+    ("problem", "kind", "to_do"),
     [
-        (TopicMisconfigured("cleanup.policy is delete"), TopicMisconfigured),
-        (LogRefused("the right Create on the topic is missing", 29), NotAuthorized),
-        (LogRefused("no such setting", 40), LogRefused),
+        (TopicMisconfigured("cleanup.policy is delete"), TopicMisconfigured, ""),
+        (LogRefused("the right Create on the topic is missing", 29), NotAuthorized, ""),
+        (LogRefused("no such call", 35), LogRefused, ""),
+        (
+            LogRefused("no such setting", 40),
+            LogRefused,
+            "; change that, or ask for less: docs/how-to/brokers.md",
+        ),
     ],
 )
 def test_what_waiting_does_not_mend_is_a_failure(
@@ -108,6 +111,7 @@ def test_what_waiting_does_not_mend_is_a_failure(
     monkeypatch: pytest.MonkeyPatch,
     problem: Exception,
     kind: type[Exception],
+    to_do: str,
 ) -> None:
     def create_control_topics(*_: object, **__: object) -> ControlTopics:
         raise problem
@@ -116,7 +120,7 @@ def test_what_waiting_does_not_mend_is_a_failure(
     monkeypatch.setattr(service, "PREPARE_AGAIN_S", 0.0)
     assert not asyncio.run(controller._prepared())
     assert type(controller.failure) is kind
-    assert str(controller.failure) == str(problem)
+    assert str(controller.failure) == f"{problem}{to_do}"
 
 
 def test_a_failure_of_a_leader_is_said_once_by_the_one_who_knows_most(
@@ -147,6 +151,25 @@ def test_a_failure_of_a_leader_is_said_once_by_the_one_who_knows_most(
     assert [record.getMessage() for record in caplog.records] == [
         "control partition 3: set the clock"
     ]
+
+
+def test_what_brokers_lack_is_a_metric_as_long_as_it_lasts(
+    controller: service.ControllerService, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader = SimpleNamespace(metrics=Metrics())
+    controller._leaders[0] = leader  # type: ignore[assignment]
+    for _ in range(2):
+        controller._lack(("DeleteRecords", "DescribeProducers"))
+    assert leader.metrics.values["broker_lacks"] == {
+        ("DeleteRecords",): 1,
+        ("DescribeProducers",): 1,
+    }
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "no DeleteRecords",
+        "no DescribeProducers",
+    ]
+    controller._lack(())
+    assert leader.metrics.values["broker_lacks"] == {}
 
 
 @pytest.mark.slow(2)
@@ -193,7 +216,7 @@ def test_a_leader_that_is_stuck_makes_it_stand_aside(
 
     def leader(*_: object, **how: Any) -> SimpleNamespace:
         made.update(how)
-        return SimpleNamespace(start=lambda: None)
+        return SimpleNamespace(start=lambda: None, metrics=Metrics())
 
     monkeypatch.setattr(service, "Leader", leader)
     monkeypatch.setattr(controller, "_membership", SimpleNamespace(stand_aside=aside.append))

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from anabranch.cli.errors import CheckFailed
-from anabranch.cli.options import ClusterOptions
+from anabranch.cli.options import ClusterOptions, option
 from anabranch.cli.output import count_of, print_json, print_table
 from anabranch.errors import AnabranchError, FixCallError, NotAuthorized
 from anabranch.ports import LogError
@@ -19,6 +19,7 @@ from anabranch.ports import LogError
 if TYPE_CHECKING:
     from anabranch import Client
     from anabranch.cli.session import Target
+    from anabranch.kafka.settings import Settings
     from anabranch.kafka.wire.cluster import Cluster
     from anabranch.types import OpenTransaction, StreamDescription
 
@@ -38,23 +39,39 @@ class Row:
     to_do: str = ""
 
 
-def command(options: ClusterOptions) -> None:
+def command(
+    options: ClusterOptions,
+    broker: Annotated[
+        bool,
+        option(
+            "--broker",
+            "Try instead what anabranch needs of a cluster, on topics of its own that are deleted again.",
+        ),
+    ] = False,
+    native_timeout: Annotated[
+        float,
+        option("--native-timeout SECONDS", "With --broker: as controllers will have it.", min=1.0),
+    ] = 60.0,
+    replication_factor: Annotated[
+        int, option("--replication-factor", "With --broker: as controllers will have it.")
+    ] = -1,
+) -> None:
     """Look at brokers, rights, topics, clocks, disks and controllers: each ok, warn or bad, with what to do.
 
     Nothing is changed, and no question takes longer than 2 seconds. The exit code is 1 if something is bad.
+    With --broker, no controller need run. Each need works, works with a loss, or does not work: then the exit
+    code is 1.
     """
-    from anabranch.cli.session import connected
-    from anabranch.kafka.settings import parse_settings
+    from anabranch.cli.session import connected, raw_settings
     from anabranch.kafka.wire.cluster import Cluster
-    from anabranch.librdkafka.options import Options
 
     target = replace(options.target(), timeout=_ANSWER_S)
     rows: list[Row] = []
-    given = Options(target.bootstrap, target.kafka)
-    settings = replace(
-        parse_settings(given.bootstrap, given.raw_reader()), request_timeout=_ANSWER_S
-    )
-    with closing(Cluster(settings)) as cluster:
+    settings = raw_settings(target)
+    if broker:
+        _probe(settings, options, native_timeout, replication_factor)
+        return
+    with closing(Cluster(replace(settings, request_timeout=_ANSWER_S))) as cluster:
         rows += _brokers(cluster, target)
         if rows[0].state != BAD:
             rows += _topics(cluster, target)
@@ -73,9 +90,34 @@ def command(options: ClusterOptions) -> None:
         raise CheckFailed(f"{count_of(bad, 'check')} bad, shown above")
 
 
+def _probe(
+    settings: Settings, options: ClusterOptions, native_timeout: float, replication_factor: int
+) -> None:
+    """Try all needs of a cluster. `CheckFailed`: no controller could be leader, or no stream could be made."""
+    from anabranch.kafka.probe import FAILS, Probe
+
+    probe = Probe(
+        settings,
+        options.prefix,
+        replication_factor=replication_factor,
+        native_timeout=native_timeout,
+    )
+    with closing(probe):
+        tried = list(probe.run())
+    bad = sum(one.state == FAILS for one in tried)
+    if options.json:
+        print_json({"rows": [one._asdict() for one in tried], "bad": bad})
+    else:
+        print_table("What the cluster gives", ("need", "state", "found", "what to do"), tried)
+    if bad:
+        raise CheckFailed(f"{count_of(bad, 'need')} not met, shown above")
+
+
 def _brokers(cluster: Cluster, target: Target) -> Iterator[Row]:
     """Reachability, versions and disks of all brokers."""
+    from anabranch.kafka import needs
     from anabranch.kafka.look import look_at
+    from anabranch.kafka.needs import BROKERS_PAGE
     from anabranch.librdkafka.admin import no_broker
 
     if found := no_broker(target.bootstrap):
@@ -94,11 +136,9 @@ def _brokers(cluster: Cluster, target: Target) -> Iterator[Row]:
         if broker.trouble:
             yield Row(name, BAD, broker.trouble, "start it, or look at its log")
         elif broker.too_old:
-            told = "does not speak " + ", ".join(broker.too_old)
-            seldom = all(name.startswith("Describe") for name in broker.too_old)
-            yield Row(
-                name, WARN if seldom else BAD, told, "use a newer broker: docs/other-brokers.md"
-            )
+            vital = needs.obstacles(broker.too_old)
+            told = "; ".join(vital + needs.losses(broker.too_old))
+            yield Row(name, BAD if vital else WARN, told, f"{BROKERS_PAGE} says who has them")
         else:
             yield Row(name, OK, f"speaks all that is needed; {broker.features}".rstrip("; "))
         for path, usable, total, trouble in broker.disks:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from anabranch.cli import session
 from anabranch.cli.options import (
     App,
     ClusterOptions,
@@ -62,7 +63,11 @@ def create(
     settings = parse_kafka(setting, "--setting")
     with options.client() as client:
         client.create_stream(stream, segments=segments, settings=settings, adopt=adopt, near=near)
-        _show([client.describe(stream)], as_json=options.json, title="Created", one=True)
+        created = client.describe(stream)
+    if options.json:
+        print_json(document_of(created))
+    else:
+        _show([created], title="Created")
 
 
 @app.command("list")
@@ -73,8 +78,13 @@ def list_streams(
     """List streams."""
     with options.client() as client:
         found = client.streams(scope)
+    losses = session.losses_of(options.target())
     found.sort(key=lambda each: each.stream)
-    _show(found, as_json=options.json, title="Streams")
+    if options.json:
+        print_json({"streams": [document_of(each) for each in found], "losses": losses})
+    else:
+        _show(found, title="Streams")
+        _show_losses(losses)
     found.check()
 
 
@@ -93,12 +103,13 @@ def describe(
         found = client.describe(stream)
         ports = client.reader_ports()
         effective = effective_of(client, stream)
+    losses = session.losses_of(options.target())
     past = (
         history.read_history(ports, stream, last=last, timeout=options.timeout) if epochs else None
     )
     if options.json:
         told = {"epochs": _epoch_documents(past)} if past is not None else {}
-        print_json(document_of(found) | {"effective": effective} | told)
+        print_json(document_of(found) | {"effective": effective, "losses": losses} | told)
         return
     _show_segments(found)
     if past is not None:
@@ -117,6 +128,7 @@ def describe(
     )
     for holder in found.holders:
         print_line(f"held by {text_of(holder)}")
+    _show_losses(losses)
     show_settings(found, effective)
 
 
@@ -291,13 +303,13 @@ def document_of(found: StreamDescription) -> dict[str, Any]:
     }
 
 
-def _show(
-    found: Sequence[StreamDescription], *, as_json: bool, title: str, one: bool = False
-) -> None:
-    if as_json:
-        documents = [document_of(each) for each in found]
-        print_json(documents[0] if one else {"streams": documents})
-        return
+def _show_losses(losses: Sequence[str]) -> None:
+    """Print the losses of all streams where brokers do not offer a call."""
+    for text in losses:
+        print_line(text)
+
+
+def _show(found: Sequence[StreamDescription], *, title: str) -> None:
     print_table(
         title,
         ("stream", "segments", "stream epoch", "reference epoch", "state", "trouble"),

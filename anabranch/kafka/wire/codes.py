@@ -161,7 +161,10 @@ INIT_CODES = {
     **_forbidden("Write"),
     **_COORDINATOR,
     E.request_timed_out: Meaning(_R, "initialising again is always safe"),
-    E.invalid_transaction_timeout: Meaning(_X, "above the broker's transaction.max.timeout.ms"),
+    E.invalid_transaction_timeout: Meaning(
+        _X,
+        "--native-timeout is above the brokers' transaction.max.timeout.ms: lower the one, or raise the other",
+    ),
 }
 
 # For calls that only read: repeat after any error that may pass by itself.

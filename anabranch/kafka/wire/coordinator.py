@@ -33,7 +33,8 @@ from anabranch.ports import (
 
 _FEATURE = "transaction.version"
 _V2 = 2
-_TRANSACTION_KEY_TYPE = 1
+GROUP_KEY_TYPE = 0
+TRANSACTION_KEY_TYPE = 1
 # From this version on, Produce adds partitions to the transaction (KIP-890).
 PRODUCE_ADDS_FROM = 12
 _HIGHEST_END_TXN_V1 = 3
@@ -54,31 +55,33 @@ def busy(transactional_id: str) -> LogBusy:
     )
 
 
-def coordinator_of(cluster: Cluster, transactional_id: str, deadline: float) -> tuple[str, int]:
-    """The address of a transactional id's coordinator."""
+def coordinator_of(
+    cluster: Cluster, name: str, deadline: float, *, key_type: int = TRANSACTION_KEY_TYPE
+) -> tuple[str, int]:
+    """The address of the coordinator of a transactional id, or of a group."""
     return cluster.repeat(
-        f"coordinator of {transactional_id}",
+        f"coordinator of {name}",
         deadline,
-        lambda: _coordinator_of(cluster, transactional_id, deadline),
+        lambda: _coordinator_of(cluster, name, key_type, deadline),
     )
 
 
-def _coordinator_of(cluster: Cluster, transactional_id: str, deadline: float) -> tuple[str, int]:
+def _coordinator_of(cluster: Cluster, name: str, key_type: int, deadline: float) -> tuple[str, int]:
     with cluster.connection(None, deadline) as connection:
         found = connection.ask(
             FIND_COORDINATOR,
             cluster.soon(deadline),
-            key=transactional_id,
-            key_type=_TRANSACTION_KEY_TYPE,
-            coordinator_keys=(transactional_id,),
+            key=name,
+            key_type=key_type,
+            coordinator_keys=(name,),
         )
     several = getattr(found, "coordinators", (found,))  # from version 4 on
     if not several:
-        raise MalformedAnswer(f"FindCoordinator names no coordinator for {transactional_id}")
+        raise MalformedAnswer(f"FindCoordinator names no coordinator for {name}")
     one = several[0]
     code = int(one.error_code)
     if code != NONE:
-        raise_or_again(codes.READ_CODES, code, f"coordinator of {transactional_id}")
+        raise_or_again(codes.READ_CODES, code, f"coordinator of {name}")
     return str(one.host), int(one.port)
 
 

@@ -6,11 +6,13 @@ Both follow the log; `durability` has their order.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.packer import Made, Packer, batch_limit
+from anabranch.clock import OnceAMinute
 from anabranch.core.decisions.cleanup import Copied, Lying, has_moved, moved, not_now, runs_to_move
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal.usage import Place
@@ -44,6 +46,7 @@ class Cutter:
     def __init__(self, source: Log, *, threads: bool, histories_ms: int) -> None:
         """``histories_ms``: how often to look at the histories."""
         self._log = source
+        self._trouble = OnceAMinute(log, time.monotonic)
         self._due: dict[TopicPartition, int] = {}
         self._not_before_ms = 0
         self._helper = helper("anabranch-cutter", threads=threads)
@@ -128,9 +131,11 @@ class Cutter:
                 for place, at in due.items():
                     failed |= self._delete({place: at})
                 return failed
-            log.warning("a topic can't be cut: %s", error)  # the next low water tries again
+            self._trouble.warning(
+                "a topic can't be cut: %s", error
+            )  # the next low water tries again
         except LogError as error:
-            log.warning("topics can't be cut now: %s", error)
+            self._trouble.warning("topics can't be cut now: %s", error)
             return due
         return {}
 

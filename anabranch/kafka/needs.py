@@ -1,0 +1,155 @@
+"""The calls that anabranch needs of a cluster: what each is for, and what is lost without it.
+
+This table is the only list of needed calls. docs/decisions/0039-what-a-broker-must-give.md explains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from anabranch.kafka.wire import calls
+from anabranch.kafka.wire.calls import Api
+from anabranch.kafka.wire.connection import Connection
+from anabranch.ports import LogRefused
+
+_ANY_VERSION = (1 << 15) - 1
+
+
+def _by_librdkafka(key: int, name: str) -> Api:
+    """A call that librdkafka makes, which chooses its version itself."""
+    return Api(key, "", name, 0, _ANY_VERSION, 0)
+
+
+class Need(NamedTuple):
+    """Calls that belong together. ``use``: what they are for.
+
+    ``lost``: what does not work without them; empty: no controller can be leader, or no stream can be made.
+    """
+
+    name: str
+    calls: tuple[Api, ...]
+    use: str
+    lost: str = ""
+
+
+SASL = Need(
+    "sign in",
+    (calls.SASL_HANDSHAKE, calls.SASL_AUTHENTICATE),
+    "signing in by SASL",
+)
+CUT = Need(
+    "cut journals",
+    (calls.DELETE_RECORDS,),
+    "deleting what no transaction needs any more",
+    "journals are never cut: they keep all that was ever written",
+)
+ALTER = Need(
+    "alter settings",
+    (calls.INCREMENTAL_ALTER_CONFIGS,),
+    "`stream alter`, `table compact`",
+    "`stream alter` and `table compact` are refused: settings stay as they were at creation",
+)
+MARKERS = Need(
+    "lost markers",
+    (calls.DESCRIBE_PRODUCERS, calls.DESCRIBE_TRANSACTIONS),
+    "finding a native transaction that lacks its marker",
+    "a marker that brokers lose is not looked for: readers of that partition then wait until an operator ends it",
+)
+GROW = Need(
+    "grow",
+    (calls.CREATE_PARTITIONS,),
+    "scaling a stream to more segments than it has partitions",
+    "streams can't be scaled beyond the partitions that they were made with",
+)
+DELETE = Need(
+    "delete topics",
+    (calls.DELETE_TOPICS,),
+    "deleting a stream with its topics",
+    "topics of deleted streams stay, and the operator has to delete them",
+)
+CALLS = (
+    Need(
+        "records",
+        (calls.API_VERSIONS, calls.METADATA, calls.PRODUCE, calls.FETCH, calls.LIST_OFFSETS),
+        "reading and writing",
+    ),
+    Need(
+        "topics",
+        (calls.CREATE_TOPICS, calls.DESCRIBE_CONFIGS),
+        "making the topics of controllers and streams, and checking that they are safe",
+    ),
+    Need(
+        "native transactions",
+        (
+            calls.FIND_COORDINATOR,
+            calls.INIT_PRODUCER_ID,
+            calls.ADD_PARTITIONS_TO_TXN,
+            calls.END_TXN,
+        ),
+        "writing a commit round as a whole or not at all",
+    ),
+    Need(
+        "groups",
+        (
+            _by_librdkafka(11, "JoinGroup"),
+            _by_librdkafka(14, "SyncGroup"),
+            _by_librdkafka(12, "Heartbeat"),
+            _by_librdkafka(13, "LeaveGroup"),
+            _by_librdkafka(8, "OffsetCommit"),
+            _by_librdkafka(9, "OffsetFetch"),
+        ),
+        "sharing control partitions among controllers, and streams among readers",
+    ),
+    SASL,
+    CUT,
+    ALTER,
+    GROW,
+    DELETE,
+    MARKERS,
+    Need(
+        "disks",
+        (calls.DESCRIBE_LOG_DIRS,),
+        "`doctor`'s rows about disks",
+        "`doctor` does not see how full the brokers' disks are",
+    ),
+)
+BROKERS_PAGE = "docs/how-to/brokers.md"
+
+
+def lacking(connection: Connection, *, sasl: bool) -> tuple[str, ...]:
+    """The needed calls that this broker does not offer, in a version that is supported here.
+
+    ``sasl``: clients sign in by it.
+    """
+    found = []
+    for need in CALLS:
+        if need is SASL and not sasl:
+            continue
+        for api in need.calls:
+            try:
+                connection.version(api)
+            except LogRefused:
+                found.append(api.name)
+    return tuple(found)
+
+
+def _met_by(need: Need, lacks: Collection[str]) -> list[str]:
+    return [api.name for api in need.calls if api.name in lacks]
+
+
+def obstacles(lacks: Collection[str]) -> list[str]:
+    """Each need that must be met and is not, as text, given the names of calls that are not offered."""
+    needs = ((need, _met_by(need, lacks)) for need in CALLS if not need.lost)
+    return [f"no {', '.join(names)}: needed for {need.use}" for need, names in needs if names]
+
+
+def losses(lacks: Collection[str]) -> list[str]:
+    """The losses where these calls are not offered, as text: ``no DeleteRecords: journals are never cut``."""
+    needs = ((need, _met_by(need, lacks)) for need in CALLS if need.lost)
+    return [f"no {', '.join(names)}: {need.lost}" for need, names in needs if names]
+
+
+def lost_calls(lacks: Collection[str]) -> list[str]:
+    """Those of these calls that can be missed, each at a loss."""
+    return [api.name for need in CALLS if need.lost for api in need.calls if api.name in lacks]

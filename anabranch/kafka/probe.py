@@ -1,0 +1,545 @@
+"""Questions to a cluster before anything is made there, and the probe: each need tried on topics of its own.
+
+`before_leading` asks what decides whether a controller can be leader at all. `Probe` tries everything that
+docs/decisions/0039-what-a-broker-must-give.md lists, and deletes its topics again.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from anabranch.batches.builder import BatchBuilder
+from anabranch.batches.compression import CODECS, Codec
+from anabranch.batches.format import HEADER_SIZE, Packed
+from anabranch.core.legal_names import ADMIN_LANE, STATE
+from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR, REPLICATION, RETENTION_MS
+from anabranch.errors import AnabranchError
+from anabranch.kafka import admin, needs
+from anabranch.kafka.idempotent_producer import JournalProducer
+from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.look import Broker, look_at
+from anabranch.kafka.needs import BROKERS_PAGE
+from anabranch.kafka.settings import Settings
+from anabranch.kafka.wire.calls import CREATE_TOPICS, Api
+from anabranch.kafka.wire.cluster import Cluster
+from anabranch.kafka.wire.codes import NONE, UNSUPPORTED_VERSION
+from anabranch.kafka.wire.coordinator import GROUP_KEY_TYPE, Coordinator, coordinator_of
+from anabranch.kafka.wire.errors import MalformedAnswer
+from anabranch.ports import (
+    LogError,
+    LogFenced,
+    LogRefused,
+    LogUnavailable,
+    TopicInfo,
+    TopicPartition,
+)
+from anabranch.topics import declarations as declared
+from anabranch.topics.creation import (
+    create_control_topics,
+    create_lane_topics,
+    create_stream_topics,
+    problems,
+)
+from anabranch.topics.names import (
+    commands_topic,
+    control_topic,
+    journal_topic,
+    of_transactions,
+    replies_topic,
+    status_topic,
+    stream_topic,
+    topics_of,
+)
+
+# Waiting does not change these answers of brokers.
+NEVER_PASSES = frozenset((UNSUPPORTED_VERSION, int(ErrorCode.invalid_transaction_timeout)))
+LOOK_S = 5.0  # each broker, before a controller joins its group, and now and then after that
+_ANSWER_S = 10.0  # each question of the probe
+_SOON_S = 5.0  # brokers show a change, or write a marker, within this time
+_SHORT_S = (
+    5.0  # the limit of the probe's own native transactions; the one asked for is tried by itself
+)
+_PAUSE_S = 0.05
+_ROOM_BYTES = 1 << 10  # for a batch's header and a record's lengths
+_MEMBER_ID_REQUIRED = int(ErrorCode.member_id_required)
+_INVALID_SESSION_TIMEOUT = int(ErrorCode.invalid_session_timeout)
+_JOIN_GROUP = Api(11, "join_group", "JoinGroup", 4, 5, 6)
+
+_CONTROL, _OF_STREAM, _OF_TABLE = "control topics", "a stream's topics", "a table's topics"
+
+WORKS, LOSS, FAILS = "works", "works with a loss", "does not work"
+
+
+# -- before a controller joins its group ---------------------------------------------------------------
+
+
+def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tuple[str, ...]:
+    """The calls that brokers don't offer and that can be missed, once all others are found.
+
+    Brokers that don't answer are passed over, as long as one does.
+
+    Raises:
+        LogRefused: no controller can be leader there, and waiting does not change that; says what to do.
+        LogUnavailable: no broker answers.
+    """
+    brokers = look_at(cluster, LOOK_S, disks=False)
+    for broker in brokers:
+        if wrong := needs.obstacles(broker.too_old):
+            what = f"the broker {broker.address} can't be used: {'; '.join(wrong)}"
+            raise LogRefused(
+                f"{what}. Use one that offers them: {BROKERS_PAGE}", UNSUPPORTED_VERSION
+            )
+    with suppress(
+        LogUnavailable
+    ):  # a leader finds out: other work need not wait for this coordinator
+        check_native_timeout(cluster, f"{of_transactions(prefix)}start", native_timeout)
+    return lost_calls(brokers)
+
+
+def lost_calls(brokers: list[Broker]) -> tuple[str, ...]:
+    """The calls that can be missed, and that one of these brokers does not offer."""
+    return tuple(needs.lost_calls({name for broker in brokers for name in broker.too_old}))
+
+
+def check_native_timeout(cluster: Cluster, transactional_id: str, native_timeout: float) -> None:
+    """`LogRefused` if the coordinator does not take this limit of a native transaction."""
+    try:
+        Coordinator(cluster, transactional_id, native_timeout).close()
+    except LogFenced:
+        return  # another process has asked the same in between, and was not refused
+
+
+# -- the probe -----------------------------------------------------------------------------------------
+
+
+class Tried(NamedTuple):
+    """A need, and what came of it. ``state``: `WORKS`, `LOSS` or `FAILS`. ``to_do``: empty if it works."""
+
+    need: str
+    state: str
+    found: str
+    to_do: str = ""
+
+
+class _Step(NamedTuple):
+    """An attempt at a need. ``lost``: what does not work without it; empty: nothing works.
+
+    ``after``: needs without which it can't be tried; likewise ``calls``.
+    """
+
+    need: str
+    attempt: Callable[[], str]
+    lost: str = ""
+    after: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+
+
+class _Lost(Exception):
+    """A need that is not met, and what is lost; the rest works."""
+
+    def __init__(self, told: str, to_do: str = "") -> None:
+        super().__init__(told)
+        self.to_do = to_do
+
+
+class _Failed(Exception):
+    """A need that is not met, and without which nothing works."""
+
+    def __init__(self, told: str, to_do: str = "") -> None:
+        super().__init__(told)
+        self.to_do = to_do
+
+
+class Probe:
+    """Tries each need of a cluster. Its topics begin with `mark`; `run` deletes them at its end.
+
+    ``replication_factor``, ``native_timeout``, ``session_timeout``: as controllers are to have them.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        prefix: str,
+        *,
+        replication_factor: int,
+        native_timeout: float,
+        session_timeout: float = 6.0,
+    ) -> None:
+        settings = replace(settings, request_timeout=_ANSWER_S)
+        self._cluster = Cluster(settings)
+        self._log = KafkaLog(settings)
+        self._prefix = prefix
+        self.mark = f"{prefix}-probe-{secrets.token_hex(4)}"
+        self._id = f"{of_transactions(prefix)}{self.mark}"
+        self._stream, self._table = f"{self.mark}/events", f"{self.mark}/rows{STATE}"
+        self._factor = replication_factor
+        self._native_timeout = native_timeout
+        self._session_timeout = session_timeout
+        self._heeds_dry_runs = False
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._log.close()
+        self._cluster.close()
+
+    def run(self) -> Iterator[Tried]:
+        """Try all needs. If calls are missing without which nothing works, nothing else is tried."""
+        try:
+            brokers = look_at(self._cluster, _ANSWER_S, disks=False)
+        except (LogError, AnabranchError) as error:
+            yield Tried(
+                "brokers", FAILS, str(error), "look at the broker, and at security.protocol"
+            )
+            return
+        lacks = {name for one in brokers for name in one.too_old}
+        failed = set()
+        for tried in _calls(brokers, lacks):
+            if tried.state == FAILS:
+                failed.add(tried.need)
+            yield tried
+        if failed:
+            return
+        try:
+            for step in self._steps():
+                if failed.isdisjoint(step.after) and lacks.isdisjoint(step.calls):
+                    tried = _try(step)
+                    if tried.state == FAILS:
+                        failed.add(tried.need)
+                    yield tried
+        finally:
+            left = self._delete()
+        yield left
+
+    def _steps(self) -> Iterator[_Step]:
+        yield _Step("dry runs", self._dry_runs)
+        yield _Step(f"topics of {self._prefix}", self._own_topics)
+        yield _Step(_CONTROL, self._control_topics)
+        yield _Step(_OF_STREAM, lambda: self._stream_topics(self._stream))
+        yield _Step(_OF_TABLE, lambda: self._stream_topics(self._table))
+        lost = "no lane but `open` and `admin`"
+        yield _Step("a lane's topics", self._lane_topics, lost, (_CONTROL,))
+        yield _Step("replicas", self._replicas, after=(_OF_STREAM,))
+        yield _Step("size", self._size, after=(_CONTROL,))
+        yield _Step("compression", self._codecs, after=(_OF_STREAM,))
+        yield _Step("ends of partitions", self._ends, after=(_OF_TABLE,))
+        yield _Step("transaction time-out", self._time_out)
+        yield _Step("native transactions", self._transactions, after=(_OF_STREAM,))
+        yield _Step("fencing", self._fencing, after=(_OF_STREAM,))
+        yield _Step("groups", self._groups)
+        for need, attempt in (
+            (needs.GROW, self._grow),
+            (needs.CUT, self._cut),
+            (needs.ALTER, self._alter),
+        ):
+            names = tuple(api.name for api in need.calls)
+            yield _Step(need.name, attempt, need.lost, (_OF_STREAM,), names)
+
+    # -- topics ---------------------------------------------------------------------------------------
+
+    def _dry_runs(self) -> str:
+        name = f"{self.mark}.dry"
+        deadline = self._cluster.deadline()
+        with self._cluster.connection(None, deadline) as connection:
+            answer = connection.ask(
+                CREATE_TOPICS,
+                deadline,
+                topics=[
+                    {
+                        "name": name,
+                        "num_partitions": 1,
+                        "replication_factor": self._factor,
+                        "assignments": (),
+                        "configs": (),
+                    }
+                ],
+                timeout=dt.timedelta(seconds=_ANSWER_S),
+                validate_only=True,
+            )
+        if any(int(topic.error_code) != NONE for topic in answer.topics):
+            return "not known: the broker refuses to make a topic, see below"
+        time.sleep(_PAUSE_S)
+        if name in self._cluster.refresh([name], deadline):
+            raise _Lost("a dry run makes the topic; it is deleted again")
+        self._heeds_dry_runs = True
+        return "make nothing"
+
+    def _own_topics(self) -> str:
+        """The control topics of the prefix: those that exist as they are, and dry runs of the others."""
+        topics = {
+            commands_topic(self._prefix): declared.COMMANDS,
+            commands_topic(self._prefix, ADMIN_LANE): declared.COMMANDS,
+            control_topic(self._prefix): declared.CONTROL,
+            status_topic(self._prefix): declared.STATUS,
+            replies_topic(self._prefix): declared.REPLIES,
+            replies_topic(self._prefix, ADMIN_LANE): declared.REPLIES,
+        }
+        found = self._log.describe_topics(list(topics))
+        wrong = [
+            problem
+            for name, info in found.items()
+            for problem in problems(info, topics[name], at_least=1)
+        ]
+        if wrong:
+            raise _Failed("; ".join(wrong), "set them as it says")
+        missing = [name for name in topics if name not in found]
+        if self._heeds_dry_runs:
+            for name in missing:
+                self._log.default_replication_factor(name)
+        return f"{len(found)} of {len(topics)} are there; they, and rights to them, are as needed"
+
+    def _control_topics(self) -> str:
+        made = create_control_topics(
+            self._log, self.mark, control_partitions=1, replication_factor=self._factor
+        )
+        return f"6 topics, {4 + made.reply_partitions + 1} partitions: their settings are kept"
+
+    def _stream_topics(self, stream: str) -> str:
+        settings = {} if self._factor < 0 else {REPLICATION: str(self._factor)}
+        create_stream_topics(self._log, stream, segments=1, settings=settings)
+        return "3 topics: their settings are kept"
+
+    def _lane_topics(self) -> str:
+        create_lane_topics(self._log, self.mark, "probe", like="open")
+        return "2 topics"
+
+    def _replicas(self) -> str:
+        name = journal_topic(self._stream)
+        info = self._log.describe_topics([name])[name]
+        factor, in_sync = info.replication_factor, info.config.get(MIN_ISR)
+        if factor < 2:
+            raise _Lost(
+                "1 of each partition: what is acknowledged is lost with its broker",
+                "for more than trials: three brokers, or --replication-factor",
+            )
+        if in_sync is None:
+            return (
+                f"{factor}; the broker does not report {MIN_ISR}: it answers for majorities itself"
+            )
+        return f"{factor}, {MIN_ISR}={in_sync}"
+
+    def _delete(self) -> Tried:
+        lanes = ("open", ADMIN_LANE, "probe")
+        names = [f"{self.mark}.dry", control_topic(self.mark), status_topic(self.mark)]
+        names += [
+            topic(self.mark, lane) for topic in (commands_topic, replies_topic) for lane in lanes
+        ]
+        names += [*topics_of(self._stream), *topics_of(self._table)]
+        left: Mapping[str, Any] = dict.fromkeys(names)
+        do = "delete them by hand"
+        try:
+            left = self._cluster.refresh(names, self._cluster.deadline())
+            ids = [TopicInfo(n, 1, 1, {}, topic.topic_id.hex()) for n, topic in left.items()]
+            self._log.delete_topics(ids)
+        except (LogError, AnabranchError, MalformedAnswer) as error:
+            told = f"{needs.DELETE.lost}: {error}. The probe's are left: {', '.join(sorted(left))}"
+            return Tried(needs.DELETE.name, LOSS, told, do)
+        return Tried(needs.DELETE.name, WORKS, f"{len(ids)} topics of this probe are deleted again")
+
+    # -- records --------------------------------------------------------------------------------------
+
+    def _append(self, place: TopicPartition, batch: Packed) -> None:
+        """Append outside of native transactions, acknowledged by all replicas in sync."""
+        deadline = self._cluster.deadline()
+        producer = JournalProducer(self._cluster, deadline)
+        with closing(producer):
+            producer.append(place, batch, deadline)
+            producer.flush(deadline)
+
+    def _size(self) -> str:
+        name = replies_topic(self.mark)
+        most = int(self._log.describe_topics([name])[name].config.get(MAX_MESSAGE, 1 << 20))
+        size = min(most, 16 << 20)
+        self._append(TopicPartition(name, 0), _batch("none", 1, size - _ROOM_BYTES))
+        return f"a record of {size / (1 << 20):g} MiB is taken"
+
+    def _codecs(self) -> str:
+        place = TopicPartition(journal_topic(self._stream), 0)
+        refused: dict[Codec, LogRefused] = {}
+        for codec in CODECS:
+            try:
+                self._append(place, _batch(codec, 1))
+            except LogRefused as error:
+                refused[codec] = error
+        if "none" in refused:
+            raise refused["none"]
+        if not refused:
+            return "all codecs are taken"
+        taken = ", ".join(codec for codec in CODECS if codec not in refused)
+        told = f"not taken: {', '.join(refused)}; taken: {taken}"
+        first = next(codec for codec in CODECS if codec not in ("none", *refused))
+        raise _Lost(told, f"let writers have compression_type={first}")
+
+    def _ends(self) -> str:
+        place = TopicPartition(journal_topic(self._table), 0)  # nothing else is written to it
+        acknowledged = 0
+        for count in (3, 5):
+            self._append(place, _batch("none", count))
+            acknowledged += count
+            if (end := self._end(place)) != acknowledged:
+                raise _Failed(
+                    f"the broker says that the end of a partition is {end}, after it has acknowledged all up to "
+                    f"{acknowledged}: what it stores would be overlooked",
+                    "use another broker: this one answers wrongly",
+                )
+        return "each is the last acknowledged offset + 1"
+
+    def _end(self, place: TopicPartition, *, committed: bool = False) -> int:
+        return self._log.end_offsets([place], committed=committed)[place]
+
+    def _time_out(self) -> str:
+        check_native_timeout(self._cluster, f"{self._id}.time", self._native_timeout)
+        return f"native transactions may take {self._native_timeout:g} s"
+
+    def _transactions(self) -> str:
+        place = TopicPartition(stream_topic(self._stream), 0)
+        producer = self._log.producer(self._id, timeout=_SHORT_S)
+        with closing(producer):
+            (aborted,) = producer.append([(place, _batch("none", 3).frame())])
+            if self._end(place, committed=True) != aborted:
+                raise _Failed("readers are let beyond the begin of an open native transaction")
+            producer.abort()
+            (kept,) = producer.append([(place, _batch("none", 2).frame())])
+            producer.commit()
+            _until(
+                lambda: self._end(place, committed=True) == self._end(place),
+                "the marker of a native transaction is not written",
+            )
+            found = self._log.fetch(
+                {place: aborted}, max_wait=_SOON_S, max_bytes=1 << 20, committed=True
+            )
+            batches = [(b.base_offset, b.next_offset) for f in found.values() for b in f.batches]
+            if batches != [(kept, kept + 2)]:
+                raise _Failed(
+                    f"of an aborted and a committed native transaction readers see {batches or 'nothing'}, "
+                    f"not the committed [{kept}, {kept + 2})"
+                )
+        return f"abort and commit; {'KIP-890' if producer.is_v2 else 'the older protocol'}"
+
+    def _fencing(self) -> str:
+        place = TopicPartition(stream_topic(self._stream), 0)
+        with (
+            closing(self._log.producer(self._id, timeout=_SHORT_S)) as old,
+            closing(self._log.producer(self._id, timeout=_SHORT_S)) as new,
+        ):
+            try:
+                old.append([(place, _batch("none", 1).frame())])
+                old.commit()
+            except LogFenced:
+                new.append([(place, _batch("none", 1).frame())])
+                new.commit()
+                return "a former leader can't write any more"
+        raise _Failed("a producer whose transactional id was initialised again can still write")
+
+    def _groups(self) -> str:
+        deadline = self._cluster.deadline()
+        group = f"{self.mark}.controllers"
+        address = coordinator_of(self._cluster, group, deadline, key_type=GROUP_KEY_TYPE)
+        with closing(self._cluster.pool.open(address, deadline)) as connection:
+            found = connection.ask(
+                _JOIN_GROUP,
+                deadline,
+                group_id=group,
+                session_timeout=dt.timedelta(seconds=self._session_timeout),
+                rebalance_timeout=dt.timedelta(seconds=self._session_timeout),
+                member_id="",
+                protocol_type="consumer",
+                protocols=[{"name": "range", "metadata": b""}],
+            )
+        code = int(found.error_code)
+        if code == _INVALID_SESSION_TIMEOUT:
+            told = (
+                f"--session-timeout {self._session_timeout:g} s is not within the broker's limits"
+            )
+            raise _Failed(
+                told, "give another --session-timeout, or change group.min.session.timeout.ms"
+            )
+        if code not in (NONE, _MEMBER_ID_REQUIRED):
+            raise _Failed(f"no member is let in: {ErrorCode(code).name.upper()} ({code})")
+        return f"sessions of {self._session_timeout:g} s"
+
+    # -- what can be missed -----------------------------------------------------------------------------
+
+    def _grow(self) -> str:
+        name = journal_topic(self._stream)
+        self._log.add_partitions(name, 2)
+        deadline = self._cluster.deadline()
+        self._cluster.repeat(
+            "grow again", deadline, lambda: admin.add_partitions(self._cluster, name, 2, deadline)
+        )
+        return "also when it is asked for twice"
+
+    def _cut(self) -> str:
+        place = TopicPartition(journal_topic(self._stream), 0)
+        self._log.delete_records({place: 1})
+        start = self._log.start_offsets([place])[place]
+        if start != 1:
+            raise _Lost(f"{needs.CUT.lost}: a partition cut at 1 begins at {start}")
+        return "records are deleted below an offset"
+
+    def _alter(self) -> str:
+        name, value = stream_topic(self._stream), str(declared.DAY_MS)
+        self._log.alter_topics({name: {RETENTION_MS: value}})
+        _until(
+            lambda: self._log.describe_topics([name])[name].config.get(RETENTION_MS) == value,
+            f"{needs.ALTER.lost}: a setting that was altered is not kept",
+        )
+        return "settings of topics are altered"
+
+
+def _calls(brokers: list[Broker], lacks: set[str]) -> Iterator[Tried]:
+    """Brokers that do not answer, and calls that some do not offer."""
+    silent = [f"{one.address}: {one.trouble}" for one in brokers if one.trouble]
+    if len(silent) == len(brokers):
+        yield Tried("brokers", FAILS, "; ".join(silent), "start them, or look at their logs")
+        return
+    do = f"start it, or look at its log: {'; '.join(silent)}" if silent else ""
+    told = f"{len(brokers) - len(silent)} of {len(brokers)} answer"
+    yield Tried("brokers", LOSS if silent else WORKS, told, do)
+    do = f"use another broker: {BROKERS_PAGE}"
+    for text in needs.obstacles(lacks):
+        yield Tried("calls", FAILS, text, do)
+    for text in needs.losses(lacks):
+        yield Tried("calls", LOSS, text, do)
+    if not lacks:
+        yield Tried("calls", WORKS, "all, in versions that are supported")
+
+
+def _try(step: _Step) -> Tried:
+    need, lost = step.need, step.lost
+    state, to_do = (LOSS if lost else FAILS), f"see {BROKERS_PAGE}"
+    try:
+        return Tried(need, WORKS, step.attempt())
+    except _Lost as error:
+        return Tried(need, LOSS, str(error), error.to_do)
+    except _Failed as error:
+        return Tried(need, state, str(error), error.to_do or to_do)
+    except (LogError, AnabranchError, MalformedAnswer) as error:
+        told = f"{lost}: {error}" if lost else str(error)
+        if isinstance(error, LogRefused) and error.forbidden:
+            to_do = "grant it on topics and ids that begin so, or let an administrator run this"
+        return Tried(need, state, told, to_do)
+
+
+def _until(shown: Callable[[], bool], wrong: str) -> None:
+    """Wait until brokers show something; `_Failed` with this text if they don't soon."""
+    until = time.monotonic() + _SOON_S
+    while not shown():
+        if time.monotonic() > until:
+            raise _Failed(wrong)
+        time.sleep(_PAUSE_S)
+
+
+def _batch(codec: Codec, count: int, size: int = 100) -> Packed:
+    """A batch of ``count`` records of ``size`` bytes."""
+    now_ms = int(time.time() * 1000)
+    builder = BatchBuilder(codec)
+    builder.add_all((b"k", bytes(size), (), now_ms) for _ in range(count))
+    return Packed(builder.build()[HEADER_SIZE:], CODECS[codec], count, now_ms, now_ms)
