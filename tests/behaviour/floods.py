@@ -171,7 +171,7 @@ def lists(sender: Sender) -> Iterator[Sent]:
 @flood(BAD)
 def open_lists(sender: Sender) -> Iterator[Sent]:
     """Lists of a lane's own open transactions, which are as many as it may have."""
-    sender.begin(990)
+    sender.begin(900)
     while True:
         yield sender.command(r.ListOpen(None, None, 10_000))
         yield sender.command(r.ListTransactions(None, False, 10_000))
@@ -351,6 +351,8 @@ def mixed(name: str) -> tuple[str, Flood]:
 
     def made(sender: Sender) -> Iterator[Sent]:
         each = [(n, one(sender)) for n, (of, one) in FLOODS.items() if takes(n, of)]
+        for _, messages in each:  # what they need is made before any of them uses up the lane's quota
+            yield next(messages)
         while True:
             for of, messages in each:
                 yield from itertools.islice(messages, 1 if of == "journal-bombs" else most)
