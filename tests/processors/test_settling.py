@@ -166,8 +166,7 @@ def test_then_the_lost_stream_can_be_forgotten() -> None:
     play = Stuck()
     refused = play.ask(ForgetStream(GONE), seconds=0.2)
     assert refused.code == "IllegalState"
-    assert f"(`anabranch txn settle`): {play.txn_id.hex()}" in refused.message
-    assert "anabranch txn settle" in refused.message
+    assert f"(`anabranch txn settle {play.txn_id.hex()}`)" in refused.message
     play.settle()
     assert play.ask(ForgetStream(GONE), seconds=0.2) == StreamList(())
     play.lead_anew(chunk_bytes=CHUNK_BYTES)
