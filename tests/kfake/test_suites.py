@@ -1,0 +1,51 @@
+"""The suites over kfake: what it lacks is listed with reasons, and a given cluster is for one worker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kfake.lacks import LACKS
+from tests.kfake.server import NoGo, program
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """pytest in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=550,
+        check=False,
+        cwd=ROOT,
+    )
+
+
+def test_each_lack_is_a_test() -> None:
+    files = sorted({f"tests/{name.partition('::')[0]}" for name in LACKS})
+    found = run("--collect-only", "-m", "", *files).stdout.splitlines()
+    assert {f"tests/{name}" for name in LACKS} <= set(found)
+
+
+def test_workers_do_not_share_a_given_cluster() -> None:
+    ended = run("-n2", "--bootstrap", "localhost:1", "tests/contract/test_send.py")
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR, ended.stdout
+    assert "one cluster is for one worker" in ended.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.broker
+@pytest.mark.slow(120)
+def test_contracts_over_kfake() -> None:
+    try:
+        program()
+    except NoGo as error:
+        pytest.skip(str(error))
+    marks = "broker and not soak"
+    ended = run("-m", marks, "--kfake", "nothing missing", "-p", "no:xdist", "tests/contract")
+    assert ended.returncode == 0, ended.stdout[-4000:]
