@@ -62,7 +62,8 @@ def place(kfake: Kfake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pl
 @contextmanager
 def place_on(broker: Kfake, folder: Path, events: int) -> Iterator[Place]:
     """A controller and clients on a broker; they end with the `with`."""
-    cluster = start_cluster(broker.bootstrap, folder)
+    quick = "--session-timeout", "2"
+    cluster = start_cluster(broker.bootstrap, folder, arguments=quick)
     with (
         closing(anabranch.connect(broker.bootstrap, timeout=60)) as client,
         closing(anabranch.connect(broker.bootstrap, timeout=60, lane="admin")) as operator,
