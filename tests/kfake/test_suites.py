@@ -41,6 +41,7 @@ def test_workers_do_not_share_a_given_cluster() -> None:
 @pytest.mark.soak
 @pytest.mark.broker
 @pytest.mark.slow(120)
+@pytest.mark.timeout(600)
 def test_contracts_over_kfake() -> None:
     try:
         program()
