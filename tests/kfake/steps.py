@@ -15,7 +15,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,18 @@ from tests.cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
 _WRITER = """
-import sys, anabranch
+import sys, anabranch, anabranch.errors
 bootstrap, token, stream, count = sys.argv[1:]
-with anabranch.connect(bootstrap) as client, client.join(bytes.fromhex(token)) as writer:
-    for i in range(int(count)):
-        writer.write(stream, b"other %d" % i, key=b"k%d" % (i % 7))
+with anabranch.connect(bootstrap) as client:
+    for attempt in range(2):
+        try:
+            with client.join(bytes.fromhex(token)) as writer:
+                for i in range(int(count)):
+                    writer.write(stream, b"other %d" % i, key=b"k%d" % (i % 7))
+            break
+        except anabranch.errors.WriteFailed as error:
+            if "lz4" not in str(error):
+                raise
 print(writer.finish().to_bytes().hex())
 """
 
@@ -50,6 +57,8 @@ class Place:
     operator: anabranch.Client
     folder: Path
     events: int  # of a big step
+    patience: float = 120  # for a commit
+    streams: list[str] = field(default_factory=list)  # that steps made
 
     def scope(self) -> str:
         """A scope of the step's own."""
@@ -58,6 +67,7 @@ class Place:
     def stream(self, name: str, segments: int = 2) -> str:
         """A new stream."""
         self.client.create_stream(name, segments=segments)
+        self.streams.append(name)
         return name
 
     def committed(self, stream: str) -> Counter[bytes | None]:
@@ -120,11 +130,12 @@ def two_processes(place: Place) -> None:
             check=False,
             cwd=ROOT,
         )
-        assert other.returncode == 0, other.stderr
+        if other.returncode != 0:
+            raise Refused(other.stderr)
         for i in range(place.events):
             txn.write(stream, b"own %d" % i, key=b"k%d" % (i % 7))
         assert place.committed(stream) == Counter()
-        result = txn.commit(receipts=[bytes.fromhex(other.stdout.strip())], timeout=120)
+        result = txn.commit(receipts=[bytes.fromhex(other.stdout.strip())], timeout=place.patience)
     assert result.counts.committed == 2 * place.events
     wanted = Counter(b"%s %d" % (who, i) for who in (b"own", b"other") for i in range(place.events))
     assert place.committed(stream) == wanted
@@ -143,7 +154,7 @@ def merge(place: Place) -> None:
         keys = [b"k%d" % (i % 9) for i in range(count)]
         rows = pa.table({"value": [b"row %d" % i for i in range(count)], "key": keys})
         txn.write_batch(stream, rows)
-        txn.commit(timeout=120)
+        txn.commit(timeout=place.patience)
     assert place.committed(stream) == Counter(
         b"%s %d" % (way, i) for way in (b"many", b"row") for i in range(count)
     )

@@ -60,16 +60,18 @@ def place(kfake: Kfake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pl
 
 
 @contextmanager
-def place_on(broker: Kfake, folder: Path, events: int) -> Iterator[Place]:
+def place_on(
+    broker: Kfake, folder: Path, events: int, timeout: float = 60, patience: float = 120
+) -> Iterator[Place]:
     """A controller and clients on a broker; they end with the `with`."""
     quick = "--session-timeout", "2"
     cluster = start_cluster(broker.bootstrap, folder, arguments=quick)
     with (
-        closing(anabranch.connect(broker.bootstrap, timeout=60)) as client,
-        closing(anabranch.connect(broker.bootstrap, timeout=60, lane="admin")) as operator,
+        closing(anabranch.connect(broker.bootstrap, timeout=timeout)) as client,
+        closing(anabranch.connect(broker.bootstrap, timeout=timeout, lane="admin")) as operator,
     ):
         try:
-            yield Place(cluster, client, operator, folder, events)
+            yield Place(cluster, client, operator, folder, events, patience)
         finally:
             cluster.controller.kill()
 
