@@ -2,10 +2,11 @@
 
 With ``--bootstrap HOST:PORT`` (or ``$ANABRANCH_BOOTSTRAP``) ``broker`` is that cluster instead; with
 ``ANABRANCH_TEST_BROKER=kafka-container`` or ``redpanda`` it runs in a container, and with
-``ANABRANCH_TEST_KAFKA=4.0.2`` it is of another version, and with ``--kfake KIND`` it is a kfake that plays another
-broker (docs/other-brokers.md, tests/kfake).
+``ANABRANCH_TEST_KAFKA=4.0.2`` it is of another version (docs/other-brokers.md).
 Tests share it: give topics names of your own (the ``unique`` fixture), and don't stop it. A test
 that kills or pauses a broker starts one of its own with `EmbeddedBroker`.
+
+With ``--kfake KIND`` ``broker`` is a kfake that plays another one (tests/kfake/kinds.py).
 
 Tests marked ``soak`` are left out unless ``-m soak`` asks for them (pyproject.toml, ``scripts/soak``).
 ``--part 2/5`` runs the second of five parts of what was asked for, which take about as long as each other.
