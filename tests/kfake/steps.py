@@ -103,13 +103,13 @@ def one_shots(place: Place) -> None:
     """Small transactions over two streams."""
     scope = place.scope()
     ends = [place.stream(f"{scope}/{name}") for name in ("a", "b")]
-    for i in range(30):
+    for i in range(12):
         with place.client.begin(scope) as txn:
             for stream in ends:
                 txn.write(stream, b"%d" % i, key=b"k%d" % (i % 5))
             txn.commit()
     for stream in ends:
-        assert place.committed(stream) == Counter(b"%d" % i for i in range(30))
+        assert place.committed(stream) == Counter(b"%d" % i for i in range(12))
 
 
 def two_processes(place: Place) -> None:

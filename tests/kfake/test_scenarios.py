@@ -29,7 +29,7 @@ KINDS_HERE = (
     "Kafka 3.6",
     "dry runs are bare",
 )
-FEW = 1000
+FEW = 400
 
 
 @pytest.fixture(
