@@ -39,7 +39,7 @@ from tests.cluster import Cluster, start_cluster
 from tests.containers import brokers as containers
 from tests.containers import versions
 from tests.kfake.kinds import KINDS
-from tests.kfake.lacks import LACKS
+from tests.kfake.lacks import lacks
 from tests.kfake.server import Kfake, NoGo, program
 
 if TYPE_CHECKING:
@@ -179,9 +179,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what is of another part. Workers take the long files first, so that they end at the same time."""
     if config.getoption("--part"):
         _keep_part(config, items)
-    if config.getoption("--kfake"):
+    if played := config.getoption("--kfake"):
+        reasons = lacks(KINDS[played])
         for item in items:
-            if reason := LACKS.get(item.nodeid.removeprefix("tests/")):
+            if reason := reasons.get(item.nodeid.removeprefix("tests/")):
                 item.add_marker(pytest.mark.skip(reason=f"kfake: {reason}"))
     if config.getoption("--secured"):
         skip = pytest.mark.skip(

@@ -23,7 +23,7 @@ _REDPANDA_CALLS = {
     "AddPartitionsToTxn": (0, 3),
     "EndTxn": (0, 3),
 }
-_TIME_LIMITS = ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
+TIME_LIMITS = ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
 _NO_OPS = ("min.insync.replicas", "unclean.leader.election.enable")
 _EIGHT_MIB = 8 << 20
 # 292 years: the most that fits into the nanoseconds of a signed 64-bit number.
@@ -68,14 +68,14 @@ def _redpanda(brokers: int, **more: Mapping[str, int]) -> Kind:
         release="3.6",
         versions=_REDPANDA_CALLS,
         features=False,
-        hidden=_NO_OPS if more else (*_NO_OPS, *_TIME_LIMITS),
+        hidden=_NO_OPS if more else (*_NO_OPS, *TIME_LIMITS),
         strict_growth=True,
         **more,  # type: ignore[arg-type]
     )
 
 
-_CUT = {"highest": dict.fromkeys(_TIME_LIMITS, _CENTURIES_MS)}
-_INVALID = {"invalid": dict.fromkeys(_TIME_LIMITS, _CENTURIES_MS)}
+_CUT = {"highest": dict.fromkeys(TIME_LIMITS, _CENTURIES_MS)}
+_INVALID = {"invalid": dict.fromkeys(TIME_LIMITS, _CENTURIES_MS)}
 
 # The columns of the table of scenarios.
 KINDS = {
@@ -98,7 +98,7 @@ KINDS = {
         features=False,
         hidden=(
             *_NO_OPS,
-            *_TIME_LIMITS,
+            *TIME_LIMITS,
             "segment.ms",
             "segment.bytes",
             "min.cleanable.dirty.ratio",
@@ -109,12 +109,12 @@ KINDS = {
         3,
         release="3.6",
         features=False,
-        unknown=(*_TIME_LIMITS, "segment.bytes", "segment.ms", "unclean.leader.election.enable"),
+        unknown=(*TIME_LIMITS, "segment.bytes", "segment.ms", "unclean.leader.election.enable"),
         policy={"max.message.bytes": _EIGHT_MIB},
     ),
     "Event Hubs": Kind(release="3.6", features=False, codecs=("gzip",)),
     "Kafka 3.6": Kind(3, release="3.6", features=False),
-    "Kafka 3.5": Kind(3, release="3.5", features=False, unknown=_TIME_LIMITS),
+    "Kafka 3.5": Kind(3, release="3.5", features=False, unknown=TIME_LIMITS),
     "dry runs make topics": Kind(dry_runs_make=True),
     "dry runs are bare": Kind(
         release="2.3", features=False, dry_runs_are_bare=True, refused=("DeleteRecords",)

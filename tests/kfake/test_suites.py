@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kfake.lacks import LACKS
+from tests.kfake.kinds import KINDS
+from tests.kfake.lacks import lacks
 from tests.kfake.server import NoGo, program
 
 ROOT = Path(__file__).parents[2]
@@ -27,9 +28,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_each_lack_is_a_test() -> None:
-    files = sorted({f"tests/{name.partition('::')[0]}" for name in LACKS})
+    names = {f"tests/{name}" for kind in KINDS.values() for name in lacks(kind)}
+    files = sorted({name.partition("::")[0] for name in names})
     found = run("--collect-only", "-m", "", *files).stdout.splitlines()
-    assert {f"tests/{name}" for name in LACKS} <= set(found)
+    assert names <= set(found)
 
 
 def test_workers_do_not_share_a_given_cluster() -> None:
@@ -42,11 +44,12 @@ def test_workers_do_not_share_a_given_cluster() -> None:
 @pytest.mark.broker
 @pytest.mark.slow(120)
 @pytest.mark.timeout(600)
-def test_contracts_over_kfake() -> None:
+@pytest.mark.parametrize("kind", ["nothing missing"])
+def test_contracts_over_kfake(kind: str) -> None:
     try:
         program()
     except NoGo as error:
         pytest.skip(str(error))
     marks = "broker and not soak"
-    ended = run("-m", marks, "--kfake", "nothing missing", "-p", "no:xdist", "tests/contract")
+    ended = run("-m", marks, "--kfake", kind, "-p", "no:xdist", "tests/contract")
     assert ended.returncode == 0, ended.stdout[-4000:]
