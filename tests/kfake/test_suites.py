@@ -44,7 +44,7 @@ def test_workers_do_not_share_a_given_cluster() -> None:
 @pytest.mark.broker
 @pytest.mark.slow(120)
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["nothing missing"])
+@pytest.mark.parametrize("kind", ["nothing missing", "Redpanda before 25.3, 1 broker"])
 def test_contracts_over_kfake(kind: str) -> None:
     try:
         program()
