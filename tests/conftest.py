@@ -6,6 +6,8 @@ With ``--bootstrap HOST:PORT`` (or ``$ANABRANCH_BOOTSTRAP``) ``broker`` is that 
 Tests share it: give topics names of your own (the ``unique`` fixture), and don't stop it. A test
 that kills or pauses a broker starts one of its own with `EmbeddedBroker`.
 
+With ``--kfake KIND`` ``broker`` is a kfake that plays another one (tests/kfake/kinds.py).
+
 Tests marked ``soak`` are left out unless ``-m soak`` asks for them (pyproject.toml, ``scripts/soak``).
 ``--part 2/5`` runs the second of five parts of what was asked for, which take about as long as each other.
 
@@ -36,6 +38,9 @@ from tests import secured
 from tests.cluster import Cluster, start_cluster
 from tests.containers import brokers as containers
 from tests.containers import versions
+from tests.kfake.kinds import KINDS
+from tests.kfake.lacks import lacks
+from tests.kfake.server import Kfake, NoGo, program
 
 if TYPE_CHECKING:
     from xdist.remote import Producer as Log
@@ -110,6 +115,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run against this cluster instead of the embedded broker",
     )
     parser.addoption(
+        "--kfake",
+        choices=sorted(KINDS),
+        help="run against a kfake that plays this broker",
+    )
+    parser.addoption(
         "--secured",
         action="store_true",
         help="controllers and clients come in over SASL_SSL, with the rights of docs/security.md and no others",
@@ -130,6 +140,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """A broker that can't be had ends the run at once: skipped tests must not look like passed ones."""
     if hasattr(config, "workerinput"):
         return  # its master has looked
+    if config.getoption("--bootstrap") and len(getattr(config.option, "tx", None) or ()) > 1:
+        raise pytest.UsageError(
+            "--bootstrap: one cluster is for one worker, as its controllers would share a group; leave -n out"
+        )
     try:
         versions.embed_wanted()  # workers find it in their environment
         if containers.kind_from_environment() != containers.EMBEDDED:
@@ -165,6 +179,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what is of another part. Workers take the long files first, so that they end at the same time."""
     if config.getoption("--part"):
         _keep_part(config, items)
+    if played := config.getoption("--kfake"):
+        reasons = lacks(KINDS[played])
+        for item in items:
+            if reason := reasons.get(item.nodeid.removeprefix("tests/")):
+                item.add_marker(pytest.mark.skip(reason=f"kfake: {reason}"))
     if config.getoption("--secured"):
         skip = pytest.mark.skip(
             reason="with an authorizer, which tells clients without a right nothing"
@@ -299,6 +318,11 @@ def broker(
     if given:
         yield GivenBroker(given)
         return
+    if played := request.config.getoption("--kfake"):
+        need_go()
+        with Kfake(KINDS[played], tmp_path_factory.mktemp("kfake")) as kfake:
+            yield kfake
+        return
     kind = containers.kind_from_environment()
     if kind != containers.EMBEDDED:
         with containers.start_broker(kind) as contained:
@@ -311,6 +335,14 @@ def broker(
     with EmbeddedBroker(quick_start=True, properties=QUIET) as embedded:
         yield embedded
         embedded.kill()  # its data is not needed: quicker than a shutdown
+
+
+def need_go() -> None:
+    """Skip the test where kfake can't be built, as Go is missing."""
+    try:
+        program()
+    except NoGo as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
