@@ -626,7 +626,7 @@ def run(name: str, minutes: float, seed: int) -> list[str]:
     with cluster_of_its_own() as (cluster, client):
         before = honest(client, CALM_S)
         during, watch, bytes_s = beside(cluster, client, name, seconds, seed)
-        answered = answers(cluster, FLOODS[name][0])
+        answered = answers(cluster, named(name)[0])
         time.sleep(AFTER_S)
         after = honest(client, CALM_S)
         lasted = cluster.controller.running and terms(cluster) == watch.terms
