@@ -51,23 +51,19 @@ class SystemEntropy:
 
 
 class OnceAMinute:
-    """Warnings about one trouble, at most one a minute: what is tried each second fails each second.
+    """Warnings about each kind of trouble at most once a minute: what is tried each second fails each second.
 
-    After `over` the next one is logged at once.
+    A kind is a text without its values, and the types of these: of errors, too.
     """
 
     def __init__(self, log: logging.Logger, monotonic: Callable[[], float]) -> None:
         self._log = log
         self._monotonic = monotonic
-        self._last = -math.inf
+        self._last: dict[object, float] = {}
 
     def warning(self, what: str, *values: object) -> None:
         """Log it, unless there was a line within the last minute."""
-        now = self._monotonic()
-        if now - self._last >= _MINUTE_S:
-            self._last = now
+        kind, now = (what, *map(type, values)), self._monotonic()
+        if now - self._last.get(kind, -math.inf) >= _MINUTE_S:
+            self._last[kind] = now
             self._log.warning(what, *values)
-
-    def over(self) -> None:
-        """The trouble is over."""
-        self._last = -math.inf

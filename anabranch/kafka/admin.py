@@ -188,14 +188,16 @@ def create_topics(cluster: Cluster, specs: Sequence[TopicSpec], deadline: float)
 
 def _dry_create(cluster: Cluster, spec: TopicSpec, deadline: float) -> tuple[Any, bool]:
     """The answer to a dry run of a creation, and whether the topic was made all the same: it is deleted again."""
+    if cluster.heeds_dry_runs:
+        return _create(cluster, [spec], deadline, dry=True)[0], False
     answer, again = (_create(cluster, [spec], deadline, dry=True)[0] for _ in range(2))
-    if not _made_by_first(answer, again) or _heeds_dry_runs(cluster, spec.name, deadline):
+    if not _made_by_first(answer, again) or heeds_dry_runs(cluster, spec.name, deadline):
         return answer, False  # another client may have made it in between
     _delete_made(cluster, spec.name, deadline)
     return answer, True
 
 
-def _heeds_dry_runs(cluster: Cluster, topic: str, deadline: float) -> bool:
+def heeds_dry_runs(cluster: Cluster, topic: str, deadline: float) -> bool:
     """Whether brokers make nothing in a dry run: one asks for a name that no other client makes."""
     if cluster.heeds_dry_runs is None:
         spec = TopicSpec(f"{topic[:200]}.{uuid.uuid4().hex}", 1)
@@ -204,9 +206,10 @@ def _heeds_dry_runs(cluster: Cluster, topic: str, deadline: float) -> bool:
         except LogRefused:  # brokers that know rights know dry runs
             cluster.heeds_dry_runs = True
             return True
-        cluster.heeds_dry_runs = not _made_by_first(*answers)
-        if not cluster.heeds_dry_runs:
+        made = _made_by_first(*answers)
+        if made:
             cluster.replicas_of_new = _delete_made(cluster, spec.name, deadline)
+        cluster.heeds_dry_runs = not made
     return cluster.heeds_dry_runs
 
 
@@ -357,7 +360,7 @@ def is_gone(cluster: Cluster, topic: str, partitions: int, topic_id: str, deadli
         ids = [_id(cluster, topic, node, deadline) for node in nodes]
         if ids and all(found not in (None, "", topic_id) for found in ids):
             return True
-    if not _heeds_dry_runs(cluster, topic, deadline):
+    if not heeds_dry_runs(cluster, topic, deadline):
         return bool(nodes) and all(
             _count(cluster, topic, node, deadline) < partitions for node in nodes
         )

@@ -9,6 +9,7 @@ from anabranch.kafka import needs
 from anabranch.kafka.wire.calls import DESCRIBE_LOG_DIRS
 from anabranch.kafka.wire.cluster import Cluster
 from anabranch.kafka.wire.codes import NONE, READ_CODES, error_for, meaning
+from anabranch.kafka.wire.errors import ConnectionBroken
 from anabranch.ports import LogError, LogRefused
 
 _SIZES_OF = ({"topic": "", "partitions": ()},)  # of no partition: only the folders are asked about
@@ -72,6 +73,6 @@ def _look(cluster: Cluster, node: int, seconds: float, disks: bool) -> Broker:
                 )
                 for one in answer.results
             )
-    except LogError as error:
+    except (LogError, ConnectionBroken) as error:
         found.trouble = str(error)
     return found

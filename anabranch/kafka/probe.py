@@ -28,16 +28,17 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.look import Broker, look_at
 from anabranch.kafka.needs import BROKERS_PAGE
 from anabranch.kafka.settings import Settings
-from anabranch.kafka.wire.calls import CREATE_TOPICS, Api
-from anabranch.kafka.wire.cluster import Cluster
+from anabranch.kafka.wire.calls import Api
+from anabranch.kafka.wire.cluster import Again, Cluster
 from anabranch.kafka.wire.codes import NONE, UNSUPPORTED_VERSION
 from anabranch.kafka.wire.coordinator import GROUP_KEY_TYPE, Coordinator, coordinator_of
-from anabranch.kafka.wire.errors import MalformedAnswer
+from anabranch.kafka.wire.errors import ConnectionBroken, MalformedAnswer
 from anabranch.ports import (
     LogError,
     LogFenced,
     LogRefused,
     LogUnavailable,
+    LogUncertain,
     TopicInfo,
     TopicPartition,
 )
@@ -71,6 +72,15 @@ _PAUSE_S = 0.05
 _ROOM_BYTES = 1 << 10  # for a batch's header and a record's lengths
 _MEMBER_ID_REQUIRED = int(ErrorCode.member_id_required)
 _INVALID_SESSION_TIMEOUT = int(ErrorCode.invalid_session_timeout)
+# The group's coordinator is loading, is not chosen yet, or is another broker by now.
+_COORDINATOR_SOON = frozenset(
+    int(code)
+    for code in (
+        ErrorCode.coordinator_load_in_progress,
+        ErrorCode.coordinator_not_available,
+        ErrorCode.not_coordinator,
+    )
+)
 _JOIN_GROUP = Api(11, "join_group", "JoinGroup", 4, 5, 6)
 
 _CONTROL, _OF_STREAM, _OF_TABLE = "control topics", "a stream's topics", "a table's topics"
@@ -91,15 +101,16 @@ def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tupl
         LogUnavailable: no broker answers.
     """
     brokers = look_at(cluster, LOOK_S, disks=False)
+    if all(broker.trouble for broker in brokers):
+        raise LogUnavailable("; ".join(f"{one.address}: {one.trouble}" for one in brokers))
     for broker in brokers:
         if wrong := needs.obstacles(broker.too_old):
             what = f"the broker {broker.address} can't be used: {'; '.join(wrong)}"
             raise LogRefused(
                 f"{what}. Use one that offers them: {BROKERS_PAGE}", UNSUPPORTED_VERSION
             )
-    with suppress(
-        LogUnavailable
-    ):  # a leader finds out: other work need not wait for this coordinator
+    # A leader finds out: other work need not wait for this coordinator.
+    with suppress(LogUnavailable, LogUncertain, ConnectionBroken):
         check_native_timeout(cluster, f"{of_transactions(prefix)}start", native_timeout)
     return lost_calls(brokers)
 
@@ -245,30 +256,14 @@ class Probe:
     # -- topics ---------------------------------------------------------------------------------------
 
     def _dry_runs(self) -> str:
-        name = f"{self.mark}.dry"
         deadline = self._cluster.deadline()
-        with self._cluster.connection(None, deadline) as connection:
-            answer = connection.ask(
-                CREATE_TOPICS,
-                deadline,
-                topics=[
-                    {
-                        "name": name,
-                        "num_partitions": 1,
-                        "replication_factor": self._factor,
-                        "assignments": (),
-                        "configs": (),
-                    }
-                ],
-                timeout=dt.timedelta(seconds=_ANSWER_S),
-                validate_only=True,
-            )
-        if any(int(topic.error_code) != NONE for topic in answer.topics):
-            return "not known: the broker refuses to make a topic, see below"
-        time.sleep(_PAUSE_S)
-        if name in self._cluster.refresh([name], deadline):
+        self._heeds_dry_runs = self._cluster.repeat(
+            "a dry run",
+            deadline,
+            lambda: admin.heeds_dry_runs(self._cluster, self.mark, deadline),
+        )
+        if not self._heeds_dry_runs:
             raise _Lost("a dry run makes the topic; it is deleted again")
-        self._heeds_dry_runs = True
         return "make nothing"
 
     def _own_topics(self) -> str:
@@ -327,7 +322,7 @@ class Probe:
 
     def _delete(self) -> Tried:
         lanes = ("open", ADMIN_LANE, "probe")
-        names = [f"{self.mark}.dry", control_topic(self.mark), status_topic(self.mark)]
+        names = [control_topic(self.mark), status_topic(self.mark)]
         names += [
             topic(self.mark, lane) for topic in (commands_topic, replies_topic) for lane in lanes
         ]
@@ -441,19 +436,26 @@ class Probe:
     def _groups(self) -> str:
         deadline = self._cluster.deadline()
         group = f"{self.mark}.controllers"
-        address = coordinator_of(self._cluster, group, deadline, key_type=GROUP_KEY_TYPE)
-        with closing(self._cluster.pool.open(address, deadline)) as connection:
-            found = connection.ask(
-                _JOIN_GROUP,
-                deadline,
-                group_id=group,
-                session_timeout=dt.timedelta(seconds=self._session_timeout),
-                rebalance_timeout=dt.timedelta(seconds=self._session_timeout),
-                member_id="",
-                protocol_type="consumer",
-                protocols=[{"name": "range", "metadata": b""}],
-            )
-        code = int(found.error_code)
+
+        def join() -> int:
+            address = coordinator_of(self._cluster, group, deadline, key_type=GROUP_KEY_TYPE)
+            with closing(self._cluster.pool.open(address, deadline)) as connection:
+                found = connection.ask(
+                    _JOIN_GROUP,
+                    deadline,
+                    group_id=group,
+                    session_timeout=dt.timedelta(seconds=self._session_timeout),
+                    rebalance_timeout=dt.timedelta(seconds=self._session_timeout),
+                    member_id="",
+                    protocol_type="consumer",
+                    protocols=[{"name": "range", "metadata": b""}],
+                )
+            code = int(found.error_code)
+            if code in _COORDINATOR_SOON:
+                raise Again(LogUnavailable(f"the group's coordinator is not ready ({code})"))
+            return code
+
+        code = self._cluster.repeat("join a group", deadline, join)
         if code == _INVALID_SESSION_TIMEOUT:
             told = (
                 f"--session-timeout {self._session_timeout:g} s is not within the broker's limits"
@@ -521,7 +523,7 @@ def _try(step: _Step) -> Tried:
         return Tried(need, LOSS, str(error), error.to_do)
     except _Failed as error:
         return Tried(need, state, str(error), error.to_do or to_do)
-    except (LogError, AnabranchError, MalformedAnswer) as error:
+    except (LogError, AnabranchError, MalformedAnswer, ConnectionBroken) as error:
         told = f"{lost}: {error}" if lost else str(error)
         if isinstance(error, LogRefused) and error.forbidden:
             to_do = "grant it on topics and ids that begin so, or let an administrator run this"

@@ -176,7 +176,8 @@ class Leader:
                     self._pause(FENCED_PAUSE_S)
                 except LogError as error:
                     refused = isinstance(error, LogRefused) and error.error in NEVER_PASSES
-                    if refused and not self.leading:
+                    # During an upgrade of brokers this answer may pass.
+                    if refused and self._keeps_failing():
                         raise
                     self._note(error)
                     self._failed(controller, TROUBLE_PAUSE_S)
@@ -225,13 +226,16 @@ class Leader:
             self._on_stuck(ASIDE_S)
         self._pause(pause)
 
+    def _keeps_failing(self) -> bool:
+        """Whether the last failures were no passing ones."""
+        lately = self._clock.monotonic() - self._failed_at < LONGEST_PAUSE_S
+        return lately and self._failed_at - self._failing_since > PATIENCE_S
+
     def _pause(self, seconds: float) -> None:
         self._lead_is(False)
         self._stop.wait(seconds)
 
     def _lead_is(self, leading: bool) -> None:
-        if leading:
-            self._trouble.over()
         if self.leading != leading:
             self.leading = leading
             self.metrics.set("leading", int(leading))

@@ -351,7 +351,10 @@ def mixed(name: str) -> tuple[str, Flood]:
 
     def made(sender: Sender) -> Iterator[Sent]:
         each = [(n, one(sender)) for n, (of, one) in FLOODS.items() if takes(n, of)]
-        for _, messages in each:  # what they need is made before any of them uses up the lane's quota
+        for (
+            _,
+            messages,
+        ) in each:  # what they need is made before any of them uses up the lane's quota
             yield next(messages)
         while True:
             for of, messages in each:

@@ -63,7 +63,7 @@ def test_it_reads_from_leaders_only(tmp_path: Path) -> None:
         service.ControllerService(ControllerOptions("h:1", data_dir=tmp_path, kafka=rack))
 
 
-def test_it_waits_for_brokers_that_are_away_with_a_line_a_minute(
+def test_it_waits_for_brokers_that_are_away_with_a_line_a_minute_for_each_kind(
     controller: service.ControllerService,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -89,7 +89,9 @@ def test_it_waits_for_brokers_that_are_away_with_a_line_a_minute(
     assert asyncio.run(controller._prepared())
     assert (controller.failure, answers) == (None, [])
     assert [record.getMessage() for record in caplog.records] == [
-        "waiting for the brokers: nobody there"
+        "waiting for the brokers: nobody there",
+        "waiting for the brokers: not found (yet, or any more)",
+        "waiting for the brokers: add some until it has 3",
     ]
 
 

@@ -52,6 +52,10 @@ def command(
         float,
         option("--native-timeout SECONDS", "With --broker: as controllers will have it.", min=1.0),
     ] = 60.0,
+    session_timeout: Annotated[
+        float,
+        option("--session-timeout SECONDS", "With --broker: as controllers will have it.", min=1.0),
+    ] = 6.0,
     replication_factor: Annotated[
         int, option("--replication-factor", "With --broker: as controllers will have it.")
     ] = -1,
@@ -69,7 +73,8 @@ def command(
     rows: list[Row] = []
     settings = raw_settings(target)
     if broker:
-        _probe(settings, options, native_timeout, replication_factor)
+        asked = native_timeout, session_timeout, replication_factor
+        _probe(settings, options, *asked)
         return
     with closing(Cluster(replace(settings, request_timeout=_ANSWER_S))) as cluster:
         rows += _brokers(cluster, target)
@@ -91,7 +96,11 @@ def command(
 
 
 def _probe(
-    settings: Settings, options: ClusterOptions, native_timeout: float, replication_factor: int
+    settings: Settings,
+    options: ClusterOptions,
+    native_timeout: float,
+    session_timeout: float,
+    replication_factor: int,
 ) -> None:
     """Try all needs of a cluster. `CheckFailed`: no controller could be leader, or no stream could be made."""
     from anabranch.kafka.probe import FAILS, Probe
@@ -101,6 +110,7 @@ def _probe(
         options.prefix,
         replication_factor=replication_factor,
         native_timeout=native_timeout,
+        session_timeout=session_timeout,
     )
     with closing(probe):
         tried = list(probe.run())
