@@ -209,7 +209,7 @@ class Turn:
 
     @property
     def round_bytes(self) -> int:
-        """What this round may merge, and commit of plain writes, about."""
+        """The bytes that this round may merge, and commit of plain writes, about."""
         most = self.settings.round_bytes
         return min(most, limits.BUSY_ROUND.value) if self.busy else most
 
