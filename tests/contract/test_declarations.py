@@ -438,8 +438,13 @@ def test_two_replicas_stay_in_sync_where_there_are_two(
             assert log.describe_topics([topic]) == {}, "nothing is made"
         return
     made: list[TopicSpec] = []
+
+    def create_topics(_: object, specs: list[TopicSpec]) -> dict[str, str]:
+        made.extend(specs)
+        return {}
+
     monkeypatch.setattr(type(log), "default_replication_factor", lambda *_: 3)
-    monkeypatch.setattr(type(log), "create_topics", lambda _, specs: made.extend(specs) or {})
+    monkeypatch.setattr(type(log), "create_topics", create_topics)
     with pytest.raises(NotReady, match="not found"):
         creation.create_control_topics(log, prefix, control_partitions=1)
     assert [spec.config["min.insync.replicas"] for spec in made] == ["2"] * 6
