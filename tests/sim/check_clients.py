@@ -143,7 +143,10 @@ def check_deal(picture: Picture, ledger: Ledger, deal: Deal, events: list[Placed
             told = isinstance(attempt.error, AlreadyCommitted)
             hold(told or not committed, f"{deal.label}: committed, and refused: {attempt.error!r}")
     refused = [a for a in deal.attempts if isinstance(a.error, NotAuthorized) and not a.in_doubt]
-    told = len(refused) == len(deal.attempts) > 0 and txn_id not in ledger.doubled_commits
+    doubled = (
+        txn_id in ledger.doubled_commits or deal.label in ledger.doubled
+    )  # a copy came after a grant
+    told = len(refused) == len(deal.attempts) > 0 and not doubled
     hold(not (told and committed), f"{deal.label}: committed, and refused for want of a right")
     for state, timestamp in deal.finals:
         _check_final(picture, deal.label, txn_id, state, timestamp)
