@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anabranch.batches import builder, framing, split
+from anabranch.batches.compression import NAMES
 from anabranch.batches.format import HEADER_SIZE, LOG_APPEND_TIME, read_header
 from anabranch.batches.packer import MIN_SPLICED_RECORDS
 from anabranch.batches.records import Record, decode_records, encode_batch
@@ -229,15 +231,34 @@ def test_much_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given_out(quick) == given_out(slow)
 
 
-def test_what_unpacks_to_much_is_packed_again(made_with: str) -> None:
+@pytest.mark.parametrize("codec", [codec for codec in CODECS if codec])
+def test_what_unpacks_to_much_is_packed_again_by_its_own_codec(made_with: str, codec: str) -> None:
     """Sixteen events of a small batch, which go to four segments, are no megabytes in the stream."""
     made = [Record(n, T, b"%d" % n, bytes(100_000)) for n in range(16)]
-    batch = RawBatch(0, 15, memoryview(encode_batch(made, compression="zstd")))
-    out = Split(layout(4))
-    out.add(batch, stored_run(0, 0, 16, 16, True), 0)
-    found = [one for batches in out.done() for one in batches]
-    assert len(found) == 4
-    assert sum(len(one.data) for one in found) < 100_000
-    assert sorted(fields(r) for one in found for r in decode_records(one.data)) == sorted(
-        map(fields, made)
-    )
+    batch = raw(encode_batch(made, codec))
+    found = split_up(layout(4), [(batch, whole(batch))])
+    assert sorted(f for each in given_out(found) for f in each) == sorted(map(fields, made))
+    assert codecs_of(found) == [[codec]] * 4
+    assert sum(len(one.data) for each in found for one in each) < 100_000
+
+
+def test_each_batch_is_packed_as_it_is_worth(made_with: str) -> None:
+    """To pack small ones again, or what hardly gets smaller, takes longer than to append them as they are."""
+    segments = layout(1)
+    much, few, dense = bytes(100_000), bytes(1_000), random.Random(7).randbytes(100_000)
+    came = (
+        (much, "zstd"), (few, "zstd"), (much, "gzip"), (dense, "gzip"), (much, "lz4"),
+    )  # fmt: skip
+    batches = [
+        raw(encode_batch([Record(n, T, b"k", value) for n in range(4)], codec))
+        for value, codec in came
+    ]
+    found = split_up(segments, [(batch, whole(batch, pure=False)) for batch in batches])
+    assert [f[1] for f in given_out(found)[0]] == [value for value, _ in came for _ in range(4)]
+    assert codecs_of(found) == [["zstd", "none", "gzip", "none", "lz4"]]
+
+
+def codecs_of(batches: list[list[RawBatch]]) -> list[list[str]]:
+    """The codecs of each segment's batches, each named once in a row."""
+    names = ([NAMES[read_header(one.data).compression] for one in each] for each in batches)
+    return [[name for name, _ in groupby(each)] for each in names]
