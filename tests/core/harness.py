@@ -66,6 +66,7 @@ class World(Journals):
         self.lane = OPEN_LANE  # of the commands to come
         self.seen: int | None = None  # the highest time that senders know; None: unstated
         self.waits = False  # whether they want commit wait
+        self.busy = False  # whether more commands may wait
         self.lanes: dict[type, str] = {r.Settle: "admin"}  # … but of these
         self.asked: dict[bytes, str] = {}
         self.offset = 0
@@ -114,7 +115,7 @@ class World(Journals):
 
     def new_turn(self) -> Turn:
         turn = Turn(self.state, self.index, self.settings, self.memory, self.wall_us, self.now_ms)
-        turn.lane = self.lane
+        turn.lane, turn.busy = self.lane, self.busy
         return turn
 
     def turn(self, *asked: tuple[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.core import hybrid_time
+from anabranch.core import hybrid_time, limits
 from anabranch.core.decisions.decide import decide_due
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc, states
@@ -403,8 +403,15 @@ def test_of_an_aborted_one(opened: World) -> None:
 
 
 @pytest.mark.parametrize("round_bytes", [401, 1_000, 1_100])
-def test_a_big_merge_keeps_the_next_out_of_its_round(round_bytes: int) -> None:
-    world = nyc(round_bytes=round_bytes)
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_big_merge_keeps_the_next_out_of_its_round(
+    round_bytes: int, busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While commands come, `BUSY_ROUND` holds, too."""
+    most = limits.BUSY_ROUND._replace(value=round_bytes if busy else 1)
+    monkeypatch.setattr(limits, "BUSY_ROUND", most)
+    world = nyc(round_bytes=10_000 if busy else round_bytes)
+    world.busy = busy
     for label in "ABCD":
         world.begin(label)
         world.touch(label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from anabranch.batches.journal_refetch import MOST_KEPT
 from anabranch.batches.records import Record, encode_batch
+from anabranch.core import limits
 from anabranch.core.ids import NO_TXN, OP_HEADER
 from anabranch.core.limits import AHEAD_MS, LATEST, LEAST_MESSAGE
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition
@@ -58,12 +61,12 @@ def play(controller: Controller, steps: int = 12) -> None:
         controller.step(0.0)
 
 
-def led(world: World, **settings: str) -> Controller:
+def led(world: World, *, segments: int = 2, **settings: str) -> Controller:
     controller = world.controller()
     controller.lead()
     world.ask(controller, FindScope("nyc", True))
     named = {name.replace("_", "."): value for name, value in settings.items()}
-    world.ask(controller, CreateStream(STREAM, 2, named))
+    world.ask(controller, CreateStream(STREAM, segments, named))
     return controller
 
 
@@ -315,6 +318,109 @@ def test_a_dear_journal_waits_for_others_and_is_read_once(
     world.clock.now += 1.0
     passes(20)
     assert (position(STREAM), len(seen(world))) == (20 * RUNS, 20 * RUNS // 2)
+
+
+def test_a_command_among_plain_writes_waits_for_little(world: World) -> None:
+    """Passes within a second after one index a tenth of what passes do in calm times; another is decided then."""
+    controller = led(world)
+    place = TopicPartition(journal_topic(STREAM), 0)
+    for _ in range(800):
+        world.cluster.produce_batch(place, encode_batch(EMPTY[:30]))
+    dearest = 70  # units of such a batch, and a little more
+
+    def units(*, command: bool = False) -> int:
+        """What a pass spends on the journal. It decides the command that came before it."""
+        asked = world.send(FindScope("nyc", False)) if command else None
+        before = controller.metrics.values["journal_work"].get((STREAM,), 0)
+        controller.step(0.0)
+        controller.look()
+        assert asked is None or world.reply(asked) is not None
+        return int(controller.metrics.values["journal_work"][STREAM,] - before)
+
+    calm, busy = limits.PASS_WORK.value, limits.BUSY_PASS_WORK.value
+    controller.look()
+    world.clock.now += 1.0
+    assert units() >= calm
+    assert units(command=True) >= calm, "its own pass: its commit may need what is indexed"
+    assert busy <= units(command=True) < busy + dearest
+    assert busy <= units(command=True) < busy + dearest
+    world.clock.now += 0.9
+    assert busy <= units() < busy + dearest, "a command may come again soon"
+    world.clock.now += 0.2
+    assert units() >= calm
+
+
+def test_a_round_with_a_command_commits_few_plain_writes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is each one within a second after it; in calm times a round commits all that is there."""
+    monkeypatch.setattr(limits, "BUSY_ROUND", limits.BUSY_ROUND._replace(value=1_000))
+    controller = led(world)
+    controller.step(0.0)
+
+    def committed(*, command: bool = False) -> int:
+        """How many of 20 plain writes of 100 bytes the next round commits."""
+        for _ in range(20):
+            put(world, 0, bytes(100))
+        if command:
+            world.send(FindScope("nyc", False))
+        before = len(seen(world))
+        controller.step(0.0)
+        return len(seen(world)) - before
+
+    world.clock.now += 1.1
+    assert [committed(), committed()] == [20, 20]
+    assert 5 < committed(command=True) < 10
+    world.clock.now += 0.9
+    assert 5 < committed() < 10
+    world.clock.now += 0.2
+    assert committed() > 40, "with the rest of the last ones"
+
+
+def test_what_a_merge_fetched_is_for_the_next_ones(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal that many rounds take from is fetched once for all; the leader keeps so much of few journals."""
+    monkeypatch.setattr(limits, "BUSY_ROUND", limits.BUSY_ROUND._replace(value=1_000))
+    controller = led(world, segments=MOST_KEPT + 2)
+    journals = [TopicPartition(journal_topic(STREAM), n) for n in range(MOST_KEPT + 2)]
+    fetched = Counter[TopicPartition]()
+    fetch = controller.log.fetch
+
+    def noted(positions: dict[TopicPartition, int], **how: Any) -> Any:
+        fetched.update(list(positions) if len(positions) == 1 else ())
+        return fetch(positions, **how)
+
+    monkeypatch.setattr(controller.log, "fetch", noted)
+    rounds = controller.rounds
+    for journal in journals:
+        for _ in range(20):
+            put(world, journal.partition, bytes(100))
+        world.send(FindScope("nyc", False))
+        play(controller)
+    assert len(seen(world, len(journals))) == 20 * len(journals)
+    assert controller.rounds - rounds >= 3 * len(journals)
+    assert {journal: fetched[journal] for journal in journals} == dict.fromkeys(journals, 1)
+    assert controller._beside is not None
+    assert list(controller._beside.journals._readers) == journals[-MOST_KEPT:]
+
+
+def test_what_reads_ahead_ends_with_the_lead(world: World) -> None:
+    def read_ahead() -> list[threading.Thread]:
+        return [one for one in threading.enumerate() if one.name.startswith("anabranch-read-ahead")]
+
+    controller = led(world)
+    controller.threads = True
+    for value in (b"first", b"second"):
+        controller.lead()
+        beside = controller._beside
+        put(world, 0, value)
+        play(controller)
+        assert read_ahead()
+        controller.resign()
+        assert beside is not None
+        assert not read_ahead(), "though there is still something that has it"
+    assert seen(world) == [b"first", b"second"]
 
 
 def test_rejected_records_are_named_at_once_and_then_each_minute(
