@@ -311,7 +311,7 @@ class Intake:
         partitions = self.settings.reply_partitions if lane.name == OPEN_LANE else 1
         for batch in fetched.batches:
             full = lane.size - before > room
-            over = lane.size > self.lanes.share
+            over = lane.size > self.lanes.share or lane.meter.debt > 0
             cut = over or (full and lane.waits > 0)
             commands = [] if cut else self._commands(lane, batch, partitions)
             if cut or (full and lane.size + weight_of(commands) > self.lanes.share):

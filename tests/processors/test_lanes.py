@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.batches.records import Record
+from anabranch.batches.records import Record, encode_batch
 from anabranch.core import limits
 from anabranch.core.decisions import decide as entrance
 from anabranch.core.decisions import expiry
@@ -273,9 +273,55 @@ def test_a_charge_beyond_the_quota_is_a_debt() -> None:
     assert play.world.reply(second) is not None
 
 
+def test_a_lane_in_debt_is_fetched_again_once_that_is_paid() -> None:
+    """Nothing of it could be decided: what it sends meanwhile stays in its topic. Others are fetched."""
+    play = Lanes()
+    lanes = play.leader._lanes
+
+    def fetched() -> set[str]:
+        wanted = lanes.wanted()
+        return {lane for lane in (A, B, OPEN_LANE) if lanes.on[lane].place in wanted}
+
+    meter = lanes.on[A].meter
+    meter.fill()
+    meter.rate, meter.left = 1_000, -500.0
+    asked = [play.send(lane)[0] for lane in (A, B)]
+    assert fetched() == {B, OPEN_LANE}
+    play.steps(3)
+    assert play.states(asked) == {"none", "COMMITTED"}
+    assert lanes.wait_s == pytest.approx(0.5), "the leader wakes up for it"
+    play.steps(3, seconds=0.4)
+    assert fetched() == {B, OPEN_LANE}
+    play.world.clock.now += 0.2
+    assert fetched() == {A, B, OPEN_LANE}
+    play.steps(2)
+    assert play.states(asked) == {"COMMITTED"}
+
+
+def test_batches_that_can_not_be_read_cost_their_own_lane() -> None:
+    """Each is charged as much as it may unpack to. Once the lane is in debt, the rest of its fetch waits, too."""
+    play = Lanes()
+    bomb = encode_batch([Record(0, 0, b"", bytes(limits.BATCH.value + 1), ())], "zstd")
+    for _ in range(40):
+        play.world.cluster.produce_batch(TopicPartition(commands_topic(lane=A), 0), bomb)
+    (asked,) = play.send(A)
+    intake, meter = play.leader._intake, play.leader._lanes.on[A].meter
+    for _ in range(3):
+        before = intake.unreadable[A]
+        (others,) = play.send(B)
+        play.steps(2)
+        assert play.states([others]) == {"COMMITTED"}
+        assert intake.unreadable[A] - before in (9, 10)
+        assert meter.debt > 0
+        play.world.clock.now += 1.0
+    for _ in range(3):
+        play.steps(3, seconds=1.0)
+    assert play.states([asked]) == {"COMMITTED"}
+    assert intake.unreadable == {A: 40}
+
+
 LISTS = (
     r.ListTransactions(None, True, 10, None),
-    r.ListSeries("nyc", None, None),
     r.DescribeStreams(None, None),
 )
 
