@@ -85,6 +85,8 @@ def staged() -> None:
         assert world.touch("A").startswith("touched"), "it was there before"
         receipt = world.receipt("A", "w1")
         assert world.register("A", receipt) == "TooMuchStaged", "the first of a writer"
+        begins = r.Touch(world.token("A"), "nyc/a", world.writer("w1"))
+        assert world.ask("touch", begins) == "TooMuchStaged", "the same"
         assert world.heartbeat("A") == ""
         assert world.abort("B").startswith("B ABORTED")
         assert world.commit("A", own=[receipt]).startswith("A COMMITTED") or world.turn()
@@ -235,6 +237,8 @@ def test_bytes_of_one_transaction() -> None:
         world.created("nyc/b", 0)
         assert world.touch("A", "nyc/b") == "TooMuchStaged"
         assert world.register("A", world.receipt("A", "w1")) == "TooMuchStaged"
+        begins = r.Touch(world.token("A"), "nyc/a", world.writer("w1"))
+        assert world.ask("touch", begins) == "TooMuchStaged"
         assert world.begin("B") == "begun B"
         assert world.touch("B") == "touched nyc/a epoch 0 on 0,1"
 

@@ -235,6 +235,7 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     receipt = Receipt(row.txn_id, command.writer, 0, False, ())
     if begins:
         check_room(turn, txn, (receipt,))
+        quotas.check_staged(turn, row.owner, row.txn_id)
     if command.stream not in txn.participants:
         check_staged(turn, row.owner, row.txn_id)
         epoch = stream.reference_epoch
