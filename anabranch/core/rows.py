@@ -113,6 +113,7 @@ DIGEST = b"d"  # keys that runs of tables write (journal_runs, table_writes)
 REJECTED = b"x"  # rejected journal records of open ones (journal_runs) -> count (8)
 META = b"m"  # + name: about the table itself
 SERIES_OF = META + b"series "  # with a lane's name -> how many series it began (8)
+OWNED = META + b"owned "  # + a lane's name, 0, and the end of a series' key -> b"": those it began
 OUTCOMES = META + b"outcomes"  # -> how many transactions are finished (8)
 POSITION = b"p"  # + name -> offset (8): where reading goes on
 
@@ -230,6 +231,11 @@ def name_key(scope: str, name: str) -> bytes:
 
 def series_key(scope: str, series: str) -> bytes:
     return NO_TXN + bytes((Entry.SERIES,)) + scope.encode() + b"/" + series.encode()
+
+
+def owned_key(lane: str, series_key: bytes) -> bytes:
+    """The table key that says that a series is a lane's."""
+    return OWNED + lane.encode() + b"\0" + series_key[TXN_ID_SIZE + 1 :]
 
 
 def txn_key(txn_id: bytes) -> bytes:

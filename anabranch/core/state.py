@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import merge
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -232,13 +233,13 @@ class State:
         self._table.set(k.STATUS + key, value)
 
     def _set_derived(self, key: bytes, row: Any) -> None:
-        """Keep the derived table keys ``o`` and ``f`` in step with a transaction's row, and counts of series."""
+        """Keep the derived table keys ``o`` and ``f`` in step with a transaction's row, and lanes' series."""
         if len(key) <= TXN_ID_SIZE or key[TXN_ID_SIZE] != Entry.TXN:
             if key.startswith(_SERIES):
                 former = self._row(key, SeriesRow)
                 if (former and former.owner) != (row and row.owner):
-                    self._count_series(former, -1)
-                    self._count_series(row, 1)
+                    self._own_series(key, former, -1)
+                    self._own_series(key, row, 1)
             return
         txn_id = key[:TXN_ID_SIZE]
         old = self.txn_row(txn_id)
@@ -259,8 +260,9 @@ class State:
                 self._oldest = min(self._oldest, now)
             self._table.set(now, b"")
 
-    def _count_series(self, row: SeriesRow | None, by: int) -> None:
+    def _own_series(self, key: bytes, row: SeriesRow | None, by: int) -> None:
         if row is not None:
+            self._table.set(k.owned_key(row.owner, key), b"" if by > 0 else None)
             count = max(0, self.series_of(row.owner) + by)
             kept = count.to_bytes(8, "big") if count else None
             self._table.set(k.SERIES_OF + row.owner.encode(), kept)
@@ -450,11 +452,26 @@ class State:
 
     def rows_below(self, start: bytes, below: bytes) -> Iterator[tuple[bytes, Any]]:
         """The rows whose status keys begin so and go on below ``below``, the last first, each after that rest."""
-        start = k.STATUS + start
+        for rest, value in self._table_below(k.STATUS + start, below):
+            yield rest, decode(value)
+
+    def series_below(
+        self, lane: str, scope: str, below: bytes
+    ) -> Iterator[tuple[bytes, SeriesRow]]:
+        """A lane's series of a scope whose names are below ``below``, and those of no lane; the last name first."""
+        start = k.series_key(scope, "")
+        owned = [self._table_below(k.owned_key(who, start), below) for who in (lane, "")]
+        for name, _ in merge(*owned, reverse=True):
+            row = self._row(start + name, SeriesRow)
+            if row is None:
+                raise InvariantViolation("a series that a lane owns has no row")
+            yield name, row
+
+    def _table_below(self, start: bytes, below: bytes) -> Iterator[tuple[bytes, bytes]]:
         for key, value in self._table.scan_back(start + below):
             if not key.startswith(start):
                 return
-            yield key[len(start) :], decode(value)
+            yield key[len(start) :], value
 
     def yielded(self, txn_id: bytes) -> YieldedRow | None:
         """The claim that an aborted transaction's commit gave way to, if any."""

@@ -19,7 +19,7 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core import work
-from anabranch.core.authorize import ALL, RULES
+from anabranch.core.authorize import ALL, RULES, Right
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.limits import WRITERS
 from anabranch.core.round import ReplyTo
@@ -81,7 +81,10 @@ def crowded() -> bytes:
         many.append((k.stream_key(f"nyc/s{n}"), replace(row, stream=f"nyc/s{n}")))
         many.append((k.scope_key(f"scope{n}"), r.ScopeRow(f"scope{n}", 0, "etl")))
         many.append(
-            (k.series_key("nyc", f"s{n}"), r.SeriesRow(n, bytes(16), -1, bytes(16), (n, n), ""))
+            (
+                k.series_key("nyc", f"s{n}"),
+                r.SeriesRow(n, bytes(16), -1, bytes(16), (n, n), ("etl", "lane1")[n % 2]),
+            )
         )
         many.append((k.grant_key("etl", f"nyc/s{n}"), r.GrantRow("etl", f"nyc/s{n}", int(ALL))))
         many.append(
@@ -95,6 +98,8 @@ def crowded() -> bytes:
         if n < 200:
             many.append((k.lane_key(f"lane{n}"), r.LaneRow(f"lane{n}", False, ("1", "2"), {})))
     world.log_rows(many)
+    for lane in ("lane1", "lane7"):
+        world.grant(lane, "nyc/none", Right.DESCRIBE)
     with world.by("etl"):
         for n in range(MANY // 2):
             txn_id = world.id(f"open {n}")
@@ -261,9 +266,11 @@ def played(
     return turn, lambda: decide_command(turn, command)
 
 
-@pytest.mark.parametrize("name", WORST)
-def test_no_command_costs_much_more_than_it_is_charged(name: str) -> None:
-    turn, decide = played(name)
+@pytest.mark.parametrize(
+    ("name", "lane"), [*((name, "etl") for name in WORST), ("list series", "lane1")]
+)
+def test_no_command_costs_much_more_than_it_is_charged(name: str, lane: str) -> None:
+    turn, decide = played(name, lane)
     calls, size = measured(decide)
     assert calls <= MOST * CALLS * turn.work, f"{calls:,} calls for {turn.work:,} units"
     assert size <= MOST * BYTES * turn.work, f"{size:,} bytes for {turn.work:,} units"
@@ -293,7 +300,8 @@ def test_without_a_charge_some_command_costs_more(
 
 
 @pytest.mark.parametrize(
-    "name", ["list open ones", "list what is open", "list all locks", "describe all"]
+    "name",
+    ["list open ones", "list what is open", "list all locks", "describe all", "list series"],
 )
 def test_a_lane_does_not_look_at_what_only_others_may_see(name: str) -> None:
     turn, decide = played(name, lane="lane7")

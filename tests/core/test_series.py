@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from anabranch.core import limits
 from anabranch.core import rows as k
+from anabranch.core.authorize import Right
 from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.schemas import records as r
 from tests.conftest import some
@@ -529,3 +531,34 @@ def test_lists_of_series(world: World) -> None:
     assert [(s.series, s.number) for s in world.result.series] == [("s007", 7)]
     assert world.ask("list", r.ListSeries("nyc", "none", None)) == "none"
     assert world.ask("list", r.ListSeries("sfo", None, None)) == "UnknownScope"
+
+
+def test_a_lane_lists_its_own_however_many_others_there_are(world: World) -> None:
+    most = limits.LOOKED_AT.value
+    names = [f"s{i:04}" for i in range(3 * most)]
+    owners = ("web", "etl", "", *("web",) * (len(names) - 6), "etl", "web", "etl")
+    world.grant("etl", "nyc/a", Right.DESCRIBE)
+    world.log_rows(
+        [
+            (k.series_key("nyc", name), r.SeriesRow(7, bytes(16), -1, bytes(16), (), owner))
+            for name, owner in zip(names, owners, strict=True)
+        ]
+    )
+
+    def listed(before: str | None = None) -> list[int]:
+        world.ask("list", r.ListSeries("nyc", None, before), lane="etl")
+        assert not world.result.more
+        return [int(info.series[1:]) for info in world.result.series]
+
+    last = 3 * most - 1
+    assert listed() == [last, last - 2, 2, 1]
+    assert listed(names[2]) == [1]
+    for at, owner in (last, "web"), (500, "etl"):
+        row = world.state.series("nyc", names[at])
+        assert row is not None
+        world.log_rows([(k.series_key("nyc", names[at]), replace(row, owner=owner))])
+    assert listed() == [last - 2, 500, 2, 1]
+    assert (world.state.series_of("etl"), world.state.series_of("")) == (3, 1)
+    world.log_rows([(k.series_key("nyc", name), None) for name in names])
+    assert listed() == []
+    assert not [key for key in world.table.rows if key.startswith(k.OWNED)]

@@ -333,8 +333,7 @@ def test_long_lists_cost_their_own_lane(command: Any, monkeypatch: pytest.Monkey
     for number in range(20):
         play.world.stream(play.leader, f"nyc/{number}", 1)
         _, token = play.begin(B)
-        numbered = r.Commit(token, (), (), f"s{number}", 1000, 1)
-        play.world.ask(play.leader, numbered, lane=B)
+        play.world.ask(play.leader, r.Commit(token, (), (), None, 1_000, None), lane=B)
     monkeypatch.setattr(limits, "ROUND_WORK", limits.ROUND_WORK._replace(value=5 * 20))
     play.world.ask(play.leader, r.SetGrant(A, "*", 0), lane=ADMIN_LANE)
     play.world.ask(play.leader, r.SetGrant(A, "nyc/*", 1), lane=ADMIN_LANE)

@@ -24,7 +24,7 @@ from anabranch.schemas.records import Extent, MovedRow, MovedRun, Receipt, RunsW
 # End, records, sum of checksums; base offset and size of the batch; new place (0: not moved); pure; CRC; latest.
 _VALUE = struct.Struct(">qqqqqq?Iq")
 REFUSED = "plain_write"  # the reason that counts records which the broker does not take
-FORM = 5  # version of these rows and `rows.OUTCOMES`: a table of another one is rebuilt
+FORM = 6  # version of these rows, and of `rows.OUTCOMES` and `OWNED`; tables of others are rebuilt
 NEVER = (1 << 63) - 1  # a time that no stream takes
 _AFTER_PARTITION = TXN_ID_SIZE + 16  # bytes of an index key: transaction id, writer, first offset
 

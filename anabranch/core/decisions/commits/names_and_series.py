@@ -99,23 +99,25 @@ def taken(scope: str, name: str) -> NameTaken:
 def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
     """One series, or those of a scope that the lane may see, the last name first; a bounded part of them."""
     check_served(turn, command.scope)
-    if command.series is not None:
-        row = turn.state.series(command.scope, command.series)
-        below = iter(() if row is None else ((command.series.encode(), row),))
-    else:
-        until = b"\xff" if command.before is None else command.before.encode()
-        below = turn.state.rows_below(k.series_key(command.scope, ""), until)
-    found: list[SeriesInfo] = []
     rights = rights_of(turn.state, turn.lane, of_scope(command.scope))
     all_of_them = bool(rights & (Right.OPERATE | Right.SERIES))
-    for looked_at, (name, row) in enumerate(below):
+    until = b"\xff" if command.before is None else command.before.encode()
+    if command.series is not None:
+        one = turn.state.series(command.scope, command.series)
+        if one is not None and not all_of_them and one.owner not in ("", turn.lane):
+            one = None
+        below = iter(() if one is None else ((command.series.encode(), one),))
+    elif all_of_them:
+        below = turn.state.rows_below(k.series_key(command.scope, ""), until)
+    else:
+        below = turn.state.series_below(turn.lane, command.scope, until)
+    found: list[SeriesInfo] = []
+    for name, row in below:
         turn.charge(work.LOOK)
-        # The next list goes on after the last one found, so there has to be one.
-        if found and looked_at >= limits.LOOKED_AT.value:
+        if len(found) == limits.LOOKED_AT.value:
             turn.reply(to, SeriesList(tuple(found), True))
             return
-        if all_of_them or row.owner in ("", turn.lane):
-            found.append(_info(turn, command.scope, name.decode(), row))
+        found.append(_info(turn, command.scope, name.decode(), row))
     turn.reply(to, SeriesList(tuple(found), False))
 
 
