@@ -37,16 +37,9 @@ def _seconds(field: str, least: float, told: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Given:
-    """The options of `anabranch controller`, named as those of `ControllerOptions`."""
+class AskedOfBrokers:
+    """The options of `anabranch controller` that decide what brokers must give; `doctor --broker` has them too."""
 
-    data_dir: Annotated[
-        Path,
-        option(
-            "DIR",
-            "The folder of the tables, for this controller alone. Deleted tables are rebuilt from the log.",
-        ),
-    ] = Path("anabranch-data")
     control_partitions: Annotated[
         int, option("", "Control partitions of a new cluster.", min=1, max=65_536)
     ] = 1
@@ -57,6 +50,31 @@ class Given:
         float,
         _seconds("session_timeout_s", 1.0, "How long after a crash another controller takes over."),
     ] = 6.0
+    max_message_bytes: Annotated[
+        int,
+        option(
+            "",
+            "Bytes of a message that new topics of status, replies and histories take, where brokers do.",
+            min=4 << 20,
+            max=64 << 20,
+        ),
+    ] = 16 << 20
+    native_timeout_s: Annotated[
+        float, _seconds("native_timeout_s", 1.0, "The broker's limit for one commit round.")
+    ] = 60.0
+
+
+@dataclass(frozen=True)
+class Given(AskedOfBrokers):
+    """The options of `anabranch controller`, named as those of `ControllerOptions`."""
+
+    data_dir: Annotated[
+        Path,
+        option(
+            "DIR",
+            "The folder of the tables, for this controller alone. Deleted tables are rebuilt from the log.",
+        ),
+    ] = Path("anabranch-data")
     retention_s: Annotated[
         float,
         _seconds("retention_s", 1.0, "How long the outcome of a transaction can be asked for."),
@@ -74,15 +92,6 @@ class Given:
             min=1,
         ),
     ] = 64 << 30
-    max_message_bytes: Annotated[
-        int,
-        option(
-            "",
-            "Bytes of a message that new topics of status, replies and histories take, where brokers do.",
-            min=4 << 20,
-            max=64 << 20,
-        ),
-    ] = 16 << 20
     chunk_bytes: Annotated[
         int, option("", "A bigger commit is carried aside in such chunks.", min=1)
     ] = 16 << 20
@@ -110,9 +119,6 @@ class Given:
             "How long a stream waits for a topic that is not found, before it is given up.",
         ),
     ] = 30.0
-    native_timeout_s: Annotated[
-        float, _seconds("native_timeout_s", 1.0, "The broker's limit for one commit round.")
-    ] = 60.0
     max_clock_skew_s: Annotated[
         float,
         _seconds(

@@ -21,7 +21,7 @@ from anabranch.batches.compression import CODECS, Codec
 from anabranch.batches.format import HEADER_SIZE, Packed
 from anabranch.core.legal_names import ADMIN_LANE, STATE
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR, REPLICATION, RETENTION_MS
-from anabranch.errors import AnabranchError
+from anabranch.errors import AnabranchError, TopicMisconfigured
 from anabranch.kafka import admin, needs
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.log import KafkaLog
@@ -44,10 +44,11 @@ from anabranch.ports import (
 )
 from anabranch.topics import declarations as declared
 from anabranch.topics.creation import (
+    SMALLER_RECORDS,
+    check_control_topics,
     create_control_topics,
     create_lane_topics,
     create_stream_topics,
-    problems,
 )
 from anabranch.topics.names import (
     commands_topic,
@@ -172,7 +173,7 @@ class _Failed(Exception):
 class Probe:
     """Tries each need of a cluster. Its topics begin with `mark`; `run` deletes them at its end.
 
-    ``replication_factor``, ``native_timeout``, ``session_timeout``: as controllers are to have them.
+    All that is given by name: as controllers are to have it.
     """
 
     def __init__(
@@ -180,9 +181,11 @@ class Probe:
         settings: Settings,
         prefix: str,
         *,
+        control_partitions: int,
         replication_factor: int,
+        session_timeout: float,
+        max_message_bytes: int,
         native_timeout: float,
-        session_timeout: float = 6.0,
     ) -> None:
         settings = replace(settings, request_timeout=_ANSWER_S)
         self._cluster = Cluster(settings)
@@ -191,7 +194,9 @@ class Probe:
         self.mark = f"{prefix}-probe-{secrets.token_hex(4)}"
         self._id = f"{of_transactions(prefix)}{self.mark}"
         self._stream, self._table = f"{self.mark}/events", f"{self.mark}/rows{STATE}"
+        self._control_partitions = control_partitions
         self._factor = replication_factor
+        self._record_bytes = self._asked_bytes = max_message_bytes
         self._native_timeout = native_timeout
         self._session_timeout = session_timeout
         self._heeds_dry_runs = False
@@ -268,37 +273,43 @@ class Probe:
 
     def _own_topics(self) -> str:
         """The control topics of the prefix: those that exist as they are, and dry runs of the others."""
-        topics = {
-            commands_topic(self._prefix): declared.COMMANDS,
-            commands_topic(self._prefix, ADMIN_LANE): declared.COMMANDS,
-            control_topic(self._prefix): declared.CONTROL,
-            status_topic(self._prefix): declared.STATUS,
-            replies_topic(self._prefix): declared.REPLIES,
-            replies_topic(self._prefix, ADMIN_LANE): declared.REPLIES,
-        }
-        found = self._log.describe_topics(list(topics))
-        wrong = [
-            problem
-            for name, info in found.items()
-            for problem in problems(info, topics[name], at_least=1)
-        ]
-        if wrong:
-            raise _Failed("; ".join(wrong), "set them as it says")
-        missing = [name for name in topics if name not in found]
+        try:
+            missing, taken = check_control_topics(
+                self._log,
+                self._prefix,
+                control_partitions=self._control_partitions,
+                max_message_bytes=self._asked_bytes,
+            )
+        except TopicMisconfigured as error:
+            raise _Failed(str(error), "set them as it says") from error
         if self._heeds_dry_runs:
             for name in missing:
                 self._log.default_replication_factor(name)
-        return f"{len(found)} of {len(topics)} are there; they, and rights to them, are as needed"
+        if taken < self._asked_bytes:
+            raise self._smaller(taken)
+        return f"{6 - len(missing)} of 6 are there; they, and rights to them, are as needed"
+
+    def _smaller(self, taken: int) -> _Lost:
+        do = f"raise {MAX_MESSAGE}, or give controllers --max-message-bytes {taken}"
+        return _Lost(SMALLER_RECORDS % (taken, self._asked_bytes), do)
 
     def _control_topics(self) -> str:
         made = create_control_topics(
-            self._log, self.mark, control_partitions=1, replication_factor=self._factor
+            self._log,
+            self.mark,
+            control_partitions=self._control_partitions,
+            replication_factor=self._factor,
+            max_message_bytes=self._asked_bytes,
         )
-        return f"6 topics, {4 + made.reply_partitions + 1} partitions: their settings are kept"
+        self._record_bytes = made.record_bytes
+        partitions = 4 * made.control_partitions + made.reply_partitions + 1
+        return f"6 topics, {partitions} partitions: their settings are kept"
 
     def _stream_topics(self, stream: str) -> str:
         settings = {} if self._factor < 0 else {REPLICATION: str(self._factor)}
-        create_stream_topics(self._log, stream, segments=1, settings=settings)
+        create_stream_topics(
+            self._log, stream, segments=1, settings=settings, record_bytes=self._record_bytes
+        )
         return "3 topics: their settings are kept"
 
     def _lane_topics(self) -> str:
@@ -349,11 +360,11 @@ class Probe:
             producer.flush(deadline)
 
     def _size(self) -> str:
-        name = replies_topic(self.mark)
-        most = int(self._log.describe_topics([name])[name].config.get(MAX_MESSAGE, 1 << 20))
-        size = min(most, 16 << 20)
-        self._append(TopicPartition(name, 0), _batch("none", 1, size - _ROOM_BYTES))
-        return f"a record of {size / (1 << 20):g} MiB is taken"
+        place = TopicPartition(replies_topic(self.mark), 0)
+        self._append(place, _batch("none", 1, self._record_bytes - _ROOM_BYTES))
+        if self._record_bytes < self._asked_bytes:
+            raise self._smaller(self._record_bytes)
+        return f"a record of {self._record_bytes / (1 << 20):g} MiB is taken"
 
     def _codecs(self) -> str:
         place = TopicPartition(journal_topic(self._stream), 0)

@@ -61,6 +61,9 @@ DEFAULT_REPLY_PARTITIONS = 8
 # Brokers' error codes.
 INVALID_REPLICATION_FACTOR = 38
 INVALID_CONFIG, POLICY_VIOLATION = 40, 44
+SMALLER_RECORDS = (
+    "the topics of status and replies take messages of %d bytes, not of %d: limits follow from that"
+)
 SHARED_WITH_JOURNAL = frozenset((MAX_MESSAGE, MIN_ISR, "segment.bytes"))
 
 
@@ -119,10 +122,53 @@ def create_control_topics(
         LogRefused: the broker does not create one, with its reason.
         NotReady: the broker that was asked does not know a new topic (yet).
     """
+    topics = _control_topics(prefix, control_partitions, reply_partitions, max_message_bytes)
+    created = _create(log, topics, replication_factor)
+    infos = describe(log, [topic.name for topic in topics])
+    wrong = [w for t in topics for w in problems(infos[t.name], t.settings, at_least=t.partitions)]
+    if wrong and created.refused is not None:
+        raise created.undone(log, wrong)
+    refuse(wrong or _unequal(topics, infos))
+    if any(i.replication_factor >= 2 and MIN_ISR not in i.config for i in infos.values()):
+        _logger.info(
+            "the brokers report no %s: that a majority has each acknowledged write is their own rule",
+            MIN_ISR,
+        )
+    size = infos[topics[0].name].config.get(MAX_MESSAGE, limits.COMMAND.value)
+    taken = _record_bytes(topics, infos, max_message_bytes)
+    if taken < max_message_bytes:
+        _logger.warning(SMALLER_RECORDS, taken, max_message_bytes)
+    commands, *_, replies = (infos[topic.name].partitions for topic in topics)
+    return ControlTopics(commands, replies, int(size), taken)
+
+
+def check_control_topics(
+    log: Log, prefix: str, *, control_partitions: int, max_message_bytes: int
+) -> tuple[list[str], int]:
+    """Judge those that exist as `create_control_topics` would, and make nothing.
+
+    Returns the names of missing ones, and the size of messages that those of status and replies (would) take.
+
+    Raises: TopicMisconfigured.
+    """
+    topics = _control_topics(
+        prefix, control_partitions, DEFAULT_REPLY_PARTITIONS, max_message_bytes
+    )
+    found = log.describe_topics([topic.name for topic in topics])
+    infos = {t.name: TopicInfo(t.name, t.partitions, 1, {}) for t in topics} | dict(found)
+    wrong = [w for t in topics for w in problems(infos[t.name], t.settings, at_least=t.partitions)]
+    refuse(wrong or _unequal(topics, infos))
+    missing = [topic.name for topic in topics if topic.name not in found]
+    return missing, _record_bytes(topics, infos, max_message_bytes)
+
+
+def _control_topics(
+    prefix: str, control_partitions: int, reply_partitions: int, max_message_bytes: int
+) -> tuple[_Topic, ...]:
     of_status, of_replies = (
         declared.sized(each, max_message_bytes) for each in (declared.STATUS, declared.REPLIES)
     )
-    topics = (
+    return (
         _Topic(commands_topic(prefix), control_partitions, declared.COMMANDS),
         _Topic(commands_topic(prefix, ADMIN_LANE), control_partitions, declared.COMMANDS),
         _Topic(control_topic(prefix), control_partitions, declared.CONTROL),
@@ -130,29 +176,20 @@ def create_control_topics(
         _Topic(replies_topic(prefix, ADMIN_LANE), 1, of_replies),
         _Topic(replies_topic(prefix), reply_partitions, of_replies),
     )
-    created = _create(log, topics, replication_factor)
-    infos = describe(log, [topic.name for topic in topics])
-    wrong = [w for t in topics for w in problems(infos[t.name], t.settings, at_least=t.partitions)]
-    if wrong and created.refused is not None:
-        raise created.undone(log, wrong)
-    refuse(wrong)
-    *like_commands, _, replies = (infos[topic.name].partitions for topic in topics)
-    if len(set(like_commands)) > 1:
-        found = ", ".join(f"{t.name} has {infos[t.name].partitions}" for t in topics[:-2])
-        raise TopicMisconfigured(f"{found} partitions: add partitions until they are equal")
-    if any(i.replication_factor >= 2 and MIN_ISR not in i.config for i in infos.values()):
-        _logger.info(
-            "the brokers report no %s: that a majority has each acknowledged write is their own rule",
-            MIN_ISR,
-        )
-    size = infos[topics[0].name].config.get(MAX_MESSAGE, limits.COMMAND.value)
-    shown = [int(infos[t.name].config.get(MAX_MESSAGE, max_message_bytes)) for t in topics[-3:]]
-    if min(shown) < max_message_bytes:
-        _logger.warning(
-            "the topics of status and replies take messages of %d bytes, not of %d: limits follow from that",
-            *(min(shown), max_message_bytes),
-        )
-    return ControlTopics(like_commands[0], replies, int(size), min(shown))
+
+
+def _unequal(topics: Sequence[_Topic], infos: Mapping[str, TopicInfo]) -> list[str]:
+    """The problem if those of commands, control and status differ in their number of partitions."""
+    counts = {t.name: infos[t.name].partitions for t in topics[:-2]}
+    if len(set(counts.values())) == 1:
+        return []
+    found = ", ".join(f"{name} has {count}" for name, count in counts.items())
+    return [f"{found} partitions: add partitions until they are equal"]
+
+
+def _record_bytes(topics: Sequence[_Topic], infos: Mapping[str, TopicInfo], asked: int) -> int:
+    """The least size of messages that those of status and replies show; ``asked`` if they show none."""
+    return min(int(infos[t.name].config.get(MAX_MESSAGE, asked)) for t in topics[-3:])
 
 
 def create_stream_topics(

@@ -33,6 +33,7 @@ from anabranch.kafka.wire.connection import Connection
 from anabranch.ports import LogRefused, TopicInfo
 from anabranch.processors import service
 from anabranch.processors.config import ControllerOptions
+from anabranch.topics.creation import create_control_topics
 from anabranch.topics.rights import GROUP, TOPIC, Right, controller_rights
 from tests.cli.conftest import Run
 from tests.conftest import Broker
@@ -111,6 +112,19 @@ def deletes_by_time_always(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admin, "describe_topics", patched)
 
 
+def takes_8_mib(patch: pytest.MonkeyPatch) -> None:
+    describe = admin.describe_topics
+
+    def patched(*given: Any) -> Mapping[str, TopicInfo]:
+        found = describe(*given)
+        for info in found.values():
+            if int(info.config.get("max.message.bytes", 0)) > 8 << 20:
+                info.config["max.message.bytes"] = str(8 << 20)  # type: ignore[index]
+        return found
+
+    patch.setattr(admin, "describe_topics", patched)
+
+
 def nothing(patch: pytest.MonkeyPatch) -> None:
     del patch
 
@@ -139,6 +153,7 @@ def ask(run: Run, bootstrap: str, prefix: str, *more: str) -> tuple[int, Rows]:
         (makes_topics_in_dry_runs, None, "dry runs", LOSS, "a dry run makes the topic"),
         (says_a_lower_end, 1, "ends of partitions", FAILS, "is 1, after it has acknowledged"),
         (takes_gzip_alone, 0, "compression", LOSS, "taken: none, gzip"),
+        (takes_8_mib, 0, "size", LOSS, "take messages of 8388608 bytes, not of 16777216: limits"),
         (fences_nothing, 1, "fencing", FAILS, "can still write"),
         (deletes_by_time_always, 1, "a stream's topics", FAILS, "retention.ms=604800000"),
     ],
@@ -165,6 +180,29 @@ def test_what_a_cluster_gives(
         assert {row["need"] for row in others if row["state"] != WORKS} <= {"replicas"}, rows
     left = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10).topics
     assert [name for name in left if name.startswith(unique)] == []
+
+
+def test_the_answer_is_for_the_options_of_the_controller(
+    run: Run, broker: Broker, unique: str
+) -> None:
+    small = "--max-message-bytes", str(5 << 20)
+    code, rows = ask(run, broker.bootstrap, unique, "--control-partitions", "3", *small)
+    assert code == 0
+    assert rows["control topics"][0]["found"].startswith("6 topics, 21 partitions")
+    assert rows["size"][0]["found"] == "a record of 5 MiB is taken"
+
+    with closing(KafkaLog(broker.bootstrap)) as log:
+        create_control_topics(log, unique, control_partitions=1)
+        log.add_partitions(f"{unique}.control", 3)
+    told = {}
+    for partitions in ("1", "2"):
+        code, rows = ask(run, broker.bootstrap, unique, "--control-partitions", partitions)
+        assert code == 1
+        (row,) = rows[f"topics of {unique}"]
+        assert (row["state"], row["to_do"]) == (FAILS, "set them as it says")
+        told[partitions] = row["found"]
+    assert "control has 3, " in told["1"]
+    assert f"{unique}.commands: it has 1 partitions; add some until it has 2" in told["2"]
 
 
 @pytest.fixture(scope="module")

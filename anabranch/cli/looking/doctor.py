@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from anabranch.cli.controller import AskedOfBrokers
 from anabranch.cli.errors import CheckFailed
 from anabranch.cli.options import ClusterOptions, option
 from anabranch.cli.output import count_of, print_json, print_table
@@ -40,6 +41,7 @@ class Row:
 
 
 def command(
+    asked: AskedOfBrokers,
     options: ClusterOptions,
     broker: Annotated[
         bool,
@@ -48,23 +50,12 @@ def command(
             "Try instead what anabranch needs of a cluster, on topics of its own that are deleted again.",
         ),
     ] = False,
-    native_timeout: Annotated[
-        float,
-        option("--native-timeout SECONDS", "With --broker: as controllers will have it.", min=1.0),
-    ] = 60.0,
-    session_timeout: Annotated[
-        float,
-        option("--session-timeout SECONDS", "With --broker: as controllers will have it.", min=1.0),
-    ] = 6.0,
-    replication_factor: Annotated[
-        int, option("--replication-factor", "With --broker: as controllers will have it.")
-    ] = -1,
 ) -> None:
     """Look at brokers, rights, topics, clocks, disks and controllers: each ok, warn or bad, with what to do.
 
     Nothing is changed, and no question takes longer than 2 seconds. The exit code is 1 if something is bad.
     With --broker, no controller need run. Each need works, works with a loss, or does not work: then the exit
-    code is 1.
+    code is 1. Give the options that controllers will have, too: the answer is for these.
     """
     from anabranch.cli.session import connected, raw_settings
     from anabranch.kafka.wire.cluster import Cluster
@@ -73,8 +64,7 @@ def command(
     rows: list[Row] = []
     settings = raw_settings(target)
     if broker:
-        asked = native_timeout, session_timeout, replication_factor
-        _probe(settings, options, *asked)
+        _probe(settings, options, asked)
         return
     with closing(Cluster(replace(settings, request_timeout=_ANSWER_S))) as cluster:
         rows += _brokers(cluster, target)
@@ -95,22 +85,18 @@ def command(
         raise CheckFailed(f"{count_of(bad, 'check')} bad, shown above")
 
 
-def _probe(
-    settings: Settings,
-    options: ClusterOptions,
-    native_timeout: float,
-    session_timeout: float,
-    replication_factor: int,
-) -> None:
+def _probe(settings: Settings, options: ClusterOptions, asked: AskedOfBrokers) -> None:
     """Try all needs of a cluster. `CheckFailed`: no controller could be leader, or no stream could be made."""
     from anabranch.kafka.probe import FAILS, Probe
 
     probe = Probe(
         settings,
         options.prefix,
-        replication_factor=replication_factor,
-        native_timeout=native_timeout,
-        session_timeout=session_timeout,
+        control_partitions=asked.control_partitions,
+        replication_factor=asked.replication_factor,
+        session_timeout=asked.session_timeout_s,
+        max_message_bytes=asked.max_message_bytes,
+        native_timeout=asked.native_timeout_s,
     )
     with closing(probe):
         tried = list(probe.run())
