@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from anabranch.kafka import needs
@@ -31,6 +32,11 @@ class Broker:
     features: str = ""
     disks: tuple[tuple[str, int, int, str], ...] = ()
     disk_trouble: str = ""
+
+
+def lacking_of(brokers: Iterable[Broker]) -> set[str]:
+    """The needed calls that one of these brokers, at least, does not offer."""
+    return {name for broker in brokers for name in broker.too_old}
 
 
 def look_at(cluster: Cluster, seconds: float, *, disks: bool = True) -> list[Broker]:

@@ -150,6 +150,6 @@ def losses(lacks: Collection[str]) -> list[str]:
     return [f"no {', '.join(names)}: {need.lost}" for need, names in needs if names]
 
 
-def lost_calls(lacks: Collection[str]) -> list[str]:
+def lost_calls(lacks: Collection[str]) -> tuple[str, ...]:
     """Those of these calls that can be missed, each at a loss."""
-    return [api.name for need in CALLS if need.lost for api in need.calls if api.name in lacks]
+    return tuple(name for need in CALLS if need.lost for name in _met_by(need, lacks))

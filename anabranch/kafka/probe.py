@@ -25,7 +25,7 @@ from anabranch.errors import AnabranchError, TopicMisconfigured
 from anabranch.kafka import admin, needs
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.look import Broker, look_at
+from anabranch.kafka.look import Broker, lacking_of, look_at
 from anabranch.kafka.needs import BROKERS_PAGE
 from anabranch.kafka.settings import Settings
 from anabranch.kafka.wire.calls import Api
@@ -113,12 +113,7 @@ def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tupl
     # A leader finds out: other work need not wait for this coordinator.
     with suppress(LogUnavailable, LogUncertain, ConnectionBroken):
         check_native_timeout(cluster, f"{of_transactions(prefix)}start", native_timeout)
-    return lost_calls(brokers)
-
-
-def lost_calls(brokers: list[Broker]) -> tuple[str, ...]:
-    """The calls that can be missed, and that one of these brokers does not offer."""
-    return tuple(needs.lost_calls({name for broker in brokers for name in broker.too_old}))
+    return needs.lost_calls(lacking_of(brokers))
 
 
 def check_native_timeout(cluster: Cluster, transactional_id: str, native_timeout: float) -> None:
@@ -199,7 +194,6 @@ class Probe:
         self._record_bytes = self._asked_bytes = max_message_bytes
         self._native_timeout = native_timeout
         self._session_timeout = session_timeout
-        self._heeds_dry_runs = False
 
     def close(self) -> None:
         """Close all connections."""
@@ -215,7 +209,7 @@ class Probe:
                 "brokers", FAILS, str(error), "look at the broker, and at security.protocol"
             )
             return
-        lacks = {name for one in brokers for name in one.too_old}
+        lacks = lacking_of(brokers)
         failed = set()
         for tried in _calls(brokers, lacks):
             if tried.state == FAILS:
@@ -262,12 +256,12 @@ class Probe:
 
     def _dry_runs(self) -> str:
         deadline = self._cluster.deadline()
-        self._heeds_dry_runs = self._cluster.repeat(
+        heeds = self._cluster.repeat(
             "a dry run",
             deadline,
             lambda: admin.heeds_dry_runs(self._cluster, self.mark, deadline),
         )
-        if not self._heeds_dry_runs:
+        if not heeds:
             raise _Lost("a dry run makes the topic; it is deleted again")
         return "make nothing"
 
@@ -282,7 +276,7 @@ class Probe:
             )
         except TopicMisconfigured as error:
             raise _Failed(str(error), "set them as it says") from error
-        if self._heeds_dry_runs:
+        if self._cluster.heeds_dry_runs:
             for name in missing:
                 self._log.default_replication_factor(name)
         if taken < self._asked_bytes:

@@ -37,9 +37,9 @@ from anabranch.errors import (
 )
 from anabranch.infra.storage import hold
 from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.look import look_at
-from anabranch.kafka.needs import BROKERS_PAGE, losses
-from anabranch.kafka.probe import LOOK_S, NEVER_PASSES, before_leading, lost_calls
+from anabranch.kafka.look import lacking_of, look_at
+from anabranch.kafka.needs import BROKERS_PAGE, losses, lost_calls
+from anabranch.kafka.probe import LOOK_S, NEVER_PASSES, before_leading
 from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.wire.cluster import Cluster
 from anabranch.librdkafka.membership import Membership
@@ -243,7 +243,7 @@ class ControllerService(mode.Service):
                 with contextlib.suppress(LogError):
                     brokers = look_at(cluster, LOOK_S, disks=False)
                     if not any(broker.trouble for broker in brokers):
-                        self._lack(lost_calls(brokers))
+                        self._lack(lost_calls(lacking_of(brokers)))
 
     def _lack(self, lacks: tuple[str, ...]) -> None:
         """Show in log and metrics which calls brokers do not offer."""
