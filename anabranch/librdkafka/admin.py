@@ -64,6 +64,11 @@ _KINDS = {
 _WORDS = {kind: word for word, kind in _KINDS.items()}
 _OPERATIONS = {one.name.replace("_", "").lower(): one for one in AclOperation}
 
+_TOO_LOW = (
+    "the brokers say that {0}[{1}] ends at {2}, but they have acknowledged all up to {3}. If that lasts, they "
+    "answer wrongly, and other brokers are needed: `anabranch doctor --broker` tries it"
+)
+
 T = TypeVar("T")
 P = TypeVar("P", bound=tuple[str, int])
 
@@ -160,11 +165,16 @@ class KafkaAdmin:
         )
 
     def end_offsets(self, least: Mapping[P, int], deadline: float) -> dict[tuple[str, int], int]:
-        """The high watermarks. ``least``: of each; an old leader may tell less, and does not count."""
+        """The high watermarks. ``least``: up to where each is acknowledged; a lower answer is never taken.
+
+        An old leader may give one: others are asked until the deadline. `NotReady` names an end that stays too low.
+        """
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         request = {TopicPartition(t, p): latest for t, p in least}
+        low: dict[P, int] = {}
 
         def ask(client: AdminClient, seconds: float) -> dict[tuple[str, int], int]:
+            low.clear()
             futures = client.list_offsets(request, request_timeout=seconds)
             try:
                 found = {
@@ -175,12 +185,22 @@ class KafkaAdmin:
                 # librdkafka says "no leaders" of a topic that it may not see.
                 self._counts({place.topic for place in request})(client, seconds)
                 raise
-            if any(found[place] < low for place, low in least.items()):
-                # While leaders move, and when first asked, librdkafka may give -1001 and no error.
+            low.update(
+                {p: found[p] for p, acknowledged in least.items() if found[p] < acknowledged}
+            )
+            if low:
                 raise TimeoutError
             return found
 
-        return self.ask(deadline, ask) if request else {}
+        try:
+            return self.ask(deadline, ask) if request else {}
+        except NotReady as error:
+            for place, end in low.items():
+                if (
+                    end >= 0
+                ):  # while leaders move, and when first asked, librdkafka may give -1001 and no error
+                    raise NotReady(_TOO_LOW.format(*place, end, least[place])) from error
+            raise
 
     def allow(self, acls: Iterable[Acl], deadline: float) -> None:
         """Add rules to the brokers' own. `NotAuthorized`, `IllegalState`."""

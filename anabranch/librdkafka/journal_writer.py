@@ -253,7 +253,9 @@ class KafkaJournal:
         self._flush_events(deadline)
         self._flush_columns(deadline)
         while True:
-            until = min(deadline, self._clock.monotonic() + _STUCK_S)
+            until = self._clock.monotonic() + _STUCK_S
+            if until + _STUCK_S > deadline:  # the last look gets what is left: its error is told
+                until = deadline
             try:
                 ends = self._admin.end_offsets(written, until)
             except AnabranchError as error:

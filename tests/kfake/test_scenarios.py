@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -13,7 +14,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 import anabranch
-from anabranch.errors import AnabranchError, WriteFailed
+from anabranch.errors import AnabranchError, DeadlineExceeded, WriteFailed
 from tests.cluster import ControllerProcess, start_cluster
 from tests.conftest import need_go
 from tests.kfake.kinds import KINDS, LIAR, UNFIT
@@ -195,6 +196,25 @@ def test_ends_that_are_too_low_are_never_believed(step: str, whole: int, tmp_pat
                 STEPS[step](place)
             for stream in place.streams:
                 assert place.committed(stream).total() % whole == 0
+
+
+def test_an_end_that_is_too_low_is_named(tmp_path: Path) -> None:
+    need_go()
+    with Kfake(LIAR, tmp_path) as broker, place_on(broker, tmp_path, FEW) as place:
+        stream = place.stream(f"{place.scope()}/lied", segments=1)
+        with place.client.begin(stream.partition("/")[0]) as txn:
+            for i in range(50):
+                txn.write(stream, b"%d" % i, key=b"k")
+            with pytest.raises(DeadlineExceeded) as told:
+                txn.flush(timeout=4)
+            txn.abort()
+        named = re.search(
+            r"\.lied\.journal\[0\] ends at (\d+), but they have acknowledged all up to (\d+)\.",
+            str(told.value),
+        )
+        assert named, told.value
+        assert int(named[1]) < int(named[2])
+        assert place.committed(stream).total() == 0
 
 
 def topics(bootstrap: str) -> list[str]:
