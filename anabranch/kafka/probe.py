@@ -262,7 +262,10 @@ class Probe:
             lambda: admin.heeds_dry_runs(self._cluster, self.mark, deadline),
         )
         if not heeds:
-            raise _Lost("a dry run makes the topic; it is deleted again")
+            raise _Lost(
+                "a dry run makes the topic; it is deleted again",
+                "nothing: topics are made and deleted a few times more",
+            )
         return "make nothing"
 
     def _own_topics(self) -> str:
@@ -374,7 +377,7 @@ class Probe:
             return "all codecs are taken"
         taken = ", ".join(codec for codec in CODECS if codec not in refused)
         told = f"not taken: {', '.join(refused)}; taken: {taken}"
-        first = next(codec for codec in CODECS if codec not in ("none", *refused))
+        first = next((codec for codec in CODECS if codec not in ("none", *refused)), "none")
         raise _Lost(told, f"let writers have compression_type={first}")
 
     def _ends(self) -> str:
@@ -510,18 +513,17 @@ def _calls(brokers: list[Broker], lacks: set[str]) -> Iterator[Tried]:
     do = f"start it, or look at its log: {'; '.join(silent)}" if silent else ""
     told = f"{len(brokers) - len(silent)} of {len(brokers)} answer"
     yield Tried("brokers", LOSS if silent else WORKS, told, do)
-    do = f"use another broker: {BROKERS_PAGE}"
     for text in needs.obstacles(lacks):
-        yield Tried("calls", FAILS, text, do)
+        yield Tried("calls", FAILS, text, f"use another broker: {BROKERS_PAGE}")
     for text in needs.losses(lacks):
-        yield Tried("calls", LOSS, text, do)
+        yield Tried("calls", LOSS, text, f"do without, or use another broker: {BROKERS_PAGE}")
     if not lacks:
         yield Tried("calls", WORKS, "all, in versions that are supported")
 
 
 def _try(step: _Step) -> Tried:
     need, lost = step.need, step.lost
-    state, to_do = (LOSS if lost else FAILS), f"see {BROKERS_PAGE}"
+    state, to_do = (LOSS if lost else FAILS), f"change that, or ask for less: {BROKERS_PAGE}"
     try:
         return Tried(need, WORKS, step.attempt())
     except _Lost as error:

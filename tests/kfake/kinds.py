@@ -121,13 +121,22 @@ KINDS = {
     ),
 }
 
-# Clusters that can't carry a controller.
+# Clusters that can't carry a controller, or no stream.
 UNFIT = {
     "no transactions": Kind(refused=("AddPartitionsToTxn", "EndTxn")),
     "short time-outs": Kind(broker={"transaction.max.timeout.ms": "10000"}),
     "few partitions": Kind(partitions=4),
     "a policy": Kind(policy={"retention.ms": 3_600_000}),
     "settings not shown": Kind(settings_refused=True),
+    "no groups": Kind(refused=("JoinGroup",)),
+    "no settings": Kind(refused=("DescribeConfigs",)),
+    "an old Fetch": Kind(versions={"Fetch": (0, 10)}),
+    "time always deletes": Kind(highest={"retention.ms": 3_600_000}),
+    "deletions are forgotten": Kind(highest={"delete.retention.ms": 3_600_000}),
+    "small messages": Kind(policy={"max.message.bytes": 2 << 20}),
+    "no room for a stream": Kind(partitions=15),
+    "short ends": Kind(release="3.6", features=False, short_ends=True),
 }
-
-LIAR = Kind(release="3.6", features=False, short_ends=True)
+LIAR = UNFIT["short ends"]
+# It takes records as they are.
+NO_CODEC = Kind(codecs=())
