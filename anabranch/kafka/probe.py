@@ -241,7 +241,7 @@ class Probe:
         yield _Step("compression", self._codecs, after=(_OF_STREAM,))
         yield _Step("ends of partitions", self._ends, after=(_OF_TABLE,))
         yield _Step("transaction time-out", self._time_out)
-        yield _Step("native transactions", self._transactions, after=(_OF_STREAM,))
+        yield _Step("native transactions", self._transactions, after=(_OF_STREAM, _OF_TABLE))
         yield _Step("fencing", self._fencing, after=(_OF_STREAM,))
         yield _Step("groups", self._groups)
         for need, attempt in (
@@ -402,29 +402,34 @@ class Probe:
         return f"native transactions may take {self._native_timeout:g} s"
 
     def _transactions(self) -> str:
-        place = TopicPartition(stream_topic(self._stream), 0)
+        # As a round: in several topics at once, of which one is compacted.
+        places = [TopicPartition(stream_topic(each), 0) for each in (self._stream, self._table)]
         producer = self._log.producer(self._id, timeout=_SHORT_S)
         with closing(producer):
-            (aborted,) = producer.append([(place, _batch("none", 3).frame())])
-            if self._end(place, committed=True) != aborted:
-                raise _Failed("readers are let beyond the begin of an open native transaction")
+            aborted = producer.append([(place, _batch("none", 3).frame()) for place in places])
+            for place, offset in zip(places, aborted, strict=True):
+                if self._end(place, committed=True) != offset:
+                    raise _Failed("readers are let beyond the begin of an open native transaction")
             producer.abort()
-            (kept,) = producer.append([(place, _batch("none", 2).frame())])
+            kept = producer.append([(place, _batch("none", 2).frame()) for place in places])
             producer.commit()
-            _until(
-                lambda: self._end(place, committed=True) == self._end(place),
-                "the marker of a native transaction is not written",
-            )
-            found = self._log.fetch(
-                {place: aborted}, max_wait=_SOON_S, max_bytes=1 << 20, committed=True
-            )
-            batches = [(b.base_offset, b.next_offset) for f in found.values() for b in f.batches]
-            if batches != [(kept, kept + 2)]:
-                raise _Failed(
-                    f"of an aborted and a committed native transaction readers see {batches or 'nothing'}, "
-                    f"not the committed [{kept}, {kept + 2})"
-                )
+        for place, begin, offset in zip(places, aborted, kept, strict=True):
+            self._check_committed(place, begin, offset)
         return f"abort and commit; {'KIP-890' if producer.is_v2 else 'the older protocol'}"
+
+    def _check_committed(self, place: TopicPartition, begin: int, kept: int) -> None:
+        """`_Failed` unless readers see two records from ``kept`` on, and nothing else from ``begin`` on."""
+        _until(
+            lambda: self._end(place, committed=True) == self._end(place),
+            "the marker of a native transaction is not written",
+        )
+        found = self._log.fetch({place: begin}, max_wait=_SOON_S, max_bytes=1 << 20, committed=True)
+        batches = [(b.base_offset, b.next_offset) for f in found.values() for b in f.batches]
+        if batches != [(kept, kept + 2)]:
+            raise _Failed(
+                f"of an aborted and a committed native transaction readers see {batches or 'nothing'}, "
+                f"not the committed [{kept}, {kept + 2})"
+            )
 
     def _fencing(self) -> str:
         place = TopicPartition(stream_topic(self._stream), 0)

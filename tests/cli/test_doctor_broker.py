@@ -19,6 +19,7 @@ from anabranch.cli import session
 from anabranch.cli.looking import doctor
 from anabranch.cli.looking.doctor import BAD, OK, WARN
 from anabranch.cli.session import Target
+from anabranch.core.legal_names import STATE
 from anabranch.errors import NotAuthorized
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.kafka import admin
@@ -90,6 +91,17 @@ def takes_gzip_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JournalProducer, "append", patched)
 
 
+def keeps_no_transactions_in_compacted_topics(patch: pytest.MonkeyPatch) -> None:
+    append = KafkaProducer.append
+
+    def patched(self: KafkaProducer, batches: Any) -> list[int]:
+        if any(place.topic.endswith(STATE) for place, _ in batches):
+            raise LogRefused("the broker takes no native transactions in compacted topics", 87)
+        return append(self, batches)
+
+    patch.setattr(KafkaProducer, "append", patched)
+
+
 def fences_nothing(patch: pytest.MonkeyPatch) -> None:
     producer, count = KafkaLog.producer, iter(range(100))
 
@@ -154,6 +166,13 @@ def ask(run: Run, bootstrap: str, prefix: str, *more: str) -> tuple[int, Rows]:
         (says_a_lower_end, 1, "ends of partitions", FAILS, "is 1, after it has acknowledged"),
         (takes_gzip_alone, 0, "compression", LOSS, "taken: none, gzip"),
         (takes_8_mib, 0, "size", LOSS, "take messages of 8388608 bytes, not of 16777216: limits"),
+        (
+            keeps_no_transactions_in_compacted_topics,
+            1,
+            "native transactions",
+            FAILS,
+            "in compacted topics",
+        ),
         (fences_nothing, 1, "fencing", FAILS, "can still write"),
         (deletes_by_time_always, 1, "a stream's topics", FAILS, "retention.ms=604800000"),
     ],
