@@ -38,15 +38,18 @@ Index: TypeAlias = Callable[[str, int, Fetched, int], tuple[int, Fetched | None]
 class Waiting:
     """Batches of journals that were fetched and are not indexed yet, and the meter of each stream's journals.
 
-    Streams take turns by their charge. One in debt waits as long as others need the leader. Nothing that waits is
-    fetched again, unless it came to more than `WAITING_BYTES`: then the most charged stream gives some of its own
-    back. ``_reached``: the charge of the stream whose turn it was last; a new one begins there. ``_fresh``: places
-    whose batches share memory with all else of their fetch.
+    Streams take turns by their charge. One in debt waits as long as others need the leader, and so does one whose
+    owner has nothing to spare: all streams of a lane share its allowance with its commands, which come first.
+    Nothing that waits is fetched again, unless it came to more than `WAITING_BYTES`: then the most charged stream
+    gives some of its own back. ``owners``: the meter of the lane that owns a stream, if it has a rate and other
+    lanes need the leader. ``_reached``: the charge of the stream whose turn it was last; a new one begins there.
+    ``_fresh``: places whose batches share memory with all else of their fetch.
     """
 
     clock: Clock
     meters: dict[str, Meter] = field(default_factory=dict)
     fetched: dict[str, dict[int, Fetched]] = field(default_factory=dict)  # by stream and partition
+    owners: dict[str, Meter] = field(default_factory=dict)
     _reached: int = 0
     _size: int = 0
     _fresh: set[Place] = field(default_factory=set)
@@ -74,14 +77,21 @@ class Waiting:
 
     def turns(self, *, in_debt: bool = False) -> list[str]:
         """The streams that have a turn now, each a `QUANTUM`; ``in_debt``: those that have none by right."""
-        for stream in self.fetched:
-            self.meters[stream].fill()
-        streams = [one for one in self.fetched if bool(self.meters[one].debt) is in_debt]
+        streams = [one for one in self.fetched if self._has_to_wait(one) is in_debt]
         return sorted(streams, key=lambda stream: (self.meters[stream].served, stream))
 
     def waits_s(self) -> list[float]:
-        """Seconds until each stream that waits is out of debt."""
-        return [max(0.0, self.meters[stream].wait_s(1)) for stream in self.fetched]
+        """Seconds until each stream that waits may have a turn."""
+        return [
+            max(
+                0.0, self.meters[stream].wait_s(1), owner.spare_in_s() if owner is not None else 0.0
+            )
+            for stream, owner in ((stream, self.owners.get(stream)) for stream in self.fetched)
+        ]
+
+    def _has_to_wait(self, stream: str) -> bool:
+        owner = self.owners.get(stream)
+        return self.meters[stream].debt > 0 or (owner is not None and owner.spare < 1)
 
     def serve(self, stream: str, index: Index) -> int:
         """Give a stream its turn. Returns the units that it took."""
@@ -96,6 +106,8 @@ class Waiting:
             if left is not None:
                 self._put(stream, partition, left)
         meter.charge(spent)
+        if (owner := self.owners.get(stream)) is not None:
+            owner.draw(spent)
         return spent
 
     def settle(self) -> None:

@@ -38,6 +38,7 @@ from anabranch.ports import (
 )
 from anabranch.processors.index_journals import Waiting, index_fetched
 from anabranch.processors.lanes.command import Command, command_of, weight_of
+from anabranch.processors.lanes.meter import Meter
 from anabranch.processors.lanes.queues import Lane, Lanes
 from anabranch.topics.names import control_topic, journal_topic, status_topic
 
@@ -73,6 +74,8 @@ class Intake:
     _may_warn_ms: int = 0
     _may_warn_of: dict[str, int] = field(default_factory=dict)  # the same, for journals
     _calm_from: float = 0.0  # when journals in debt go on, if no command comes before
+    # A second after its last command, by lane.
+    _needed_until: dict[str, float] = field(default_factory=dict)
     _control_at: int = 0  # how far the control topic is read, committed
     _control_seen: int = 0  # … and how far it is known to have records
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -97,6 +100,7 @@ class Intake:
             if place[1] != HISTORY:
                 self.index.positions[place] = max(low, self.index.positions.get(place, 0))
         self.lanes.begin(state)
+        self._needed_until.clear()
         self.passed_over.clear()
         self._control_at = self._control_seen = state.round.control_offset
 
@@ -288,18 +292,32 @@ class Intake:
                 wall_ms=int(self.clock.wall() * 1000), most=most,
             )  # fmt: skip
 
+        active = self.lanes.active
+        soon = self.clock.monotonic() + CALM_S
+        self._needed_until.update({lane.name: soon for lane in active})
+        self.journals.owners = self._owners(state)
         left = most = (limits.BUSY_PASS_WORK if self.busy else limits.PASS_WORK).value
         while left > 0 and (streams := self.journals.turns()):
             for stream in streams:
                 left -= self.journals.serve(stream, index)
                 if left <= 0:
                     break
-        if self.lanes.control or self.lanes.active:
-            self._calm_from = self.clock.monotonic() + CALM_S
+        if self.lanes.control or active:
+            self._calm_from = soon
         elif left == most and not self.busy:
             for stream in self.journals.turns(in_debt=True)[:1]:
                 self.journals.serve(stream, index)
         self.journals.settle()
+
+    def _owners(self, state: State) -> dict[str, Meter]:
+        """The owner's meter for each stream that waits, if it has a rate and other lanes need the leader."""
+        now, found = self.clock.monotonic(), {}
+        needed = [name for name, until in self._needed_until.items() if until > now]
+        for stream in self.journals.fetched:
+            owner = self.lanes.on.get(state.streams[stream].owner)
+            if owner is not None and owner.meter.rate and needed not in ([], [owner.name]):
+                found[stream] = owner.meter
+        return found
 
     def _queue_commands(self, lane: Lane, fetched: Fetched, room: int) -> int:
         """Queue a lane's commands as far as it may have them. Returns the bytes queued.

@@ -25,6 +25,7 @@ from anabranch.schemas.codec import encode
 from anabranch.topics.names import (
     commands_topic,
     control_topic,
+    journal_topic,
     replies_topic,
     stream_topic,
     topics_of,
@@ -296,6 +297,46 @@ def test_a_lane_in_debt_is_fetched_again_once_that_is_paid() -> None:
     assert fetched() == {A, B, OPEN_LANE}
     play.steps(2)
     assert play.states(asked) == {"COMMITTED"}
+
+
+def test_a_lane_and_its_streams_share_one_allowance() -> None:
+    """Its commands come first: journals draw from what it has beyond half a second's worth, while others wait.
+
+    A journal in which others write costs the owner's commands nothing.
+    """
+    play = Lanes()
+    meter = play.leader._lanes.on[A].meter
+    play.world.ask(play.leader, r.CreateStream("nyc/own", 1, {}), lane=A)
+    journal = TopicPartition(journal_topic("nyc/own"), 0)
+    batch = encode_batch([Record(0, 0, b"", b"", ())] * 1_000)
+
+    def indexed(*asking: str) -> int:
+        """Units of the journal's batch that a pass indexes, while these lanes ask. 0: it waits."""
+        for lane in asking:
+            play.send(lane)
+        its = play.leader._intake.journals.meters.get("nyc/own")
+        before = 0 if its is None else its.used
+        play.world.cluster.produce_batch(journal, batch)
+        play.leader.step(0)
+        meter.fill()
+        return play.leader._intake.journals.meters["nyc/own"].used - before
+
+    half = meter.rate / 2
+    meter.left = float(meter.rate)
+    units = indexed(B)
+    assert units > 10
+    assert meter.left == meter.rate - units
+    meter.left = half + 10
+    assert indexed(B) == units
+    assert meter.left == half, "its own work has the rest"
+    assert indexed(B) == 0
+    assert indexed(A) == 0, "another lane asked within the last second"
+    assert 0 < play.leader._intake.journal_wait_s <= 1.0
+    play.world.clock.now += 1.1
+    meter.fill()
+    meter.left, its_own = half, meter.used
+    assert indexed(A) == units, "no other lane needs the leader"
+    assert meter.left == half - (meter.used - its_own), "only the command was charged"
 
 
 def test_batches_that_can_not_be_read_cost_their_own_lane() -> None:

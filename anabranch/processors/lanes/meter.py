@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -46,6 +47,21 @@ class Meter:
         self.served += units
         if self.rate:
             self.left -= units
+
+    @property
+    def spare(self) -> float:
+        """What of its allowance others may draw: beyond half a second's worth, which stays for its own work."""
+        self.fill()
+        return max(0.0, self.left - self.rate / 2) if self.rate else math.inf
+
+    def draw(self, units: int) -> None:
+        """Take units of others' work off what is spare."""
+        if self.rate:
+            self.left -= min(float(units), self.spare)
+
+    def spare_in_s(self) -> float:
+        """Seconds until there is something spare."""
+        return max(0.0, (1 + self.rate / 2 - self.left) / self.rate) if self.rate else 0.0
 
     def join(self, waiting: Collection[Meter], others: Iterable[Meter]) -> None:
         """Begin to wait for turns. Its owner saved up none, and has to make up for none.
