@@ -1,8 +1,10 @@
 """Legal floods: a sender asks, or writes, as much as it may, beside single-request transactions of another lane.
 
-``scripts/hostile floods --minutes 10`` runs each for so long, on a broker and a controller of its own. The bounds
-compare with the same sender, which sends as many bytes of heartbeats: what Kafka and the machine cost
-is not ours. The sender has one core, at a lower priority.
+``scripts/hostile floods --minutes 10`` runs each for that long, on a broker and a controller of its own. What Kafka
+and the machine cost is not ours, so the bounds compare with the same sender, which sends as many bytes of
+heartbeats; and if it writes to journals, with as many messages: its records go to a topic that no controller reads,
+where the broker unpacks them, too, and heartbeats in place of its commands. The sender has one core, at a lower
+priority.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 import anabranch
 from anabranch.batches.records import decode_records
@@ -49,8 +52,10 @@ OWN = "own/events"
 TABLE = "own/table"
 VICTIM = "victim/events"  # a stream in whose journal the flood may write
 WIDE = "victim/wide"  # … with four segments
+ELSEWHERE = "elsewhere"  # a topic that no controller reads
 PAUSE_S = 0.02  # of the honest client between two commits
 CALM_S = 10.0
+COMPARED_S = 120.0
 WARM_S = 5.0
 AFTER_S = 10.0  # after its end all is as before
 SHOWN = 1_000  # of a flood's last answers
@@ -137,6 +142,21 @@ def heartbeats(sender: Sender) -> Iterator[Sent]:
     """Heartbeats for no transaction that exists: what all floods are compared with."""
     while True:
         yield sender.command(r.Heartbeat((sender.random.randbytes(60),)))
+
+
+def writes_journals(name: str) -> bool:
+    """Whether a flood writes records to journals."""
+    return name.startswith(("journal", "events"))
+
+
+def compared_with(sender: Sender, made: Flood) -> Iterator[Sent]:
+    """A flood as it costs Kafka alone: heartbeats for its commands, its records for journals elsewhere."""
+    instead = heartbeats(sender)
+    for message in made(sender):
+        if message.topic == commands_topic(sender.prefix, sender.lane):
+            yield next(instead)
+        else:
+            yield message._replace(topic=ELSEWHERE)
 
 
 @flood(BAD)
@@ -338,7 +358,7 @@ MIXES: dict[
     "lane": (
         BAD,
         20,
-        lambda name, lane: lane == BAD and not name.startswith(("journal", "events")),
+        lambda name, lane: lane == BAD and not writes_journals(name),
     ),
     "journal": (BAD, 20_000, lambda name, _: name.startswith("journal")),
     "poor": (POOR, 20, lambda _, lane: lane == POOR),
@@ -379,11 +399,29 @@ def _token(txn_id: bytes) -> bytes:
 # -- the sender's process -----------------------------------------------------------------------------------
 
 
-def send(sender: Sender, name: str, bytes_s: float, report: Path) -> None:
-    """Send a flood until this process is ended; how much it sent goes to the file ``report``."""
+class Pace(NamedTuple):
+    """How fast a flood is sent, at most. 0: no bound."""
+
+    messages_s: float = 0.0
+    bytes_s: float = 0.0  # on the wire, packed
+
+    def due_s(self, messages: int, size: int) -> float:
+        """Seconds that this much has to take."""
+        return max(
+            messages / self.messages_s if self.messages_s else 0.0,
+            size / self.bytes_s if self.bytes_s else 0.0,
+        )
+
+
+def send(sender: Sender, name: str, pace: Pace, report: Path, *, compare: bool) -> None:
+    """Send a flood until this process is ended; how much it sent goes to the file ``report``.
+
+    ``compare``: send what it is compared with.
+    """
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     os.nice(10)
     _, made = named(name)
+    messages = compared_with(sender, made) if compare else made(sender)
     limit = {"message.max.bytes": 1_000_000_000, "queue.buffering.max.kbytes": 2_000_000}
     into_journal = name.startswith("journal")
     most, linger_ms = (RECORDS_S, int(1000 * LINGER_S)) if into_journal else (MESSAGES_S, 5)
@@ -405,7 +443,7 @@ def send(sender: Sender, name: str, bytes_s: float, report: Path) -> None:
     )
     sender.flush = producer.flush
     began = time.monotonic()
-    for count, message in enumerate(made(sender), 1):
+    for count, message in enumerate(messages, 1):
         while True:
             try:
                 producer.produce(
@@ -420,7 +458,7 @@ def send(sender: Sender, name: str, bytes_s: float, report: Path) -> None:
             written = report.with_suffix(".new")
             written.write_text(json.dumps([sent, count, time.monotonic() - began]))
             written.replace(report)
-            due = max(count / most, sent / bytes_s if bytes_s else 0.0)
+            due = max(count / most, pace.due_s(count, sent))
             time.sleep(max(0.0, began + due - time.monotonic()))
 
 
@@ -545,13 +583,18 @@ def beside(
     name: str,
     seconds: float,
     seed: int,
-    bytes_s: float = 0.0,
-) -> tuple[Found, Watch, float]:
-    """Honest commits beside a flood, the controller's memory, and the bytes a second that the flood sent."""
+    pace: Pace | None = None,
+) -> tuple[Found, Watch, Pace]:
+    """Honest commits beside a flood, the controller's memory, and how fast the flood was sent.
+
+    ``pace``: send what the flood is compared with, at this pace.
+    """
     with tempfile.TemporaryDirectory() as folder:
         report, output = Path(folder) / "sent", (Path(folder) / "output").open("wb")
         arguments = ["--send", name, "--bootstrap", cluster.bootstrap, "--prefix", cluster.prefix]
-        arguments += ["--seed", str(seed), "--bytes", str(bytes_s), "--report", str(report)]
+        arguments += ["--seed", str(seed), "--report", str(report)]
+        if pace is not None:
+            arguments += ["--compare", "--pace", json.dumps(pace)]
         child = start_module(
             "tests.behaviour.floods", arguments, output=output, environment=os.environ
         )
@@ -564,10 +607,10 @@ def beside(
             time.sleep(0.1)
         with Watch(cluster) as watch:
             found = honest(client, seconds)
-        sent, _, took = json.loads(report.read_text())
+        sent, count, took = json.loads(report.read_text())
         child.kill()
         child.wait()
-    return found, watch, sent / took
+    return found, watch, Pace(count / took, sent / took)
 
 
 def judge(before: Found, during: Found, compared: Found, after: Found, watch: Watch) -> list[str]:
@@ -575,10 +618,10 @@ def judge(before: Found, during: Found, compared: Found, after: Found, watch: Wa
     wrong = [f"an error: {error}" for error in sorted({*during.errors, *after.errors})[:3]]
     if during.at(0.99) > max(LEAST_P99_S, P99 * compared.at(0.99)):
         wrong.append(
-            f"p99 {1000 * during.at(0.99):,.0f} ms, beside heartbeats {1000 * compared.at(0.99):,.0f}"
+            f"p99 {1000 * during.at(0.99):,.0f} ms, compared with {1000 * compared.at(0.99):,.0f}"
         )
     if during.rate < RATE * compared.rate:
-        wrong.append(f"{during.rate:.1f} commits a second, beside heartbeats {compared.rate:.1f}")
+        wrong.append(f"{during.rate:.1f} commits a second, compared with {compared.rate:.1f}")
     if after.at(0.99) > max(LEAST_P99_S, AFTER * before.at(0.99)):
         wrong.append(
             f"10 s after its end: p99 {1000 * after.at(0.99):,.0f} ms, {1000 * before.at(0.99):,.0f} before it"
@@ -599,11 +642,18 @@ def prepare(cluster: Cluster) -> anabranch.Client:
             admin.add_lane(lane)
         admin.grant(GOOD, "honest/*", rights)
         admin.grant(BAD, "own/*", rights)
-        for stream in (STREAM, OWN, VICTIM):
+        for stream in (STREAM, VICTIM):
             admin.create_stream(stream)
         admin.create_stream(SMALL, settings={"max.message.bytes": 20_000})
-        admin.create_table(TABLE)
         admin.create_stream(WIDE, 4)
+    with anabranch.connect(
+        cluster.bootstrap, prefix=cluster.prefix, lane=BAD, timeout=60
+    ) as its_own:
+        its_own.create_stream(OWN)
+        its_own.create_table(TABLE)
+    brokers = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+    for future in brokers.create_topics([NewTopic(ELSEWHERE, 1, 1)]).values():
+        future.result(60)
     return anabranch.connect(cluster.bootstrap, prefix=cluster.prefix, lane=GOOD, timeout=30)
 
 
@@ -624,29 +674,34 @@ def cluster_of_its_own() -> Iterator[tuple[Cluster, anabranch.Client]]:
 
 
 def run(name: str, minutes: float, seed: int) -> list[str]:
-    """One flood, and then heartbeats of as many bytes. Prints what was seen; returns what was wrong."""
+    """One flood, and then what it is compared with. Prints what was seen; returns what was wrong."""
     seconds = 60 * minutes
     with cluster_of_its_own() as (cluster, client):
         before = honest(client, CALM_S)
-        during, watch, bytes_s = beside(cluster, client, name, seconds, seed)
+        during, watch, pace = beside(cluster, client, name, seconds, seed)
         answered = answers(cluster, named(name)[0])
         time.sleep(AFTER_S)
         after = honest(client, CALM_S)
         lasted = cluster.controller.running and terms(cluster) == watch.terms
     with cluster_of_its_own() as (cluster, client):
-        compared, _, _ = beside(cluster, client, "heartbeats", min(60.0, seconds), seed, bytes_s)
+        if writes_journals(name):
+            like, at = name, pace._replace(bytes_s=0.0)
+        else:
+            like, at = "heartbeats", pace._replace(messages_s=0.0)
+        compared, _, _ = beside(cluster, client, like, min(COMPARED_S, seconds), seed, at)
     wrong = judge(before, during, compared, after, watch)
     if not lasted:
         wrong.append("the controller restarted, or another term began")
     memory = [watch.most_within(0, 0.1), watch.most_within(0.9, 1), watch.most]
     first, last, most = (size >> 20 for size in memory)
     print(
-        f"{name}: {bytes_s / 1000:,.0f} KB/s, seed {seed}; memory {first}, at the end {last}, at most {most} MB"
+        f"{name}: {pace.bytes_s / 1000:,.0f} KB/s, seed {seed}; "
+        f"memory {first}, at the end {last}, at most {most} MB"
     )
     print(
         f"  answers    {', '.join(f'{count} {what}' for what, count in answered.most_common(6)) or 'none'}"
     )
-    phases = {"alone": before, "beside": during, "heartbeats": compared, "after": after}
+    phases = {"alone": before, "beside": during, "compared": compared, "after": after}
     for what, found in phases.items():
         print(f"  {what:10} {found}")
     for problem in wrong:
@@ -666,14 +721,16 @@ def main() -> int:
     parser.add_argument("--send", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--bootstrap", default="", help=argparse.SUPPRESS)
     parser.add_argument("--prefix", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--bytes", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--compare", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--pace", type=json.loads, default=(), help=argparse.SUPPRESS)
     parser.add_argument("--report", type=Path, default=Path(), help=argparse.SUPPRESS)
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else int(time.time())
     if options.send is not None:
         lane, _ = named(options.send)
         sender = Sender(options.bootstrap, options.prefix, Random(seed), lane)
-        send(sender, options.send, options.bytes, options.report)
+        pace = Pace(*options.pace)
+        send(sender, options.send, pace, options.report, compare=options.compare)
         return 0
     unknown = set(options.floods) - {*FLOODS, *MIXES}
     if unknown:
