@@ -172,18 +172,20 @@ def default_replication_factor(cluster: Cluster, topic: str, deadline: float) ->
     return max(0, int(getattr(answer, "replication_factor", 0)))
 
 
-def create_topics(cluster: Cluster, specs: Sequence[TopicSpec], deadline: float) -> dict[str, str]:
-    """Create topics; existing ones are left alone. Returns ids of new ones (in answers from version 7 on)."""
+def create_topics(
+    cluster: Cluster, specs: Sequence[TopicSpec], made: MutableMapping[str, str], deadline: float
+) -> None:
+    """Create topics; existing ones are left alone.
+
+    ``made`` takes the new ones, also if others are refused or not made yet, and their ids (in answers from version
+    7 on).
+    """
     answers = _ask_to_create(cluster, specs, deadline, dry=False)
-    new = [topic for topic in answers if int(topic.error_code) == NONE]
-    ids = {str(topic.name): getattr(topic, "topic_id", None) for topic in new}
-    made = {name: "" if topic_id is None else str(topic_id.hex) for name, topic_id in ids.items()}
-    try:
-        _check_created(answers)
-    except LogRefused as refused:
-        refused.made = made
-        raise
-    return made
+    for topic in answers:
+        if int(topic.error_code) == NONE:
+            topic_id = getattr(topic, "topic_id", None)
+            made[str(topic.name)] = "" if topic_id is None else str(topic_id.hex)
+    _check_created(answers)
 
 
 def _dry_create(cluster: Cluster, spec: TopicSpec, deadline: float) -> tuple[Any, bool]:

@@ -60,6 +60,7 @@ from anabranch.processors.monitor import Monitor
 from anabranch.schemas.records import TermRow
 from anabranch.topics.creation import ControlTopics, create_control_topics
 from anabranch.topics.names import commands_topic, controllers_group, status_topic
+from anabranch.topics.new_topics import NewTopics
 
 log = logging.getLogger("anabranch.controller")
 
@@ -186,7 +187,7 @@ class ControllerService(mode.Service):
         """Prepare to lead; waits for brokers or a token that are away. False if stopped before."""
         self._compile()
         source = KafkaLog(self.options.bootstrap, self.options.kafka)
-        late, asked = 0, False
+        late, asked, new = 0, False, NewTopics()
         waiting = OnceAMinute(log, time.monotonic)
         try:
             while not self.should_stop:
@@ -200,12 +201,13 @@ class ControllerService(mode.Service):
                         control_partitions=self.options.control_partitions,
                         replication_factor=self.options.replication_factor,
                         max_message_bytes=self.options.max_message_bytes,
+                        new=new,
                     )
                     self._stand_by(source)
                     self._membership = self._member()
                     return True
                 except LogDenied as error:
-                    raise NotAuthorized(str(error)) from error
+                    raise NotAuthorized(f"{error}{new}") from error
                 except LogRefused as error:
                     if error.forbidden:
                         raise NotAuthorized(str(error)) from error
@@ -217,7 +219,7 @@ class ControllerService(mode.Service):
                     # A broker that has just started, or lags, may not know the topics yet, or as they are.
                     late += isinstance(error, TopicMisconfigured)
                     if late > LATE_TRIES:
-                        raise
+                        raise TopicMisconfigured(f"{error}{new.undo(source)}") from error
                     waiting.warning("waiting for the brokers: %s", error)
                     time.sleep(PREPARE_AGAIN_S)
         finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.errors import NotAuthorized, TopicMisconfigured
+from anabranch.errors import NotAuthorized, NotReady, TopicMisconfigured
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.wire import calls
 from anabranch.kafka.wire.calls import Api
@@ -25,6 +25,7 @@ from anabranch.topics.names import (
     stream_topic,
     topics_of,
 )
+from anabranch.topics.new_topics import NewTopics
 
 STREAM = "shop/orders"
 CLAMP = "9223372036854"
@@ -168,7 +169,7 @@ def made(broker: Broker, **settings: str) -> dict[str, dict[str, str]]:
     return {name: dict(broker.topics[name].config) for name in topics_of(STREAM)}
 
 
-def controls(broker: Broker, **options: int) -> creation.ControlTopics:
+def controls(broker: Broker, **options: Any) -> creation.ControlTopics:
     return creation.create_control_topics(
         broker.log(), "anabranch", control_partitions=1, **options
     )
@@ -225,6 +226,90 @@ def test_new_topics_that_do_not_suit_are_deleted_again() -> None:
     with pytest.raises(TopicMisconfigured):
         made(there)
     assert list(there.topics) == [stream_topic(STREAM)]
+
+
+@dataclass
+class Lagging(Broker):
+    """It makes topics one after the other, and shows or describes new ones late."""
+
+    slow: int = 0  # topics that are answered with "the controller moved" at first
+    unseen: int = 0  # descriptions that it gives as if it knew no topic
+
+    def _judge(self, name: str, config: dict[str, str]) -> tuple[int, str]:
+        judged = super()._judge(name, config)
+        if self.slow and judged[0] == 0 and self.topics:
+            self.slow -= 1
+            return 41, "not the controller"
+        return judged
+
+    def describe_configs(self, resources: list[dict[str, Any]], **more: Any) -> Any:
+        if self.unseen:
+            self.unseen -= 1
+            told = [Answer(error_code=3, resource_name=r["resource_name"]) for r in resources]
+            return Answer(results=told)
+        return super().describe_configs(resources, **more)
+
+
+NEW = "shop.orders, shop.orders.history, shop.orders.journal"
+
+
+def test_what_an_earlier_try_made_is_deleted_when_it_is_refused_at_last() -> None:
+    broker = Lagging(longest=d.HOUR_MS, unknown=("retention.bytes",), unseen=1)
+    new, log = NewTopics(), broker.log()
+    with pytest.raises(NotReady, match=f"not found .*; these topics are made already: {NEW}$"):
+        creation.create_stream_topics(log, STREAM, segments=2, settings={}, new=new)
+    assert sorted(broker.topics) == sorted(topics_of(STREAM))
+    said = f"retention.bytes; without that: .* are deleted again: {NEW}$"
+    with pytest.raises(LogRefused, match=said):
+        creation.create_stream_topics(log, STREAM, segments=2, settings={}, new=new)
+    assert broker.topics == {}
+
+
+def test_what_the_first_of_two_requests_made_is_deleted_with_the_rest() -> None:
+    broker = Lagging(longest=d.HOUR_MS, slow=2)
+    with pytest.raises(TopicMisconfigured, match=f"deleted again: {NEW}$"):
+        made(broker)
+    assert broker.topics == {}
+
+
+@pytest.mark.parametrize("allows", [True, False])
+def test_new_control_topics_that_can_t_be_described_are_taken_away(allows: bool) -> None:
+    """As brokers show no settings, or show them late and otherwise than asked for."""
+    broker = Lagging(longest=d.HOUR_MS, unknown=("segment.ms",), unseen=int(allows))
+    if not allows:
+        broker._described = lambda name: Answer(  # type: ignore[method-assign]
+            error_code=29, resource_name=name
+        )
+    new = NewTopics()
+
+    def controls() -> None:
+        creation.create_control_topics(
+            broker.log(), "anabranch", control_partitions=1, replication_factor=1, new=new
+        )
+
+    if allows:
+        with pytest.raises(NotReady, match="not found"):
+            controls()
+    with pytest.raises(LogRefused) as caught:
+        controls()
+    assert "; these new topics are deleted again: anabranch.commands, " in str(caught.value)
+    assert broker.topics == {}
+
+
+def test_new_topics_that_others_write_to_are_left_and_named() -> None:
+    broker = Lagging(longest=d.HOUR_MS)
+    list_offsets = broker.list_offsets
+
+    def written(topics: list[dict[str, Any]], **more: Any) -> Any:
+        found = list_offsets(topics, **more)
+        for topic in found.topics:
+            topic.partitions[0].offset = 7
+        return found
+
+    broker.list_offsets = written  # type: ignore[method-assign]
+    with pytest.raises(TopicMisconfigured, match=f"are left, delete them: {NEW} \\(unless you"):
+        made(broker)
+    assert sorted(broker.topics) == sorted(topics_of(STREAM))
 
 
 def test_a_setting_that_older_brokers_do_not_know_is_left_out() -> None:

@@ -23,12 +23,13 @@ from anabranch.errors import (
     TopicMisconfigured,
     UnsupportedSetting,
 )
-from anabranch.ports import Log, LogRefused, LogUnavailable
+from anabranch.ports import Log, LogRefused, LogUnavailable, TopicSpec
 from anabranch.processors import service
 from anabranch.processors.config import ControllerOptions
 from anabranch.processors.leader import Leader
 from anabranch.processors.metrics import Metrics
 from anabranch.topics.creation import ControlTopics
+from anabranch.topics.new_topics import NewTopics
 from tests.processors.world import World
 
 ENDS = """
@@ -123,6 +124,25 @@ def test_what_waiting_does_not_mend_is_a_failure(
     assert not asyncio.run(controller._prepared())
     assert type(controller.failure) is kind
     assert str(controller.failure) == f"{problem}{to_do}"
+
+
+def test_topics_that_are_refused_at_last_are_deleted_again(
+    controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+
+    def create_control_topics(log: Log, _: str, new: NewTopics, **__: object) -> None:
+        new.note(log.create_topics([TopicSpec("new.status", 2)]))
+        raise TopicMisconfigured("cleanup.policy is delete")
+
+    monkeypatch.setattr(service, "KafkaLog", lambda *_: world.cluster.log("prepares"))
+    monkeypatch.setattr(service, "create_control_topics", create_control_topics)
+    monkeypatch.setattr(service, "PREPARE_AGAIN_S", 0.0)
+    assert not asyncio.run(controller._prepared())
+    assert str(controller.failure) == (
+        "cleanup.policy is delete; these new topics are deleted again: new.status"
+    )
+    assert "new.status" not in world.cluster.topics
 
 
 def test_a_failure_of_a_leader_is_said_once_by_the_one_who_knows_most(
