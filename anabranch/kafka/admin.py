@@ -278,6 +278,21 @@ def _check_created(answers: Iterable[Any]) -> None:
         raise_or_again(codes.CREATE_CODES, code, f"create topic {name}", detail, (name,))
 
 
+def topics_shown(cluster: Cluster, deadline: float) -> set[str]:
+    """All topics that any broker shows; one that does not answer is passed over, if another one does."""
+    cluster.refresh((), deadline)
+    found, away = set[str](), []
+    for node in cluster.nodes:
+        try:
+            told = cluster.metadata(None, node, cluster.soon(deadline)).topics
+            found |= {str(topic.name) for topic in told if int(topic.error_code) == NONE}
+        except ConnectionBroken as error:
+            away.append(error)
+    if len(away) == len(cluster.nodes):
+        raise LogUnavailable(f"topics of brokers: {'; '.join(map(str, away))}")
+    return found
+
+
 def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float) -> None:
     """Delete topics by their ids, and forget their leaders. A missing topic is no error.
 

@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 from anabranch.errors import NotAuthorized, NotReady, TopicMisconfigured
+from anabranch.kafka import probe as probes
 from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.probe import Probe
+from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.wire import calls
 from anabranch.kafka.wire.calls import Api
+from anabranch.kafka.wire.cluster import Cluster
 from anabranch.kafka.wire.connection import Connection
 from anabranch.kafka.wire.errors import MalformedAnswer
 from anabranch.ports import LogRefused, TopicSpec
@@ -55,9 +59,13 @@ class Broker:
     def log(self) -> KafkaLog:
         """A log that talks to it alone."""
         log = KafkaLog("broker:1")
-        log._cluster.pool.take = lambda *_: self  # type: ignore[method-assign,assignment]
-        log._cluster.pool.give = lambda *_: None  # type: ignore[method-assign]
+        self.answers(log._cluster)
         return log
+
+    def answers(self, cluster: Cluster) -> None:
+        """Let the cluster talk to it alone."""
+        cluster.pool.take = lambda *_: self  # type: ignore[method-assign,assignment]
+        cluster.pool.give = lambda *_: None  # type: ignore[method-assign]
 
     def version(self, _: Api) -> int:
         """The version to delete topics in: by names."""
@@ -67,8 +75,8 @@ class Broker:
         """Its answer."""
         return getattr(self, api.folder)(**asked)
 
-    def metadata(self, topics: list[dict[str, str]], **_: Any) -> Any:
-        names = [topic["name"] for topic in topics]
+    def metadata(self, topics: list[dict[str, str]] | None, **_: Any) -> Any:
+        names = list(self.topics) if topics is None else [topic["name"] for topic in topics]
         broker = Answer(node_id=1, host="broker", port=1)
         return Answer(brokers=[broker], topics=[self._shown(name) for name in names])
 
@@ -522,3 +530,59 @@ def test_a_stream_takes_the_times_that_its_journal_took() -> None:
     assert problem.startswith(
         f"{target.name}: {AFTER}={CLAMP} is less than its journal's; set {d.MAX_LONG} ("
     )
+
+
+HOUR = 3600
+AN_HOUR_AGO = "anabranch-probe-5ffffff0-0123abcd"
+KEPT = [  # another prefix's; no probe's; another probe's that may be under way
+    "other-probe-5ffffff0-0123abcd.commands",
+    "anabranch-probe-of-us.orders",
+    "anabranch-probe-60000e00-0123abcd.commands",
+]
+
+
+@pytest.mark.parametrize("lags", ["in showing", "in deleting", "for ever"])
+def test_no_topic_of_a_probe_is_left_unnamed(lags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "_GONE_S", 0.5)
+    monkeypatch.setattr("anabranch.kafka.probe.time.time", lambda: float(0x60000E01))
+    broker = Broker()
+    probe = Probe(
+        parse_settings("broker:1", {}), "anabranch", replication_factor=1, native_timeout=60.0
+    )
+    for cluster in (probe._cluster, probe._log._cluster):
+        broker.answers(cluster)
+    probe._control_topics()
+    dry = f"{probe.mark}.0123456789abcdef"
+    for name in (dry, f"{AN_HOUR_AGO}.commands", *KEPT):
+        broker.topics[name] = TopicSpec(name, 1)
+    asked: list[Any] = []
+    shown, delete = broker.metadata, broker.delete_topics
+
+    def metadata(topics: Any, **more: Any) -> Any:
+        """Its control topics are not shown so far."""
+        found = shown(topics, **more)
+        found.topics = [topic for topic in found.topics if topic.name not in probe._names()]
+        return found
+
+    def delete_topics(topic_names: tuple[str, ...], **more: Any) -> Any:
+        """The first deletion is not done; with "for ever", none is."""
+        asked.append(topic_names)
+        return delete(() if len(asked) < 2 or lags == "for ever" else topic_names, **more)
+
+    if lags == "in showing":
+        broker.metadata = metadata  # type: ignore[method-assign]
+    else:
+        broker.delete_topics = delete_topics  # type: ignore[method-assign]
+    done = probe._delete()
+    mine = sorted(name for name in broker.topics if name not in KEPT)
+    if lags == "for ever":
+        assert done.state == probes.LOSS
+        assert len(mine) == 8
+        assert f"The probe's are left: {', '.join(mine)}" in done.found
+    else:
+        assert (done.state, done.found) == (
+            probes.WORKS,
+            "all topics of this probe are deleted again, and 1 that earlier ones had left",
+        )
+        assert mine == []
+    assert set(KEPT) <= broker.topics.keys()
