@@ -7,6 +7,7 @@ docs/decisions/0039-what-a-broker-must-give.md lists, and deletes its topics aga
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import re
 import secrets
 import time
@@ -61,6 +62,8 @@ from anabranch.topics.names import (
     topics_of,
 )
 
+log = logging.getLogger("anabranch.controller")
+
 # Waiting does not change these answers of brokers.
 NEVER_PASSES = frozenset((UNSUPPORTED_VERSION, int(ErrorCode.invalid_transaction_timeout)))
 LOOK_S = 5.0  # each broker, before a controller joins its group, and now and then after that
@@ -97,7 +100,7 @@ WORKS, LOSS, FAILS = "works", "works with a loss", "does not work"
 def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tuple[str, ...]:
     """The calls that brokers don't offer and that can be missed, once all others are found.
 
-    Brokers that don't answer are passed over, as long as one does.
+    Brokers that don't answer are named in the log and passed over, as long as one does.
 
     Raises:
         LogRefused: no controller can be leader there, and waiting does not change that; says what to do.
@@ -115,6 +118,11 @@ def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tupl
     # A leader finds out: other work need not wait for this coordinator.
     with suppress(LogUnavailable, LogUncertain, ConnectionBroken):
         check_native_timeout(cluster, f"{of_transactions(prefix)}start", native_timeout)
+    for broker in brokers:
+        if broker.trouble:
+            log.warning(
+                "the broker %s does not answer; others do: %s", broker.address, broker.trouble
+            )
     return lost_calls(brokers)
 
 
@@ -484,7 +492,8 @@ class Probe:
                 )
             code = int(found.error_code)
             if code in _COORDINATOR_SOON:
-                raise Again(LogUnavailable(f"the group's coordinator is not ready ({code})"))
+                why = f"{ErrorCode(code).name.upper()} ({code})"
+                raise Again(LogUnavailable(f"the group's coordinator is not ready: {why}"))
             return code
 
         code = self._cluster.repeat("join a group", deadline, join)
