@@ -44,7 +44,7 @@ def create_control_topics(*_, **__):
 
 service.before_leading = lambda *_: ()
 service.create_control_topics = create_control_topics
-service.LATE_TRIES = 0
+service.LATE_S = 0.0
 folder = Path(sys.argv[1])
 sys.exit(service.run_controller(
     ControllerOptions("127.0.0.1:1", data_dir=folder)))
@@ -120,10 +120,41 @@ def test_what_waiting_does_not_mend_is_a_failure(
         raise problem
 
     monkeypatch.setattr(service, "create_control_topics", create_control_topics)
-    monkeypatch.setattr(service, "PREPARE_AGAIN_S", 0.0)
+    monkeypatch.setattr(service, "PREPARE_AGAIN_S", 0.01)
+    monkeypatch.setattr(service, "LATE_S", 0.1)
     assert not asyncio.run(controller._prepared())
     assert type(controller.failure) is kind
     assert str(controller.failure) == f"{problem}{to_do}"
+
+
+def test_brokers_that_are_restarted_get_some_time(
+    controller: service.ControllerService,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Too few of them are up for the replicas, until the last one is back; or for ever."""
+    refused = "create topic s: INVALID_REPLICATION_FACTOR (38), 2 brokers are registered"
+    left = 5
+
+    def create_control_topics(*_: object, **__: object) -> ControlTopics:
+        nonlocal left
+        left -= 1
+        if left:
+            raise LogRefused(refused, 38)
+        return ControlTopics(3, 2, 1 << 20)
+
+    monkeypatch.setattr(service, "PREPARE_AGAIN_S", 0.01)
+    monkeypatch.setattr(service, "create_control_topics", create_control_topics)
+    monkeypatch.setattr(service, "last_term", lambda *_: None)
+    monkeypatch.setattr(service, "Membership", Mock())
+    assert asyncio.run(controller._prepared())
+    assert [r.getMessage() for r in caplog.records] == [f"waiting for the brokers: {refused}"]
+    left = -1
+    monkeypatch.setattr(service, "LATE_S", 0.2)
+    begun = time.monotonic()
+    assert not asyncio.run(controller._prepared())
+    assert time.monotonic() - begun > 0.2
+    assert str(controller.failure).startswith(f"{refused}; change that, or ask for less: ")
 
 
 def test_topics_that_are_refused_at_last_are_deleted_again(
@@ -137,7 +168,8 @@ def test_topics_that_are_refused_at_last_are_deleted_again(
 
     monkeypatch.setattr(service, "KafkaLog", lambda *_: world.cluster.log("prepares"))
     monkeypatch.setattr(service, "create_control_topics", create_control_topics)
-    monkeypatch.setattr(service, "PREPARE_AGAIN_S", 0.0)
+    monkeypatch.setattr(service, "PREPARE_AGAIN_S", 0.01)
+    monkeypatch.setattr(service, "LATE_S", 0.1)
     assert not asyncio.run(controller._prepared())
     assert str(controller.failure) == (
         "cleanup.policy is delete; these new topics are deleted again: new.status"
@@ -286,6 +318,7 @@ def test_a_partition_that_comes_back_waits_for_the_leader_that_did_not_stop(
 def test_what_is_compiled_is_had_before_brokers_are_asked(
     controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+
     def warm(folder: Path) -> None:
         raise OSError(f"no room in {folder}")
 
