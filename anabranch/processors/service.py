@@ -192,9 +192,8 @@ class ControllerService(mode.Service):
 
     def _prepare(self) -> bool:
         """Prepare to lead; waits for brokers or a token that are away. False if stopped before."""
-        self._compile()
         source = KafkaLog(self.options.bootstrap, self.options.kafka)
-        until, asked, new = math.inf, False, NewTopics()
+        until, asked, compiled, new = math.inf, False, False, NewTopics()
         waiting = OnceAMinute(log, time.monotonic)
         try:
             while not self.should_stop:
@@ -210,6 +209,9 @@ class ControllerService(mode.Service):
                         max_message_bytes=self.options.max_message_bytes,
                         new=new,
                     )
+                    if not compiled:  # after all that may be refused: it takes time
+                        self._compile()
+                        compiled = True
                     self._stand_by(source)
                     self._membership = self._member()
                     return True

@@ -157,6 +157,29 @@ def test_brokers_that_are_restarted_get_some_time(
     assert str(controller.failure).startswith(f"{refused}; change that, or ask for less: ")
 
 
+def test_code_is_compiled_after_all_that_may_be_refused_and_before_the_group_is_joined(
+    controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiling takes longer than a cluster that can't be used may take to end a controller."""
+    done: list[str] = []
+
+    def note(what: str, answer: object = None) -> Any:
+        def noted(*_: object, **__: object) -> object:
+            done.append(what)
+            return answer
+
+        return noted
+
+    monkeypatch.setattr(service, "before_leading", note("ask brokers", ()))
+    topics = note("make topics", ControlTopics(1, 2, 1 << 20))
+    monkeypatch.setattr(service, "create_control_topics", topics)
+    monkeypatch.setattr(controller, "_compile", note("compile"))
+    monkeypatch.setattr(service, "last_term", note("read"))
+    monkeypatch.setattr(service, "Membership", note("be a member"))
+    assert asyncio.run(controller._prepared())
+    assert done == ["ask brokers", "make topics", "compile", "read", "be a member"]
+
+
 def test_topics_that_are_refused_at_last_are_deleted_again(
     controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,9 +338,11 @@ def test_a_partition_that_comes_back_waits_for_the_leader_that_did_not_stop(
     assert controller.failure is None
 
 
-def test_what_is_compiled_is_had_before_brokers_are_asked(
+def test_code_that_can_t_be_compiled_ends_it(
     controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    topics = ControlTopics(1, 2, 1 << 20)
+    monkeypatch.setattr(service, "create_control_topics", lambda *_, **__: topics)
 
     def warm(folder: Path) -> None:
         raise OSError(f"no room in {folder}")
