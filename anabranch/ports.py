@@ -194,7 +194,7 @@ class Log(Protocol):
     def create_topics(self, specs: Sequence[TopicSpec]) -> dict[str, str]:
         """Create topics; one that exists is left as it is. Returns the ids of new ones, empty if brokers have none.
 
-        `LogRefused`: some are not created; its ``made`` are, and may have no leaders yet.
+        A `LogError` has in ``made`` those that were created all the same; they may have no leaders yet.
         """
 
     def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
@@ -264,6 +264,8 @@ NOT_AUTHORIZED = frozenset((TOPIC_AUTHORIZATION_FAILED, 30, 31, 53))
 class LogError(Exception):
     """A port call to the log failed. ``topics``: those it failed for, as far as that is known."""
 
+    made: Mapping[str, str] = MappingProxyType({})  # topics that the call created, and their ids
+
     def __init__(self, message: str, topics: Iterable[str] = ()) -> None:
         super().__init__(message)
         self.topics = frozenset(topics)
@@ -293,8 +295,6 @@ class LogFenced(LogError):
 
 class LogRefused(LogError):
     """The broker refused a request (too large, too old a timestamp, …): ``error`` is its code."""
-
-    made: Mapping[str, str] = MappingProxyType({})  # topics that the call created, and their ids
 
     def __init__(self, message: str, error: int, topics: Iterable[str] = ()) -> None:
         super().__init__(message, topics)

@@ -172,18 +172,20 @@ def default_replication_factor(cluster: Cluster, topic: str, deadline: float) ->
     return max(0, int(getattr(answer, "replication_factor", 0)))
 
 
-def create_topics(cluster: Cluster, specs: Sequence[TopicSpec], deadline: float) -> dict[str, str]:
-    """Create topics; existing ones are left alone. Returns ids of new ones (in answers from version 7 on)."""
+def create_topics(
+    cluster: Cluster, specs: Sequence[TopicSpec], made: MutableMapping[str, str], deadline: float
+) -> None:
+    """Create topics; existing ones are left alone.
+
+    ``made`` takes the new ones, also if others are refused or not made yet, and their ids (in answers from version
+    7 on).
+    """
     answers = _ask_to_create(cluster, specs, deadline, dry=False)
-    new = [topic for topic in answers if int(topic.error_code) == NONE]
-    ids = {str(topic.name): getattr(topic, "topic_id", None) for topic in new}
-    made = {name: "" if topic_id is None else str(topic_id.hex) for name, topic_id in ids.items()}
-    try:
-        _check_created(answers)
-    except LogRefused as refused:
-        refused.made = made
-        raise
-    return made
+    for topic in answers:
+        if int(topic.error_code) == NONE:
+            topic_id = getattr(topic, "topic_id", None)
+            made[str(topic.name)] = "" if topic_id is None else str(topic_id.hex)
+    _check_created(answers)
 
 
 def _dry_create(cluster: Cluster, spec: TopicSpec, deadline: float) -> tuple[Any, bool]:
@@ -274,6 +276,21 @@ def _check_created(answers: Iterable[Any]) -> None:
             continue
         detail = str(topic.error_message) if topic.error_message else None
         raise_or_again(codes.CREATE_CODES, code, f"create topic {name}", detail, (name,))
+
+
+def topics_shown(cluster: Cluster, deadline: float) -> set[str]:
+    """All topics that any broker shows; one that does not answer is passed over, if another one does."""
+    cluster.refresh((), deadline)
+    found, away = set[str](), []
+    for node in cluster.nodes:
+        try:
+            told = cluster.metadata(None, node, cluster.soon(deadline)).topics
+            found |= {str(topic.name) for topic in told if int(topic.error_code) == NONE}
+        except ConnectionBroken as error:
+            away.append(error)
+    if len(away) == len(cluster.nodes):
+        raise LogUnavailable(f"topics of brokers: {'; '.join(map(str, away))}")
+    return found
 
 
 def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float) -> None:

@@ -23,6 +23,7 @@ from anabranch.ports import (
     CorruptBatch,
     Failed,
     Fetched,
+    LogError,
     LogUnavailable,
     OffsetOutOfRange,
     TopicInfo,
@@ -349,12 +350,17 @@ class KafkaLog:
         if not specs:
             return {}
         deadline = self._cluster.deadline()
-        made = self._cluster.repeat(
-            "create topics",
-            deadline,
-            lambda: kafka_admin.create_topics(self._cluster, specs, deadline),
-        )
-        kafka_admin.wait_for_leaders(self._cluster, (spec.name for spec in specs), deadline)
+        made: dict[str, str] = {}
+        try:
+            self._cluster.repeat(
+                "create topics",
+                deadline,
+                lambda: kafka_admin.create_topics(self._cluster, specs, made, deadline),
+            )
+            kafka_admin.wait_for_leaders(self._cluster, (spec.name for spec in specs), deadline)
+        except LogError as error:
+            error.made = made
+            raise
         return made
 
     def delete_topics(self, topics: Sequence[TopicInfo]) -> None:

@@ -7,12 +7,14 @@ docs/decisions/0039-what-a-broker-must-give.md lists, and deletes its topics aga
 from __future__ import annotations
 
 import datetime as dt
+import logging
+import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kio.schema.errors import ErrorCode
 
@@ -61,6 +63,8 @@ from anabranch.topics.names import (
     topics_of,
 )
 
+log = logging.getLogger("anabranch.controller")
+
 # Waiting does not change these answers of brokers.
 NEVER_PASSES = frozenset((UNSUPPORTED_VERSION, int(ErrorCode.invalid_transaction_timeout)))
 LOOK_S = 5.0  # each broker, before a controller joins its group, and now and then after that
@@ -70,6 +74,8 @@ _SHORT_S = (
     5.0  # the limit of the probe's own native transactions; the one asked for is tried by itself
 )
 _PAUSE_S = 0.05
+_GONE_S = 10.0  # brokers show deleted topics no more within this time
+_EARLIER_S = 3600.0  # no probe takes so long
 _ROOM_BYTES = 1 << 10  # for a batch's header and a record's lengths
 _MEMBER_ID_REQUIRED = int(ErrorCode.member_id_required)
 _INVALID_SESSION_TIMEOUT = int(ErrorCode.invalid_session_timeout)
@@ -95,7 +101,7 @@ WORKS, LOSS, FAILS = "works", "works with a loss", "does not work"
 def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tuple[str, ...]:
     """The calls that brokers don't offer and that can be missed, once all others are found.
 
-    Brokers that don't answer are passed over, as long as one does.
+    Brokers that don't answer are named in the log and passed over, as long as one does.
 
     Raises:
         LogRefused: no controller can be leader there, and waiting does not change that; says what to do.
@@ -113,6 +119,11 @@ def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tupl
     # A leader finds out: other work need not wait for this coordinator.
     with suppress(LogUnavailable, LogUncertain, ConnectionBroken):
         check_native_timeout(cluster, f"{of_transactions(prefix)}start", native_timeout)
+    for broker in brokers:
+        if broker.trouble:
+            log.warning(
+                "the broker %s does not answer; others do: %s", broker.address, broker.trouble
+            )
     return needs.lost_calls(lacking_of(brokers))
 
 
@@ -166,7 +177,7 @@ class _Failed(Exception):
 
 
 class Probe:
-    """Tries each need of a cluster. Its topics begin with `mark`; `run` deletes them at its end.
+    """Tries each need of a cluster. Its topics begin with `mark`; `run` deletes them at its end, or names them.
 
     All that is given by name: as controllers are to have it.
     """
@@ -186,7 +197,8 @@ class Probe:
         self._cluster = Cluster(settings)
         self._log = KafkaLog(settings)
         self._prefix = prefix
-        self.mark = f"{prefix}-probe-{secrets.token_hex(4)}"
+        # With the time in it, so that later probes know whether its topics were left.
+        self.mark = f"{prefix}-probe-{int(time.time()):08x}-{secrets.token_hex(4)}"
         self._id = f"{of_transactions(prefix)}{self.mark}"
         self._stream, self._table = f"{self.mark}/events", f"{self.mark}/rows{STATE}"
         self._control_partitions = control_partitions
@@ -329,22 +341,50 @@ class Probe:
         return f"{factor}, {MIN_ISR}={in_sync}"
 
     def _delete(self) -> Tried:
+        """Delete this probe's topics until no broker shows one, and those that earlier probes have left."""
+        mine, deleted = self._names(), set[str]()
+        left = set(mine)
+        until = time.monotonic() + _GONE_S
+        try:
+            due = left  # a broker may not show all that was made so far
+            while due:
+                if time.monotonic() > until:
+                    raise LogUnavailable(f"brokers show them for {_GONE_S:.0f} s after that")
+                self._log.delete_topics([TopicInfo(name, 0, 0, {}, "") for name in sorted(due)])
+                time.sleep(_PAUSE_S)
+                left = due = self._left()
+                deleted |= due
+        except (LogError, AnabranchError, MalformedAnswer, ConnectionBroken) as error:
+            with suppress(LogError, AnabranchError, MalformedAnswer, ConnectionBroken):
+                left = self._left()
+            told = f"{needs.DELETE.lost}: {error}. The probe's are left: {', '.join(sorted(left))}"
+            return Tried(needs.DELETE.name, LOSS, told, "delete them by hand")
+        earlier = len({name for name in deleted if not name.startswith(self.mark)})
+        found = "all topics of this probe are deleted again"
+        if earlier:
+            found += f", and {earlier} that earlier ones had left"
+        return Tried(needs.DELETE.name, WORKS, found)
+
+    def _names(self) -> list[str]:
+        """The topics that it makes, but for those of dry runs that brokers take for real ones."""
         lanes = ("open", ADMIN_LANE, "probe")
         names = [control_topic(self.mark), status_topic(self.mark)]
         names += [
             topic(self.mark, lane) for topic in (commands_topic, replies_topic) for lane in lanes
         ]
-        names += [*topics_of(self._stream), *topics_of(self._table)]
-        left: Mapping[str, Any] = dict.fromkeys(names)
-        do = "delete them by hand"
-        try:
-            left = self._cluster.refresh(names, self._cluster.deadline())
-            ids = [TopicInfo(n, 1, 1, {}, topic.topic_id.hex()) for n, topic in left.items()]
-            self._log.delete_topics(ids)
-        except (LogError, AnabranchError, MalformedAnswer) as error:
-            told = f"{needs.DELETE.lost}: {error}. The probe's are left: {', '.join(sorted(left))}"
-            return Tried(needs.DELETE.name, LOSS, told, do)
-        return Tried(needs.DELETE.name, WORKS, f"{len(ids)} topics of this probe are deleted again")
+        return [*names, *topics_of(self._stream), *topics_of(self._table)]
+
+    def _left(self) -> set[str]:
+        """Topics of this probe, and of those of an hour ago or more, that any broker shows."""
+        return set(
+            filter(self._is_left, admin.topics_shown(self._cluster, self._cluster.deadline()))
+        )
+
+    def _is_left(self, topic: str) -> bool:
+        if topic.startswith(self.mark):
+            return True
+        found = re.match(rf"{re.escape(self._prefix)}-probe-([0-9a-f]{{8}})-[0-9a-f]{{8}}\.", topic)
+        return found is not None and int(found[1], 16) < time.time() - _EARLIER_S
 
     # -- records --------------------------------------------------------------------------------------
 
@@ -465,7 +505,8 @@ class Probe:
                 )
             code = int(found.error_code)
             if code in _COORDINATOR_SOON:
-                raise Again(LogUnavailable(f"the group's coordinator is not ready ({code})"))
+                why = f"{ErrorCode(code).name.upper()} ({code})"
+                raise Again(LogUnavailable(f"the group's coordinator is not ready: {why}"))
             return code
 
         code = self._cluster.repeat("join a group", deadline, join)

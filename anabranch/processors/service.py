@@ -12,6 +12,7 @@ import contextlib
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -58,8 +59,13 @@ from anabranch.processors.leadership import last_term
 from anabranch.processors.metrics import TABLE, Metrics
 from anabranch.processors.monitor import Monitor
 from anabranch.schemas.records import TermRow
-from anabranch.topics.creation import ControlTopics, create_control_topics
+from anabranch.topics.creation import (
+    INVALID_REPLICATION_FACTOR,
+    ControlTopics,
+    create_control_topics,
+)
 from anabranch.topics.names import commands_topic, controllers_group, status_topic
+from anabranch.topics.new_topics import NewTopics
 
 log = logging.getLogger("anabranch.controller")
 
@@ -69,7 +75,9 @@ SILENT_S = 10.0  # a leader whose pass takes longer is not ready
 STOP_LEADER_S = 20.0
 LEAVE_GROUP_S = 10.0
 PREPARE_AGAIN_S = 0.2
-LATE_TRIES = 25  # … so often while topics seem wrong: a broker may tell of them as they were
+LATE_S = (
+    8.0  # … for so long while topics seem wrong, or brokers too few: they may lag, or be restarted
+)
 BROKERS_AGAIN_S = 60.0  # how often brokers are asked what they offer
 EXIT_OK = 0
 EXIT_FIX_CALL = 2
@@ -184,9 +192,8 @@ class ControllerService(mode.Service):
 
     def _prepare(self) -> bool:
         """Prepare to lead; waits for brokers or a token that are away. False if stopped before."""
-        self._compile()
         source = KafkaLog(self.options.bootstrap, self.options.kafka)
-        late, asked = 0, False
+        until, asked, compiled, new = math.inf, False, False, NewTopics()
         waiting = OnceAMinute(log, time.monotonic)
         try:
             while not self.should_stop:
@@ -200,26 +207,30 @@ class ControllerService(mode.Service):
                         control_partitions=self.options.control_partitions,
                         replication_factor=self.options.replication_factor,
                         max_message_bytes=self.options.max_message_bytes,
+                        new=new,
                     )
+                    if not compiled:  # after all that may be refused: it takes time
+                        self._compile()
+                        compiled = True
                     self._stand_by(source)
                     self._membership = self._member()
                     return True
                 except LogDenied as error:
-                    raise NotAuthorized(str(error)) from error
-                except LogRefused as error:
-                    if error.forbidden:
-                        raise NotAuthorized(str(error)) from error
-                    if error.error in NEVER_PASSES:
-                        raise  # the text says what to do
-                    way = f"change that, or ask for less: {BROKERS_PAGE}"
-                    raise LogRefused(f"{error}; {way}", error.error, error.topics) from error
-                except (LogUnavailable, NotReady, TopicMisconfigured) as error:
-                    # A broker that has just started, or lags, may not know the topics yet, or as they are.
-                    late += isinstance(error, TopicMisconfigured)
-                    if late > LATE_TRIES:
-                        raise
+                    raise NotAuthorized(f"{error}{new}") from error
+                except (LogUnavailable, NotReady) as error:
+                    # A broker that has just started, or lags, may not know the topics yet.
                     waiting.warning("waiting for the brokers: %s", error)
-                    time.sleep(PREPARE_AGAIN_S)
+                except (TopicMisconfigured, LogRefused) as error:
+                    # … or as they were, or not enough other brokers.
+                    if isinstance(error, LogRefused) and error.error != INVALID_REPLICATION_FACTOR:
+                        raise _final(error) from error
+                    until = min(until, time.monotonic() + LATE_S)
+                    if time.monotonic() >= until:
+                        if isinstance(error, LogRefused):
+                            raise _final(error) from error
+                        raise TopicMisconfigured(f"{error}{new.undo(source)}") from error
+                    waiting.warning("waiting for the brokers: %s", error)
+                time.sleep(PREPARE_AGAIN_S)
         finally:
             source.close()
         return False
@@ -391,6 +402,16 @@ class ControllerService(mode.Service):
         temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
         temporary.write_text(json.dumps(status))
         temporary.replace(path)
+
+
+def _final(error: LogRefused) -> AnabranchError | LogRefused:
+    """The error that says what to do about a refusal."""
+    if error.forbidden:
+        return NotAuthorized(str(error))
+    if error.error in NEVER_PASSES:
+        return error  # the text says it
+    way = f"change that, or ask for less: {BROKERS_PAGE}"
+    return LogRefused(f"{error}; {way}", error.error, error.topics)
 
 
 def _exit_code(error: Exception) -> int:

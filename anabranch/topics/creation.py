@@ -37,6 +37,7 @@ from anabranch.ports import (
     Log,
     LogError,
     LogRefused,
+    LogUnavailable,
     TopicInfo,
     TopicPartition,
     TopicSpec,
@@ -54,6 +55,7 @@ from anabranch.topics.names import (
     stream_topic,
     topics_of,
 )
+from anabranch.topics.new_topics import NewTopics
 
 _logger = logging.getLogger("anabranch.controller")
 
@@ -76,21 +78,6 @@ class _Topic(NamedTuple):
     chosen: Mapping[str, str] = MappingProxyType({})
 
 
-class _Created(NamedTuple):
-    """The ids of new topics, and the first refusal of a setting that they were made without."""
-
-    ids: Mapping[str, str]
-    refused: LogRefused | None
-
-    def undone(self, log: Log, wrong: Sequence[str]) -> LogRefused | TopicMisconfigured:
-        """The error for what is wrong with the new topics, once they are deleted again."""
-        text = f"{'; '.join(wrong)}{_undo(log, self.ids)}"
-        if self.refused is None:
-            return TopicMisconfigured(text)
-        topics = self.refused.topics
-        return LogRefused(f"{self.refused}; without that: {text}", self.refused.error, topics)
-
-
 class ControlTopics(NamedTuple):
     """The control topics as they are.
 
@@ -111,6 +98,7 @@ def create_control_topics(
     replication_factor: int = -1,
     reply_partitions: int = DEFAULT_REPLY_PARTITIONS,
     max_message_bytes: int = limits.RECORD.value,
+    new: NewTopics | None = None,
 ) -> ControlTopics:
     """Create those of commands, control, status and replies that are missing, with lane `admin`'s, and check all.
 
@@ -123,12 +111,14 @@ def create_control_topics(
         NotReady: the broker that was asked does not know a new topic (yet).
     """
     topics = _control_topics(prefix, control_partitions, reply_partitions, max_message_bytes)
-    created = _create(log, topics, replication_factor)
-    infos = describe(log, [topic.name for topic in topics])
-    wrong = [w for t in topics for w in problems(infos[t.name], t.settings, at_least=t.partitions)]
-    if wrong and created.refused is not None:
-        raise created.undone(log, wrong)
-    refuse(wrong or _unequal(topics, infos))
+    new = NewTopics() if new is None else new
+    with new.undone(log, again=(TopicMisconfigured, NotReady, LogUnavailable)):
+        _create(log, topics, replication_factor, new)
+        infos = describe(log, [topic.name for topic in topics])
+        new.refuse(
+            [w for t in topics for w in problems(infos[t.name], t.settings, at_least=t.partitions)]
+        )
+    refuse(_unequal(topics, infos))
     if any(i.replication_factor >= 2 and MIN_ISR not in i.config for i in infos.values()):
         _logger.info(
             "the brokers report no %s: that a majority has each acknowledged write is their own rule",
@@ -200,6 +190,7 @@ def create_stream_topics(
     settings: Mapping[str, str],
     adopt: bool = False,
     record_bytes: int = limits.RECORD.value,
+    new: NewTopics | None = None,
 ) -> tuple[dict[int, int], tuple[str, ...]]:
     """Create and check a stream's three topics.
 
@@ -208,7 +199,7 @@ def create_stream_topics(
     One that suits gets the settings that were asked for, and the stream's default of ``retention.ms``.
     ``record_bytes``: the size of a history's messages.
 
-    Topics that are made and prove not to suit are deleted again.
+    ``new``: takes what is made; give it to the next try. Topics that are made and refused are deleted again.
 
     Raises:
         NotReady: a broker lags: it tells of former topics of these names, or not of the new ones yet.
@@ -229,6 +220,14 @@ def create_stream_topics(
         _Topic(journal_topic(stream), segments, declared.JOURNAL, shared),
         _Topic(history_topic(stream), 1, declared.sized(declared.HISTORY, record_bytes), durable),
     )
+    new = NewTopics() if new is None else new
+    with new.undone(log):
+        return _create_stream(log, stream, topics, factor, adopt, new)
+
+
+def _create_stream(
+    log: Log, stream: str, topics: Sequence[_Topic], factor: int, adopt: bool, new: NewTopics
+) -> tuple[dict[int, int], tuple[str, ...]]:
     there = log.describe_topics([topic.name for topic in topics])
     unsure = [name for name, info in there.items() if not log.is_agreed(name, info.topic_id)]
     if unsure:
@@ -250,15 +249,14 @@ def create_stream_topics(
         if t.name in there
         for w in problems(there[t.name], t.settings, at_least=t.partitions)
     ]
-    refuse(wrong + [w for info in there.values() for w in _other_factor(info, factor)])
+    new.refuse(wrong + [w for info in there.values() for w in _other_factor(info, factor)])
     if changes := {name: more for name, more in asked.items() if more}:
         log.alter_topics(changes)
-    ids = {name: info.topic_id for name, info in there.items()}
-    created = _create(log, topics, factor)
-    ids |= created.ids
+    _create(log, topics, factor, new)
+    ids = new.ids | {name: info.topic_id for name, info in there.items()}
     infos = _created(log, stream, ids, asked)
-    if wrong := stream_problems(stream, infos, segments):
-        raise created.undone(log, wrong)
+    segments = topics[0].partitions
+    new.refuse(stream_problems(stream, infos, segments))
     # All partitions of an earlier topic become the stream's.
     count = _check_width(stream, infos, segments)
     places = [TopicPartition(stream_topic(stream), p) for p in range(count)]
@@ -300,14 +298,18 @@ def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bo
         if wrong:
             raise IllegalState(f"no lane is made of it: {'; '.join(wrong)}")
     missing = [topic for topic in topics if topic.name not in there]
-    created = _create(log, missing, model.replication_factor)
-    if created.refused is not None:
-        infos = describe(log, [topic.name for topic in missing])
-        wrong = [
-            w for t in missing for w in problems(infos[t.name], t.settings, at_least=t.partitions)
-        ]
-        if wrong:
-            raise created.undone(log, wrong)
+    new = NewTopics()
+    with new.undone(log):
+        _create(log, missing, model.replication_factor, new)
+        infos = describe(log, [topic.name for topic in missing]) if new.without else {}
+        new.refuse(
+            [
+                w
+                for t in missing
+                if t.name in infos
+                for w in problems(infos[t.name], t.settings, at_least=t.partitions)
+            ]
+        )
 
 
 def grow_lane_topic(log: Log, prefix: str, lane: str, *, like: str) -> None:
@@ -498,29 +500,29 @@ def _is_told(topic_id: str) -> bool:
     return bool(topic_id.strip("0-"))
 
 
-def _create(log: Log, topics: Sequence[_Topic], factor: int) -> _Created:
+def _create(log: Log, topics: Sequence[_Topic], factor: int, new: NewTopics) -> None:
     """Create what is missing, without declared settings that brokers refuse: the caller looks at the result."""
     known = log.describe_topics([topic.name for topic in topics])
     missing = {topic.name: topic for topic in topics if topic.name not in known}
     specs = [_spec(log, topic, factor) for topic in missing.values()]
-    made: dict[str, str] = {}
     first: LogRefused | None = None
     asked = _settings(specs)
     while specs:
         try:
-            made |= log.create_topics(specs)
+            new.note(log.create_topics(specs))
             break
-        except LogRefused as refused:
-            made |= refused.made
-            first = first or refused
-            again = _otherwise(specs, missing, refused)
+        except LogError as error:
+            new.note(error.made)
+            if not isinstance(error, LogRefused):
+                raise
+            again = _otherwise(specs, missing, error)
             if again is None:
-                text = f"{refused}{_undo(log, made)}"
-                raise LogRefused(text, refused.error, refused.topics) from refused
+                raise
+            first = first or error
             specs = again
     if first is not None:
+        new.note({}, without=first)
         _say(frozenset(asked - _settings(specs)), frozenset(_settings(specs) - asked), first)
-    return _Created(made, first)
 
 
 _said: set[object] = set()  # by this process: each new stream would say the same
@@ -597,18 +599,6 @@ def _next(setting: Setting, value: str) -> str | None:
     """The value to ask for when brokers refuse this one."""
     values = (setting.value, *setting.instead, None)
     return values[values.index(value) + 1] if value in values[:-1] else None
-
-
-def _undo(log: Log, made: Mapping[str, str]) -> str:
-    """Delete topics that were made just now; returns what an error has to say of them."""
-    if not made:
-        return ""
-    names = ", ".join(sorted(made))
-    try:
-        log.delete_topics([TopicInfo(name, 0, 0, {}, id_) for name, id_ in made.items()])
-    except LogError as error:
-        return f"; these new topics are left, delete them: {names} ({error})"
-    return f"; these new topics are deleted again: {names}"
 
 
 def _spec(log: Log, topic: _Topic, factor: int) -> TopicSpec:

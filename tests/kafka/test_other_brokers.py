@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
-from anabranch.errors import NotAuthorized, TopicMisconfigured
+from anabranch.errors import NotAuthorized, NotReady, TopicMisconfigured
+from anabranch.kafka import probe as probes
 from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.probe import Probe
+from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.wire import calls
 from anabranch.kafka.wire.calls import Api
+from anabranch.kafka.wire.cluster import Cluster
 from anabranch.kafka.wire.connection import Connection
 from anabranch.kafka.wire.errors import MalformedAnswer
 from anabranch.ports import LogRefused, TopicSpec
@@ -25,6 +29,7 @@ from anabranch.topics.names import (
     stream_topic,
     topics_of,
 )
+from anabranch.topics.new_topics import NewTopics
 
 STREAM = "shop/orders"
 CLAMP = "9223372036854"
@@ -54,9 +59,13 @@ class Broker:
     def log(self) -> KafkaLog:
         """A log that talks to it alone."""
         log = KafkaLog("broker:1")
-        log._cluster.pool.take = lambda *_: self  # type: ignore[method-assign,assignment]
-        log._cluster.pool.give = lambda *_: None  # type: ignore[method-assign]
+        self.answers(log._cluster)
         return log
+
+    def answers(self, cluster: Cluster) -> None:
+        """Let the cluster talk to it alone."""
+        cluster.pool.take = lambda *_: self  # type: ignore[method-assign,assignment]
+        cluster.pool.give = lambda *_: None  # type: ignore[method-assign]
 
     def version(self, _: Api) -> int:
         """The version to delete topics in: by names."""
@@ -66,8 +75,8 @@ class Broker:
         """Its answer."""
         return getattr(self, api.folder)(**asked)
 
-    def metadata(self, topics: list[dict[str, str]], **_: Any) -> Any:
-        names = [topic["name"] for topic in topics]
+    def metadata(self, topics: list[dict[str, str]] | None, **_: Any) -> Any:
+        names = list(self.topics) if topics is None else [topic["name"] for topic in topics]
         broker = Answer(node_id=1, host="broker", port=1)
         return Answer(brokers=[broker], topics=[self._shown(name) for name in names])
 
@@ -168,7 +177,7 @@ def made(broker: Broker, **settings: str) -> dict[str, dict[str, str]]:
     return {name: dict(broker.topics[name].config) for name in topics_of(STREAM)}
 
 
-def controls(broker: Broker, **options: int) -> creation.ControlTopics:
+def controls(broker: Broker, **options: Any) -> creation.ControlTopics:
     return creation.create_control_topics(
         broker.log(), "anabranch", control_partitions=1, **options
     )
@@ -225,6 +234,90 @@ def test_new_topics_that_do_not_suit_are_deleted_again() -> None:
     with pytest.raises(TopicMisconfigured):
         made(there)
     assert list(there.topics) == [stream_topic(STREAM)]
+
+
+@dataclass
+class Lagging(Broker):
+    """It makes topics one after the other, and shows or describes new ones late."""
+
+    slow: int = 0  # topics that are answered with "the controller moved" at first
+    unseen: int = 0  # descriptions that it gives as if it knew no topic
+
+    def _judge(self, name: str, config: dict[str, str]) -> tuple[int, str]:
+        judged = super()._judge(name, config)
+        if self.slow and judged[0] == 0 and self.topics:
+            self.slow -= 1
+            return 41, "not the controller"
+        return judged
+
+    def describe_configs(self, resources: list[dict[str, Any]], **more: Any) -> Any:
+        if self.unseen:
+            self.unseen -= 1
+            told = [Answer(error_code=3, resource_name=r["resource_name"]) for r in resources]
+            return Answer(results=told)
+        return super().describe_configs(resources, **more)
+
+
+NEW = "shop.orders, shop.orders.history, shop.orders.journal"
+
+
+def test_what_an_earlier_try_made_is_deleted_when_it_is_refused_at_last() -> None:
+    broker = Lagging(longest=d.HOUR_MS, unknown=("retention.bytes",), unseen=1)
+    new, log = NewTopics(), broker.log()
+    with pytest.raises(NotReady, match=f"not found .*; these topics are made already: {NEW}$"):
+        creation.create_stream_topics(log, STREAM, segments=2, settings={}, new=new)
+    assert sorted(broker.topics) == sorted(topics_of(STREAM))
+    said = f"retention.bytes; without that: .* are deleted again: {NEW}$"
+    with pytest.raises(LogRefused, match=said):
+        creation.create_stream_topics(log, STREAM, segments=2, settings={}, new=new)
+    assert broker.topics == {}
+
+
+def test_what_the_first_of_two_requests_made_is_deleted_with_the_rest() -> None:
+    broker = Lagging(longest=d.HOUR_MS, slow=2)
+    with pytest.raises(TopicMisconfigured, match=f"deleted again: {NEW}$"):
+        made(broker)
+    assert broker.topics == {}
+
+
+@pytest.mark.parametrize("allows", [True, False])
+def test_new_control_topics_that_can_t_be_described_are_taken_away(allows: bool) -> None:
+    """As brokers show no settings, or show them late and otherwise than asked for."""
+    broker = Lagging(longest=d.HOUR_MS, unknown=("segment.ms",), unseen=int(allows))
+    if not allows:
+        broker._described = lambda name: Answer(  # type: ignore[method-assign]
+            error_code=29, resource_name=name
+        )
+    new = NewTopics()
+
+    def controls() -> None:
+        creation.create_control_topics(
+            broker.log(), "anabranch", control_partitions=1, replication_factor=1, new=new
+        )
+
+    if allows:
+        with pytest.raises(NotReady, match="not found"):
+            controls()
+    with pytest.raises(LogRefused) as caught:
+        controls()
+    assert "; these new topics are deleted again: anabranch.commands, " in str(caught.value)
+    assert broker.topics == {}
+
+
+def test_new_topics_that_others_write_to_are_left_and_named() -> None:
+    broker = Lagging(longest=d.HOUR_MS)
+    list_offsets = broker.list_offsets
+
+    def written(topics: list[dict[str, Any]], **more: Any) -> Any:
+        found = list_offsets(topics, **more)
+        for topic in found.topics:
+            topic.partitions[0].offset = 7
+        return found
+
+    broker.list_offsets = written  # type: ignore[method-assign]
+    with pytest.raises(TopicMisconfigured, match=f"are left, delete them: {NEW} \\(unless you"):
+        made(broker)
+    assert sorted(broker.topics) == sorted(topics_of(STREAM))
 
 
 def test_a_setting_that_older_brokers_do_not_know_is_left_out() -> None:
@@ -437,3 +530,60 @@ def test_a_stream_takes_the_times_that_its_journal_took() -> None:
     assert problem.startswith(
         f"{target.name}: {AFTER}={CLAMP} is less than its journal's; set {d.MAX_LONG} ("
     )
+
+
+HOUR = 3600
+AN_HOUR_AGO = "anabranch-probe-5ffffff0-0123abcd"
+KEPT = [  # another prefix's; no probe's; another probe's that may be under way
+    "other-probe-5ffffff0-0123abcd.commands",
+    "anabranch-probe-of-us.orders",
+    "anabranch-probe-60000e00-0123abcd.commands",
+]
+
+
+@pytest.mark.parametrize("lags", ["in showing", "in deleting", "for ever"])
+def test_no_topic_of_a_probe_is_left_unnamed(lags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "_GONE_S", 0.5)
+    monkeypatch.setattr("anabranch.kafka.probe.time.time", lambda: float(0x60000E01))
+    broker = Broker()
+    probe = Probe(
+        parse_settings("broker:1", {}), "anabranch", control_partitions=1, replication_factor=1,
+        session_timeout=6.0, max_message_bytes=16 << 20, native_timeout=60.0,
+    )  # fmt: skip
+    for cluster in (probe._cluster, probe._log._cluster):
+        broker.answers(cluster)
+    probe._control_topics()
+    dry = f"{probe.mark}.0123456789abcdef"
+    for name in (dry, f"{AN_HOUR_AGO}.commands", *KEPT):
+        broker.topics[name] = TopicSpec(name, 1)
+    asked: list[Any] = []
+    shown, delete = broker.metadata, broker.delete_topics
+
+    def metadata(topics: Any, **more: Any) -> Any:
+        """Its control topics are not shown so far."""
+        found = shown(topics, **more)
+        found.topics = [topic for topic in found.topics if topic.name not in probe._names()]
+        return found
+
+    def delete_topics(topic_names: tuple[str, ...], **more: Any) -> Any:
+        """The first deletion is not done; with "for ever", none is."""
+        asked.append(topic_names)
+        return delete(() if len(asked) < 2 or lags == "for ever" else topic_names, **more)
+
+    if lags == "in showing":
+        broker.metadata = metadata  # type: ignore[method-assign]
+    else:
+        broker.delete_topics = delete_topics  # type: ignore[method-assign]
+    done = probe._delete()
+    mine = sorted(name for name in broker.topics if name not in KEPT)
+    if lags == "for ever":
+        assert done.state == probes.LOSS
+        assert len(mine) == 8
+        assert f"The probe's are left: {', '.join(mine)}" in done.found
+    else:
+        assert (done.state, done.found) == (
+            probes.WORKS,
+            "all topics of this probe are deleted again, and 1 that earlier ones had left",
+        )
+        assert mine == []
+    assert set(KEPT) <= broker.topics.keys()

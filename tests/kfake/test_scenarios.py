@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -19,7 +20,7 @@ import anabranch
 from anabranch.errors import AnabranchError, DeadlineExceeded, WriteFailed
 from tests.cluster import ControllerProcess, start_cluster
 from tests.conftest import need_go
-from tests.kfake.kinds import KINDS, LIAR, NO_CODEC, UNFIT
+from tests.kfake.kinds import KINDS, LIAR, NO_CODEC, UNFIT, Kind
 from tests.kfake.server import Kfake
 from tests.kfake.steps import BIG, ROOT, STEPS, Place, Refused
 
@@ -89,6 +90,7 @@ NAMED = {
     ),
 }
 FEW = 400
+ENDS_S = 20.0  # 10 of its own, and as much to start Python on a busy machine
 
 
 @pytest.fixture(
@@ -232,6 +234,41 @@ def test_an_unfit_cluster_is_named_before_a_topic_is_made(name: str, tmp_path: P
         assert code == exits, words
         assert [word for word in named if word not in words] == [], words
         assert bool(topics(broker.bootstrap)) == left
+
+
+@pytest.mark.parametrize(
+    ("kind", "replicas", "said"),
+    [
+        # It lets a controller make topics, and then not look at them.
+        (
+            UNFIT["settings not shown"],
+            "1",
+            "; these new topics are deleted again: anabranch.commands",
+        ),
+        (KINDS["nothing missing"], "3", "INVALID_REPLICATION_FACTOR (38)"),
+    ],
+    ids=["settings not shown", "too few brokers"],
+)
+def test_new_topics_of_a_controller_that_ends_are_taken_away(
+    kind: Kind, replicas: str, said: str, tmp_path: Path
+) -> None:
+    need_go()
+    asked = "--replication-factor", replicas
+    with Kfake(kind, tmp_path) as broker:
+        controller = ControllerProcess(
+            broker.bootstrap, tmp_path / "controller", arguments=asked
+        ).start()
+        begun = time.monotonic()
+        try:
+            assert controller.ended() != 0
+        finally:
+            controller.kill()
+        assert time.monotonic() - begun < ENDS_S, "also where code is compiled for the first time"
+        words = controller.log_file.read_text()
+        assert said in words
+        assert "loading compiled code" not in words
+        assert words.count("WARNING") <= 1, words
+        assert topics(broker.bootstrap) == []
 
 
 @pytest.mark.soak

@@ -23,12 +23,13 @@ from anabranch.errors import (
     TopicMisconfigured,
     UnsupportedSetting,
 )
-from anabranch.ports import Log, LogRefused, LogUnavailable
+from anabranch.ports import Log, LogRefused, LogUnavailable, TopicSpec
 from anabranch.processors import service
 from anabranch.processors.config import ControllerOptions
 from anabranch.processors.leader import Leader
 from anabranch.processors.metrics import Metrics
 from anabranch.topics.creation import ControlTopics
+from anabranch.topics.new_topics import NewTopics
 from tests.processors.world import World
 
 ENDS = """
@@ -43,7 +44,7 @@ def create_control_topics(*_, **__):
 
 service.before_leading = lambda *_: ()
 service.create_control_topics = create_control_topics
-service.LATE_TRIES = 0
+service.LATE_S = 0.0
 folder = Path(sys.argv[1])
 sys.exit(service.run_controller(
     ControllerOptions("127.0.0.1:1", data_dir=folder)))
@@ -119,10 +120,84 @@ def test_what_waiting_does_not_mend_is_a_failure(
         raise problem
 
     monkeypatch.setattr(service, "create_control_topics", create_control_topics)
-    monkeypatch.setattr(service, "PREPARE_AGAIN_S", 0.0)
+    monkeypatch.setattr(service, "PREPARE_AGAIN_S", 0.01)
+    monkeypatch.setattr(service, "LATE_S", 0.1)
     assert not asyncio.run(controller._prepared())
     assert type(controller.failure) is kind
     assert str(controller.failure) == f"{problem}{to_do}"
+
+
+def test_brokers_that_are_restarted_get_some_time(
+    controller: service.ControllerService,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Too few of them are up for the replicas, until the last one is back; or for ever."""
+    refused = "create topic s: INVALID_REPLICATION_FACTOR (38), 2 brokers are registered"
+    left = 5
+
+    def create_control_topics(*_: object, **__: object) -> ControlTopics:
+        nonlocal left
+        left -= 1
+        if left:
+            raise LogRefused(refused, 38)
+        return ControlTopics(3, 2, 1 << 20)
+
+    monkeypatch.setattr(service, "PREPARE_AGAIN_S", 0.01)
+    monkeypatch.setattr(service, "create_control_topics", create_control_topics)
+    monkeypatch.setattr(service, "last_term", lambda *_: None)
+    monkeypatch.setattr(service, "Membership", Mock())
+    assert asyncio.run(controller._prepared())
+    assert [r.getMessage() for r in caplog.records] == [f"waiting for the brokers: {refused}"]
+    left = -1
+    monkeypatch.setattr(service, "LATE_S", 0.2)
+    begun = time.monotonic()
+    assert not asyncio.run(controller._prepared())
+    assert time.monotonic() - begun > 0.2
+    assert str(controller.failure).startswith(f"{refused}; change that, or ask for less: ")
+
+
+def test_code_is_compiled_after_all_that_may_be_refused_and_before_the_group_is_joined(
+    controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiling takes longer than a cluster that can't be used may take to end a controller."""
+    done: list[str] = []
+
+    def note(what: str, answer: object = None) -> Any:
+        def noted(*_: object, **__: object) -> object:
+            done.append(what)
+            return answer
+
+        return noted
+
+    monkeypatch.setattr(service, "before_leading", note("ask brokers", ()))
+    topics = note("make topics", ControlTopics(1, 2, 1 << 20))
+    monkeypatch.setattr(service, "create_control_topics", topics)
+    monkeypatch.setattr(controller, "_compile", note("compile"))
+    monkeypatch.setattr(service, "last_term", note("read"))
+    monkeypatch.setattr(service, "Membership", note("be a member"))
+    assert asyncio.run(controller._prepared())
+    assert done == ["ask brokers", "make topics", "compile", "read", "be a member"]
+
+
+def test_topics_that_are_refused_at_last_are_deleted_again(
+    controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+
+    def create_control_topics(log: Log, _: str, new: NewTopics, **__: object) -> None:
+        new.note(log.create_topics([TopicSpec("new.status", 2)]))
+        raise TopicMisconfigured("cleanup.policy is delete")
+
+    monkeypatch.setattr(service, "KafkaLog", lambda *_: world.cluster.log("prepares"))
+    monkeypatch.setattr(service, "create_control_topics", create_control_topics)
+    monkeypatch.setattr(service, "PREPARE_AGAIN_S", 0.01)
+    monkeypatch.setattr(service, "LATE_S", 0.1)
+    assert not asyncio.run(controller._prepared())
+    assert str(controller.failure) == (
+        "cleanup.policy is delete; these new topics are deleted again: new.status"
+    )
+    assert "new.status" not in world.cluster.topics
 
 
 def test_a_failure_of_a_leader_is_said_once_by_the_one_who_knows_most(
@@ -263,9 +338,12 @@ def test_a_partition_that_comes_back_waits_for_the_leader_that_did_not_stop(
     assert controller.failure is None
 
 
-def test_what_is_compiled_is_had_before_brokers_are_asked(
+def test_code_that_can_t_be_compiled_ends_it(
     controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    topics = ControlTopics(1, 2, 1 << 20)
+    monkeypatch.setattr(service, "create_control_topics", lambda *_, **__: topics)
+
     def warm(folder: Path) -> None:
         raise OSError(f"no room in {folder}")
 

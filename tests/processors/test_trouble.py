@@ -254,6 +254,7 @@ def test_a_broker_that_does_not_know_a_new_stream_yet_ends_no_lead(
     answer = play.world.reply(made)
     if behind:
         assert answer.code == "NotReady"
+        assert "made already: nyc.new, nyc.new.history, nyc.new.journal" in answer.message
         behind = 0
         play.ask(CreateStream("nyc/new", 2, {}))
     assert play.one_shot("nyc/new") == play.one_shot(OTHER) == "COMMITTED"

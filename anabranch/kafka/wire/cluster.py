@@ -243,9 +243,9 @@ class Cluster:
         return list(self._brokers)
 
     def metadata(
-        self, names: list[str], node: int | None, deadline: float, *, beside: bool = False
+        self, names: list[str] | None, node: int | None, deadline: float, *, beside: bool = False
     ) -> Any:
-        """The answer of a broker, or of any, about these topics. ``beside``: as in `connection`.
+        """The answer of a broker, or of any, about these topics (None: all). ``beside``: as in `connection`.
 
         `ConnectionBroken` also if it has just started, and not read the cluster's metadata.
         """
@@ -253,7 +253,7 @@ class Cluster:
             found = connection.ask(
                 METADATA,
                 self.soon(deadline),
-                topics=[{"topic_id": None, "name": name} for name in names],
+                topics=None if names is None else [{"topic_id": None, "name": n} for n in names],
                 allow_auto_topic_creation=False,
                 include_cluster_authorized_operations=False,
                 include_topic_authorized_operations=False,

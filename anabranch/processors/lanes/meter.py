@@ -50,7 +50,7 @@ class Meter:
 
     @property
     def spare(self) -> float:
-        """What of its allowance others may draw: beyond half a second's worth, which stays for its own work."""
+        """The units that others may draw: those beyond half a second's worth, which stays for its own work."""
         self.fill()
         return max(0.0, self.left - self.rate / 2) if self.rate else math.inf
 

@@ -60,6 +60,7 @@ from anabranch.topics.creation import (
     refusal_of,
 )
 from anabranch.topics.names import history_topic, journal_topic, stream_topic, topics_of
+from anabranch.topics.new_topics import NewTopics
 
 log = logging.getLogger("anabranch.controller")
 
@@ -119,6 +120,7 @@ class StreamTopics:
         self._closed = False
         self._deleting: dict[str, _Deleting] = {}
         self._tried: dict[str, tuple[int, float]] = {}  # failed tries, and when to try again
+        self._new: dict[str, NewTopics] = {}  # of streams that are being created, or were refused
         self.missed: set[str] = set()  # streams with a topic that was not found
 
     @property
@@ -144,6 +146,9 @@ class StreamTopics:
             if stream not in self._under_way or self._under_way[stream][1].done():
                 self._under_way.pop(stream, None)
                 self._tried.pop(stream, None)
+        for stream in self._new.keys() & state.streams.keys():
+            if state.streams[stream].state != CREATING:  # they are the stream's
+                del self._new[stream]
         for row in wanted:
             if row.state == CREATING:
                 created = self._create(row)
@@ -182,6 +187,7 @@ class StreamTopics:
                 self._tried[row.stream] = tries, self._clock.monotonic() + pause
                 return None
             wrong = NotReady(f"its topics can't be used now: {error}")
+        wrong.args = (f"{wrong}{self._new.get(row.stream, '')}",)
         self._tried.pop(row.stream, None)
         return partial(stream_refused, stream=row.stream, error=wrong)
 
@@ -212,8 +218,9 @@ class StreamTopics:
         if self._clock.monotonic() < again_at:
             return None
         error: AnabranchError
+        new = self._new.setdefault(row.stream, NewTopics())
         try:
-            made = self._done(row, partial(self._make, row), row.adopt)
+            made = self._done(row, partial(self._make, row, new), row.adopt)
             if made is None:
                 return None
             starts, ids = made.result()
@@ -235,9 +242,11 @@ class StreamTopics:
             error = NotReady(f"its topics can't be made now: {trouble}")
         else:
             return partial(stream_created, stream=row.stream, starts=starts, topic_ids=ids)
+        if not new.ids:
+            del self._new[row.stream]
         return partial(stream_refused, stream=row.stream, error=error)
 
-    def _make(self, row: StreamRow) -> _Made:
+    def _make(self, row: StreamRow, new: NewTopics) -> _Made:
         made = create_stream_topics(
             self._log,
             row.stream,
@@ -245,6 +254,7 @@ class StreamTopics:
             settings=row.settings,
             adopt=row.adopt,
             record_bytes=self._record_bytes,
+            new=new,
         )
         self._check_no_history(row.stream)
         return made
