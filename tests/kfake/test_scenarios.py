@@ -58,13 +58,12 @@ class Unfit(NamedTuple):
     """What is said of a cluster that can't carry a controller. ``fails``: the needs of the doctor's rows.
 
     ``code``: the exit code of a controller; None: it leads, and no stream can be made, or believed.
-    ``words``: in these rows, and the controller's last words. ``left``: whether it leaves its topics there.
+    ``words``: in these rows, and the controller's last words.
     """
 
     fails: set[str]
     code: int | None
     words: tuple[str, ...]
-    left: bool = False
 
 
 _CONTROL, _STREAM, _TABLE = "control topics", "a stream's topics", "a table's topics"
@@ -80,10 +79,8 @@ NAMED = {
     "a policy": Unfit({_CONTROL}, 6, ("POLICY_VIOLATION", "retention.ms", "limit of 3600000")),
     "small messages": Unfit(_ALL_TOPICS, 6, ("max.message.bytes", "limit of 2097152")),
     "settings not shown": Unfit(_ALL_TOPICS, 2, ("the right DescribeConfigs on the topic",)),
-    "time always deletes": Unfit({_CONTROL}, 2, ("retention.ms=3600000; set",), left=True),
-    "deletions are forgotten": Unfit(
-        {_CONTROL, _TABLE}, 2, ("delete.retention.ms=3600000; set",), left=True
-    ),
+    "time always deletes": Unfit({_CONTROL}, 2, ("retention.ms=3600000; set",)),
+    "deletions are forgotten": Unfit({_CONTROL, _TABLE}, 2, ("delete.retention.ms=3600000; set",)),
     "no room for a stream": Unfit({_STREAM, _TABLE}, None, ("number of partitions (15)",)),
     "short ends": Unfit(
         {"ends of partitions"}, None, ("is 1, after it has acknowledged all up to 3",)
@@ -212,7 +209,7 @@ def test_a_broker_is_killed_within_a_transaction(tmp_path: Path) -> None:
 )
 def test_an_unfit_cluster_is_named_before_a_topic_is_made(name: str, tmp_path: Path) -> None:
     need_go()
-    fails, exits, named, left = NAMED[name]
+    fails, exits, named = NAMED[name]
     with Kfake(UNFIT[name], tmp_path) as broker:
         code, rows = doctor(broker.bootstrap)
         assert code == 1, rows
@@ -233,7 +230,7 @@ def test_an_unfit_cluster_is_named_before_a_topic_is_made(name: str, tmp_path: P
         words = controller.log_file.read_text()
         assert code == exits, words
         assert [word for word in named if word not in words] == [], words
-        assert bool(topics(broker.bootstrap)) == left
+        assert topics(broker.bootstrap) == []
 
 
 @pytest.mark.parametrize(
