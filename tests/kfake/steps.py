@@ -81,6 +81,7 @@ class Place:
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
+                "enable.metrics.push": False,  # kfake asks for it, and each end waits for that
             }
         )
         with contextlib.closing(consumer):
