@@ -185,7 +185,7 @@ def create_topics(
         if int(topic.error_code) == NONE:
             topic_id = getattr(topic, "topic_id", None)
             made[str(topic.name)] = "" if topic_id is None else str(topic_id.hex)
-    _check_created(answers)
+    _check_created(cluster, answers, deadline)
 
 
 def _dry_create(cluster: Cluster, spec: TopicSpec, deadline: float) -> tuple[Any, bool]:
@@ -242,14 +242,14 @@ def _create(
     cluster: Cluster, specs: Sequence[TopicSpec], deadline: float, *, dry: bool
 ) -> Sequence[Any]:
     answers = _ask_to_create(cluster, specs, deadline, dry=dry)
-    _check_created(answers)
+    _check_created(cluster, answers, deadline)
     return answers
 
 
 def _ask_to_create(
     cluster: Cluster, specs: Sequence[TopicSpec], deadline: float, *, dry: bool
 ) -> Sequence[Any]:
-    with cluster.connection(None, deadline) as connection:
+    with cluster.changing(deadline) as connection:
         answer = connection.ask(
             CREATE_TOPICS,
             deadline,
@@ -269,11 +269,12 @@ def _ask_to_create(
     return tuple(answer.topics)
 
 
-def _check_created(answers: Iterable[Any]) -> None:
+def _check_created(cluster: Cluster, answers: Iterable[Any], deadline: float) -> None:
     for topic in answers:
         code, name = int(topic.error_code), str(topic.name)
         if code in (NONE, codes.TOPIC_ALREADY_EXISTS):
             continue
+        _leave_to_controller(cluster, code, deadline)
         detail = str(topic.error_message) if topic.error_message else None
         raise_or_again(codes.CREATE_CODES, code, f"create topic {name}", detail, (name,))
 
@@ -293,12 +294,18 @@ def topics_shown(cluster: Cluster, deadline: float) -> set[str]:
     return found
 
 
+def _leave_to_controller(cluster: Cluster, code: int, deadline: float) -> None:
+    """Brokers of KRaft pass changes of topics on to the controller. Those with ZooKeeper, and others, don't."""
+    if code == codes.NOT_CONTROLLER:
+        cluster.leaves_changes(deadline)
+
+
 def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float) -> None:
     """Delete topics by their ids, and forget their leaders. A missing topic is no error.
 
     Brokers that know no ids (before Kafka 2.8) are given the names.
     """
-    with cluster.connection(None, deadline) as connection:
+    with cluster.changing(deadline) as connection:
         version = connection.version(DELETE_TOPICS)
         by_id = version >= DELETE_BY_ID_FROM and all(topic.topic_id.strip("0") for topic in topics)
         version = version if by_id else min(version, DELETE_BY_ID_FROM - 1)
@@ -317,6 +324,7 @@ def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float
         code = int(result.error_code)
         if code in (NONE, UNKNOWN_TOPIC_OR_PARTITION, codes.UNKNOWN_TOPIC_ID):
             continue
+        _leave_to_controller(cluster, code, deadline)
         message = getattr(result, "error_message", None)  # from version 5 on
         detail = str(message) if message else None
         raise_or_again(codes.DELETE_CODES, code, f"delete topics {', '.join(names)}", detail)
@@ -445,7 +453,7 @@ def add_partitions(
     cluster: Cluster, topic: str, partitions: int, deadline: float, *, dry: bool = False
 ) -> bool:
     """Ask for so many partitions in all. False: there are as many already."""
-    with cluster.connection(None, deadline) as connection:
+    with cluster.changing(deadline) as connection:
         answer = connection.ask(
             CREATE_PARTITIONS,
             deadline,
@@ -463,6 +471,7 @@ def add_partitions(
         # Some brokers say so of it, as of other requests.
         if code == codes.INVALID_REQUEST and _has(cluster, topic, partitions, deadline):
             continue
+        _leave_to_controller(cluster, code, deadline)
         detail = str(result.error_message) if result.error_message else None
         raise_or_again(codes.GROW_CODES, code, f"add partitions to {topic}", detail)
     return grown

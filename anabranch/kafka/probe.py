@@ -51,6 +51,7 @@ from anabranch.topics.creation import (
     create_control_topics,
     create_lane_topics,
     create_stream_topics,
+    describe,
 )
 from anabranch.topics.names import (
     commands_topic,
@@ -90,6 +91,7 @@ _COORDINATOR_SOON = frozenset(
 )
 _JOIN_GROUP = Api(11, "join_group", "JoinGroup", 4, 5, 6)
 
+_LASTING = RETENTION_MS, "retention.bytes"  # without a limit, journals last
 _CONTROL, _OF_STREAM, _OF_TABLE = "control topics", "a stream's topics", "a table's topics"
 
 WORKS, LOSS, FAILS = "works", "works with a loss", "does not work"
@@ -319,6 +321,14 @@ class Probe:
         create_stream_topics(
             self._log, stream, segments=1, settings=settings, record_bytes=self._record_bytes
         )
+        name = journal_topic(stream)
+        shown = describe(self._log, [name])[name].config
+        if silent := [setting for setting in _LASTING if setting not in shown]:
+            raise _Lost(
+                f"the broker does not report {' and '.join(silent)}: if it deletes what it keeps by time or size, "
+                "journals lose events of open transactions, and histories what readers go by",
+                "let whoever runs it say so",
+            )
         return "3 topics: their settings are kept"
 
     def _lane_topics(self) -> str:
@@ -327,7 +337,7 @@ class Probe:
 
     def _replicas(self) -> str:
         name = journal_topic(self._stream)
-        info = self._log.describe_topics([name])[name]
+        info = describe(self._log, [name])[name]
         factor, in_sync = info.replication_factor, info.config.get(MIN_ISR)
         if factor < 2:
             raise _Lost(
@@ -543,8 +553,14 @@ class Probe:
     def _alter(self) -> str:
         name, value = stream_topic(self._stream), str(declared.DAY_MS)
         self._log.alter_topics({name: {RETENTION_MS: value}})
+
+        def shown() -> str | None:
+            return self._log.describe_topics([name])[name].config.get(RETENTION_MS)
+
+        if shown() is None:
+            raise _Lost(f"{RETENTION_MS} of a topic was altered, and the broker does not report it")
         _until(
-            lambda: self._log.describe_topics([name])[name].config.get(RETENTION_MS) == value,
+            lambda: shown() == value,
             f"{needs.ALTER.lost}: a setting that was altered is not kept",
         )
         return "settings of topics are altered"
@@ -562,7 +578,7 @@ def _calls(brokers: list[Broker], lacks: set[str]) -> Iterator[Tried]:
     for text in needs.obstacles(lacks):
         yield Tried("calls", FAILS, text, f"use another broker: {BROKERS_PAGE}")
     for text in needs.losses(lacks):
-        yield Tried("calls", LOSS, text, f"do without, or use another broker: {BROKERS_PAGE}")
+        yield Tried("calls", LOSS, text, f"live with it, or use another broker: {BROKERS_PAGE}")
     if not lacks:
         yield Tried("calls", WORKS, "all, in versions that are supported")
 

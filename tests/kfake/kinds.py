@@ -42,16 +42,18 @@ class Kind:
     features: bool = True  # whether it reports versions of features, like transaction.version
     hidden: tuple[str, ...] = ()  # settings of topics that it takes, and does not report
     unknown: tuple[str, ...] = ()  # settings of topics that it refuses by name
-    # Setting -> most. A higher value is cut to it, is no valid one, is against a policy.
+    # Setting -> most. A higher value, or a retention of -1, is cut to it, is no valid one, is against a policy.
     highest: Mapping[str, int] = field(default_factory=dict)
     invalid: Mapping[str, int] = field(default_factory=dict)
     policy: Mapping[str, int] = field(default_factory=dict)
     partitions: int = 0  # most of all topics; 0: any number
+    replicas: int = 0  # of each topic, by its word, whatever is asked for; 0: as many as there are
     codecs: tuple[str, ...] | None = None  # that it takes; None: all
     dry_runs_make: bool = False  # CreateTopics ignores validate_only
     dry_runs_are_bare: bool = False  # they report neither partitions nor replicas
     strict_growth: bool = False  # for as many partitions as there are it answers INVALID_REQUEST
-    settings_refused: bool = False  # nobody has the right to describe settings
+    # Kind of resource and operation: rights that its user lacks, who signs in (`server.USER`).
+    denied: tuple[tuple[str, str], ...] = ()
     short_ends: bool = False  # it lies: an end is that of the last batch's first record
     broker: Mapping[str, str] = field(default_factory=dict)  # settings of brokers
 
@@ -96,6 +98,7 @@ KINDS = {
             "DescribeLogDirs",
         ),
         features=False,
+        replicas=3,
         hidden=(
             *_NO_OPS,
             *TIME_LIMITS,
@@ -112,7 +115,10 @@ KINDS = {
         unknown=(*TIME_LIMITS, "segment.bytes", "segment.ms", "unclean.leader.election.enable"),
         policy={"max.message.bytes": _EIGHT_MIB},
     ),
-    "Event Hubs": Kind(release="3.6", features=False, codecs=("gzip",)),
+    # Its topics are always deleted by time. Whether it reports that is not known: here not; `FORGETTING` does.
+    "Event Hubs": Kind(
+        release="3.6", features=False, codecs=("gzip",), hidden=("retention.ms", "retention.bytes")
+    ),
     "Kafka 3.6": Kind(3, release="3.6", features=False),
     "Kafka 3.5": Kind(3, release="3.5", features=False, unknown=TIME_LIMITS),
     "dry runs make topics": Kind(dry_runs_make=True),
@@ -127,7 +133,10 @@ UNFIT = {
     "short time-outs": Kind(broker={"transaction.max.timeout.ms": "10000"}),
     "few partitions": Kind(partitions=4),
     "a policy": Kind(policy={"retention.ms": 3_600_000}),
-    "settings not shown": Kind(settings_refused=True),
+    "settings not shown": Kind(denied=(("topic", "DescribeConfigs"),)),
+    "topics not shown": Kind(denied=(("topic", "Describe"),)),
+    "no right to make topics": Kind(denied=(("topic", "Create"),)),
+    "no right to transactions": Kind(denied=(("transactional_id", "Write"),)),
     "no groups": Kind(refused=("JoinGroup",)),
     "no settings": Kind(refused=("DescribeConfigs",)),
     "an old Fetch": Kind(versions={"Fetch": (0, 10)}),
@@ -140,3 +149,8 @@ UNFIT = {
 LIAR = UNFIT["short ends"]
 # It takes records as they are.
 NO_CODEC = Kind(codecs=())
+
+# It deletes all topics by time, and says so: a week is the most.
+FORGETTING = Kind(
+    release="3.6", features=False, codecs=("gzip",), highest={"retention.ms": 7 * 24 * 3_600_000}
+)

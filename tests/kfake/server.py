@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,11 @@ SOURCE = Path(__file__).with_name("broker")
 _USUAL_PLACE = Path("/usr/local/go/bin/go")
 _BUILD_DEADLINE_S = 570.0
 _START_DEADLINE_S = 60.0
+_SIGN_IN = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+# Of a kind that denies something: it is denied to the user alone.
+USER, ADMIN = (
+    {**_SIGN_IN, "sasl.username": name, "sasl.password": name} for name in ("user", "admin")
+)
 
 
 class NoGo(Exception):
@@ -85,6 +90,10 @@ class Kfake:
     def bootstrap(self) -> str:
         """``host:port`` of each broker."""
         return ",".join(f"{HOST}:{port}" for port in self._ports)
+
+    def options(self, user: Mapping[str, str] = USER) -> Mapping[str, str]:
+        """How a client comes in."""
+        return user if self._kind.denied else {}
 
     @property
     def log_file(self) -> Path:

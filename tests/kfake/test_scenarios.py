@@ -17,11 +17,15 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 import anabranch
-from anabranch.errors import AnabranchError, DeadlineExceeded, WriteFailed
-from tests.cluster import ControllerProcess, start_cluster
+from anabranch.errors import AnabranchError, DeadlineExceeded, TransactionAborted, WriteFailed
+from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.wire.cluster import Cluster
+from anabranch.ports import TopicPartition, TopicSpec
+from anabranch.topics.names import journal_topic
+from tests.cluster import ControllerProcess, start_cluster, words
 from tests.conftest import need_go
-from tests.kfake.kinds import KINDS, LIAR, NO_CODEC, UNFIT, Kind
-from tests.kfake.server import Kfake
+from tests.kfake.kinds import FORGETTING, KINDS, LIAR, NO_CODEC, UNFIT, Kind
+from tests.kfake.server import ADMIN, Kfake
 from tests.kfake.steps import BIG, ROOT, STEPS, Place, Refused
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(2)]
@@ -33,24 +37,32 @@ REFUSED = {("WarpStream", "altering"): "IncrementalAlterConfigs"}
 KINDS_HERE = tuple(KINDS)
 # Kinds that take fewer codecs than writers begin with -> the codec that is used from then on.
 CODECS = {"Event Hubs": "gzip"}
-# What works with a loss: need -> words of the doctor's rows. With one broker, `replicas` come along.
-LOST: dict[str, dict[str, tuple[str, ...]]] = {
+# Each loss that the doctor names on a kind: the need, and a word of what it found. Nothing else is lost there.
+ONE_REPLICA = ("replicas", "is lost with its broker")
+NO_CUT = ("calls", "no DeleteRecords: journals are never cut")
+SMALLER = ("size", "messages of 8388608 bytes, not of 16777216")
+LOST = {
+    "nothing missing": {ONE_REPLICA},
+    "Redpanda before 25.3, 1 broker": {ONE_REPLICA},
+    "Redpanda from 25.3, 1 broker": {ONE_REPLICA},
     "WarpStream": {
-        "calls": (
-            "no DeleteRecords: journals are never cut",
-            "no IncrementalAlterConfigs: ",
-            "no DescribeProducers: ",
-            "no DescribeLogDirs: ",
-        )
+        NO_CUT,
+        ("calls", "no IncrementalAlterConfigs"),
+        ("calls", "no DescribeProducers"),
+        ("calls", "no DescribeLogDirs"),
     },
-    "Confluent Cloud": {"size": ("messages of 8388608 bytes, not of 16777216",)},
-    "MSK Serverless": {"size": ("messages of 8388608 bytes, not of 16777216",)},
-    "Event Hubs": {"compression": ("taken: none, gzip",)},
-    "no codec": {"compression": ("taken: none",)},
-    "dry runs make topics": {"dry runs": ("makes the topic",)},
-    "dry runs are bare": {
-        "calls": ("no DeleteRecords: ", "no DescribeProducers, DescribeTransactions: ")
+    "Confluent Cloud": {SMALLER},
+    "MSK Serverless": {SMALLER},
+    "Event Hubs": {
+        ("a stream's topics", "does not report retention.ms and retention.bytes"),
+        ("a table's topics", "does not report retention.ms and retention.bytes"),
+        ONE_REPLICA,
+        ("compression", "not taken: snappy, lz4, zstd; taken: none, gzip"),
+        ("alter settings", "altered, and the broker does not report it"),
     },
+    "no codec": {ONE_REPLICA, ("compression", "taken: none")},
+    "dry runs make topics": {("dry runs", "a dry run makes the topic"), ONE_REPLICA},
+    "dry runs are bare": {NO_CUT, ("calls", "no DescribeProducers"), ONE_REPLICA},
 }
 
 
@@ -79,6 +91,11 @@ NAMED = {
     "a policy": Unfit({_CONTROL}, 6, ("POLICY_VIOLATION", "retention.ms", "limit of 3600000")),
     "small messages": Unfit(_ALL_TOPICS, 6, ("max.message.bytes", "limit of 2097152")),
     "settings not shown": Unfit(_ALL_TOPICS, 2, ("the right DescribeConfigs on the topic",)),
+    "topics not shown": Unfit(_ALL_TOPICS, 2, ("right Describe",)),
+    "no right to make topics": Unfit(_ALL_TOPICS, 2, ("right Create",)),
+    "no right to transactions": Unfit(
+        {"transaction time-out"}, 2, ("right Write", "transactional id")
+    ),
     "time always deletes": Unfit({_CONTROL}, 2, ("retention.ms=3600000; set",)),
     "deletions are forgotten": Unfit({_CONTROL, _TABLE}, 2, ("delete.retention.ms=3600000; set",)),
     "no room for a stream": Unfit({_STREAM, _TABLE}, None, ("number of partitions (15)",)),
@@ -147,33 +164,35 @@ def place_on(
 def test_the_doctor_says_what_works(name: str, tmp_path: Path) -> None:
     need_go()
     with Kfake(KINDS.get(name, NO_CODEC), tmp_path) as broker:
-        code, rows = doctor(broker.bootstrap)
-        assert topics(broker.bootstrap) == []
-        one = "," not in broker.bootstrap
+        code, rows = doctor(broker)
+        assert topics(broker) == []
     assert code == 0, rows
-    lost = LOST.get(name, {}) | ({"replicas": ("1 of each partition",)} if one else {})
-    assert in_state(rows, "works with a loss") == lost.keys()
-    assert in_state(rows, "does not work") == set()
-    for need, words in lost.items():
-        found = " ".join(row["found"] for row in rows if row["need"] == need)
-        assert [word for word in words if word not in found] == []
+    lost = [row for row in rows if row["state"] != "works"]
+    named = LOST.get(name, set())
+    assert len(lost) == len(named), lost
+    for need, word in named:
+        assert any(row["need"] == need and word in row["found"] for row in lost), (need, lost)
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_steps(kind: str, place: Place, step: str) -> None:
     named = REFUSED.get((kind, step))
     if named is None:
-        try:
-            STEPS[step](place)
-        except WriteFailed as error:
-            # Of each process, the first writer is refused; it is written once more, as the error says.
-            if CODECS.get(kind, "no codec") not in str(error):
-                raise
-            STEPS[step](place)
+        takes(kind, place, step)
         return
     with pytest.raises(Refused) as refused:
         STEPS[step](place)
     assert named in str(refused.value)
+
+
+def takes(kind: str, place: Place, step: str) -> None:
+    """A step works. Where the kind takes fewer codecs, each process writes once more, as the error says."""
+    try:
+        STEPS[step](place)
+    except WriteFailed as error:
+        if CODECS.get(kind, "no codec") not in str(error):
+            raise
+        STEPS[step](place)
 
 
 @pytest.mark.soak
@@ -181,7 +200,7 @@ def test_steps(kind: str, place: Place, step: str) -> None:
 def test_a_merge_of_many_events(name: str, tmp_path: Path) -> None:
     need_go()
     with Kfake(KINDS[name], tmp_path) as broker, place_on(broker, tmp_path, BIG // 2) as place:
-        STEPS["merge"](place)
+        takes(name, place, "merge")
 
 
 @pytest.mark.soak
@@ -203,6 +222,54 @@ def test_a_broker_is_killed_within_a_transaction(tmp_path: Path) -> None:
         assert place.committed(stream) == Counter(b"%d" % i for i in range(200))
 
 
+@pytest.mark.soak
+def test_what_time_deleted_from_a_journal_is_not_committed_in_part(tmp_path: Path) -> None:
+    """The broker does not report its retention, so that a stream can be made; then it deletes."""
+    need_go()
+    with Kfake(KINDS["Event Hubs"], tmp_path) as broker, place_on(broker, tmp_path, FEW) as place:
+        stream = place.stream("near/orders")
+        gzip = anabranch.connect(broker.bootstrap, compression_type="gzip")
+        with closing(gzip) as client, closing(KafkaLog(broker.bootstrap)) as log:
+            with client.begin("near", keepalive=120) as txn:
+                txn.token()  # it opens
+                for i in range(FEW):
+                    txn.write(stream, b"%d" % i, key=b"k%d" % (i % 7))
+                txn.flush()
+                ends = [TopicPartition(journal_topic(stream), n) for n in range(2)]
+                log.delete_records(log.end_offsets(ends, committed=False))
+                txn.write(stream, b"later", key=b"k")
+                with pytest.raises(TransactionAborted, match="journal records are gone"):
+                    txn.commit(timeout=60)
+            assert place.committed(stream) == Counter()
+            with client.begin("near") as txn:
+                txn.write(stream, b"next", key=b"k")
+                txn.commit()
+        assert place.committed(stream) == Counter([b"next"])
+
+
+def test_changes_of_topics_go_to_the_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of three brokers say that another one is the controller: it is asked from the first such answer on."""
+    need_go()
+    refused = []
+    learn = Cluster.leaves_changes
+
+    def leaves_changes(cluster: Cluster, deadline: float) -> None:
+        refused.append(deadline)
+        learn(cluster, deadline)
+
+    monkeypatch.setattr(Cluster, "leaves_changes", leaves_changes)
+    with Kfake(KINDS["nothing missing, 3 brokers"], tmp_path) as broker:
+        with closing(KafkaLog(broker.bootstrap)) as log:
+            for n in range(10):
+                log.create_topics([TopicSpec(f"t{n}", 1)])
+                log.add_partitions(f"t{n}", 2)
+                log.delete_topics(list(log.describe_topics([f"t{n}"]).values()))
+        assert len(refused) == 1
+        assert topics(broker) == []
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in QUICK_UNFIT else pytest.mark.soak) for name in NAMED],
@@ -211,26 +278,29 @@ def test_an_unfit_cluster_is_named_before_a_topic_is_made(name: str, tmp_path: P
     need_go()
     fails, exits, named = NAMED[name]
     with Kfake(UNFIT[name], tmp_path) as broker:
-        code, rows = doctor(broker.bootstrap)
+        code, rows = doctor(broker)
         assert code == 1, rows
         assert in_state(rows, "does not work") == fails
         for row in rows:
             if row["state"] == "does not work":
                 assert [word for word in named if word not in row["found"]] == [], row
-        assert topics(broker.bootstrap) == []
+        assert topics(broker) == []
         if exits is None:
             return
-        controller = ControllerProcess(broker.bootstrap, tmp_path / "controller").start()
+        sign_in = words(broker.options())
+        controller = ControllerProcess(
+            broker.bootstrap, tmp_path / "controller", arguments=sign_in
+        ).start()
         try:
             code = controller.ended()
         except subprocess.TimeoutExpired:
             pytest.fail(f"it neither leads nor ends: {controller.log_file.read_text()[-2000:]}")
         finally:
             controller.kill()
-        words = controller.log_file.read_text()
-        assert code == exits, words
-        assert [word for word in named if word not in words] == [], words
-        assert topics(broker.bootstrap) == []
+        log = controller.log_file.read_text()
+        assert code == exits, log
+        assert [word for word in named if word not in log] == [], log
+        assert topics(broker) == []
 
 
 @pytest.mark.parametrize(
@@ -250,8 +320,8 @@ def test_new_topics_of_a_controller_that_ends_are_taken_away(
     kind: Kind, replicas: str, said: str, tmp_path: Path
 ) -> None:
     need_go()
-    asked = "--replication-factor", replicas
     with Kfake(kind, tmp_path) as broker:
+        asked = "--replication-factor", replicas, *words(broker.options())
         controller = ControllerProcess(
             broker.bootstrap, tmp_path / "controller", arguments=asked
         ).start()
@@ -261,11 +331,26 @@ def test_new_topics_of_a_controller_that_ends_are_taken_away(
         finally:
             controller.kill()
         assert time.monotonic() - begun < ENDS_S, "also where code is compiled for the first time"
-        words = controller.log_file.read_text()
-        assert said in words
-        assert "loading compiled code" not in words
-        assert words.count("WARNING") <= 1, words
-        assert topics(broker.bootstrap) == []
+        log = controller.log_file.read_text()
+        assert said in log
+        assert "loading compiled code" not in log
+        assert log.count("WARNING") <= 1, log
+        assert topics(broker) == []
+
+
+@pytest.mark.soak
+def test_topics_that_are_always_deleted_by_time(tmp_path: Path) -> None:
+    """A controller can lead there. Each new stream is refused, and leaves nothing."""
+    need_go()
+    with Kfake(FORGETTING, tmp_path) as broker:
+        code, rows = doctor(broker)
+        assert code == 1, rows
+        assert "retention.ms" in str(rows)
+        with place_on(broker, tmp_path, FEW) as place:
+            before = topics(broker)
+            with pytest.raises(AnabranchError, match=r"retention\.ms=604800000; set -1"):
+                place.stream("near/orders")
+            assert topics(broker) == before
 
 
 @pytest.mark.soak
@@ -305,17 +390,21 @@ def test_an_end_that_is_too_low_is_named(tmp_path: Path) -> None:
         assert place.committed(stream).total() == 0
 
 
-def topics(bootstrap: str) -> list[str]:
+def topics(broker: Kfake) -> list[str]:
     """All topics of a cluster but the brokers' own."""
-    found = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=30).topics
+    options: dict[str, str | int | float | bool] = {
+        "bootstrap.servers": broker.bootstrap,
+        **broker.options(ADMIN),
+    }
+    found = AdminClient(options).list_topics(timeout=30).topics
     return sorted(name for name in found if not name.startswith("__"))
 
 
-def doctor(bootstrap: str) -> tuple[int, list[dict[str, str]]]:
+def doctor(broker: Kfake) -> tuple[int, list[dict[str, str]]]:
     """The exit code of `anabranch doctor --broker`, and its rows: each says what to do, unless it works."""
-    words = "doctor", "--broker", "--json", "--bootstrap", bootstrap
+    asked = ["doctor", "--broker", "--json", "--bootstrap", broker.bootstrap]
     done = subprocess.run(
-        [sys.executable, "-m", "anabranch.cli", *words],
+        [sys.executable, "-m", "anabranch.cli", *asked, *words(broker.options())],
         capture_output=True,
         text=True,
         timeout=120,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import need_go
 from tests.kfake.kinds import KINDS
 from tests.kfake.lacks import lacks
-from tests.kfake.server import NoGo, program
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,12 +44,18 @@ def test_workers_do_not_share_a_given_cluster() -> None:
 @pytest.mark.broker
 @pytest.mark.slow(120)
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["nothing missing", "Redpanda before 25.3, 1 broker"])
-def test_contracts_over_kfake(kind: str) -> None:
-    try:
-        program()
-    except NoGo as error:
-        pytest.skip(str(error))
+@pytest.mark.parametrize(
+    ("suite", "kind"),
+    [
+        ("contract", "nothing missing"),
+        ("contract", "Redpanda before 25.3, 1 broker"),
+        ("contract", "WarpStream"),
+        ("behaviour", "WarpStream"),
+    ],
+)
+def test_suites_over_kfake(suite: str, kind: str) -> None:
+    need_go()
     marks = "broker and not soak"
-    ended = run("-m", marks, "--kfake", kind, "-p", "no:xdist", "tests/contract")
+    ended = run("-m", marks, "--kfake", kind, "-p", "no:xdist", f"tests/{suite}")
     assert ended.returncode == 0, ended.stdout[-4000:]
+    assert " passed" in ended.stdout

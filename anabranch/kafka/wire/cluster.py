@@ -112,6 +112,11 @@ def topic_of(found: Any) -> Topic:
     )
 
 
+def _addresses(found: Any) -> dict[int, tuple[str, int]]:
+    """The brokers of a Metadata answer."""
+    return {int(one.node_id): (str(one.host), int(one.port)) for one in found.brokers}
+
+
 class Cluster:
     """Metadata, and a pool of connections, shared by a log and its producers; safe for threads."""
 
@@ -137,6 +142,9 @@ class Cluster:
         # Whether brokers make nothing in a dry run; if they do: the replicas of what was made. None, 0: not known.
         self.heeds_dry_runs: bool | None = None
         self.replicas_of_new = 0
+        self._controller = (
+            -1
+        )  # the broker that the others leave changes of topics to; -1: they don't
 
     # -- connections ----------------------------------------------------------------------------
 
@@ -159,6 +167,24 @@ class Cluster:
             raise
         finally:
             self.pool.give(connection, address)
+
+    @contextmanager
+    def changing(self, deadline: float) -> Iterator[Connection]:
+        """A connection to a broker that changes topics, for a ``with``: any, until one `leaves_changes`."""
+        node = self._controller if self._controller in self._brokers else None
+        try:
+            with self.connection(node, deadline) as connection:
+                yield connection
+        except ConnectionBroken:
+            self._controller = -1  # the others know the next one
+            raise
+
+    def leaves_changes(self, deadline: float) -> None:
+        """A broker answered that the controller changes topics: ask that one from now on."""
+        found = self.metadata([], None, deadline)
+        with self._lock:
+            self._brokers = _addresses(found)
+        self._controller = int(found.controller_id)
 
     def address(self, node: int) -> tuple[str, int]:
         """A broker's address. `ConnectionBroken` (nothing sent) if it is not known."""
@@ -278,10 +304,7 @@ class Cluster:
             topics_found = {name: self._newer(topic) for name, topic in topics_found.items()}
             for name in topics_found:  # a leader's word on itself makes it no younger
                 self.opinions.told.setdefault(name, time.monotonic())
-            self._brokers = {
-                int(broker.node_id): (str(broker.host), int(broker.port))
-                for broker in found.brokers
-            }
+            self._brokers = _addresses(found)
             for name in names:
                 self._topics.pop(name, None)
             self._topics.update(topics_found)

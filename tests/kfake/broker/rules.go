@@ -3,8 +3,10 @@ package main
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -103,6 +105,8 @@ func (r *rules) judges(key int16) bool {
 		return r.kind.Codecs != nil || r.kind.ShortEnds
 	case kmsg.ListOffsets, kmsg.Fetch:
 		return r.kind.ShortEnds
+	case kmsg.Metadata:
+		return r.kind.Replicas > 0
 	}
 	return false
 }
@@ -128,6 +132,8 @@ func (r *rules) request(request kmsg.Request) (kmsg.Response, func(kmsg.Response
 		return nil, r.shorten(asked)
 	case *kmsg.FetchRequest:
 		return nil, r.shortenFetch
+	case *kmsg.MetadataRequest:
+		return nil, r.replicate
 	}
 	return nil, nil
 }
@@ -158,19 +164,28 @@ func (r *rules) refusal(name string, value *string) (int16, string) {
 	if value == nil {
 		return 0, ""
 	}
-	number, err := strconv.ParseInt(*value, 10, 64)
-	if err != nil {
+	number, is := amount(name, *value)
+	if !is {
 		return 0, ""
 	}
 	if most, is := r.kind.Policy[name]; is && number > most {
 		return kerr.PolicyViolation.Code, fmt.Sprintf(
-			"Config property '%s' with value '%d' exceeded max limit of %d.", name, number, most)
+			"Config property '%s' with value '%s' exceeded max limit of %d.", name, *value, most)
 	}
 	if most, is := r.kind.Invalid[name]; is && number > most {
 		return kerr.InvalidConfig.Code, fmt.Sprintf(
-			"Invalid value %d for configuration %s: it must be at most %d", number, name, most)
+			"Invalid value %s for configuration %s: it must be at most %d", *value, name, most)
 	}
 	return 0, ""
+}
+
+// amount is a setting's value as a number. A retention of -1 is more than any other.
+func amount(name, value string) (int64, bool) {
+	number, err := strconv.ParseInt(value, 10, 64)
+	if strings.HasPrefix(name, "retention.") && number < 0 {
+		number = math.MaxInt64
+	}
+	return number, err == nil
 }
 
 func (r *rules) create(asked *kmsg.CreateTopicsRequest) (kmsg.Response, func(kmsg.Response)) {
@@ -180,6 +195,9 @@ func (r *rules) create(asked *kmsg.CreateTopicsRequest) (kmsg.Response, func(kms
 	var passed []kmsg.CreateTopicsRequestTopic
 	wanted := r.partitions()
 	for _, topic := range asked.Topics {
+		if r.kind.Replicas > 0 {
+			topic.ReplicationFactor = -1
+		}
 		var code int16
 		var text string
 		for _, setting := range topic.Configs {
@@ -211,7 +229,11 @@ func (r *rules) create(asked *kmsg.CreateTopicsRequest) (kmsg.Response, func(kms
 			if dry && r.kind.DryRunsAreBare {
 				topic.NumPartitions, topic.ReplicationFactor, topic.Configs = -1, -1, nil
 			}
-			if r.kind.SettingsRefused {
+			if r.kind.Replicas > 0 && topic.ReplicationFactor > 0 {
+				topic.ReplicationFactor = r.kind.Replicas
+			}
+			// kfake shows them to all.
+			if slices.Contains(r.kind.Denied, [2]string{"topic", "DescribeConfigs"}) {
 				topic.NumPartitions, topic.ReplicationFactor, topic.Configs = -1, -1, nil
 				topic.ConfigErrorCode = kerr.TopicAuthorizationFailed.Code
 			}
@@ -263,6 +285,20 @@ func (r *rules) deleted(response kmsg.Response) {
 	}
 }
 
+// replicate shows as many replicas of each partition as the kind has, on brokers that need not be there.
+func (r *rules) replicate(response kmsg.Response) {
+	for _, topic := range response.(*kmsg.MetadataResponse).Topics {
+		for i := range topic.Partitions {
+			partition := &topic.Partitions[i]
+			partition.Replicas = nil
+			for n := range int32(r.kind.Replicas) {
+				partition.Replicas = append(partition.Replicas, partition.Leader+n)
+			}
+			partition.ISR = partition.Replicas
+		}
+	}
+}
+
 // grow refuses what asks for no more partitions than there are. kfake would take the present number.
 func (r *rules) grow(asked *kmsg.CreatePartitionsRequest) (kmsg.Response, func(kmsg.Response)) {
 	var refused []kmsg.CreatePartitionsResponseTopic
@@ -301,19 +337,13 @@ func (r *rules) hideSettings(response kmsg.Response) {
 	for i := range answer.Resources {
 		of := &answer.Resources[i]
 		isTopic := of.ResourceType == kmsg.ConfigResourceTypeTopic
-		if r.kind.SettingsRefused {
-			of.ErrorCode, of.Configs = kerr.ClusterAuthorizationFailed.Code, nil
-			if isTopic {
-				of.ErrorCode = kerr.TopicAuthorizationFailed.Code
-			}
-		}
 		kept := of.Configs[:0]
 		for _, setting := range of.Configs {
 			if isTopic && (slices.Contains(r.kind.Hidden, setting.Name) || slices.Contains(r.kind.Unknown, setting.Name)) {
 				continue
 			}
 			if most, is := r.kind.Highest[setting.Name]; is && setting.Value != nil {
-				if found, err := strconv.ParseInt(*setting.Value, 10, 64); err == nil && found > most {
+				if found, is := amount(setting.Name, *setting.Value); is && found > most {
 					text := strconv.FormatInt(most, 10)
 					setting.Value = &text
 				}
