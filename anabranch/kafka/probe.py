@@ -558,7 +558,10 @@ class Probe:
             return self._log.describe_topics([name])[name].config.get(RETENTION_MS)
 
         if shown() is None:
-            raise _Lost(f"{RETENTION_MS} of a topic was altered, and the broker does not report it")
+            raise _Lost(
+                f"{RETENTION_MS} of a topic was altered, and the broker does not report it",
+                "ask whoever runs it whether altered settings hold",
+            )
         _until(
             lambda: shown() == value,
             f"{needs.ALTER.lost}: a setting that was altered is not kept",

@@ -78,7 +78,9 @@ class Broker:
     def metadata(self, topics: list[dict[str, str]] | None, **_: Any) -> Any:
         names = list(self.topics) if topics is None else [topic["name"] for topic in topics]
         broker = Answer(node_id=1, host="broker", port=1)
-        return Answer(brokers=[broker], topics=[self._shown(name) for name in names])
+        return Answer(
+            brokers=[broker], controller_id=1, topics=[self._shown(name) for name in names]
+        )
 
     def _shown(self, name: str) -> Any:
         known = self.topics.get(name)

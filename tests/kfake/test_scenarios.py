@@ -81,6 +81,8 @@ class Unfit(NamedTuple):
 _CONTROL, _STREAM, _TABLE = "control topics", "a stream's topics", "a table's topics"
 _TIMES = ("transaction.max.timeout.ms", "--native-timeout")
 _ALL_TOPICS = {_CONTROL, _STREAM, _TABLE}
+_OWN = {"topics of anabranch"}
+_OF_IDS = {"transaction time-out", "native transactions", "fencing"}
 NAMED = {
     "no transactions": Unfit({"calls"}, 6, ("no AddPartitionsToTxn, EndTxn: needed for",)),
     "no groups": Unfit({"calls"}, 6, ("no JoinGroup: needed for",)),
@@ -88,15 +90,13 @@ NAMED = {
     "an old Fetch": Unfit({"calls"}, 6, ("no Fetch: needed for",)),
     "short time-outs": Unfit({"transaction time-out"}, 6, _TIMES),
     "few partitions": Unfit({_CONTROL, _TABLE}, 6, ("number of partitions (4)",)),
-    "a policy": Unfit({_CONTROL}, 6, ("POLICY_VIOLATION", "retention.ms", "limit of 3600000")),
+    "a policy": Unfit(_ALL_TOPICS, 6, ("POLICY_VIOLATION", "retention.ms", "limit of 3600000")),
     "small messages": Unfit(_ALL_TOPICS, 6, ("max.message.bytes", "limit of 2097152")),
     "settings not shown": Unfit(_ALL_TOPICS, 2, ("the right DescribeConfigs on the topic",)),
-    "topics not shown": Unfit(_ALL_TOPICS, 2, ("right Describe",)),
-    "no right to make topics": Unfit(_ALL_TOPICS, 2, ("right Create",)),
-    "no right to transactions": Unfit(
-        {"transaction time-out"}, 2, ("right Write", "transactional id")
-    ),
-    "time always deletes": Unfit({_CONTROL}, 2, ("retention.ms=3600000; set",)),
+    "topics not shown": Unfit(_ALL_TOPICS | _OWN, 2, ("right Describe",)),
+    "no right to make topics": Unfit(_ALL_TOPICS | _OWN, 2, ("right Create",)),
+    "no right to transactions": Unfit(_OF_IDS, 2, ("right Write", "transactional id")),
+    "time always deletes": Unfit(_ALL_TOPICS, 2, ("retention.ms=3600000; set",)),
     "deletions are forgotten": Unfit({_CONTROL, _TABLE}, 2, ("delete.retention.ms=3600000; set",)),
     "no room for a stream": Unfit({_STREAM, _TABLE}, None, ("number of partitions (15)",)),
     "short ends": Unfit(
