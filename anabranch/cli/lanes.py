@@ -130,12 +130,14 @@ def _state(lane: Lane) -> str:
 
 
 def _work(lane: Lane) -> str:
-    """Units of work: in all, what its quota allows, and what it owes."""
+    """Units of work: in all, what its quota allows, what it owes, and what journals of its streams cost."""
     rate, debt = lane.quotas.get("work"), lane.usage.get("debt", 0)
+    journals = lane.usage.get("journals", 0)
     text = f"{lane.usage.get('work', 0):,}" + (f", {rate:,} a second" if rate else "")
-    return text + (f", owes {debt:,}" if debt else "")
+    text += f", owes {debt:,}" if debt else ""
+    return text + (f"; its journals {journals:,}" if journals else "")
 
 
 def _uses(lane: Lane) -> str:
-    kinds = sorted({*lane.quotas, *lane.usage} - {"work", "debt"})
+    kinds = sorted({*lane.quotas, *lane.usage} - {"work", "debt", "journals"})
     return ", ".join(f"{k} {lane.usage.get(k, 0):,} of {lane.quotas.get(k, '-')}" for k in kinds)

@@ -41,15 +41,16 @@ class Waiting:
     Streams take turns by their charge. One in debt waits as long as others need the leader, and so does one whose
     owner has nothing to spare: all streams of a lane share its allowance with its commands, which come first.
     Nothing that waits is fetched again, unless it came to more than `WAITING_BYTES`: then the most charged stream
-    gives some of its own back. ``owners``: the meter of the lane that owns a stream, if it has a rate and other
-    lanes need the leader. ``_reached``: the charge of the stream whose turn it was last; a new one begins there.
-    ``_fresh``: places whose batches share memory with all else of their fetch.
+    gives some of its own back. ``owners``: the meter of the lane that owns a stream; ``shared``: streams whose
+    owner's allowance counts, as other lanes need the leader. ``_reached``: the charge of the stream whose turn it
+    was last; a new one begins there. ``_fresh``: places whose batches share memory with all else of their fetch.
     """
 
     clock: Clock
     meters: dict[str, Meter] = field(default_factory=dict)
     fetched: dict[str, dict[int, Fetched]] = field(default_factory=dict)  # by stream and partition
     owners: dict[str, Meter] = field(default_factory=dict)
+    shared: set[str] = field(default_factory=set)
     _reached: int = 0
     _size: int = 0
     _fresh: set[Place] = field(default_factory=set)
@@ -84,17 +85,23 @@ class Waiting:
         """Seconds until each stream that waits may have a turn."""
         return [
             max(
-                0.0, self.meters[stream].wait_s(1), owner.spare_in_s() if owner is not None else 0.0
+                0.0,
+                self.meters[stream].wait_s(1),
+                self.owners[stream].spare_in_s() if stream in self.shared else 0.0,
             )
-            for stream, owner in ((stream, self.owners.get(stream)) for stream in self.fetched)
+            for stream in self.fetched
         ]
 
     def _has_to_wait(self, stream: str) -> bool:
-        owner = self.owners.get(stream)
-        return self.meters[stream].debt > 0 or (owner is not None and owner.spare < 1)
+        if self.meters[stream].debt > 0:
+            return True
+        return stream in self.shared and self.owners[stream].spare < 1
 
-    def serve(self, stream: str, index: Index) -> int:
-        """Give a stream its turn. Returns the units that it took."""
+    def serve(self, stream: str, index: Index, *, free: bool = False) -> int:
+        """Give a stream its turn. Returns the units that it took.
+
+        ``free``: it is no debt, as no other needs the leader.
+        """
         meter, spent = self.meters[stream], 0
         self._reached = max(self._reached, meter.served)
         for partition in list(self.fetched[stream]):
@@ -105,9 +112,9 @@ class Waiting:
             spent += units
             if left is not None:
                 self._put(stream, partition, left)
-        meter.charge(spent)
+        meter.charge(spent, free=free)
         if (owner := self.owners.get(stream)) is not None:
-            owner.draw(spent)
+            owner.draw(spent, free=stream not in self.shared)
         return spent
 
     def settle(self) -> None:

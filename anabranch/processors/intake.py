@@ -38,7 +38,6 @@ from anabranch.ports import (
 )
 from anabranch.processors.index_journals import Waiting, index_fetched
 from anabranch.processors.lanes.command import Command, command_of, weight_of
-from anabranch.processors.lanes.meter import Meter
 from anabranch.processors.lanes.queues import Lane, Lanes
 from anabranch.topics.names import control_topic, journal_topic, status_topic
 
@@ -295,7 +294,7 @@ class Intake:
         active = self.lanes.active
         soon = self.clock.monotonic() + CALM_S
         self._needed_until.update({lane.name: soon for lane in active})
-        self.journals.owners = self._owners(state)
+        self._find_owners(state)
         left = most = (limits.BUSY_PASS_WORK if self.busy else limits.PASS_WORK).value
         while left > 0 and (streams := self.journals.turns()):
             for stream in streams:
@@ -306,18 +305,21 @@ class Intake:
             self._calm_from = soon
         elif left == most and not self.busy:
             for stream in self.journals.turns(in_debt=True)[:1]:
-                self.journals.serve(stream, index)
+                self.journals.serve(stream, index, free=True)
         self.journals.settle()
 
-    def _owners(self, state: State) -> dict[str, Meter]:
-        """The owner's meter for each stream that waits, if it has a rate and other lanes need the leader."""
-        now, found = self.clock.monotonic(), {}
+    def _find_owners(self, state: State) -> None:
+        """Whose allowance the journals that wait draw from: of lanes with a rate, while others need the leader."""
+        now, journals = self.clock.monotonic(), self.journals
         needed = [name for name, until in self._needed_until.items() if until > now]
-        for stream in self.journals.fetched:
+        journals.owners.clear()
+        journals.shared.clear()
+        for stream in journals.fetched:
             owner = self.lanes.on.get(state.streams[stream].owner)
-            if owner is not None and owner.meter.rate and needed not in ([], [owner.name]):
-                found[stream] = owner.meter
-        return found
+            if owner is not None:
+                journals.owners[stream] = owner.meter
+                if owner.meter.rate and needed not in ([], [owner.name]):
+                    journals.shared.add(stream)
 
     def _queue_commands(self, lane: Lane, fetched: Fetched, room: int) -> int:
         """Queue a lane's commands as far as it may have them. Returns the bytes queued.

@@ -51,6 +51,11 @@ NUMBERS = {
     "lane_trouble": Number("gauge", "1 for a lane that waits for its topics", ("lane",)),
     "lane_work": Number("gauge", "Units of work that a lane was charged in this term", ("lane",)),
     "lane_debt": Number("gauge", "Units of work that a lane owes: it waits that long", ("lane",)),
+    "lane_journal_work": Number(
+        "gauge",
+        "Units of work that the journals of a lane's streams cost in this term",
+        ("lane",),
+    ),
     "journal_work": Number(
         "gauge", "Units of work that a stream's journals were charged in this term", ("stream",)
     ),
@@ -156,6 +161,7 @@ class Metrics(Numbers):
         self.values["commands_lag"] = {(n,): max(0, lane.end - lane.after(0)) for n, lane in lanes}
         self.values["lane_trouble"] = {(name,): 1 for name, lane in lanes if lane.trouble}
         self.values["lane_work"] = {(name,): lane.meter.used for name, lane in lanes}
+        self.values["lane_journal_work"] = {(name,): lane.meter.drawn for name, lane in lanes}
         self.values["lane_debt"] = {(name,): lane.meter.debt for name, lane in lanes}
         meters = intake.journals.meters.items()
         self.values["journal_work"] = {(stream,): meter.used for stream, meter in meters}

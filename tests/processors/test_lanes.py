@@ -326,7 +326,7 @@ def test_a_lane_and_its_streams_share_one_allowance() -> None:
     units = indexed(B)
     assert units > 10
     assert meter.left == meter.rate - units
-    meter.left = half + 10
+    meter.left = half + 2
     assert indexed(B) == units
     assert meter.left == half, "its own work has the rest"
     assert indexed(B) == 0
@@ -337,6 +337,13 @@ def test_a_lane_and_its_streams_share_one_allowance() -> None:
     meter.left, its_own = half, meter.used
     assert indexed(A) == units, "no other lane needs the leader"
     assert meter.left == half - (meter.used - its_own), "only the command was charged"
+    assert play.info(A).usage["journals"] == 3 * units
+
+    meter.rate, spent = 5, 0
+    for _ in range(40):
+        play.world.clock.now += 1.0
+        spent += indexed(B)
+    assert spent == pytest.approx(40 * 5, abs=2 * units), "what a turn takes beyond that is paid"
 
 
 def test_batches_that_can_not_be_read_cost_their_own_lane() -> None:

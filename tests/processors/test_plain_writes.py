@@ -320,6 +320,25 @@ def test_a_dear_journal_waits_for_others_and_is_read_once(
     assert (position(STREAM), len(seen(world))) == (20 * RUNS, 20 * RUNS // 2)
 
 
+def test_what_is_indexed_in_calm_times_is_no_debt(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A big load that nobody waited for holds up no plain write once commands come."""
+    rate = 100
+    monkeypatch.setattr(limits, "JOURNAL_WORK", limits.JOURNAL_WORK._replace(value=rate))
+    controller = led(world)
+    world.clock.now += 1.1
+    place = TopicPartition(journal_topic(STREAM), 0)
+    for _ in range(1_000):
+        world.cluster.produce_batch(place, encode_batch(EMPTY[:30]))
+    play(controller, steps=100)
+    meter = controller._intake.journals.meters[STREAM]
+    assert meter.used > 50_000
+    world.send(FindScope("nyc", False))
+    controller.step(0.0)
+    assert meter.debt <= limits.PASS_WORK.value + rate, "the first pass found no debt"
+
+
 def test_a_command_among_plain_writes_waits_for_little(world: World) -> None:
     """Passes within a second after one index a tenth of what passes do in calm times; another is decided then."""
     controller = led(world)

@@ -17,7 +17,8 @@ class Meter:
 
     ``rate``: units a second, 0: any. ``left``: what it may be charged now, a second's worth at most. A charge may
     exceed it: then it is below 0, a debt, and its owner waits until time has paid that off. ``used``: charged in
-    all. ``served``: the same, as it counts for turns: see `join`.
+    all. ``served``: the same, as it counts for turns: see `join`. ``drawn``: what the journals of a lane's streams
+    cost, in all.
     """
 
     clock: Clock
@@ -25,6 +26,8 @@ class Meter:
     left: float = 0.0
     used: int = 0
     served: int = 0
+    drawn: int = 0
+    _lent: float = 0.0  # what journals drew beyond what was spare: paid before they draw again
     _filled: float = 0.0  # when it was filled last, monotonic seconds
 
     def set_rate(self, rate: int) -> None:
@@ -39,13 +42,15 @@ class Meter:
             now = self.clock.monotonic()
             self.left = min(self.rate, self.left + (now - self._filled) * self.rate)
             self._filled = now
+            paid = max(0.0, min(self._lent, self.left - self.rate / 2))
+            self.left, self._lent = self.left - paid, self._lent - paid
 
-    def charge(self, units: int) -> None:
-        """Take units off what is left."""
+    def charge(self, units: int, *, free: bool = False) -> None:
+        """Take units off what is left; ``free``: count them only, as no other needs the leader."""
         self.fill()
         self.used += units
         self.served += units
-        if self.rate:
+        if self.rate and not free:
             self.left -= units
 
     @property
@@ -54,14 +59,17 @@ class Meter:
         self.fill()
         return max(0.0, self.left - self.rate / 2) if self.rate else math.inf
 
-    def draw(self, units: int) -> None:
-        """Take units of others' work off what is spare."""
-        if self.rate:
-            self.left -= min(float(units), self.spare)
+    def draw(self, units: int, *, free: bool) -> None:
+        """Take units of journals off what is spare; ``free``: count them only."""
+        self.drawn += units
+        if self.rate and not free:
+            taken = min(float(units), self.spare)
+            self.left, self._lent = self.left - taken, self._lent + units - taken
 
     def spare_in_s(self) -> float:
         """Seconds until there is something spare."""
-        return max(0.0, (1 + self.rate / 2 - self.left) / self.rate) if self.rate else 0.0
+        missing = 1 + self.rate / 2 + self._lent - self.left
+        return max(0.0, missing / self.rate) if self.rate else 0.0
 
     def join(self, waiting: Collection[Meter], others: Iterable[Meter]) -> None:
         """Begin to wait for turns. Its owner saved up none, and has to make up for none.

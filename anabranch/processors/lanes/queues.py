@@ -59,7 +59,7 @@ class Lane(LaneSeen):
         return self.meter.wait_s(work.forecast(self.size, len(self.queue)))
 
     def usage(self) -> Mapping[str, int]:
-        return {"work": self.meter.used, "debt": self.meter.debt}
+        return {"work": self.meter.used, "debt": self.meter.debt, "journals": self.meter.drawn}
 
     def give_back(self, most: int) -> None:
         """Let go of what is beyond so many bytes: it is fetched again."""
