@@ -19,7 +19,7 @@ from pymdownx.superfences import fence_code_format
 ROOT = Path(__file__).parents[1]
 _DRAWS = ROOT / ".venv" / "share" / "mermaid.min.js"
 # Page of the site -> the command that prints it.
-_MADE = {"house.md": ["scripts/draw-house"], "states.md": ["scripts/draw-states"]}
+_MADE = {"inside/house.md": ["scripts/draw-house"], "inside/states.md": ["scripts/draw-states"]}
 _PLANTED = "<!-- planted bugs -->"
 _PLANTED_TABLE = ["-m", "tests.mutants", "table", "--json", "tests/mutants/found.json"]
 _OUTSIDE = re.compile(r"(?<!!)\[([^\]]+)\]\((?:\.\./)+(?!docs/)[^)#]*(?:#[^)]*)?\)")
@@ -38,7 +38,7 @@ def on_config(config: Any) -> Any:
 def on_files(files: Files, config: Any) -> Files:
     """README.md as the page that the site begins with, and the pages that commands print."""
     text = _NO_PAGE.sub(r"\1", (ROOT / "README.md").read_text(encoding="utf-8"))
-    text = text.replace("](docs/decisions)", "](decisions/0001-ids-by-clients.md)")
+    text = text.replace("](docs/inside/decisions)", "](inside/decisions/0001-ids-by-clients.md)")
     if _DRAWS.exists():
         files.append(File.generated(config, _DRAWS.name, abs_src_path=str(_DRAWS)))
     files.append(File.generated(config, "index.md", content=text.replace("](docs/", "](")))

@@ -252,7 +252,7 @@ def test_what_texts_refer_to_is_there() -> None:
     dead = []
     for path in listed(".py", ".md"):
         name = path.relative_to(ROOT).as_posix()
-        if name.startswith("docs/decisions/"):
+        if name.startswith("docs/inside/decisions/"):
             continue  # they tell how it was then
         text = path.read_text()
         dead += [f"{name}: {dotted}" for dotted in _DOTTED.findall(text) if not _is_there(dotted)]
@@ -339,7 +339,7 @@ def _dropped(method: ast.FunctionDef) -> list[str]:
 
 
 def test_the_layers_page_names_each_package() -> None:
-    page = (ROOT / "docs/architecture.md").read_text()
+    page = (ROOT / "docs/inside/architecture.md").read_text()
     packages = {name.split("/")[1].removesuffix(".py") for name in product()} - {"__init__"}
     assert sorted(p for p in packages if f"`{PRODUCT}.{p}`" not in page) == []
 
