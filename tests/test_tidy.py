@@ -110,6 +110,8 @@ _VAGUE = re.compile(r"\b(?:nobody|anew|whoever|come to stand|for ever)\b", re.IG
 _DOTTED = re.compile(
     r"`(anabranch(?!\.(?:commands|control|controllers|replies|status)\b)(?:\.\w+)+)`"
 )
+_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PATH = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.py)\b")
 
 
@@ -261,6 +263,17 @@ def test_what_texts_refer_to_is_there() -> None:
             for other in _PATH.findall(text)
             if not any((root / other).is_file() for root in (ROOT, ROOT / PRODUCT, ROOT / "tests"))
         ]
+    assert dead == []
+
+
+def test_links_of_pages_lead_to_files() -> None:
+    """Also those that leave docs/, which the site shows as text."""
+    dead = []
+    for path in listed(".md"):
+        text = _FENCED.sub("", path.read_text())
+        links = {link.partition("#")[0] for link in _LINK.findall(text) if "://" not in link}
+        name = path.relative_to(ROOT).as_posix()
+        dead += [f"{name}: {link}" for link in links - {""} if not (path.parent / link).exists()]
     assert dead == []
 
 
