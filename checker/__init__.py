@@ -1,6 +1,6 @@
 """An independent judge of recorded histories: clients' questions and answers, readers' events, the log.
 
-`docs/checker.md` is its design. From `anabranch` it imports only `anabranch.schemas`.
+`docs/inside/checker.md` is its design. From `anabranch` it imports only `anabranch.schemas`.
 """
 
 from checker.reading import BrokenHistory

@@ -1,4 +1,4 @@
-"""Writes a history while it happens: lines of JSON that outlive the process (`docs/checker.md`, "The format")."""
+"""Writes a history while it happens: lines of JSON that outlive the process (docs/inside/checker.md)."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def check_epochs(sound: DataFrame, findings: Findings) -> None:
 
 
 class _Epochs:
-    """Rules E1, E3 and E7 of docs/epochs.md, and the segments' ends in EPOCH records."""
+    """Rules E1, E3 and E7 of docs/inside/epochs.md, and the segments' ends in EPOCH records."""
 
     def __init__(self, stream: str, findings: Findings) -> None:
         self._stream = stream

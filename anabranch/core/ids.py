@@ -2,7 +2,7 @@
 
 A transaction id is 16 bytes, big endian: control partition (16 bits), Unix milliseconds of its making
 (48), random (64). The client makes it *before* it sends anything, so that a begin or a one-shot can be
-repeated and resolved by id after any time-out (``docs/decisions/0001-ids-by-clients.md``).
+repeated and resolved by id after any time-out (``docs/inside/decisions/0001-ids-by-clients.md``).
 """
 
 from __future__ import annotations

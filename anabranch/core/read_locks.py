@@ -1,7 +1,7 @@
 """Locks on what transactions read of tables: a leader's window of recent writes, and the registered ones.
 
 By the window alone no lock is broken: a controller that is not sure asks the client to look again. Registered
-locks are rows of open transactions: each commit is held against them. `docs/tables.md` has the rules.
+locks are rows of open transactions: each commit is held against them. `docs/inside/tables.md` has the rules.
 """
 
 from __future__ import annotations

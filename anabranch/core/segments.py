@@ -1,8 +1,8 @@
 """Segments and what may be done with them: create, seal, duplicate, merge (Pravega, PDP-24).
 
-The functions make new layouts and check the rules of `docs/epochs.md`; a caller's mistake is `InvalidArgument`,
-a broken rule inside is `InvariantViolation`. A layout is a sequence of `SegmentRange`, the open segments of a
-stream epoch.
+The functions make new layouts and check the rules of `docs/inside/epochs.md`; a caller's mistake is
+`InvalidArgument`, a broken rule inside is `InvariantViolation`. A layout is a sequence of `SegmentRange`, the open
+segments of a stream epoch.
 """
 
 from __future__ import annotations

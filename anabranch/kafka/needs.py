@@ -1,6 +1,6 @@
 """The calls that anabranch needs of a cluster: what each is for, and what is lost without it.
 
-This table is the only list of needed calls. docs/decisions/0039-what-a-broker-must-give.md explains it.
+This table is the only list of needed calls. docs/inside/decisions/0039-what-a-broker-must-give.md explains it.
 """
 
 from __future__ import annotations

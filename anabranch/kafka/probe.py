@@ -1,7 +1,7 @@
 """Questions to a cluster before anything is made there, and the probe: each need tried on topics of its own.
 
 `before_leading` asks what decides whether a controller can be leader at all. `Probe` tries everything that
-docs/decisions/0039-what-a-broker-must-give.md lists, and deletes its topics again.
+docs/inside/decisions/0039-what-a-broker-must-give.md lists, and deletes its topics again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Carrying big merges aside (`docs/epochs.md`): chunks of a decided transaction go to reserved partitions.
+"""Carrying big merges aside (`docs/inside/epochs.md`): chunks of a decided transaction go to reserved partitions.
 
 `durability` has the order of a chunk. The transactional ids are initialised together with the leader's own
 (`leadership`): later, a process that leads no more could take them back.

@@ -1,7 +1,7 @@
 """The controller of one control partition: a thin loop round the core.
 
-`Controller.step` is one pass, as `docs/architecture.md` lists it. The loop has no thread, clock or sleep of its
-own: time and I/O come through the ports, so the same loop runs on Kafka and in the simulator.
+`Controller.step` is one pass, as `docs/inside/architecture.md` lists it. The loop has no thread, clock or sleep of
+its own: time and I/O come through the ports, so the same loop runs on Kafka and in the simulator.
 """
 
 from __future__ import annotations

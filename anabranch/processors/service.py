@@ -1,8 +1,8 @@
 """`anabranch controller`: a long-lived process that leads the control partitions it is given.
 
 The library mode hosts its lifecycle (signals, graceful stop, supervision of tasks). All that a commit depends on
-runs on threads of our own (`Leader`), as docs/evidence/faust.md found sound. Any number of these processes may
-run: the group's assignment says which one tries to lead, the sequence in `leadership` which one may.
+runs on threads of our own (`Leader`), as docs/inside/evidence/faust.md found sound. Any number of these processes
+may run: the group's assignment says which one tries to lead, the sequence in `leadership` which one may.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ControllerService(mode.Service):
         self._leader_failed = False
         self._leaders: dict[int, Leader] = {}
         self._slow: dict[int, Leader] = {}  # the last ones that did not stop in time
-        # The terms of leaders that have ended: docs/decisions/0013.
+        # The terms of leaders that have ended: docs/inside/decisions/0013.
         self._terms: dict[int, list[TermRow]] = {}
         self._lock = threading.Lock()
         self._monitor: Monitor | None = None

@@ -1,4 +1,4 @@
-"""The bytes of rows and marks in a replica's folder (docs/tables.md, The replica).
+"""The bytes of rows and marks in a replica's folder (docs/inside/tables.md, The replica).
 
 A row's key: table number, escaped key, 00 00, inverted timestamp. So a key's versions lie together, the newest
 first, and keys lie in their own order. Its value: transaction id, then 1 and the row, or 0: deleted.

@@ -1,4 +1,4 @@
-"""Rows that an open transaction wrote to tables, read back from journals (docs/tables.md, Own writes).
+"""Rows that an open transaction wrote to tables, read back from journals (docs/inside/tables.md, Own writes).
 
 The controller tells which records it accepted and where they lie; a scan of the journal would find rejected ones,
 too, and take a moved copy for the newest. Rows are kept as a replica keeps them, in a temporary folder, with the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from anabranch.schemas.records import CommitRecord
 from tests.cluster import Cluster, start_cluster
 from tests.conftest import Broker
 from tests.crash.oracle import StreamLog, check_epochs, check_stream, read_stream
-from tests.schemas.test_protocol_page import cells
+from tests.schemas.protocol_page import VECTORS
 
 pytestmark = pytest.mark.broker
 
@@ -71,12 +72,9 @@ def plain_commits(found: StreamLog) -> list[CommitRecord]:
 
 
 def on_page() -> list[tuple[bytes, int]]:
-    """(key, segment of 4) of the table in docs/protocol.md, but for those that are not spelled out."""
-    return [
-        (bytes.fromhex(row[1].replace("-", "")), int(row[4]))
-        for row in cells("positions")
-        if row[1] != "-" or row[0] == "empty"
-    ]
+    """(key, segment of 4) of the test vectors of docs/protocol.md."""
+    found = json.loads(VECTORS.read_text("utf-8"))["key_positions"]
+    return [(bytes.fromhex(each["key"]), each["segment_of_4"]) for each in found]
 
 
 def test_keys_of_the_page_land_where_it_says(

@@ -499,9 +499,7 @@ def test_the_programs_of_the_page_run(
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "processing.md").read_text(encoding="utf-8")
     scope = f"p{uuid.uuid4().hex[:8]}"
-    programs = page[page.index("## Programs") : page.index("## Workers")].replace(
-        "nyc/", f"{scope}/"
-    )
+    programs = page[: page.index("## Workers")].replace("nyc/", f"{scope}/")
     code = "\n".join(re.findall(r"```python\n(.*?)```", programs, re.DOTALL))
     assert code.count("@app") == 3
     names: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from checker import BrokenHistory, judge_entries
 from tests.checker.table import ONE, TWO
 from tests.checker.tape import Tape, row
 
-# As `docs/checker.md` has it: of each operation the fields that it is asked with, and told with.
+# As `docs/inside/checker.md` has it: of each operation the fields that it is asked with, and told with.
 FIELDS = {
     "begin": ("txn scope", "txn_id"),
     "write": ("txn writer stream events", ""),

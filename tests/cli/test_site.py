@@ -42,3 +42,6 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
         )
     for path in DOCS.glob("*.md"):
         assert path.stem in ("index",) or f"{path.stem}/index.html" in pages, path
+    assert 'id="anabranchcore"' in pages["inside/house/index.html"]
+    assert "FINALIZE_IN_PROGRESS --&gt; COMMITTED" in pages["inside/states/index.html"]
+    assert "<td>answer before the commit</td>" in pages["inside/mutants/index.html"]

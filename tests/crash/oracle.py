@@ -159,7 +159,7 @@ def check_stream(stream: StreamLog, under_way: Collection[bytes] = ()) -> None:
 
 
 def check_epochs(stream: StreamLog) -> dict[bytes, list[bytes]]:
-    """The epochs are as docs/epochs.md says, and each event lies in the segment of its key.
+    """The epochs are as docs/inside/epochs.md says, and each event lies in the segment of its key.
 
     Returns the values of each key in stream order: as epochs and offsets order them, which has to be the order
     in which they were committed.

@@ -1,7 +1,7 @@
 """What groups of readers have committed, and where their members take up what is given to them.
 
 The first is asked of the brokers, by somebody who is no member and knows nothing of the product; the second a
-member notes itself. With both the checker knows what may be given again (`docs/checker.md`).
+member notes itself. With both the checker knows what may be given again (`docs/inside/checker.md`).
 """
 
 from __future__ import annotations

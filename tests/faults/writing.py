@@ -1,6 +1,6 @@
 """Writers that record: transactions of every kind, alone and with helpers in other processes, and plain writes.
 
-What a process asks and is told goes into its history (`docs/checker.md`) before and after.
+What a process asks and is told goes into its history (`docs/inside/checker.md`) before and after.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ``seeds``: each quick one's first seed, from the one on that the catalogue has. ``simulator``: seeds, until the
 simulator's own checks and the product's find it, and seeds until the checker does by itself. ``broker``: recorded
 workloads that the checker judges. ``tests``: the plays, and the files of tests that find what neither can bring
-about. ``table``: what all wrote with ``--json``, as in `docs/mutants.md`.
+about. ``table``: what all wrote with ``--json``, as the site shows it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All planted bugs: each breaks one rule that the design rests on, and the suites must find it.
 
-`docs/mutants.md` says which judges found which, and within how many seeds. ``scripts/simulate --mutants`` and
-``scripts/mutants`` look for all of them; `tests/sim/test_mutants.py` and `test_mutated_broker.py` for some.
+`docs/inside/mutants.md` says which judges found which, and within how many seeds. ``scripts/simulate --mutants``
+and ``scripts/mutants`` look for all of them; `tests/sim/test_mutants.py` and `test_mutated_broker.py` for some.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Mutant:
     ``weather``: settings of the simulation that bring it out sooner, on top of what each seed draws.
     ``by_clients``: it is in the library of readers and writers, not in controllers.
     ``broker``: what brings it out on a real broker, one of `tests.mutants.workload.Trial`'s names; empty where
-    that is not known (`docs/mutants.md` says why).
+    that is not known (`docs/inside/mutants.md` says why).
     ``suite``: the file of tests that finds it, where neither simulator nor workload can.
     ``play``: the exact order of events in which it does harm; an `AssertionError` under the bug.
     """

@@ -1,8 +1,8 @@
 """A lane's principal attacks another lane, on a broker with an authorizer: each try is refused by name.
 
 Nothing changes by it, and beside it the other lane commits as ever. The attacks are those of the review of security
-that made lanes (`docs/decisions/0018-lanes.md`); the attacker knows all ids, names and offsets, and has a narrow
-token.
+that made lanes (`docs/inside/decisions/0018-lanes.md`); the attacker knows all ids, names and offsets, and has a
+narrow token.
 """
 
 from __future__ import annotations

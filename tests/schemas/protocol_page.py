@@ -1,6 +1,6 @@
-"""The generated blocks of docs/protocol.md: tables and examples, made from the code.
+"""The generated blocks of docs/protocol.md and the test vectors of docs/protocol-examples.json.
 
-``python -m tests.schemas.protocol_page`` writes them.
+``python -m tests.schemas.protocol_page`` writes both.
 """
 
 import dataclasses
@@ -29,6 +29,7 @@ from anabranch.schemas import records as r
 from anabranch.schemas.codec import TYPES, encode, schema_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+VECTORS = PAGE.with_name("protocol-examples.json")
 BLOCK = re.compile(r"(<!-- generated: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 # -- the story of the examples --------------------------------------------------------------------
@@ -408,37 +409,42 @@ def header_lines(headers: list[tuple[str, bytes]]) -> str:
     return "```headers\n" + "".join(f"{n:8} {v.hex()}\n" for n, v in headers) + "```\n"
 
 
-def positions_block() -> str:
+def key_vectors() -> list[dict[str, Any]]:
+    """Keys with their positions, segments in a new stream of four, and fingerprints."""
     keys: list[tuple[str, bytes]] = [
         ("empty", b""),
         ("one byte, zero", b"\0"),
         ("one byte", b"a"),
         ("one byte, high", b"\xff"),
-        ("`UA`", b"UA"),
-        ("`JFK`", b"JFK"),
-        ("`123456789`", b"123456789"),
-        ("`N14228`", b"N14228"),
-        ("`key-1`", b"key-1"),
-        ("`key-2`", b"key-2"),
-        ("UTF-8, `Zürich`", "Zürich".encode()),
-        ("UTF-8, `東京`", "東京".encode()),
-        ("UTF-8, an aeroplane (U+2708)", "\u2708".encode()),
+        ("UA", b"UA"),
+        ("JFK", b"JFK"),
+        ("123456789", b"123456789"),
+        ("N14228", b"N14228"),
+        ("key-1", b"key-1"),
+        ("key-2", b"key-2"),
+        ("UTF-8: Zürich", "Zürich".encode()),
+        ("UTF-8: 東京", "東京".encode()),
+        ("UTF-8: an aeroplane, U+2708", "\u2708".encode()),
         ("64-bit number 1", (1).to_bytes(8, "big")),
         ("64-bit number -1", b"\xff" * 8),
         ("32 zero bytes", bytes(32)),
-        ("1000 times `x`", b"x" * 1000),
+        ("1000 times x", b"x" * 1000),
         ("the bytes 00 to ff", bytes(range(256))),
     ]
-    rows = []
-    for text, key in keys:
-        shown = key.hex() if len(key) <= 32 else "-"
-        position = position_of(key)
-        numbers = [f"{crc32(key):08x}", position, position * 4 >> 32, fingerprint(key)]
-        rows.append([text, shown or "-", *numbers])
-    return table("key | bytes | CRC-32 | position | segment of 4 | fingerprint", rows)
+    return [
+        {
+            "what": what,
+            "key": key.hex(),
+            "crc32": f"{crc32(key):08x}",
+            "position": position_of(key),
+            "segment_of_4": position_of(key) * 4 >> 32,
+            "fingerprint": fingerprint(key),
+        }
+        for what, key in keys
+    ]
 
 
-def dealing_block() -> str:
+def task_vectors() -> list[dict[str, Any]]:
     """Events of four tasks, in segments that have all keys, the middle half, and less than a task's."""
     whole, middle, little = (0, SPACE), (SPACE // 4, SPACE * 3 // 4), (SPACE // 8, SPACE // 8 + 100)
     cases: list[tuple[bytes | None, int, tuple[int, int]]] = [
@@ -449,13 +455,20 @@ def dealing_block() -> str:
         (b"key-2", 9, middle),
         *((b"JFK", offset, middle) for offset in (9, 10)),
     ]
-    rows = []
+    found = []
     for key, offset, (low, high) in cases:
         dealing = Dealing(cast("HistorySearch", None), 4)
-        task = int(dealing.tasks_of([key], [offset], (low, high))[0])
-        shown = f"`{key.decode()}`, {position_of(key)}" if key else "null"
-        rows.append([shown, low, high, offset, task])
-    return table("key, position | segment from | to | offset | task of 4", rows)
+        found.append(
+            {
+                "key": None if key is None else key.hex(),
+                "position": None if key is None else position_of(key),
+                "segment_low": low,
+                "segment_high": high,
+                "offset": offset,
+                "task_of_4": int(dealing.tasks_of([key], [offset], (low, high))[0]),
+            }
+        )
+    return found
 
 
 def worked_block() -> str:
@@ -469,7 +482,7 @@ def worked_block() -> str:
     return f"```\n{shown}{'position':12} = {steps[-1]}\n```\n"
 
 
-def checksums_block() -> str:
+def checksum_vectors() -> list[dict[str, Any]]:
     pairs: list[tuple[bytes | None, bytes | None]] = [
         (None, None),
         (b"", b""),
@@ -480,13 +493,10 @@ def checksums_block() -> str:
         (b"AA", b"1141"),
         (b"UA", b"1714"),
     ]
-
-    def show(data: bytes | None) -> str:
-        return "null" if data is None else data.hex() or "empty"
-
-    rows = [[show(k), show(v), record_checksum(k, v)] for k, v in pairs]
-    total = sum(record_checksum(k, v) for k, v in EVENTS)
-    return table("key | value | checksum", rows) + f"\nThe last three together: {total}.\n"
+    return [
+        {"key": as_json(key), "value": as_json(value), "checksum": record_checksum(key, value)}
+        for key, value in pairs
+    ]
 
 
 def error_rows() -> list[list[str]]:
@@ -649,20 +659,38 @@ def blocks() -> dict[str, str]:
         "headers write": header_lines([(ids.TXN_HEADER, ids.pack_txn_header(TXN, WRITER, 0))]),
         "token": token_block(),
         "worked": worked_block(),
-        "positions": positions_block(),
-        "dealing": dealing_block(),
         "reasons": ", ".join(f"`{reason}`" for reason in REASONS) + ".\n",
-        "checksums": checksums_block(),
         "errors": table("code | kind | meaning", error_rows()),
         "limits": limits_block(),
         "judged": judged_block(),
         "rows": rows_block(),
-        "examples": "\n".join(example(name) for name in EXAMPLES if name not in IN_THE_TEXT),
     }
     return found | {f"example {name}": example(name) for name in IN_THE_TEXT}
+
+
+def vectors() -> str:
+    """The file of test vectors: JSON, a line for each short value."""
+    records = [
+        {
+            "name": name,
+            "type": type(record).__name__,
+            "value": as_json(record),
+            "hex": encode(record).hex(),
+        }
+        for name, record in EXAMPLES.items()
+    ]
+    found = {
+        "about": "Test vectors of the protocol: docs/protocol.md, section 15, explains the fields.",
+        "records": records,
+        "key_positions": key_vectors(),
+        "checksums": checksum_vectors(),
+        "tasks": task_vectors(),
+    }
+    return json_lines(found) + "\n"
 
 
 if __name__ == "__main__":
     made = blocks()
     page = BLOCK.sub(lambda m: m[1] + made[m[2]] + m[4], PAGE.read_text("utf-8"))
     PAGE.write_text(page, "utf-8")
+    VECTORS.write_text(vectors(), "utf-8")

@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: its examples are read from the page and checked."""
+"""docs/protocol.md and its test vectors say what the code does: they are read from the files and checked."""
 
 import ast
 import hmac
@@ -20,9 +20,25 @@ from anabranch.core.partitioner import even_ranges, position_of, record_checksum
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import FORMAT_VERSION, TYPES, decode, encode, schema_of
 from anabranch.topics.declarations import STREAM_SETTINGS
-from tests.schemas.protocol_page import BLOCK, MS, PAGE, SECRET, TXN, WRITER, blocks, cid
+from tests.schemas.protocol_page import (
+    BLOCK,
+    IN_THE_TEXT,
+    MS,
+    PAGE,
+    SECRET,
+    TXN,
+    VECTORS,
+    WRITER,
+    blocks,
+    cid,
+    vectors,
+)
 
 TEXT = PAGE.read_text("utf-8")
+FOUND = json.loads(VECTORS.read_text("utf-8"))
+RECORDS: list[dict[str, Any]] = FOUND["records"]
+VALUES = {each["name"]: each["value"] for each in RECORDS}
+BYTES = {each["name"]: bytes.fromhex(each["hex"]) for each in RECORDS}
 
 
 def section(name: str) -> str:
@@ -37,7 +53,7 @@ def cells(name: str) -> list[list[str]]:
 
 
 def of_json(plain: Any, avro: Any) -> Any:
-    """The value that the page's JSON stands for, read by the schema and not by the code above."""
+    """The value that a vector's JSON stands for, read by the schema and not by the code that wrote it."""
     if isinstance(avro, list):
         if isinstance(plain, dict):
             branches = [branch for branch in avro if branch != "null"]
@@ -61,9 +77,6 @@ def of_json(plain: Any, avro: Any) -> Any:
     return plain
 
 
-SHOWN = re.findall(r"\*\*([^\n]+)\*\*\n\n```json\n([^`]+)\n```\n```hex\n([^`]+)\n```", TEXT)
-
-
 def test_the_page_is_as_generated() -> None:
     generated = blocks()
     names = [name for _, name, _, _ in BLOCK.findall(TEXT)]
@@ -72,24 +85,35 @@ def test_the_page_is_as_generated() -> None:
         assert section(name) == generated[name], "python -m tests.schemas.protocol_page"
 
 
-@pytest.mark.parametrize(("name", "text", "shown"), SHOWN, ids=[name for name, _, _ in SHOWN])
-def test_an_example_is_what_its_bytes_say(name: str, text: str, shown: str) -> None:
-    cls = getattr(r, re.split(r"[: ]", name)[0])
-    record = of_json(json.loads(text), f"anabranch.{cls.__name__}")
-    data = bytes.fromhex(shown)
+def test_the_vectors_are_as_generated() -> None:
+    assert VECTORS.read_text("utf-8") == vectors(), "python -m tests.schemas.protocol_page"
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_vector_is_what_its_bytes_say(name: str) -> None:
+    [cls] = [getattr(r, each["type"]) for each in RECORDS if each["name"] == name]
+    record = of_json(VALUES[name], f"anabranch.{cls.__name__}")
     assert isinstance(record, cls)
-    assert decode(data) == record
-    assert encode(record) == data
+    assert decode(BYTES[name]) == record
+    assert encode(record) == BYTES[name]
+    assert re.split(r"[: ]", name)[0] == cls.__name__
     if ": " in name:
         assert type(record.result).__name__ == name.split()[1]
 
 
-def test_every_kind_of_command_and_reply_has_an_example() -> None:
-    shown = {name for name, _, _ in SHOWN}
+def test_the_examples_in_the_text_are_vectors() -> None:
+    shown = re.findall(r"\*\*([^\n]+)\*\*\n\n```json\n([^`]+)\n```\n```hex\n([^`]+)\n```", TEXT)
+    assert [name for name, _, _ in shown] == list(IN_THE_TEXT)
+    for name, text, data in shown:
+        assert (json.loads(text), bytes.fromhex(data)) == (VALUES[name], BYTES[name])
+
+
+def test_every_kind_of_command_and_reply_has_a_vector() -> None:
     commands = {cls.__name__ for number, cls in TYPES.items() if number < 32} - {"AdoptScope"}
     branches = get_args(get_type_hints(r.Reply)["result"])
     replies = {f"Reply: {cls.__name__}" for cls in branches}
-    assert shown >= commands | replies | {"Receipt", "EpochRecord", "CommitRecord", "JournalOp"}
+    others = {"Receipt", "EpochRecord", "CommitRecord", "JournalOp"}
+    assert set(VALUES) >= commands | replies | others
 
 
 def test_type_numbers() -> None:
@@ -141,31 +165,38 @@ def page_function() -> Callable[[bytes], int]:
 
 
 def test_key_positions() -> None:
-    rows = cells("positions")
     function = page_function()
-    long_ones = {"1000 times `x`": b"x" * 1000, "the bytes 00 to ff": bytes(range(256))}
-    assert len(rows) >= 12
-    for text, shown, crc, position, segment, fingerprint in rows:
-        key = long_ones.get(text, bytes.fromhex(shown.replace("-", "")))
-        if text.startswith("UTF-8, `"):
-            assert key.decode() in text
-        assert (f"{crc32(key):08x}", str(position_of(key))) == (crc, position)
-        assert function(key) == int(position)
-        assert int(fingerprint) % (1 << 64) == int(position) << 32 | crc32c(key)
-        low, high = even_ranges(4)[int(segment)]
-        assert low <= int(position) < high
-    assert {segment for *_, segment, _ in rows} == {"0", "1", "2", "3"}
+    assert len(FOUND["key_positions"]) >= 12
+    for each in FOUND["key_positions"]:
+        key, position = bytes.fromhex(each["key"]), each["position"]
+        if each["what"].startswith("UTF-8: ") and "U+" not in each["what"]:
+            assert key.decode() in each["what"]
+        assert (f"{crc32(key):08x}", position_of(key)) == (each["crc32"], position)
+        assert function(key) == position
+        assert each["fingerprint"] % (1 << 64) == position << 32 | crc32c(key)
+        low, high = even_ranges(4)[each["segment_of_4"]]
+        assert low <= position < high
+    assert {each["segment_of_4"] for each in FOUND["key_positions"]} == {0, 1, 2, 3}
 
 
-def test_dealing() -> None:
-    """By the sentences above the table."""
-    rows = cells("dealing")
-    for key, low, high, offset, task in rows:
-        at = -1 if key == "null" else int(key.partition(", ")[2])
-        tasks = [int(low) * 4 >> 32, (int(high) - 1) * 4 >> 32]
-        dealt = tasks[0] + int(offset) % (tasks[1] - tasks[0] + 1)
-        assert int(task) == (at * 4 >> 32 if int(low) <= at < int(high) else dealt)
-    assert {row[-1] for row in rows} == {"0", "1", "2", "3"}
+def test_tasks() -> None:
+    """By the sentences of section 10."""
+    for each in FOUND["tasks"]:
+        low, high, at = each["segment_low"], each["segment_high"], each["position"]
+        tasks = [low * 4 >> 32, (high - 1) * 4 >> 32]
+        dealt = tasks[0] + each["offset"] % (tasks[1] - tasks[0] + 1)
+        own = at is not None and low <= at < high
+        assert each["task_of_4"] == (at * 4 >> 32 if own else dealt)
+        assert (at is None) == (each["key"] is None)
+        assert at is None or at == position_of(bytes.fromhex(each["key"]))
+    assert {each["task_of_4"] for each in FOUND["tasks"]} == {0, 1, 2, 3}
+    [without] = re.findall(r"without a key at offset (\d+) is of task (\d) of 4", TEXT)
+    keyed = re.findall(r"key `JFK` \(position\s+(\d+)\) is of task (\d)", TEXT)
+    every = [each for each in FOUND["tasks"] if each["segment_high"] == 1 << 32]
+    assert (int(without[0]), int(without[1])) in [(e["offset"], e["task_of_4"]) for e in every]
+    assert [(int(at), int(task)) for at, task in keyed] == [
+        (each["position"], each["task_of_4"]) for each in every if each["key"] == b"JFK".hex()
+    ]
 
 
 def test_the_worked_position() -> None:
@@ -176,14 +207,18 @@ def test_the_worked_position() -> None:
 
 
 def test_checksums() -> None:
-    def given(cell: str) -> bytes | None:
-        return None if cell == "null" else bytes.fromhex(cell.replace("empty", ""))
+    def given(value: str | None) -> bytes | None:
+        return None if value is None else bytes.fromhex(value)
 
-    rows = cells("checksums")
-    for key, value, checksum in rows:
-        assert record_checksum(given(key), given(value)) == int(checksum)
-    total = sum(int(checksum) for *_, checksum in rows[-3:])
-    assert f"together: {total}." in section("checksums")
+    known = {}
+    for each in FOUND["checksums"]:
+        key, value = given(each["key"]), given(each["value"])
+        assert crc32((key or b"") + (value or b"")) == each["checksum"]
+        assert record_checksum(key, value) == each["checksum"]
+        known[key, value] = each["checksum"]
+    assert len(known) == 8
+    [shown] = re.findall(r"key `(\w+)` and value `(\w+)` have the checksum (\d+)", TEXT)
+    assert known[shown[0].encode(), shown[1].encode()] == int(shown[2])
 
 
 def test_headers() -> None:
@@ -216,16 +251,13 @@ def test_the_token() -> None:
         TXN, 60_000, MS + 12, "nyc", "open", 3, MS + 12 + DAY_MS, frozenset({"etl"})
     )
     assert found == expected
-    answers = {name: json.loads(text) for name, text, _ in SHOWN}
-    assert answers["Reply: Begun"]["result"]["Begun"]["begun_ms"] == found.begun_ms
-    assert answers["Touch"]["token"] == b"".join(whole).hex()
-    assert answers["Begin"]["secret"] == SECRET.hex()
+    assert VALUES["Reply: Begun"]["result"]["Begun"]["begun_ms"] == found.begun_ms
+    assert VALUES["Touch"]["token"] == b"".join(whole).hex()
+    assert VALUES["Begin"]["secret"] == SECRET.hex()
 
 
 def test_an_answer_names_the_command_before_it() -> None:
     """By the page's own rule: the first 8 bytes of the SHA-256 of the command's value."""
-    values = {name: bytes.fromhex(data) for name, _, data in SHOWN}
-    answers = {name: json.loads(text) for name, text, _ in SHOWN}
     pairs = {
         "ScopeInfo": "FindScope",
         "Begun": "Begin",
@@ -235,8 +267,8 @@ def test_an_answer_names_the_command_before_it() -> None:
         "SeriesList": "ListSeries",
     }
     for answer, command in pairs.items():
-        digest = sha256(values[command]).digest()[:8]
-        assert answers[f"Reply: {answer}"]["command"] == digest.hex()
+        digest = sha256(BYTES[command]).digest()[:8]
+        assert VALUES[f"Reply: {answer}"]["command"] == digest.hex()
 
 
 def test_the_settings_of_a_stream() -> None:

@@ -1,4 +1,4 @@
-"""What must hold of the epochs in each stream's history (E1 to E7 of `docs/epochs.md`), by the log alone.
+"""What must hold of the epochs in each stream's history (E1 to E7 of `docs/inside/epochs.md`), by the log alone.
 
 The checks know nothing of the product's rules: they walk the records and keep what is open, where it began and
 where its data ends.

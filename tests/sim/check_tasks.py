@@ -82,7 +82,7 @@ class Input:
 
 
 def task_of(event: Placed, keys: tuple[int, int], tasks: int) -> int:
-    """As `docs/processing.md` has it: by key, or by offset among the tasks of the segment's range."""
+    """As `docs/inside/processing.md` has it: by key, or by offset among the tasks of the segment's range."""
     key = event.record.key
     at = None if key is None else mix(crc32(key))
     if at is not None and keys[0] <= at < keys[1]:

@@ -93,8 +93,8 @@ STUCK = ("COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS")
 
 
 def stuck_of(state: State, deleted: Mapping[str, str]) -> set[bytes]:
-    """Those that stay, as a topic was deleted (`docs/decisions/0011`): merges that were being carried, and big ones
-    that wait for the spare partitions that these keep; and those whose journal may have been made anew.
+    """Those that stay, as a topic was deleted (`docs/inside/decisions/0011`): merges that were being carried, and
+    big ones that wait for the spare partitions that these keep; and those whose journal may have been made anew.
     """
     carried = {
         txn_id: txn

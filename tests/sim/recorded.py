@@ -1,4 +1,4 @@
-"""The calls of clients, as the history has them (`docs/checker.md`).
+"""The calls of clients, as the history has them (`docs/inside/checker.md`).
 
 A name that is unique in its scope is a series in which there is number 0 alone.
 """

@@ -1,4 +1,4 @@
-"""What a run did and saw, in the format of `docs/checker.md`; the clock is virtual time."""
+"""What a run did and saw, in the format of `docs/inside/checker.md`; the clock is virtual time."""
 
 from __future__ import annotations
 

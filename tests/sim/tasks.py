@@ -1,7 +1,7 @@
 """Workers of processors: they take tasks, steal them from each other, and commit outputs with what they consumed.
 
-Each output is of one event of an input; the ledger notes of which. All do what `docs/processing.md` allows, and
-some of what it forbids: a stretch is sent twice, under two ids, or long after others have its tasks.
+Each output is of one event of an input; the ledger notes of which. All do what `docs/inside/processing.md` allows,
+and some of what it forbids: a stretch is sent twice, under two ids, or long after others have its tasks.
 """
 
 from __future__ import annotations

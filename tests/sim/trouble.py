@@ -249,7 +249,7 @@ class Outages:
     def _waits(self, stream: str, error: AnabranchError) -> None:
         self._held = self._held or self._cluster.held_by_the_dead()
         if self._held:
-            return  # the successor waits until the trouble is over: docs/decisions/0013
+            return  # the successor waits until the trouble is over: docs/inside/decisions/0013
         what = f"{type(error).__name__}: {error}"
         self._world.fail(f"{stream} waits for {self._whose}: {what}")
 

@@ -1,4 +1,4 @@
-"""A replica's transactions and snapshots, as histories have them (`docs/checker.md`).
+"""A replica's transactions and snapshots, as histories have them (`docs/inside/checker.md`).
 
 A row begins with an id, up to a space, that no other row ever has; so histories name rows by their ids.
 """

@@ -1,4 +1,6 @@
-"""Keeping journals and histories short (`docs/epochs.md`): how far they may be cut, and what has to move for that.
+"""Keeping journals and histories short: how far they may be cut, and what has to move for that.
+
+`docs/inside/epochs.md` has the rules.
 
 The *low water* of a journal partition is the least offset that anything may still need. A round logs it before
 anything is deleted, so the next leader, with a table or without, reads on from there. The same round logs what must

@@ -1,4 +1,4 @@
-"""Plain writes: journal records without a transaction commit by themselves (`docs/epochs.md`).
+"""Plain writes: journal records without a transaction commit by themselves (`docs/inside/epochs.md`).
 
 Plain writes are taken in journal order, so one offset for each journal partition shows which are committed. The
 round of their data and COMMIT record logs it: a successor goes on exactly there. This module chooses the layout;

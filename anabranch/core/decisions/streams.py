@@ -2,10 +2,11 @@
 
 The stream's row logs each intent first. Then the shell changes the topics; the result is logged and answered.
 
-A stream that lost a topic is given up in one round (docs/decisions/0011): its row says LOST, and every transaction
-with a part in it is aborted whole where that is legal, so that none is torn. One past FINALIZE_IN_PROGRESS stays,
-in trouble, until an operator settles it. A lost stream is taken back, or forgotten so that its name is free again
-(0012). The row that counts how often that was stays: it tells a table's rows of the old journal from the new ones.
+A stream that lost a topic is given up in one round (docs/inside/decisions/0011): its row says LOST, and every
+transaction with a part in it is aborted whole where that is legal, so that none is torn. One past
+FINALIZE_IN_PROGRESS stays, in trouble, until an operator settles it. A lost stream is taken back, or forgotten
+so that its name is free again (0012). The row that counts how often that was stays: it tells a table's rows of
+the old journal from the new ones.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ that is set is a stream, its segments, a lane, a grant, a processor or a series;
 copy of a command carries the highest time that its sender had received when it sent the first copy. Each change
 gets a time above all times that were answered before. So a command whose sender did not know of the last change is
 refused, unless the command made that change itself. The refusal carries the time of the change, so that the sender
-can send a new command (docs/decisions/0032).
+can send a new command (docs/inside/decisions/0032).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes of commits to tables: the fingerprints of keys, and few keys or their bounds (`docs/tables.md`)."""
+"""Writes of commits to tables: the fingerprints of keys, and few keys or their bounds (`docs/inside/tables.md`)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Streams that no round comes to: if brokers lost a marker there, what it left open is ended (decisions/0013).
+"""Streams that no round comes to: if brokers lost a marker there, what it left open is ended.
 
 A producer looks for that in a partition before it appends there. To a quiet stream nothing is appended, and its
 readers would stand. So where a last stable offset stays below the log's end, all transactional ids look, those of
 carriers too. A stream's offsets are compared once in a lead, and once after rounds to it: so that work is bounded
-by the rounds'. At streams that go on after trouble all ids look without that.
+by the rounds'. At streams that go on after trouble all ids look without that. docs/inside/decisions/0013 says why.
 """
 
 from __future__ import annotations

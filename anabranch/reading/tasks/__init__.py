@@ -1,1 +1,1 @@
-"""Reading for the tasks of a processor (``docs/processing.md``)."""
+"""Reading for the tasks of a processor (``docs/inside/processing.md``)."""

@@ -2,7 +2,7 @@
 
 A commit that would break one waits for its transaction's end. No transaction is carried whose writes break a frozen
 lock, or whose locks the writes of a carried one break. So what is carried never waits, and waiting has no circle.
-`docs/tables.md` has the rules.
+`docs/inside/tables.md` has the rules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decisions on locks: what was read must hold just below the commit timestamp (`docs/tables.md`).
+"""Decisions on locks: what was read must hold just below the commit timestamp (`docs/inside/tables.md`).
 
 The locks of one-shots are judged here, and each commit is held against the registered ones, those of `registered`.
 """

@@ -1,4 +1,4 @@
-"""Merging decided commits: regular, rolling, or carried aside first (`docs/epochs.md`, PDP-24).
+"""Merging decided commits: regular, rolling, or carried aside first (`docs/inside/epochs.md`, PDP-24).
 
 A round merges in the order of the timestamps that it gives. A stream's *current* layout is the active one at
 first. A transaction of another reference epoch makes a duplicate of that epoch current; at the end of the round

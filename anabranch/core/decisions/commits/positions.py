@@ -1,4 +1,4 @@
-"""Positions of tasks that move with a commit (``docs/processing.md``).
+"""Positions of tasks that move with a commit (``docs/inside/processing.md``).
 
 A task's row says who may commit for it, and where it stands. A commit is judged by it when it is decided. Its
 positions move when it is merged, by the transaction's id: a `Take` in between replaces the tenure, and leaves

@@ -2,7 +2,7 @@
 
 A set of locks is *registered* first; from that round on nothing that breaks it is missed. Then a replica looks at
 all commits up to there, and the client vouches for that. A commit that may have broken a lock, which is not sure,
-makes a look due again. `docs/tables.md` has the rules.
+makes a look due again. `docs/inside/tables.md` has the rules.
 """
 
 from __future__ import annotations
