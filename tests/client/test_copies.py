@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
-from anabranch.client.exchange import FIRST_REPEAT_S, Exchange
+from anabranch.client.session import FIRST_REPEAT_S, Session
 from anabranch.core.hybrid_time import from_us, parse
 from anabranch.core.ids import TIME_HEADER, command_digest
 from anabranch.core.legal_names import ADMIN_LANE
@@ -193,8 +193,8 @@ def test_what_one_control_partition_told_is_not_known_of_another() -> None:
         send(partition, correlation_id, payload, more)
 
     bus.send = sending  # type: ignore[method-assign,assignment]
-    exchange = Exchange(ports)
+    session = Session(ports)
     for command in (r.ListLanes(), r.SetLane("etl", False, (), {}), r.ListLanes()):
         for partition in (0, 1):
-            exchange.ask(partition, command, r.LaneList, 2000.0)
+            session.ask(partition, command, r.LaneList, 2000.0)
     assert told == [(0, 0), (1, 5), (0, 5), (1, times[1]), (0, times[1]), (1, times[1])]

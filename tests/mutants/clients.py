@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import Mock, patch
 
-from anabranch.client import exchange
+from anabranch.client import session
 from anabranch.client.handle import Handle
 from anabranch.client.transaction import Transaction
 from anabranch.errors import AnabranchError, DeadlineExceeded
@@ -227,4 +227,4 @@ def any_answer() -> Planted:
 
         __hash__ = bytes.__hash__
 
-    return patch.object(exchange, "command_digest", lambda payload: Whichever())
+    return patch.object(session, "command_digest", lambda payload: Whichever())
