@@ -19,12 +19,12 @@ from typing import Any, Literal, Self, overload
 from anabranch.client.client_admin import Administration
 from anabranch.client.client_endings import Endings
 from anabranch.client.client_processors import Processors
-from anabranch.client.handle import Handle, Shared
-from anabranch.client.joined_writer import Writer
 from anabranch.client.ports import ClientPorts
 from anabranch.client.reservation import Reservation, keepalive_ms_of, reserve
 from anabranch.client.session import Session
+from anabranch.client.shared import Handle, Shared
 from anabranch.client.transaction import Transaction
+from anabranch.client.writer import Writer, join
 from anabranch.core.hybrid_time import MAX, to_text
 from anabranch.core.legal_names import check_scope, check_type
 from anabranch.core.stream_settings import is_table
@@ -185,9 +185,7 @@ class Client(Endings, Processors, Administration):
         self._close_lock = threading.Lock()
         self._session = Session(ports)
         self._heart = Heart(self._session, thread=threads)
-        self._shared = Shared(
-            self._session, ports.journals, timeout, one_shot_bytes, self._heart.add
-        )
+        self._shared = Shared(self._session, ports, timeout, one_shot_bytes, self._heart.add)
         _clients.add(self)
 
     def __enter__(self) -> Self:
@@ -300,7 +298,7 @@ class Client(Endings, Processors, Administration):
         Raises: InvalidToken, NotAuthorized, InvalidArgument.
         """
         self._shared.check()
-        return Writer(self._shared, transaction, heartbeat=heartbeat, label=label)
+        return join(self._shared, transaction, heartbeat=heartbeat, label=label)
 
     # -- system tables --------------------------------------------------------------------------------
 

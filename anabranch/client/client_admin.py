@@ -8,8 +8,8 @@ from functools import reduce
 from operator import or_
 
 from anabranch.client.client_streams import Streams
-from anabranch.client.session import FIRST_RETRY_S
 from anabranch.client.ports import ClientPorts
+from anabranch.client.session import FIRST_RETRY_S
 from anabranch.core.authorize import ADD, ALL, TAKE, changed
 from anabranch.core.legal_names import check_lane, check_type
 from anabranch.errors import (

@@ -11,7 +11,7 @@ from functools import partial
 
 from anabranch.client.client_reads import Reading
 from anabranch.client.client_streams import Streams
-from anabranch.client.receipt_account import RECORD_OVERHEAD
+from anabranch.client.receipts import RECORD_OVERHEAD
 from anabranch.client.session import Session
 from anabranch.core.ids import TENURE_SIZE
 from anabranch.core.legal_names import check_scope, check_type, is_plain, split_stream, state_stream
@@ -85,7 +85,7 @@ class Processors(Reading, Streams):
         found: dict[str, Room] = {}
         now_ms = int(self._ports.clock.wall() * 1000)
         until = min(deadline, self._ports.clock.monotonic() + _ROOMS_S)
-        journal = self._shared.journals.writer()
+        journal = self._shared.ports.journals.writer()
         try:
             for name in names:
                 room, partitions = Room(name), [0]

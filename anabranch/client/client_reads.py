@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 from anabranch.client.client_streams import entered
-from anabranch.client.handle import Shared
-from anabranch.client.joined_writer import Writer
 from anabranch.client.ports import ClientPorts
 from anabranch.client.reservation import keepalive_ms_of
+from anabranch.client.shared import Shared
 from anabranch.client.transaction import Transaction
+from anabranch.client.writer import Writer, join
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.legal_names import check_type
 from anabranch.core.stream_settings import is_table, versions_ms
@@ -103,7 +103,7 @@ class _Controller:
         return ReadBack(part, shared.session, self._ports, lambda: shared.deadline(None))
 
     def join(self, token: bytes, heartbeat: bool, label: str) -> Writer:
-        return Writer(self._shared, token, heartbeat=heartbeat, label=label)
+        return join(self._shared, token, heartbeat=heartbeat, label=label)
 
 
 class Reading:

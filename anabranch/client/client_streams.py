@@ -8,9 +8,9 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Protocol
 
-from anabranch.client.handle import Shared
 from anabranch.client.ports import ClientPorts
 from anabranch.client.session import Session
+from anabranch.client.shared import Shared
 from anabranch.core.legal_names import check_scope
 from anabranch.core.stream_settings import REPLICATION, TABLE, TOPIC
 from anabranch.errors import InvalidArgument, NonTransactional, UnknownStream, UnsupportedSetting
