@@ -6,6 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +16,13 @@ from anabranch.client.session import Session
 from anabranch.core.legal_names import check_type, is_state
 from anabranch.core.limits import AHEAD_MS, check_ahead, check_timestamp
 from anabranch.core.stream_settings import latest_time
-from anabranch.errors import AnabranchError, IllegalState, InvalidArgument, NotForkSafe
+from anabranch.errors import (
+    AnabranchError,
+    IllegalState,
+    InvalidArgument,
+    NonTransactional,
+    NotForkSafe,
+)
 from anabranch.extras import need
 from anabranch.schemas.records import Outcome, SegmentRange, StreamInfo
 
@@ -45,6 +52,13 @@ class Handle(Protocol):
 
     def after_fork(self) -> None:
         """Called in a forked child: no call may reach the parent's connections or wait for its locks."""
+
+
+class Entered(Protocol):
+    """A transaction on tables whose `with` block was entered."""
+
+    @property
+    def is_over(self) -> bool: ...
 
 
 @dataclass
@@ -81,6 +95,22 @@ class Shared:
         if not 0 <= seconds < 1e9:
             raise InvalidArgument(f"timeout {seconds!r}: seconds, 0 or more")
         return self.session.now() + seconds
+
+    def checked_deadline(self, timeout: float | None) -> float:
+        """As `deadline`, of a client that can be used. Raises: `NotForkSafe`, `IllegalState`."""
+        self.check()
+        return self.deadline(timeout)
+
+    def deadline_outside(self, call: str, timeout: float | None) -> float:
+        """As `checked_deadline`, of a call that takes effect at once. Raises: NonTransactional."""
+        for shared, made in reversed(_entered.get()):
+            txn = made()
+            if shared is self and txn is not None and not txn.is_over:
+                raise NonTransactional(
+                    f"{call} inside the open transaction {txn!r}: it takes effect at once, and no abort takes it "
+                    "back; make the call before or after it"
+                )
+        return self.checked_deadline(timeout)
 
     # -- streams --------------------------------------------------------------------------------------
 
@@ -147,3 +177,15 @@ class Shared:
         latest = max((int(piece.timestamps.max(initial=0)) for piece in pieces), default=0)
         self.judge_time(stream, latest)
         return pieces
+
+
+# Clients and their transactions that this thread, or task of asyncio, is inside; the outermost first.
+_entered: ContextVar[tuple[tuple[Shared, weakref.ref[Entered]], ...]] = ContextVar(
+    "anabranch-entered", default=()
+)
+
+
+def entered(shared: Shared, txn: Entered) -> None:
+    """Note that the code from here on, in this thread, is inside a transaction of a client, until it is over."""
+    still = [each for each in _entered.get() if (other := each[1]()) and not other.is_over]
+    _entered.set((*still, (shared, weakref.ref(txn))))

@@ -322,7 +322,8 @@ class Transaction:
             self._shared.check_time(stream, timestamp)
         with self._lock:
             try:
-                writer = self._ready or self._keep(stream, key, value, pairs, timestamp)
+                writer = self._writer if self.state == "open" and not self._buffer else None
+                writer = writer or self._keep(stream, key, value, pairs, timestamp)
                 if writer is not None:
                     writer.put(stream, key, value, pairs, timestamp)
             except WriteFailed as error:
@@ -344,9 +345,9 @@ class Transaction:
         try:
             for chunk in chunks_of(events):
                 with self._lock:
-                    writer = self._ready if len(chunk) > 1 else None
-                    if writer is not None:
-                        writer.put_many(stream, chunk)
+                    is_open = self.state == "open" and not self._buffer
+                    if is_open and self._writer is not None and len(chunk) > 1:
+                        self._writer.put_many(stream, chunk)
                     else:
                         for event in chunk:
                             check_fields(event)
@@ -431,11 +432,6 @@ class Transaction:
                 self._end_in_between(error, "write_state")
                 raise
         return len(given)
-
-    @property
-    def _ready(self) -> Writer | None:
-        """Its own writer, if an event may go straight to it."""
-        return self._writer if self.state == "open" and not self._buffer else None
 
     def _keep(
         self,

@@ -55,7 +55,7 @@ class Deaf:
     """Loses the first answer that a client waits for; then another call runs, and it sends again."""
 
     def __init__(self, world: World, client: Client, then: Callable[[], object] = int) -> None:
-        self._world, self._bus, self._then = world, client._ports.bus, then
+        self._world, self._bus, self._then = world, client._shared.ports.bus, then
         self._wait: Any = self._bus.wait
         self._bus.wait = self  # type: ignore[method-assign]
 
@@ -106,7 +106,7 @@ def test_a_call_whose_answer_is_lost_has_the_answer_of_its_copy(
 ) -> None:
     client = operator(world)
     client.streams("nyc")
-    bus: Any = client._ports.bus
+    bus: Any = client._shared.ports.bus
     send, sent = bus.send, list[bytes]()
 
     def sending(partition: int, correlation_id: bytes, payload: bytes, more: Any = ()) -> None:
