@@ -570,7 +570,9 @@ class Transaction:
             if self._token is None or self.state in USABLE:
                 self._open(deadline)
             if self._result is None:
-                self._commit_open(receipts, name, deadline, number, consumed, secret=secret)
+                self._commit_open(
+                    receipts, name, deadline, number=number, consumed=consumed, secret=secret
+                )
             return self._done()
 
     def prepare(
@@ -610,7 +612,9 @@ class Transaction:
                     ):
                         self._open(deadline)
                         if self._outcome is None:
-                            self._commit_open(receipts, name, deadline, number, prepare=prepare)
+                            self._commit_open(
+                                receipts, name, deadline, number=number, prepare=prepare
+                            )
                 finally:
                     if self.state == "sent":
                         self._move("doubt")
@@ -675,6 +679,7 @@ class Transaction:
         receipts: Sequence[Receipt | bytes] | None,
         name: str | None,
         deadline: float,
+        *,
         number: int | None = None,
         consumed: r.Consumed | None = None,
         prepare: r.Prepare | None = None,
