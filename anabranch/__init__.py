@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from anabranch import errors
     from anabranch.client.client import Client
     from anabranch.client.connect import connect
-    from anabranch.client.joined_writer import Writer
     from anabranch.client.reservation import Reservation, narrow
     from anabranch.client.transaction import Transaction
+    from anabranch.client.writer import Writer
     from anabranch.processing.app import Processor
     from anabranch.reading.snapshot import Snapshot, SnapshotPlan
     from anabranch.tables.changes import Change
@@ -50,7 +50,7 @@ _HOMES = {
     "Snapshot": "anabranch.reading.snapshot",
     "SnapshotPlan": "anabranch.reading.snapshot",
     "Transaction": "anabranch.client.transaction",
-    "Writer": "anabranch.client.joined_writer",
+    "Writer": "anabranch.client.writer",
     "connect": "anabranch.client.connect",
     "narrow": "anabranch.client.reservation",
 }

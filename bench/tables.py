@@ -73,7 +73,7 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
             timestamp = txn.commit().commit_timestamp or 0
         bare = _bare(Path(folder, "bare"), keys, values)
         began, cpu = time.perf_counter(), time.process_time()
-        ports = client._readers().ports
+        ports = client._reading.readers().ports
         with (
             Replica(
                 ports, _Known(timestamp), [STREAM], "bench", folder=Path(folder, "ours")

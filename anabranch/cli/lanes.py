@@ -41,7 +41,7 @@ def add(
     The brokers' rules come first: with --apply it makes them, else it shows the commands that do, and asks. Then
     come two new topics, then the lane in all control partitions. Repeating it is safe.
     """
-    from anabranch.client.client_admin import lane_acls
+    from anabranch.client.admin import lane_acls
     from anabranch.topics.rights import acl_commands
 
     principals, quotas = principal or [], quotas_of(quota)

@@ -24,7 +24,7 @@ def columns_of(batch: pa.RecordBatch | pa.Table) -> list[EventColumns]:
     """Cut a batch or table into pieces of some 10,000 rows, without a copy; empty pieces are left out.
 
     Raises:
-        InvalidArgument: names the column, type or field that `Handle.write_batch` does not take.
+        InvalidArgument: names the column, type or field that `Transaction.write_batch` does not take.
     """
     import pyarrow as pa
 

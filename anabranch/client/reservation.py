@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from anabranch.client.session import Session
 from anabranch.clock import SystemClock
 from anabranch.core.ids import TXN_ID_SIZE, parse_txn_text, txn_text
 from anabranch.core.legal_names import check_name, check_scope, check_type
-from anabranch.core.tokens import SEE, TokenBytes, id_named, peek, rights_of_names
+from anabranch.core.tokens import (
+    SEE,
+    Rights,
+    TokenBytes,
+    check_right,
+    id_named,
+    peek,
+    rights_of_names,
+)
 from anabranch.core.tokens import narrow as narrow_exactly
 from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import AlreadyCommitted, InvalidArgument
@@ -133,6 +141,42 @@ def abort_reserved(
         raise AlreadyCommitted(
             "the transaction is committed: there is no abort any more", result=result_of(outcome)
         )
+
+
+def commit_by(
+    session: Session, transaction: bytes | Reservation, command: r.Commit, deadline: float
+) -> r.Outcome:
+    """Commit or prepare a transaction by its token, id or reservation. ``command``: all of it but the token.
+
+    Raises: as `Client.commit`.
+    """
+    txn_id = id_of(transaction)
+    if isinstance(transaction, Reservation):
+        begun = begin_reserved(session, transaction, deadline)
+        if isinstance(begun, r.Outcome) and begun.txn_id != txn_id:
+            return begun  # what it gave way to
+        transaction = session.token_of(transaction.begin, begun.begun_ms)
+    if command.secret is None or transaction != txn_id:
+        token = peek(transaction)
+        check_right(token, Rights.COMMIT)
+        session.observe(token.seen)
+    return session.commit(replace(command, token=transaction), deadline)
+
+
+def abort_by(
+    session: Session,
+    transaction: bytes | Reservation,
+    reason: str,
+    secret: bytes | None,
+    deadline: float,
+) -> None:
+    """Abort a transaction by its token, id or reservation. Raises: as `Client.abort`."""
+    if isinstance(transaction, Reservation):
+        abort_reserved(session, transaction, reason, deadline)
+        return
+    if id_of(transaction) != transaction:
+        check_right(peek(transaction), Rights.ABORT)
+    session.abort(transaction, reason, deadline, secret)
 
 
 # -- tokens ------------------------------------------------------------------------------------------

@@ -1,25 +1,33 @@
 """The client's side of the protocol: a call for each command, as plain synchronous code over small ports.
 
-If a commit's outcome stays in doubt, RESOLVE decides it by id. Nothing here sleeps, starts a thread, reads a clock
-or makes a random number except through the ports.
+A command is sent again under the same ids until it is answered. Every command is safe to repeat, because the client
+makes its ids before anything is sent. If a commit's outcome stays in doubt, RESOLVE decides it by id. Nothing here
+sleeps, starts a thread, reads a clock or makes a random number except through the ports.
+
+The file is long because each command has its call here, beside the loop that repeats it until an answer comes.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from anabranch.client.exchange import FIRST_REPEAT_S, FIRST_RETRY_S, LONGEST_RETRY_S, Exchange, T
 from anabranch.client.ports import ClientPorts
-from anabranch.core import limits
+from anabranch.core import hybrid_time, limits
+from anabranch.core.decisions.times import SETS
 from anabranch.core.hybrid_time import to_text, to_us
 from anabranch.core.ids import (
+    CORRELATION_ID_SIZE,
     DIRECTORY,
     SECRET_SIZE,
+    TIME_HEADER,
+    TXN_ID_SIZE,
+    WAIT_HEADER,
     command_digest,
     control_partition_of,
     made_ms_of,
@@ -27,7 +35,7 @@ from anabranch.core.ids import (
     make_txn_id,
     txn_text,
 )
-from anabranch.core.legal_names import check_scope, split_stream
+from anabranch.core.legal_names import OPEN_LANE, check_scope, split_stream
 from anabranch.core.limits import MAX_WAIT_MS
 from anabranch.core.tokens import Token, TokenBytes, id_named, make, peek
 from anabranch.core.transaction_states import FINISHED
@@ -37,6 +45,8 @@ from anabranch.errors import (
     CrossScope,
     DeadlineExceeded,
     EventTooLarge,
+    IllegalState,
+    InvalidArgument,
     LocksBroken,
     MalformedRecord,
     NotAuthorized,
@@ -46,32 +56,244 @@ from anabranch.errors import (
     TenureLost,
     TransactionAborted,
     UnknownScope,
+    error_of,
 )
+from anabranch.ports import RecordHeaders
 from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.schemas.codec import decode_as, encode
 from anabranch.types import Listed, committed
 
 log = logging.getLogger("anabranch.client")
 
+T = TypeVar("T")
 P = TypeVar("P")
+FIRST_REPEAT_S = 2.0
+LONGEST_REPEAT_S = 10.0
+FIRST_RETRY_S = 0.02
+LONGEST_RETRY_S = 1.0
 RESOLVE_SHARE = 1 / 3  # of a commit's time, kept to ask for its outcome
-# A controller's refusal at its deadline arrives so long before ours, at least and at most.
+# A controller's refusal at its deadline arrives this long before ours, at least and at most.
 _MARGIN_S = (0.3, 2.0)
 # A refusal that holds for all copies of a command; any other holds only for a command sent once.
 _FINAL = (TransactionAborted, LocksBroken, AlreadyCommitted, EventTooLarge, TenureLost)
 # States after which no copy that was sent before is carried out, or will be.
 _UNDONE = ("OPEN", "ABORTED")
+_NOTHING = "nothing was changed"  # as refusals say
+_TOKENS_A_BEAT = 500
 
 
-class Session(Exchange):
+class _Copy(NamedTuple):
+    """One command, of which every copy has the same bytes and headers.
+
+    So no copy claims to know of later changes than the first copy did, and a late copy that would undo a change
+    made after another copy is refused.
+    """
+
+    partition: int
+    correlation_id: bytes
+    payload: bytes
+    headers: RecordHeaders
+
+
+class Session:
     """The commands of the protocol. Thread-safe: calls share nothing but caches."""
 
     def __init__(self, ports: ClientPorts) -> None:
-        super().__init__(ports)
+        self._bus = ports.bus
+        self._clock = ports.clock
         self._entropy = ports.entropy
         self._lane = ports.lane
         self._prefix = ports.prefix
+        self._held: RecordHeaders = [(WAIT_HEADER, b"")] if ports.commit_wait else []
+        self._max_clock_skew = ports.max_clock_skew
+        self._raising = threading.Lock()
+        self.highest_timestamp = 0
+        self._told: dict[int, int] = {}  # the highest time that each control partition reported
         self._scopes: dict[str, int] = {}
+        self._answered = False
+        self._closed = False
+
+    def close(self) -> None:
+        """Close the bus; calls that wait end without an answer."""
+        self._closed = True
+        self._bus.close()
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._clock.monotonic()
+
+    def wall(self) -> float:
+        """Unix seconds."""
+        return self._clock.wall()
+
+    def random64(self) -> int:
+        """64 random bits, as a signed number."""
+        return int.from_bytes(self._entropy(8), "big", signed=True)
+
+    def cluster(self, deadline: float) -> str:
+        """The brokers' name of their cluster, and the prefix."""
+        self._bus.ready(deadline)
+        return f"{self._bus.cluster_id(deadline)}/{self._prefix}"
+
+    def observe(self, timestamp: int) -> bool:
+        """Take in a timestamp that others have told: what is sent from now on carries it.
+
+        False, and nothing changed, if it is too far ahead of this machine's clock.
+        """
+        latest_s = self._clock.wall() + self._max_clock_skew
+        near = timestamp <= self.highest_timestamp or hybrid_time.to_us(timestamp) <= latest_s * 1e6
+        if near:
+            self._raise(timestamp)
+        return near
+
+    def _raise(self, timestamp: int) -> None:
+        with self._raising:  # else a thread might put back a lower one
+            self.highest_timestamp = max(self.highest_timestamp, timestamp)
+
+    @property
+    def seen(self) -> RecordHeaders:
+        """The headers of a command that say what this client has seen."""
+        seen = hybrid_time.to_bytes(self.highest_timestamp)
+        return [(TIME_HEADER, seen), *self._held]
+
+    # -- a command and its answer -----------------------------------------------------------------------
+
+    def ask(self, partition: int, command: Any, expected: type[T], deadline: float) -> T:
+        """Send a command until it is answered. Raises a refusal as its error.
+
+        No answer in time: `DeadlineExceeded`, or `NotReady` if no controller ever answered this client.
+        """
+        result = self.try_ask(partition, command, deadline)
+        if result is None:
+            raise self.no_answer(command)
+        if not isinstance(result, expected):
+            raise MalformedRecord(
+                f"the controller answered {type(result).__name__} to {type(command).__name__}"
+            )
+        return result
+
+    def try_ask(
+        self, partition: int, command: Any, deadline: float, unheard: list[bytes] | None = None
+    ) -> Any | None:
+        """`ask` for any kind of answer; None if none came in time. `NotReady`: only refusals of that name came.
+
+        ``unheard`` gets the ids of copies that were sent and not answered: they may be carried out.
+        """
+        unheard = [] if unheard is None else unheard
+        self._bus.ready(deadline)
+        if partition >= self._bus.control_partitions(deadline, partition + 1):
+            raise InvalidArgument(
+                f"there is no control partition {partition} here: the id or token is of another cluster, or prefix"
+            )
+        try:
+            payload = encode(command)
+        except MalformedRecord as error:  # of a value that no earlier check caught
+            raise InvalidArgument(str(error)) from error
+        if len(payload) > self._bus.max_command_bytes():
+            raise EventTooLarge(
+                f"{type(command).__name__} has {len(payload)} bytes; the commands topic takes "
+                f"{self._bus.max_command_bytes()}"
+            )
+        pause = FIRST_RETRY_S
+        refused: r.Refusal | None = None
+        copy = self._new_copy(partition, command, payload)
+        try:
+            while True:
+                result = self._send_until_answered(copy, command, deadline, unheard)
+                result = result or refused
+                if not isinstance(result, r.Refusal):
+                    return result
+                # Not kept in a name: the traceback would hold this frame, and so the error itself.
+                late = self._closed or self.now() + pause >= deadline
+                if result.code != NotReady.__name__ or late:
+                    raise error_of(result.code, _truly(result.message, unheard))
+                refused = result  # the reason, if no answer comes in time
+                self._clock.sleep(pause)
+                pause = min(pause * 2, LONGEST_RETRY_S)
+                # A copy without an answer may have set something; a new command could undo a change made after it.
+                if not (type(command) in SETS and copy.correlation_id in unheard):
+                    self._bus.forget(copy.correlation_id)
+                    copy = self._new_copy(partition, command, payload)
+        finally:
+            self._bus.forget(copy.correlation_id)
+
+    def _new_copy(self, partition: int, command: Any, payload: bytes) -> _Copy:
+        headers: RecordHeaders
+        if type(command) in SETS:  # compared with that control partition's times
+            headers = [(TIME_HEADER, hybrid_time.to_bytes(self._told.get(partition, 0)))]
+        else:
+            headers = self.seen
+        return _Copy(partition, self._entropy(CORRELATION_ID_SIZE), payload, headers)
+
+    def _send_until_answered(
+        self, copy: _Copy, command: Any, deadline: float, unheard: list[bytes]
+    ) -> Any | None:
+        digests = (command_digest(copy.payload),)
+        pause, is_first = FIRST_REPEAT_S, not unheard
+        waits = copy.correlation_id in unheard  # first wait for the answers to earlier copies
+        try:
+            while True:
+                if not waits:
+                    unheard.append(copy.correlation_id)
+                    self._bus.send(copy.partition, copy.correlation_id, copy.payload, copy.headers)
+                waits = False
+                until = min(deadline, self.now() + pause)
+                result = self._hear(copy.correlation_id, digests, until, command, copy.partition)
+                if result is not None:
+                    unheard.pop()
+                    return result
+                if self._closed or self.now() >= deadline:
+                    return None
+                pause = min(pause * 2, LONGEST_REPEAT_S)
+        except NotAuthorized as error:
+            if is_first and pause == FIRST_REPEAT_S:
+                raise
+            raise NotAuthorized(f"{error}; what was sent before may be carried out") from error
+
+    def _hear(
+        self,
+        correlation_id: bytes,
+        digests: Collection[bytes],
+        deadline: float,
+        command: Any | None = None,
+        partition: int = -1,
+    ) -> Any | None:
+        """The next answer to a command of these digests (and to this one, if given); None at the deadline.
+
+        Other answers under this id are mistakes or forgeries: they are passed over.
+        """
+        while (data := self._bus.wait(correlation_id, deadline)) is not None:
+            reply = decode_as(r.Reply, data)
+            if reply.command in digests and _belongs(reply.result, command):
+                self._answered = True
+                if reply.hybrid_time > self._told.get(partition, 0):
+                    self._told[partition] = reply.hybrid_time
+                if not isinstance(reply.result, r.ScopeInfo):  # the directory tells of no commit
+                    self._raise(reply.hybrid_time)
+                return reply.result
+            if self.now() >= deadline:
+                break
+        return None
+
+    def no_answer(self, command: Any) -> AnabranchError:
+        """The error for an unanswered command that nothing depends on."""
+        if self._closed:
+            return IllegalState("the client was closed meanwhile")
+        trouble = self._bus.trouble()
+        said = f" (last trouble: {trouble})" if trouble else ""
+        name = type(command).__name__
+        if not self._answered:
+            told = f"no controller answered {name}: start `anabranch controller`"
+            if self._lane != OPEN_LANE:
+                told += f"; or lane {self._lane!r} is not read: `anabranch lane list` says why"
+            return NotReady(f"{told}{said}")
+        return DeadlineExceeded(f"{name} was not answered in time; call again{said}")
+
+    # -- ids, secrets, tokens ------------------------------------------------------------------------------
+
+    def new_correlation_id(self) -> bytes:
+        """16 random bytes for one command: no other client can guess them to answer under."""
+        return self._entropy(CORRELATION_ID_SIZE)
 
     def new_secret(self) -> bytes:
         """The secret of a new transaction, which proves later that this client began it."""
@@ -87,19 +309,6 @@ class Session(Exchange):
     def token_as_of_now(self, token: bytes, secret: bytes) -> TokenBytes:
         """The token of this secret's transaction, with all that this client has seen by now."""
         return make(secret, replace(peek(token), seen=self.highest_timestamp))
-
-    def cluster(self, deadline: float) -> str:
-        """The brokers' name of their cluster, and the prefix."""
-        self._bus.ready(deadline)
-        return f"{self._bus.cluster_id(deadline)}/{self._prefix}"
-
-    def wall(self) -> float:
-        """Unix seconds."""
-        return self._clock.wall()
-
-    def random64(self) -> int:
-        """64 random bits, as a signed number."""
-        return int.from_bytes(self._entropy(8), "big", signed=True)
 
     # -- scopes and streams --------------------------------------------------------------------------
 
@@ -569,9 +778,6 @@ class Session(Exchange):
         self._bus.forget(correlation_id)
 
 
-_TOKENS_A_BEAT = 500
-
-
 class _LooksAgain(Exception):
     """Carries a `LookAgain` out of the loop that waits for an outcome."""
 
@@ -617,3 +823,26 @@ def _about(token: bytes) -> Iterator[None]:
 
 def _partition(token: bytes) -> int:
     return control_partition_of(id_named(token))
+
+
+def _truly(message: str, unheard: Collection[bytes]) -> str:
+    """A refusal's text, true also of the copies of the command that were sent before and are not answered."""
+    more = f"{_NOTHING} by this copy, but one sent before may be carried out"
+    return message.replace(_NOTHING, more) if unheard else message
+
+
+def _belongs(result: Any, command: Any | None) -> bool:
+    """Whether an outcome is of the command's transaction, or of one that it may give way to."""
+    if command is None or not isinstance(result, r.Outcome):
+        return True
+    if result.txn_id == (command.txn_id if hasattr(command, "txn_id") else id_named(command.token)):
+        return True
+    if isinstance(command, r.Begin):  # its commit may have claimed a name, and given way to this
+        return result.scope == command.scope
+    if not isinstance(command, r.Commit | r.OneShot | r.PrepareEvents) or command.name is None:
+        return False
+    if not isinstance(command, r.Commit):
+        return result.scope == command.scope and result.name == command.name
+    if len(command.token) != TXN_ID_SIZE and result.scope != peek(command.token).scope:
+        return False  # a bare id names no scope
+    return command.number is not None or result.name == command.name

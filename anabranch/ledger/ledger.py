@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from anabranch.client.client import DEFAULT_TIMEOUT_S, Client
-from anabranch.client.handle import QUIET_S
-from anabranch.client.transaction import Transaction
+from anabranch.client.transaction import QUIET_S, Transaction
 from anabranch.core.ids import control_partition_of, txn_text
 from anabranch.errors import (
     AlreadyCommitted,

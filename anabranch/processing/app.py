@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from anabranch.client.client_processors import DEFAULT_TASKS
+from anabranch.client.processors import DEFAULT_TASKS
 from anabranch.core.legal_names import PLAIN, check_input, check_type, split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import codec_of

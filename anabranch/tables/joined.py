@@ -19,7 +19,7 @@ from anabranch.types import Receipt
 
 
 class Writing(Part, Protocol):
-    """The handle of a joined writer: `anabranch.client.joined_writer.Writer`."""
+    """The handle of a joined writer: `anabranch.client.writer.Writer`."""
 
     def write(self, stream: str, value: bytes | None = None, key: bytes | None = None) -> None: ...
 

@@ -18,9 +18,9 @@ from anabranch.batches.columns_write import ColumnEncoder
 from anabranch.batches.compression import CODECS, decompress
 from anabranch.batches.format import HEADER_SIZE, Packed
 from anabranch.batches.records import Record, decode_records
-from anabranch.client import receipt_account as writing
+from anabranch.client import receipts as writing
 from anabranch.client.arrow import columns_of
-from anabranch.client.receipt_account import StreamLane, WriterAccount
+from anabranch.client.receipts import StreamLane, WriterAccount
 from anabranch.core.limits import LATEST
 from anabranch.core.partitioner import SPACE, even_ranges, position_of
 from anabranch.errors import EventTooLarge

@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
 )
 
 from anabranch import errors
-from anabranch.client.receipt_account import RECORD_OVERHEAD, WriterAccount
+from anabranch.client.receipts import RECORD_OVERHEAD, WriterAccount
 from anabranch.clock import SystemClock
 from anabranch.core.partitioner import even_ranges
 from anabranch.infra.broker import EmbeddedBroker

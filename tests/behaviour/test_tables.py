@@ -862,7 +862,7 @@ def test_a_table_is_compacted_while_it_is_written(
     put(client, table, **{f"k{n}": n for n in range(30)})
     time.sleep(1.2)  # bases are of whole seconds
     say: dict[str, Any] = {"plain_readers_lose_history": True}
-    with client._replica([table], None, None, held=0) as whole:  # it sweeps nothing
+    with client._reading.replica([table], None, None, held=0) as whole:  # it sweeps nothing
         whole.snapshot().close()
 
         def write() -> None:
@@ -882,7 +882,7 @@ def test_a_table_is_compacted_while_it_is_written(
             writer.join()
         base = operator.describe(table).base
         assert base in made
-        with client._replica([table], tmp_path, None, held=0) as new:
+        with client._reading.replica([table], tmp_path, None, held=0) as new:
             at = new.snapshot().timestamp
             for time_ in (base.timestamp, at):
                 rows = [

@@ -19,8 +19,8 @@ from anabranch import errors
 from anabranch.batches import columns_write
 from anabranch.batches.compression import NAMES
 from anabranch.batches.format import read_header
-from anabranch.client.joined_writer import Writer
-from anabranch.client.receipt_account import RECORD_OVERHEAD
+from anabranch.client.receipts import RECORD_OVERHEAD
+from anabranch.client.writer import Writer
 from anabranch.core.partitioner import position_of
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.wire import data
@@ -68,7 +68,6 @@ def raw(cluster: Cluster) -> Iterator[anabranch.Client]:
 
 def is_raw(writer: Writer) -> bool:
     """Whether it has written over raw connections."""
-    assert writer._account is not None
     columns = writer._account.journal._columns  # type: ignore[attr-defined]
     return columns is not None and columns._producer is not None
 
@@ -238,7 +237,7 @@ def test_the_client_closes_its_connections(
             writer.write_batch(streams[0], TABLE)
         idle.finish()
         dropped.discard()
-        pool = used._account.journal._pool._columns  # type: ignore[union-attr]
+        pool = used._account.journal._pool._columns  # type: ignore[attr-defined]
         producers = [*pool._used, *pool._spare]
         links = [link for one in producers for link in one._links.values()]
         assert links
@@ -266,7 +265,7 @@ def sockets():
     return sum("socket" in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
                if os.path.exists(f"/proc/self/fd/{fd}") or os.path.islink(f"/proc/self/fd/{fd}"))
 
-raw = [link for one in txn._account.journal._pool._columns._used for link in one._links.values()]
+raw = [link for one in txn._writer._account.journal._pool._columns._used for link in one._links.values()]
 assert raw
 open_before = sockets()
 pid = os.fork()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from anabranch import errors
+from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.reader_factory import Readers
+from anabranch.reading.snapshot import SnapshotPlan
 from anabranch.schemas import records as r
 from tests.client.answers import STREAM, obliging, outcome, token_of
 from tests.client.bench import Bench, override
@@ -69,6 +75,33 @@ def test_a_dropped_handle_beats_no_more() -> None:
     bench.client.begin("nyc").token()
     bench.clock.now += 60
     assert bench.client.heart.step() == float("inf")
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_the_journal_of_a_dropped_handle_is_freed_by_the_next_one(joined: bool) -> None:
+    bench = Bench()
+    for _ in range(2):
+        if joined:
+            bench.client.join(token_of())
+        else:
+            bench.client.begin("nyc").token()
+    assert [journal.state == "discarded" for journal in bench.journals.made] == [True, False]
+
+
+def _never(*_: object) -> Any:
+    raise AssertionError("nothing is read here")
+
+
+def test_a_client_is_closed_when_it_and_its_snapshots_are_dropped() -> None:
+    bench = Bench()
+    shared = bench.client._shared
+    readers = Readers(ReaderPorts(_never, _never, bench.clock), 30.0)
+    shared.ports = replace(shared.ports, readers=readers)
+    snapshot = bench.client.open_snapshot(SnapshotPlan(1, {}))
+    del bench.client
+    assert not shared.closed
+    del snapshot
+    assert shared.closed
 
 
 # -- streams, lists, the end ----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
-from anabranch.client.exchange import FIRST_REPEAT_S, Exchange
+from anabranch.client.session import FIRST_REPEAT_S, Session
 from anabranch.core.hybrid_time import from_us, parse
 from anabranch.core.ids import TIME_HEADER, command_digest
 from anabranch.core.legal_names import ADMIN_LANE
@@ -55,7 +55,7 @@ class Deaf:
     """Loses the first answer that a client waits for; then another call runs, and it sends again."""
 
     def __init__(self, world: World, client: Client, then: Callable[[], object] = int) -> None:
-        self._world, self._bus, self._then = world, client._ports.bus, then
+        self._world, self._bus, self._then = world, client._shared.ports.bus, then
         self._wait: Any = self._bus.wait
         self._bus.wait = self  # type: ignore[method-assign]
 
@@ -106,7 +106,7 @@ def test_a_call_whose_answer_is_lost_has_the_answer_of_its_copy(
 ) -> None:
     client = operator(world)
     client.streams("nyc")
-    bus: Any = client._ports.bus
+    bus: Any = client._shared.ports.bus
     send, sent = bus.send, list[bytes]()
 
     def sending(partition: int, correlation_id: bytes, payload: bytes, more: Any = ()) -> None:
@@ -193,8 +193,8 @@ def test_what_one_control_partition_told_is_not_known_of_another() -> None:
         send(partition, correlation_id, payload, more)
 
     bus.send = sending  # type: ignore[method-assign,assignment]
-    exchange = Exchange(ports)
+    session = Session(ports)
     for command in (r.ListLanes(), r.SetLane("etl", False, (), {}), r.ListLanes()):
         for partition in (0, 1):
-            exchange.ask(partition, command, r.LaneList, 2000.0)
+            session.ask(partition, command, r.LaneList, 2000.0)
     assert told == [(0, 0), (1, 5), (0, 5), (1, times[1]), (0, times[1]), (1, times[1])]

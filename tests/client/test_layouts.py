@@ -51,7 +51,7 @@ def test_events_without_a_key_follow_a_scaling_of_others() -> None:
 
 
 def test_a_client_remembers_so_many_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anabranch.client.handle._MOST_NAMES", 10)
+    monkeypatch.setattr("anabranch.client.shared._MOST_NAMES", 10)
     shared = Bench().client._shared
     for n in range(25):
         shared.learn(f"nyc/s{n}", None)

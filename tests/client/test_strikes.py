@@ -122,7 +122,9 @@ def garbage() -> Iterator[None]:
 def world() -> World:
     made = World()
     made.client.create_table(TABLE, 1)
-    made.client._ports = replace(made.client._ports, readers=Readers(reader_ports(made), 10.0))
+    made.client._shared.ports = replace(
+        made.client._shared.ports, readers=Readers(reader_ports(made), 10.0)
+    )
     return made
 
 

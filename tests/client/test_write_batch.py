@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from anabranch import errors
+from anabranch.client.writer import Writer
 from anabranch.core.limits import LATEST
 from anabranch.schemas import records as r
 from tests.batches.test_columns_write import HEADERS
@@ -51,7 +52,7 @@ def test_records_and_receipt_are_those_of_write_many(joined: bool, form: str) ->
         else:
             for batch in MANY.to_batches(max_chunksize=999):
                 assert handle.write_batch(STREAM, batch) == batch.num_rows
-        handle.flush()  # type: ignore[attr-defined]
+        handle.flush()
         receipts.append(bench.bus.of(r.Register)[0].receipt)
     assert benches[0].written() == benches[1].written()
     assert len(benches[0].written()) == len(EVENTS)
@@ -221,7 +222,7 @@ def test_what_is_refused_leaves_the_handle_as_it_was(
     with pytest.raises(errors.InvalidArgument, match=message):
         handle.write_batch(STREAM, batch)
     handle.write(STREAM, b"after", b"k")
-    handle.flush()  # type: ignore[attr-defined]
+    handle.flush()
     assert [value for _, _, _, value, _, _ in bench.written()] == [b"before", b"after"]
 
 
@@ -273,7 +274,7 @@ def test_a_failure_in_the_middle_ends_the_handle(
     with pytest.raises(type(error) if isinstance(error, Exception) else error):
         handle.write_batch(STREAM, MANY)
     monkeypatch.setattr(journal, "write", write)
-    ends = (handle.finish,) if joined else (handle.commit, handle.flush)  # type: ignore[attr-defined]
+    ends = (handle.finish,) if isinstance(handle, Writer) else (handle.commit, handle.flush)
     for call in (
         *ends,
         lambda: handle.write_batch(STREAM, MANY),

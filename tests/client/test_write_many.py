@@ -10,7 +10,8 @@ import pytest
 
 from anabranch import errors
 from anabranch.client.client import Client
-from anabranch.client.handle import Handle
+from anabranch.client.transaction import Transaction
+from anabranch.client.writer import Writer
 from anabranch.schemas import records as r
 from tests.client.answers import STREAM, token_of
 from tests.client.bench import Bench
@@ -22,7 +23,7 @@ EVENTS: list[Any] = [
 EVENTS += [(None, b"k"), (b"", b""), (b"v",), (b"v", b"k", None), [b"v", b"k"]]
 
 
-def opened(client: Client, *, joined: bool) -> Handle:
+def opened(client: Client, *, joined: bool) -> Transaction | Writer:
     if joined:
         return client.join(token_of())
     txn = client.begin("nyc")
@@ -41,7 +42,7 @@ def test_records_and_receipt_are_those_of_single_writes(joined: bool) -> None:
         else:
             for event in EVENTS:
                 handle.write(STREAM, *event)
-        handle.flush()  # type: ignore[attr-defined]
+        handle.flush()
         receipts.append(bench.bus.of(r.Register)[0].receipt)
     assert benches[0].written() == benches[1].written()
     assert len(benches[0].written()) == len(EVENTS)
@@ -114,7 +115,7 @@ def test_a_bad_event_later_ends_the_handle(bad: Any, error: type[Exception], joi
     with pytest.raises(error):
         handle.write_many(STREAM, [*EVENTS[:1500], bad, (b"never", b"k")])
     assert len(bench.written()) == 1500
-    ends = (handle.finish,) if joined else (handle.commit, handle.flush)  # type: ignore[attr-defined]
+    ends = (handle.finish,) if isinstance(handle, Writer) else (handle.commit, handle.flush)
     for call in (*ends, lambda: handle.write_many(STREAM, EVENTS)):
         with pytest.raises(errors.WriteFailed, match="not all"):
             call()

@@ -152,7 +152,7 @@ def test_a_scan_outlives_its_broker(
         written.scale((0, 0, 4, 0), (1, 4, 8, 1))
         for number in range(60):
             written.commit([(b"k%d" % key, b"%d:%d" % (key, number)) for key in range(10)])
-        plan = client._readers().plan(
+        plan = client._reading.readers().plan(
             [written.stream], written.timestamp, time.monotonic() + LONG_S
         )
         node = None

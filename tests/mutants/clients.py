@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import Mock, patch
 
-from anabranch.client import exchange
-from anabranch.client.handle import Handle
+from anabranch.client import session
 from anabranch.client.transaction import Transaction
+from anabranch.client.writer import Writer
 from anabranch.errors import AnabranchError, DeadlineExceeded
 from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
 from anabranch.reading import reader_factory as readers
@@ -93,17 +94,25 @@ def bare_errors() -> Planted:
     return patch.object(CommittedLog, "_ask", ask)
 
 
-def taken_and_refused() -> Planted:
+@contextmanager
+def taken_and_refused() -> Iterator[None]:
     """The first write of an event says "call again", although it has queued the event."""
-    real, given = Handle.write, set[bytes | None]()
+    given = set[bytes | None]()
 
-    def write(handle: Any, stream: str, value: bytes | None = None, *more: Any) -> None:
-        real(handle, stream, value, *more)
-        if value not in given:
-            given.add(value)
-            raise DeadlineExceeded("no room in the queue; call again")
+    def refusing(real: Any) -> Any:
+        def write(handle: Any, stream: str, value: bytes | None = None, *more: Any) -> None:
+            real(handle, stream, value, *more)
+            if value not in given:
+                given.add(value)
+                raise DeadlineExceeded("no room in the queue; call again")
 
-    return patch.object(Handle, "write", write)
+        return write
+
+    with (
+        patch.object(Transaction, "write", refusing(Transaction.write)),
+        patch.object(Writer, "write", refusing(Writer.write)),
+    ):
+        yield
 
 
 def uneven_cut() -> Planted:
@@ -227,4 +236,4 @@ def any_answer() -> Planted:
 
         __hash__ = bytes.__hash__
 
-    return patch.object(exchange, "command_digest", lambda payload: Whichever())
+    return patch.object(session, "command_digest", lambda payload: Whichever())

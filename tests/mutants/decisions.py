@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.client import receipt_account
+from anabranch.client import receipts as written
 from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import transactions
@@ -69,7 +69,7 @@ def others_receipts() -> Iterator[None]:
     """Of two committers each is told the outcome of what was taken, also if that left out its own writers."""
     with (
         patch.object(commit, "not_covered", lambda *_: []),
-        patch.object(receipt_account, "not_covered", lambda *_: []),
+        patch.object(written, "not_covered", lambda *_: []),
     ):
         yield
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
-from anabranch.client import exchange
+from anabranch.client import session
 from anabranch.core.decisions.alter import stream_changed
 from anabranch.core.decisions.streams import stream_forgotten
 from anabranch.core.hybrid_time import MAX
@@ -37,7 +37,7 @@ def late_copies() -> Iterator[None]:
 @contextmanager
 def copies_know_more() -> Iterator[None]:
     """While a copy of a command that sets something has no answer, the next copy is sent as a new command."""
-    with patch.object(exchange, "SETS", ()):
+    with patch.object(session, "SETS", ()):
         yield
 
 

@@ -50,7 +50,7 @@ class Place(World):
     def new_client(self, **more: Any) -> Client:
         client = super().new_client(**more)
         ports = ReaderPorts(lambda _: self.cluster.log("reader"), lambda *_: None, self.clock)  # type: ignore[arg-type]
-        client._ports = replace(client._ports, readers=Readers(ports, 30.0))
+        client._shared.ports = replace(client._shared.ports, readers=Readers(ports, 30.0))
         return client
 
     def worker(self, app: Processor, folder: str = "w", *tasks: int, **more: Any) -> Worker:

@@ -60,7 +60,7 @@ def started(world: World, streams: list[str], start: str) -> TaskReader:
     together = client._session.together
     inputs = readers.first_inputs(streams, start, world.clock.monotonic() + 10, together)
     make = CreateProcessor("nyc/p", 1, inputs)
-    client._ask_processor("nyc/p", make, world.clock.monotonic() + 10)
+    client._processors.ask("nyc/p", make, world.clock.monotonic() + 10)
     return readers.read_tasks(streams, client.take("nyc/p"), None, together)
 
 

@@ -44,7 +44,7 @@ def test_a_long_history_of_other_tasks_is_no_silence(monkeypatch: pytest.MonkeyP
             txn.write("nyc/a", b"%d" % number, key=b"mine" if number == 19 else b"another's")
             txn.commit()
     make = CreateProcessor("nyc/p", 2, (ProcessorInput("nyc/a", "", 0, 0),))
-    client._ask_processor("nyc/p", make, clock.monotonic() + 10)
+    client._processors.ask("nyc/p", make, clock.monotonic() + 10)
     log = world.cluster.log("reader")
     fetch = log.fetch
 
@@ -76,7 +76,7 @@ def test_what_retention_left_whole_is_taken(cut: str, first: str, most_bytes: in
     for stream in streams:
         client.create_stream(stream)
     make = CreateProcessor("nyc/p", 2, tuple(ProcessorInput(s, "", 0, 0) for s in streams))
-    client._ask_processor("nyc/p", make, world.clock.monotonic() + 10)
+    client._processors.ask("nyc/p", make, world.clock.monotonic() + 10)
     events, history = (TopicPartition(topic("nyc/a"), 0) for topic in (stream_topic, history_topic))
     log = world.cluster.log("retention")
 

@@ -7,8 +7,8 @@ from functools import wraps
 from typing import Any, cast
 
 from anabranch.client.client import Client
-from anabranch.client.joined_writer import Writer
 from anabranch.client.transaction import Transaction
+from anabranch.client.writer import Writer
 from anabranch.errors import RetryError
 from tests.sim.world import World
 

@@ -21,7 +21,7 @@ def ask_safe_time(
     session = client._session
     at = None
     if world.random.random() < 0.5:
-        at = hybrid_time.from_us(int(client._ports.clock.wall() * 1e6))
+        at = hybrid_time.from_us(int(client._shared.ports.clock.wall() * 1e6))
         at += world.random.randint(-3_000_000, 1_000_000) << hybrid_time.LOGICAL_BITS
     known = session.highest_timestamp
     try:

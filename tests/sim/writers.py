@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from anabranch.client.client import Client
-from anabranch.client.joined_writer import Writer
 from anabranch.client.reservation import Reservation
+from anabranch.client.writer import Writer
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,

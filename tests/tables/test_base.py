@@ -94,7 +94,9 @@ def agrees(world: World, truth: Truth, base: Any) -> None:
 
 def test_what_a_processor_has_not_consumed_stays(world: World) -> None:
     """One task is up to date, the other one never began: then it comes, too."""
-    world.client._ports = replace(world.client._ports, readers=Readers(reader_ports(world), 10.0))
+    world.client._shared.ports = replace(
+        world.client._shared.ports, readers=Readers(reader_ports(world), 10.0)
+    )
     truth = Truth(world, [ONE])
     world.client.create_processor("bank/p", ONE, tasks=2)
 
@@ -239,7 +241,9 @@ def test_who_may_not_compact_is_told_so_and_who_may_what_holds_it(world: World) 
     Once there is a base, too: a call that can do nothing fails.
     """
     truth, client = Truth(world, [ONE]), operator(world)
-    world.client._ports = replace(world.client._ports, readers=client._ports.readers)
+    world.client._shared.ports = replace(
+        world.client._shared.ports, readers=client._shared.ports.readers
+    )
     with pytest.raises(NotAuthorized):
         compacted(world.client, truth)
     with client.replica(ONE, threads=False) as found:
@@ -400,11 +404,11 @@ def test_a_group_goes_on_with_the_rows_before(
     """Its last change counts as processed only when the next one is asked for, and has to come again."""
     group, ports = Member(), reader_ports(world)
     ports = replace(ports, member=lambda _: group)
-    world.client._ports = replace(world.client._ports, readers=Readers(ports, 10.0))
+    world.client._shared.ports = replace(world.client._shared.ports, readers=Readers(ports, 10.0))
     written(world, rounds=6, rows=1)
     one = partial(world.client.changes, ONE, "audit", 1.0, before=True, folder=tmp_path / "f")
-    how = partial(world.client._replica, threads=False)
-    monkeypatch.setattr(world.client, "_replica", how)
+    how = partial(world.client._reading.replica, threads=False)
+    monkeypatch.setattr(world.client._reading, "replica", how)
     last = None
     for count in (3, 1):
         with one() as reader:
@@ -419,7 +423,9 @@ def test_a_group_goes_on_with_the_rows_before(
 
 
 def test_a_difference_of_a_table_without_commits_ends(world: World) -> None:
-    world.client._ports = replace(world.client._ports, readers=Readers(reader_ports(world), 10.0))
+    world.client._shared.ports = replace(
+        world.client._shared.ports, readers=Readers(reader_ports(world), 10.0)
+    )
     for rows in (0, 2):
         written(world, rounds=bool(rows), rows=rows)
         with world.client.changes(ONE, timeout=1.0, until="end") as reader:
@@ -438,7 +444,7 @@ def test_a_difference_of_a_table_without_commits_ends(world: World) -> None:
 def test_a_group_whose_first_call_fails_has_no_position(world: World) -> None:
     group = Member()
     ports = replace(reader_ports(world), member=lambda _: group)
-    world.client._ports = replace(world.client._ports, readers=Readers(ports, 10.0))
+    world.client._shared.ports = replace(world.client._shared.ports, readers=Readers(ports, 10.0))
 
     def changes(start: str | int = "begin") -> list[bytes]:
         with world.client.changes(ONE, "audit", 1.0, start) as reader:

@@ -54,7 +54,7 @@ def test_a_replica_on_a_broker(cluster: Cluster, unique: str, tmp_path: Path) ->
     with anabranch.connect(cluster.bootstrap) as client:
         for table in (one, two):
             client.create_stream(table, 2)
-        ports = client._readers().ports
+        ports = client._reading.readers().ports
         with client.begin(unique) as txn:
             txn.write_many(one, ((b"%d" % i, b"k%05d" % i) for i in range(N)))
             first = known.wrote(txn.commit(), one)
@@ -109,7 +109,7 @@ def test_own_writes_of_two_writers_are_what_the_commit_brings(moving: Cluster, u
     with anabranch.connect(moving.bootstrap, prefix=moving.prefix, timeout=60) as client:
         client.create_table(table, 2)
         txn = client.begin(scope)
-        ports = client._readers().ports
+        ports = client._reading.readers().ports
         own = ReadBack(txn, client._session, ports, lambda: time.monotonic() + SOON_S, "all")
 
         def check() -> None:

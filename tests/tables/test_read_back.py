@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from anabranch.batches.records import Record
-from anabranch.client.joined_writer import Writer
 from anabranch.client.session import Session
 from anabranch.client.transaction import Transaction
+from anabranch.client.writer import Writer
 from anabranch.core.decisions.cleanup import Lying, runs_to_move
 from anabranch.core.decisions.turn import Settings, Turn
 from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE, pack_txn_header, unpack_txn_header
@@ -89,7 +89,7 @@ class Play:
 
     @property
     def writer(self) -> int:
-        return self.txn._account.writer if self.txn._account is not None else 0
+        return self.txn._writer.number if self.txn._writer is not None else 0
 
     @property
     def moved(self) -> int:
@@ -196,8 +196,8 @@ def test_a_run_that_moves_before_it_is_read_is_asked_for_again(world: World) -> 
     def move() -> None:
         """Until what was told is not there any more."""
         places.after = None
-        assert play.txn._account is not None
-        accounts = play.txn._account.lanes[TABLE].accounts
+        assert play.txn._writer is not None
+        accounts = play.txn._writer._account.lanes[TABLE].accounts
         due = {p: a.end for p, a in accounts.items() if a.count}
         while any(world.client.describe(TABLE).low_water.get(p, 0) < due[p] for p in due):
             play.noise()

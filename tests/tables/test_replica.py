@@ -17,7 +17,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from anabranch.batches.records import Record
-from anabranch.client import receipt_account
+from anabranch.client import receipts
 from anabranch.core.hybrid_time import to_us
 from anabranch.errors import (
     IllegalState,
@@ -525,7 +525,7 @@ def test_rows_whose_keys_none_can_have_are_rejected_and_the_others_are_not(
                 txn.commit()
         # By an older client, which does not judge keys where they are written.
         with (
-            patch.object(receipt_account, "check_row_key"),
+            patch.object(receipts, "check_row_key"),
             world.client.begin("bank") as txn,
         ):
             txn.token()

@@ -68,7 +68,9 @@ class Bank(World):
             self.client.create_table(table, 2)
         self.blind = self.new_client(one_shot_bytes=1 << 20)
         self.by_journal = self.new_client(one_shot_bytes=0)
-        self.client._ports = replace(self.client._ports, readers=Readers(reader_ports(self), 10.0))
+        self.client._shared.ports = replace(
+            self.client._shared.ports, readers=Readers(reader_ports(self), 10.0)
+        )
         self.rows: Replica = self.client.replica(*TABLES, threads=False)
         self.sent = 0
         shot = self.rows._commits.locked_shot  # type: ignore[union-attr]
@@ -759,7 +761,9 @@ def test_others_can_join_what_a_client_begins_that_was_idle(
     """Other replicas have swept what an old snapshot needs, because the transaction was not open."""
     table = "bank/short"
     bank.client.create_table(table, settings={"table.history.ms": 1500})
-    bank.blind._ports = replace(bank.blind._ports, readers=Readers(reader_ports(bank), 10.0))
+    bank.blind._shared.ports = replace(
+        bank.blind._shared.ports, readers=Readers(reader_ports(bank), 10.0)
+    )
     with bank.client.replica(table, threads=False) as rows:
         with bank.blind.replica(table, threads=False) as others:
             bank.put(bank.blind, table, other="0")

@@ -121,7 +121,7 @@ def operator(world: World) -> Client:
     """A client that may compact tables."""
     log, entropy = world.cluster.log(CLIENT), world._entropy
     made = memory_client(log, world.clock, entropy, lane=ADMIN_LANE, one_shot_bytes=4096)
-    made._ports = replace(made._ports, readers=Readers(reader_ports(world), 30.0))
+    made._shared.ports = replace(made._shared.ports, readers=Readers(reader_ports(world), 30.0))
     return made
 
 

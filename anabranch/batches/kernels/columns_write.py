@@ -2,7 +2,7 @@
 
 Import it only through `anabranch.batches.columns_write`: numba takes a second to load. The arrays come from
 there, checked: this code does not look whether a field lies inside its data. The oracle is
-`anabranch.client.receipt_account.StreamLane` with `anabranch.batches.builder.BatchBuilder`.
+`anabranch.client.receipts.StreamLane` with `anabranch.batches.builder.BatchBuilder`.
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors

@@ -55,7 +55,7 @@ class Encoding:
     def encoder(self) -> Callable[[pa.RecordBatch], Iterator[tuple[str | None, pa.RecordBatch]]]:
         """A function from a batch of rows to batches of events, each with its stream (None: the option's).
 
-        Each task makes one. Events have the columns that `Handle.write_batch` takes.
+        Each task makes one. Events have the columns that `Transaction.write_batch` takes.
         """
         value, key = self._value(), self._key()
 

@@ -232,13 +232,15 @@ def test_no_reader_passes_off_records_of_others_as_committed(
         assert by_key(found) == keys.expected
         unknown = [event for event in found if event.segment_id == NO_SEGMENT]
         assert [(e.key, e.value, e.txn_id) for e in unknown] == [(k, v, None) for k, v in adopted]
-    plan = client._readers().plan([written.stream], written.timestamp, time.monotonic() + LONG_S)
+    plan = client._reading.readers().plan(
+        [written.stream], written.timestamp, time.monotonic() + LONG_S
+    )
     snapshot = client.open_snapshot(plan)
     assert by_key(snapshot.read(written.stream)) == keys.expected
     transactions = client.read_transactions(written.stream, timeout=QUIET_S)
     assert sorted(event.value or b"" for t in transactions for event in t.events) == values
     rows = []
-    with RangeReader(client._readers().ports) as ranges:
+    with RangeReader(client._reading.readers().ports) as ranges:
         for partition, end in snapshot.offsets(written.stream).items():
             for batch in ranges.read(written.stream, partition, 0, end):
                 rows += batch.select(["value", "commit_timestamp"]).to_pylist()

@@ -41,7 +41,9 @@ def slow_history(monkeypatch: pytest.MonkeyPatch) -> None:
 def as_of(client: anabranch.Client, written: WrittenStream, timestamp: int) -> anabranch.Snapshot:
     """A snapshot of a stream that has no controller: every time in its past is safe."""
     deadline = time.monotonic() + LONG_S
-    return client.open_snapshot(client._readers().plan([written.stream], timestamp, deadline))
+    return client.open_snapshot(
+        client._reading.readers().plan([written.stream], timestamp, deadline)
+    )
 
 
 @pytest.mark.slow(4)

@@ -44,7 +44,7 @@ _KNOWN_KEYS = 20_000  # the places of the first so many keys are remembered for 
 WriteFunction: TypeAlias = (
     "Callable[[bytes | None, bytes | None, RecordHeaders | None, int | None], None]"
 )
-# Value, key, headers, timestamp, as of `Handle.write`; the last ones may be left out.
+# Value, key, headers, timestamp, as of `Transaction.write`; the last ones may be left out.
 EventFields: TypeAlias = (
     "tuple[bytes | None]"
     " | tuple[bytes | None, bytes | None]"

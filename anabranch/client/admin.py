@@ -1,0 +1,227 @@
+"""The part of a client for operators: lanes, grants, the audit log, commands (``docs/security.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from operator import or_
+
+from anabranch.client.session import FIRST_RETRY_S
+from anabranch.client.shared import Shared
+from anabranch.core.authorize import ADD, changed
+from anabranch.core.legal_names import check_lane
+from anabranch.errors import (
+    IllegalState,
+    InvalidArgument,
+    NotAuthorized,
+    NotReady,
+    UnknownLane,
+)
+from anabranch.ports import Log, LogDenied, LogError, LogRefused
+from anabranch.schemas import records as r
+from anabranch.topics.creation import (
+    create_lane_topics,
+    grow_lane_topic,
+    lane_topic_ids,
+    refusal_of,
+)
+from anabranch.topics.rights import Acl, client_rights
+from anabranch.types import AuditEntry, CommandsInfo, Grant, Lane, Listed, right_words
+
+
+class Administration:
+    """Lanes and grants, in all control partitions. Arguments and errors: as of `Client`."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._session = shared.session
+
+    def lanes(self, deadline: float) -> list[Lane]:
+        """As `Client.lanes`."""
+        return _lanes(self._session.ask_each(r.ListLanes(), r.LaneList, deadline))
+
+    def add_lane(
+        self,
+        name: str,
+        acls: Sequence[Acl],
+        quotas: Mapping[str, int] | None,
+        deadline: float,
+        *,
+        apply: bool,
+        adopt: bool,
+    ) -> Lane:
+        """As `Client.add_lane`. ``acls``: of its principals."""
+        if apply and not acls:
+            raise InvalidArgument("name the principals whose rights are to be applied, User:NAME")
+        found = {lane.name: lane for lane in self.lanes(deadline)}.get(name)
+        if apply:
+            if self._shared.ports.acls is None:
+                raise IllegalState("this client can't tell brokers who may do what")
+            self._shared.ports.acls.allow(acls, deadline)
+        chosen = found.quotas if quotas is None and found else dict(quotas or {})
+        ids = self._lane_topics(name, found, adopt, deadline)
+        return self._set_lane(r.SetLane(name, bool(found and found.blocked), ids, chosen), deadline)
+
+    def block(self, name: str, blocked: bool, deadline: float) -> Lane:
+        """As `Client.block_lane` and `Client.unblock_lane`."""
+        lane = {lane.name: lane for lane in self.lanes(deadline)}.get(check_lane(name))
+        if lane is None:
+            raise UnknownLane(f"there is no lane {name!r}: `anabranch lane list` shows them")
+        return self._set_lane(r.SetLane(name, blocked, lane.topic_ids, lane.quotas), deadline)
+
+    def grants(self, deadline: float) -> list[Grant]:
+        """As `Client.grants`."""
+        return _grants(self._session.ask_each(r.ListGrants(), r.GrantList, deadline))
+
+    def set_grant(self, lane: str, pattern: str, change: int, deadline: float) -> Grant:
+        """Have each control partition make the change itself: another operator's may come in between.
+
+        One that has no such grant yet, where others do, gets all of theirs.
+        """
+        check_lane(lane)
+        parts = self._session.ask_each(r.ListGrants(), r.GrantList, deadline)
+        place = lane, pattern
+        rows = {
+            n: x.rights for n, part in parts for x in part.grants if place == (x.lane, x.pattern)
+        }
+        whole = ADD | changed(reduce(or_, rows.values(), 0), change)
+        left = 0
+        for number, _ in parts:
+            command = r.SetGrant(lane, pattern, change if number in rows else whole)
+            answer = self._session.ask(number, command, r.GrantList, deadline)
+            left |= answer.grants[0].rights
+        return Grant(lane, pattern, right_words(left))
+
+    def audit_log(self, limit: int, deadline: float) -> list[AuditEntry]:
+        """As `Client.audit_log`."""
+        found: list[AuditEntry] = []
+        for number, part in self._session.ask_each(r.ListAudit(), r.AuditList, deadline):
+            rows = list(part.entries)
+            while part.more is not None and len(rows) < limit:
+                part = self._session.ask(number, r.ListAudit(part.more), r.AuditList, deadline)
+                rows += part.entries
+            found += [AuditEntry(x.at_ms, x.lane, x.command, x.what, number) for x in rows]
+        return sorted(found, key=lambda entry: -entry.at_ms)[:limit]
+
+    def commands(self, deadline: float) -> Listed[CommandsInfo]:
+        """As `Client.commands`."""
+
+        def ask(n: int, until: float) -> list[CommandsInfo]:
+            got = self._session.ask(n, r.ListCommands(), r.CommandList, until)
+            numbers = got.position, got.end, got.set_aside, got.open_transactions, got.outcomes
+            return [CommandsInfo(n, *numbers)]
+
+        found = self._session.of_each(None, ask, deadline)
+        found.sort(key=lambda info: info.control_partition)
+        return found
+
+    def acls(self, deadline: float) -> list[Acl]:
+        """As `Client.acls`."""
+        if self._shared.ports.acls is None:
+            raise IllegalState("this client can't ask brokers who may do what")
+        return self._shared.ports.acls.listed(deadline)
+
+    def _set_lane(self, command: r.SetLane, deadline: float) -> Lane:
+        found = _lanes(self._session.ask_each(command, r.LaneList, deadline))
+        return next(lane for lane in found if lane.name == command.lane)
+
+    def _lane_topics(
+        self, name: str, lane: Lane | None, adopt: bool, deadline: float
+    ) -> tuple[str, ...]:
+        """The ids of a lane's topics; new ones if there is no such lane."""
+        if lane is not None and not lane.topic_ids:  # it is there from the start
+            return ()
+        if self._shared.ports.log is None:
+            raise IllegalState("this client can't make topics")
+        prefix, own = self._shared.ports.prefix, self._shared.ports.lane
+        seconds = max(deadline - self._session.now(), 0.1)
+        with _refusals(), self._shared.ports.log(seconds) as log:
+            if lane is None:
+                create_lane_topics(log, prefix, name, like=own, adopt=adopt)
+            ids = self._ids_at_last(log, name, deadline)
+            if lane is not None and ids != lane.topic_ids:
+                raise IllegalState(
+                    f"the topics of lane {name!r} are not those that it was made with: its name can't be used again"
+                )
+            grow_lane_topic(log, prefix, name, like=own)
+        return ids
+
+    def _ids_at_last(self, log: Log, lane: str, deadline: float) -> tuple[str, ...]:
+        """The ids, once the broker that is asked knows them."""
+        while True:
+            try:
+                return lane_topic_ids(log, self._shared.ports.prefix, lane)
+            except NotReady:
+                if self._session.now() + FIRST_RETRY_S > deadline:
+                    raise
+            self._shared.ports.clock.sleep(FIRST_RETRY_S)
+
+
+def lane_acls(prefix: str, lane: str, principals: Iterable[str]) -> list[Acl]:
+    """The rules that let principals use a lane. `InvalidArgument`."""
+    check_lane(lane)
+    names = [principals] if isinstance(principals, str) else list(principals)
+    for name in names:
+        kind, colon, rest = name.partition(":")
+        if not (kind and colon and rest) or rest == "*":
+            raise InvalidArgument(
+                f"{name!r} is not one principal: the brokers' name of it, such as User:etl"
+            )
+    return [Acl(name, right) for name in names for right in client_rights(prefix, lane)]
+
+
+def _lanes(parts: Sequence[tuple[int, r.LaneList]]) -> list[Lane]:
+    """Lanes as all control partitions together see them."""
+    found: dict[str, dict[int, r.LaneInfo]] = {}
+    for number, part in parts:
+        for info in part.lanes:
+            found.setdefault(info.lane, {})[number] = info
+    return [_lane(name, infos, [n for n, _ in parts]) for name, infos in sorted(found.items())]
+
+
+def _lane(name: str, infos: Mapping[int, r.LaneInfo], numbers: Sequence[int]) -> Lane:
+    every = list(infos.values())
+    troubles = [
+        f"control partition {n}: {info.trouble}" for n, info in infos.items() if info.trouble
+    ]
+    if lacking := [str(n) for n in numbers if n not in infos]:
+        troubles.append(
+            f"control partition {', '.join(lacking)} lacks it: repeat `anabranch lane add {name}`"
+        )
+    usage: dict[str, int] = {}
+    for info in every:
+        for kind, much in info.usage.items():
+            usage[kind] = usage.get(kind, 0) + much
+    return Lane(
+        name,
+        any(info.blocked for info in every),
+        "; ".join(troubles),
+        every[0].quotas,
+        usage,
+        sum(info.end - info.position for info in every),
+        every[0].topic_ids,
+    )
+
+
+def _grants(parts: Iterable[tuple[int, r.GrantList]]) -> list[Grant]:
+    """Grants of all control partitions: a pattern's rights are those that any of them knows."""
+    found: dict[tuple[str, str], int] = {}
+    for _, part in parts:
+        for row in part.grants:
+            key = row.lane, row.pattern
+            found[key] = found.get(key, 0) | row.rights
+    return [Grant(*key, right_words(bits)) for key, bits in sorted(found.items())]
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Errors of the brokers about a lane's topics, as those that say what to do."""
+    try:
+        yield
+    except LogRefused as error:
+        raise refusal_of(error) from error
+    except LogDenied as error:
+        raise NotAuthorized(str(error)) from error
+    except LogError as error:
+        raise NotReady(f"{error}; repeat it, then with --adopt") from error

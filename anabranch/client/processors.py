@@ -1,0 +1,203 @@
+"""The part of a client that makes and moves processors, and takes their tasks (``docs/processing.md``)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from anabranch.client.reading import Reading
+from anabranch.client.receipts import RECORD_OVERHEAD
+from anabranch.client.shared import Shared
+from anabranch.core.ids import TENURE_SIZE
+from anabranch.core.legal_names import check_scope, check_type, is_plain, split_stream, state_stream
+from anabranch.core.limits import Room
+from anabranch.core.stream_settings import PROCESSOR, is_table, latest_time
+from anabranch.errors import AnabranchError, IllegalState, InvalidArgument, NotAuthorized, NotReady
+from anabranch.reading.history_search import Start
+from anabranch.reading.tasks.groups import group_inputs
+from anabranch.schemas import records as r
+from anabranch.topics.names import journal_topic, mirror_group
+from anabranch.types import Tenure
+
+DEFAULT_TASKS = 16
+_ROOMS_S = 3.0  # to ask for what outputs take; below the session of a worker, which waits for it
+_PAUSE_S = 0.02  # before a commit that is being merged is asked about again
+
+
+class Processors:
+    """Processors, by their controllers. Arguments and errors: as of `Client`."""
+
+    def __init__(self, shared: Shared, reading: Reading) -> None:
+        self._shared = shared
+        self._session = shared.session
+        self._reading = reading
+
+    def create(
+        self,
+        processor: str,
+        inputs: str | Sequence[str | r.ProcessorInput],
+        tasks: int,
+        start: Start,
+        deadline: float,
+        *,
+        stores: Sequence[str] | Mapping[str, str],
+    ) -> r.ProcessorInfo:
+        """As `Client.create_processor`."""
+        check_type("tasks", tasks, int)
+        given = [inputs] if isinstance(inputs, str) else inputs
+        names = [one for one in given if isinstance(one, str)]
+        first = tuple(one for one in given if isinstance(one, r.ProcessorInput))
+        if names:
+            first += self._reading.readers().first_inputs(
+                names, start, deadline, self._session.together
+            )
+        kinds = tuple(stores.values()) if isinstance(stores, Mapping) else ()
+        command = r.CreateProcessor(processor, tasks, first, tuple(stores), kinds)
+        info = self.ask(processor, command, deadline)
+        if info.stores:
+            state = r.CreateStream(state_stream(processor), tasks, {PROCESSOR: processor})
+            self._session.ask_of(processor, state, r.StreamList, deadline)
+        return info
+
+    def reset(
+        self, processor: str, start: Start | None, keep_state: bool, deadline: float
+    ) -> r.ProcessorInfo:
+        """As `Client.reset_processor`."""
+        info = self.described(processor, deadline)
+        inputs: tuple[r.ProcessorInput, ...] = ()
+        if start is not None:
+            streams = [one.stream for one in info.inputs]
+            inputs = self._reading.readers().first_inputs(
+                streams, start, deadline, self._session.together
+            )
+        command = r.ResetProcessor(processor, info.resets, inputs, keep_state)
+        return self.ask(processor, command, deadline)
+
+    def import_group(
+        self,
+        processor: str,
+        group: str,
+        inputs: str | Sequence[str],
+        tasks: int,
+        deadline: float,
+    ) -> r.ProcessorInfo:
+        """As `Client.import_group`."""
+        if not inputs:
+            info = self.described(processor, deadline)
+            if is_plain(info.inputs[0].stream):
+                raise InvalidArgument(
+                    "it reads plain topics: `anabranch bridge --group` imports those"
+                )
+            first = self._group_inputs(group, [one.stream for one in info.inputs])
+            command = r.ResetProcessor(processor, info.resets, first, keep_state=False)
+            return self.ask(processor, command, deadline)
+        names = [inputs] if isinstance(inputs, str) else list(inputs)
+        first = self._group_inputs(group, names)
+        info = self.ask(processor, r.CreateProcessor(processor, tasks, first), deadline)
+        if info.inputs != first:
+            raise IllegalState(f"{processor} is there already: without inputs it is reset")
+        return info
+
+    def delete(self, processor: str, deadline: float) -> None:
+        """As `Client.delete_processor`."""
+        resets = self.described(processor, deadline).resets
+        command = r.DeleteProcessor(processor, resets)
+        self._session.ask_of(processor, command, r.ProcessorList, deadline)
+
+    def listed(self, scope: str, deadline: float) -> list[r.ProcessorInfo]:
+        """As `Client.processors`."""
+        wanted = r.DescribeProcessors(check_scope(scope), None)
+        return self._session.in_pages(
+            wanted, r.ProcessorList, lambda part: part.processors, deadline
+        )
+
+    def described(self, processor: str, deadline: float) -> r.ProcessorInfo:
+        """As `Client.processor`."""
+        scope = split_stream(processor)[0]
+        found: tuple[r.TaskInfo, ...] = ()
+        first = 0
+        while True:
+            command = r.DescribeProcessors(scope, processor, None, first)
+            info = self.ask(processor, command, deadline)
+            found += info.tasks
+            if info.more is None:
+                return replace(info, tasks=found)
+            first = info.more
+
+    def check_outputs(
+        self, processor: str, streams: Iterable[str], deadline: float
+    ) -> dict[str, Room]:
+        """As `Client.check_outputs`."""
+        names = sorted(streams)
+        self._session.check_together(names, deadline, beside=split_stream(processor)[0])
+        found: dict[str, Room] = {}
+        now_ms = int(self._shared.ports.clock.wall() * 1000)
+        until = min(deadline, self._shared.ports.clock.monotonic() + _ROOMS_S)
+        journal = self._shared.ports.journals.writer()
+        try:
+            for name in names:
+                room, partitions = Room(name), [0]
+                with suppress(NotAuthorized):  # a client may be allowed to write only
+                    info = self._session.describe(name, deadline)
+                    partitions = sorted({segment.partition for segment in info.segments})
+                    latest = latest_time(info.settings, now_ms)
+                    room = Room(name, None, is_table(info.settings), latest)
+                with suppress(AnabranchError):  # the first write to a lost stream gets the answer
+                    opened = journal.open(journal_topic(name), partitions, until)
+                    found[name] = room._replace(most=opened.max_event_bytes - RECORD_OVERHEAD)
+        finally:
+            journal.discard()
+        return found
+
+    def take(
+        self,
+        processor: str,
+        tasks: Iterable[int] | None,
+        holder: str | None,
+        deadline: float,
+    ) -> Tenure:
+        """As `Client.take`."""
+        known = self.described(processor, deadline)
+        wanted = range(known.task_count) if tasks is None else sorted(set(tasks))
+        terms = {task.task: task.term for task in known.tasks}
+        secret = self._shared.ports.entropy(TENURE_SIZE)
+        who = f"{socket.gethostname()}:{os.getpid()}" if holder is None else holder
+        seen = tuple(terms.get(task, 0) for task in wanted)
+        command = r.Take(processor, secret, who, tuple(wanted), seen)
+        while True:
+            info = self.ask(processor, command, deadline)
+            merging = {task.in_progress for task in info.tasks} - {None}
+            if not merging:
+                break
+            if self._session.now() + _PAUSE_S >= deadline:
+                ids = ", ".join(sorted(one.hex() for one in merging if one is not None))
+                raise NotReady(f"the tasks are taken, but {ids} is still being merged: take again")
+            self._shared.ports.clock.sleep(_PAUSE_S)
+        found = {task.task: task for task in info.tasks}
+        return Tenure(
+            processor, info.task_count, info.inputs, found, secret, info.stores, info.incarnation
+        )
+
+    def release(self, tenure: Tenure, deadline: float) -> None:
+        """As `Client.release`."""
+        command = r.Release(tenure.processor, tenure.secret, tuple(sorted(tenure.tasks)))
+        self.ask(tenure.processor, command, deadline)
+
+    def _group_inputs(self, group: str, streams: Sequence[str]) -> tuple[r.ProcessorInput, ...]:
+        readers = self._reading.readers()
+        return group_inputs(readers.ports, group, streams, readers.timeout)
+
+    def ask(self, processor: str, command: object, deadline: float) -> r.ProcessorInfo:
+        """Send a command about a processor; returns the processor, as the controller answers."""
+        return self._session.ask_of(processor, command, r.ProcessorList, deadline).processors[0]
+
+
+def check_imported(processor: str, group: str) -> None:
+    """`InvalidArgument` for the group that mirrors the processor."""
+    if group == mirror_group(processor):
+        raise InvalidArgument(
+            f"the group {group} is the mirror of {processor} itself, which anybody may move: it is never read"
+        )

@@ -1,0 +1,191 @@
+"""State that the parts and handles of a client share: session, ports, descriptions of streams, and its end."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from anabranch.client.ports import ClientPorts, JournalWriter
+from anabranch.client.receipts import check_layout, warn_of_seconds
+from anabranch.client.session import Session
+from anabranch.core.legal_names import check_type, is_state
+from anabranch.core.limits import AHEAD_MS, check_ahead, check_timestamp
+from anabranch.core.stream_settings import latest_time
+from anabranch.errors import (
+    AnabranchError,
+    IllegalState,
+    InvalidArgument,
+    NonTransactional,
+    NotForkSafe,
+)
+from anabranch.extras import need
+from anabranch.schemas.records import Outcome, SegmentRange, StreamInfo
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from anabranch.batches.columns_write import EventColumns
+
+_LAYOUT_S = 30.0  # a layout is believed for this long: others may scale the stream
+_MOST_NAMES = 10_000  # of streams that are remembered: of a scope, and with a layout
+
+
+class Handle(Protocol):
+    """The side of `Transaction` and `Writer` that the client which made them calls."""
+
+    keepalive_ms: int
+
+    @property
+    def live_token(self) -> bytes | None:
+        """The token to send heartbeats for; None: there is nothing to keep alive."""
+
+    def gone(self, outcome: Outcome) -> None:
+        """Called by the heart's thread: a heartbeat's answer says that the transaction is over."""
+
+    def client_closes(self) -> None:
+        """Called by the client's `close`: later writes raise."""
+
+    def after_fork(self) -> None:
+        """Called in a forked child: no call may reach the parent's connections or wait for its locks."""
+
+
+class Entered(Protocol):
+    """A transaction on tables whose `with` block was entered."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+
+@dataclass
+class Shared:
+    """The state that all parts and handles of a client share."""
+
+    session: Session
+    ports: ClientPorts
+    timeout: float
+    one_shot_bytes: int
+    heart: Callable[[Handle], None]  # begins to send heartbeats for a handle
+    handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
+    # When a stream's description expires, and the description; None: the client can't get it.
+    streams: dict[str, tuple[float, StreamInfo | None]] = field(default_factory=dict)
+    near_ms: int = 0  # times up to this one are not too far ahead for any stream
+    legal: dict[str, set[str]] = field(default_factory=dict)  # scope -> streams that go with it
+    dropped: deque[JournalWriter] = field(default_factory=deque)  # of handles that are no more
+    forked: bool = False
+    closed: bool = False
+
+    def check(self) -> None:
+        """`NotForkSafe` in a forked child, `IllegalState` once closed."""
+        if self.forked:
+            raise NotForkSafe("this client was made before a fork: connect again in the child")
+        if self.closed:
+            raise IllegalState(
+                "the client is closed, by itself if nothing refers to it: keep it while you use what it made"
+            )
+
+    def deadline(self, timeout: float | None) -> float:
+        """The monotonic second at which a call that begins now ends."""
+        seconds = self.timeout if timeout is None else timeout
+        check_type("a timeout, in seconds,", seconds, int, float)
+        if not 0 <= seconds < 1e9:
+            raise InvalidArgument(f"timeout {seconds!r}: seconds, 0 or more")
+        return self.session.now() + seconds
+
+    def checked_deadline(self, timeout: float | None) -> float:
+        """As `deadline`, of a client that can be used. Raises: `NotForkSafe`, `IllegalState`."""
+        self.check()
+        return self.deadline(timeout)
+
+    def deadline_outside(self, call: str, timeout: float | None) -> float:
+        """As `checked_deadline`, of a call that takes effect at once. Raises: NonTransactional."""
+        for shared, made in reversed(_entered.get()):
+            txn = made()
+            if shared is self and txn is not None and not txn.is_over:
+                raise NonTransactional(
+                    f"{call} inside the open transaction {txn!r}: it takes effect at once, and no abort takes it "
+                    "back; make the call before or after it"
+                )
+        return self.checked_deadline(timeout)
+
+    # -- streams --------------------------------------------------------------------------------------
+
+    def layout(self, stream: str, deadline: float) -> Sequence[SegmentRange]:
+        """The stream's segments as they were some seconds ago. Raises: as `Session.describe`, MalformedRecord."""
+        until, found = self.streams.get(stream, (0.0, None))
+        if found is None or self.session.now() >= until:
+            found = self.session.describe(stream, deadline)
+            self.learn(stream, found)
+        check_layout(stream, found.segments)
+        return found.segments
+
+    def learn(self, stream: str, found: StreamInfo | None) -> None:
+        """Remember the stream's description for a while."""
+        if len(self.streams) >= _MOST_NAMES:
+            self.streams.clear()
+        self.streams[stream] = self.session.now() + _LAYOUT_S, found
+
+    def check_stream(self, scope: str, stream: str) -> None:
+        """Raise unless transactions of this scope may write to the stream. Raises: as `Transaction.write`."""
+        legal = self.legal.get(scope)
+        if legal is None:
+            legal = self.legal[scope] = set()
+        if stream not in legal:
+            self.session.check_together((stream,), self.deadline(None), beside=scope)
+            if is_state(stream):
+                raise InvalidArgument(f"{stream} is a processor's state: use `write_state`")
+            if len(legal) >= _MOST_NAMES:
+                legal.clear()
+            legal.add(stream)
+
+    # -- events ---------------------------------------------------------------------------------------
+
+    def check_time(self, stream: str, timestamp: int) -> None:
+        """Raise `InvalidArgument` for an event's time that the stream does not take; warn of seconds."""
+        check_timestamp(timestamp)
+        warn_of_seconds(timestamp)
+        self.judge_time(stream, timestamp)
+
+    def judge_time(self, stream: str, timestamp: int) -> None:
+        """Raise `InvalidArgument` for a time too far ahead for the stream, if its settings can be known."""
+        if timestamp <= self.near_ms:
+            return
+        now_ms = int(self.session.wall() * 1000)
+        self.near_ms = now_ms + AHEAD_MS
+        if timestamp <= self.near_ms:
+            return
+        self.check()
+        until, found = self.streams.get(stream, (0.0, None))
+        if self.session.now() >= until:
+            found = None
+            with suppress(AnabranchError):
+                found = self.session.describe(stream, self.deadline(None))
+            self.learn(stream, found)
+        if found is not None:
+            check_ahead(timestamp, latest_time(found.settings, now_ms), stream)
+
+    def columns(self, stream: str, batch: pa.RecordBatch | pa.Table) -> list[EventColumns]:
+        """The rows of a batch for `write_batch`, as checked columns. Raises: as `Transaction.write_batch`."""
+        need("pyarrow", "numpy")
+        from anabranch.client.arrow import columns_of
+
+        pieces = columns_of(batch)
+        latest = max((int(piece.timestamps.max(initial=0)) for piece in pieces), default=0)
+        self.judge_time(stream, latest)
+        return pieces
+
+
+# Clients and their transactions that this thread, or task of asyncio, is inside; the outermost first.
+_entered: ContextVar[tuple[tuple[Shared, weakref.ref[Entered]], ...]] = ContextVar(
+    "anabranch-entered", default=()
+)
+
+
+def entered(shared: Shared, txn: Entered) -> None:
+    """Note that the code from here on, in this thread, is inside a transaction of a client, until it is over."""
+    still = [each for each in _entered.get() if (other := each[1]()) and not other.is_over]
+    _entered.set((*still, (shared, weakref.ref(txn))))

@@ -1,0 +1,108 @@
+"""The part of a client that makes, describes and changes streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anabranch.client.shared import Shared
+from anabranch.core.legal_names import check_scope
+from anabranch.core.stream_settings import REPLICATION, TOPIC
+from anabranch.errors import InvalidArgument, UnknownStream, UnsupportedSetting
+from anabranch.ports import TopicInfo
+from anabranch.reading.committed_log import client_errors
+from anabranch.schemas import records as r
+from anabranch.topics.names import stream_topic
+from anabranch.types import StreamDescription, description_of
+
+
+class Streams:
+    """Streams, by their controllers; what a topic has, by its brokers. Arguments and errors: as of `Client`."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._session = shared.session
+
+    def create(
+        self,
+        stream: str,
+        segments: int,
+        settings: Mapping[str, Any] | None,
+        deadline: float,
+        *,
+        adopt: bool,
+        near: str | None,
+    ) -> StreamDescription:
+        """As `Client.create_stream`."""
+        texts = {name: _setting(value) for name, value in given(settings).items()}
+        if near is not None:
+            check_scope(near)
+        command = r.CreateStream(stream, segments, texts, bool(adopt))
+        return self._learn(stream, self._session.create_stream(command, deadline, near=near))
+
+    def describe(self, stream: str, deadline: float) -> StreamDescription:
+        """As `Client.describe`."""
+        return self._learn(stream, self._session.describe(stream, deadline))
+
+    def scale(
+        self,
+        stream: str,
+        segments: int | None,
+        seal: Sequence[int],
+        ranges: Sequence[tuple[int, int]],
+        deadline: float,
+    ) -> StreamDescription:
+        """As `Client.scale`."""
+        if (segments is None) == (not seal and not ranges):
+            raise InvalidArgument(
+                "give a number of segments, or what to seal and which ranges to open"
+            )
+        opened = tuple(r.KeyRange(low, high) for low, high in ranges)
+        command = r.Scale(stream, segments or 0, tuple(seal), opened)
+        return self._learn(stream, self._session.ask_stream(stream, command, deadline))
+
+    def alter(self, stream: str, settings: Mapping[str, Any], deadline: float) -> StreamDescription:
+        """As `Client.alter_stream`."""
+        texts = {n: _setting(value) for n, value in given(settings).items() if value is not None}
+        command = r.AlterStream(stream, texts, tuple(n for n, v in settings.items() if v is None))
+        return description_of(self._session.ask_stream(stream, command, deadline))
+
+    def take_away(
+        self, stream: str, command: r.ForgetStream | r.DeleteStream, deadline: float
+    ) -> None:
+        """As `Client.forget_stream` and `Client.delete_stream`."""
+        self._session.ask_of(stream, command, r.StreamList, deadline)
+        self._shared.streams.pop(stream, None)
+
+    def settings(self, stream: str, deadline: float) -> dict[str, str]:
+        """As `Client.effective_settings`."""
+        found = self.topic(stream, deadline)
+        named = {name: found.config[name] for name in sorted(TOPIC) if name in found.config}
+        return named | {REPLICATION: str(found.replication_factor)}
+
+    def topic(self, stream: str, deadline: float) -> TopicInfo:
+        """The stream's topic, as the brokers describe it. Raises: as `Client.effective_settings`."""
+        topic = stream_topic(stream)
+        seconds = deadline - self._session.now()
+        if self._shared.ports.log is None:
+            raise UnsupportedSetting("this client was made without a way to the brokers' settings")
+        with self._shared.ports.log(seconds) as log, client_errors("DescribeConfigs"):
+            found = log.describe_topics([topic]).get(topic)
+        if found is None:
+            raise UnknownStream(f"there is no topic {topic}")
+        return found
+
+    def _learn(self, stream: str, info: r.StreamInfo) -> StreamDescription:
+        self._shared.learn(stream, info)
+        return description_of(info)
+
+
+def given(settings: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Settings as a caller gave them, or none. `InvalidArgument`."""
+    if settings is not None and not isinstance(settings, Mapping):
+        raise InvalidArgument(f"settings {settings!r:.100}: give names, each with a value")
+    return settings or {}
+
+
+def _setting(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

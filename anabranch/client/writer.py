@@ -1,0 +1,494 @@
+"""A writer of a transaction: how its events get from a call to the journals, and how they become a receipt."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Self
+
+from anabranch.client.receipts import (
+    EventFields,
+    StreamLane,
+    WriteFunction,
+    WriterAccount,
+    check_fields,
+    check_layout,
+)
+from anabranch.client.reservation import Reservation, token_to_write
+from anabranch.client.shared import Shared
+from anabranch.core.ids import txn_text
+from anabranch.core.legal_names import check_type
+from anabranch.core.limits import LABEL, check_event, check_headers
+from anabranch.core.stream_states import ACTIVE, FORGOTTEN, WAITING
+from anabranch.core.tokens import Rights, Token, check_right, peek
+from anabranch.core.transaction_states import locks_broken
+from anabranch.errors import (
+    AlreadyCommitted,
+    AnabranchError,
+    Expired,
+    IllegalState,
+    NotReady,
+    StreamLost,
+    TransactionAborted,
+    UnknownStream,
+    WriteFailed,
+)
+from anabranch.ports import JournalMissing, RecordHeaders
+from anabranch.schemas import records as r
+from anabranch.types import Headers, Receipt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_AT_ONCE = 1000  # events that write_many takes from its iterable before it writes them
+
+
+class Writer:
+    """A writer of a transaction begun elsewhere. Leaving its `with` without an exception finishes it.
+
+    Made by `Client.join`; each join is a writer of its own. Any thread may use it. An open `Transaction` has one,
+    too, for its own events.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        scope: str,
+        txn_id: bytes,
+        keepalive_ms: int,
+        *,
+        heartbeat: bool = False,
+        label: str = "",
+        reserved: Reservation | None = None,
+    ) -> None:
+        """``reserved``: the transaction may not have begun. Else `opened` has to be called."""
+        self._shared = shared
+        self._session = shared.session
+        self._scope = scope
+        self._heartbeat = heartbeat
+        self._label = label  # to be sent with the first touch
+        self._reserved = reserved
+        self._lock = threading.RLock()
+        self._hot: dict[str, WriteFunction] = {}  # by stream: no check is needed before it
+        self._token: bytes | None = None
+        self._finished: Receipt | None = None
+        self._over: AnabranchError | None = None
+        self.keepalive_ms = keepalive_ms
+        self.beating = False
+        while shared.dropped:  # the journal writers of handles that are no more are freed first
+            shared.dropped.popleft().discard()
+        journal = shared.ports.journals.writer()
+        # The collector may come in the middle of anything, so it notes the journal writer and takes no lock.
+        weakref.finalize(self, shared.dropped.append, journal).atexit = False
+        self._account = WriterAccount(txn_id, self._session.random64(), journal)
+        shared.handles.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if self._shared.forked:
+            return
+        if error is None:
+            self.finish()
+        elif self._finished is None:
+            self.discard()
+
+    def __repr__(self) -> str:
+        return f"<Writer of {txn_text(self.txn_id)}>"
+
+    @property
+    def txn_id(self) -> bytes:
+        """The transaction, 16 bytes."""
+        return self._account.txn_id
+
+    @property
+    def number(self) -> int:
+        """The writer's number, by which receipts name it."""
+        return self._account.writer
+
+    @property
+    def identity(self) -> tuple[bytes, int]:
+        """The token, and the writer's number. `IllegalState`: it is not open; as `write`: it is over."""
+        self._check_not_over()
+        if self._token is None:
+            raise IllegalState("the transaction is not open")
+        return self._token, self.number
+
+    @property
+    def cluster(self) -> str:
+        """As `Client.cluster`."""
+        return self._session.cluster(self._shared.deadline(None))
+
+    # -- opening --------------------------------------------------------------------------------------
+
+    def open(self, timeout: float | None = None) -> None:
+        """Begin a reservation that has not begun, and send heartbeats if the writer was joined with them.
+
+        The first write calls this by itself. Call it if the first event may be late. Raises: as `write`.
+        """
+        with self._lock:
+            self._check_writable()
+            self._open(self._shared.deadline(timeout))
+
+    def opened(self, token: bytes) -> None:
+        """Write by this token from now on."""
+        self._token = token
+        if self._heartbeat:
+            self.beating = True
+            self._shared.heart(self)
+
+    def _open(self, deadline: float) -> None:
+        """Begin a reservation that has not begun."""
+        if self._token is None and self._reserved is not None:
+            try:
+                self.opened(token_to_write(self._session, self._reserved, deadline))
+            except (TransactionAborted, AlreadyCommitted, Expired) as error:
+                self._end(error)
+                raise
+
+    def touch(self, stream: str, deadline: float) -> StreamLane:
+        """The lane into a stream; its first use registers the stream with the transaction."""
+        if self._token is None:
+            raise IllegalState("the transaction is not open")
+        lane = self._account.lanes.get(stream)
+        if lane is None:
+            touched = self._session.touch(self._token, stream, self.number, deadline)
+            check_layout(stream, touched.segments)
+            if self._label:  # its writer is known by its touch
+                self._session.label(self._token, self.number, self._label, deadline)
+                self._label = ""
+            lane = self._account.add(touched, deadline)
+            lane.judge_time = partial(self._shared.judge_time, stream)
+        return lane
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        stream: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Queue an event; `flush` or `finish` waits until it is stored. Arguments: as of `Transaction.write`.
+
+        Raises: as `Transaction.write`; IllegalState (the writer is finished, or was discarded), Expired.
+        """
+        pairs = check_headers(headers) if headers is not None else None
+        if timestamp is not None:
+            self._shared.check_time(stream, timestamp)
+        with self._lock:
+            self.put(stream, key, value, pairs, timestamp)
+
+    def put(
+        self,
+        stream: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders | None,
+        timestamp: int | None,
+    ) -> None:
+        """`write`, for a caller that has checked headers and time, and keeps other threads out."""
+        try:
+            hot = self._hot.get(stream)
+            if hot is not None:
+                hot(key, value, headers, timestamp)
+                return
+            self._shared.check()
+            check_event(key, value, timestamp)
+            self._shared.check_stream(self._scope, stream)
+            lane = self._lane(stream)
+            lane.write(key, value, headers, timestamp)
+            self._hot[stream] = lane.write
+        except TypeError:
+            check_event(key, value, timestamp)
+            raise
+        except WriteFailed as error:
+            self._end(error)
+            raise
+
+    def write_many(self, stream: str, events: Iterable[EventFields]) -> int:
+        """Write many events in less time than by `write`; returns how many. As `Transaction.write_many`.
+
+        Raises: as `write`.
+        """
+        written = 0
+        try:
+            for chunk in chunks_of(events):
+                with self._lock:
+                    self.put_many(stream, chunk)
+                written += len(chunk)
+        except BaseException as error:
+            if written:
+                self._end_in_between(error, "write_many")
+            raise
+        return written
+
+    def put_many(self, stream: str, chunk: Sequence[EventFields]) -> None:
+        """Write a chunk of `chunks_of`, for a caller that keeps other threads out."""
+        if len(chunk) == 1 or stream not in self._hot:
+            for event in chunk:
+                check_fields(event)
+                self.write(stream, *event)
+            return
+        try:
+            self._account.lanes[stream].write_many(chunk)
+        except TypeError:
+            for event in chunk:
+                check_fields(event)
+            raise
+
+    def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table) -> int:
+        """Write the rows of a pyarrow record batch or table; returns how many. As `Transaction.write_batch`.
+
+        Raises: as `write`; InvalidArgument names a column or type that `write_batch` does not take.
+        """
+        pieces, begun = self._shared.columns(stream, batch), False
+        try:
+            for columns in pieces:
+                with self._lock:
+                    self._shared.check()
+                    self._shared.check_stream(self._scope, stream)
+                    lane = self._lane(stream)
+                    if not begun:
+                        for each in pieces:
+                            lane.check_columns(each)
+                    begun = True
+                    lane.write_columns(columns)
+        except BaseException as error:
+            if begun:
+                self._end_in_between(error, "write_batch")
+            raise
+        return sum(columns.rows for columns in pieces)
+
+    def _lane(self, stream: str) -> StreamLane:
+        self._check_writable()
+        deadline = self._shared.deadline(None)
+        self._open(deadline)
+        return self.touch(stream, deadline)
+
+    def _check_writable(self) -> None:
+        self._shared.check()
+        if self._finished is not None:
+            raise IllegalState("the writer is finished: join again to write more")
+        self._check_not_over()
+
+    # -- what was written -----------------------------------------------------------------------------
+
+    def written_to(self, stream: str) -> int:
+        """How many events this handle wrote to a stream so far."""
+        lane = self._account.lanes.get(stream)
+        return sum(account.count for account in lane.accounts.values()) if lane is not None else 0
+
+    @property
+    def written(self) -> int:
+        """How many events this handle wrote to all streams so far."""
+        return sum(self.written_to(stream) for stream in self._account.lanes)
+
+    @property
+    def has_touched(self) -> bool:
+        """Whether the controller knows of a stream that this writes to."""
+        return bool(self._account.lanes)
+
+    def flush(self, timeout: float | None = None) -> Receipt:
+        """Wait until everything written is acknowledged, and register the receipt; the writer goes on.
+
+        A writer that joined a reservation and wrote nothing gets an empty receipt, which is not registered.
+
+        Raises: WriteFailed (join again and rewrite), DeadlineExceeded (repeating is safe), NotReady (a stream's
+        journal is missing: repeating is safe), StreamLost (the journal won't come back), TransactionAborted,
+        AlreadyCommitted, IllegalState, OutcomeUnknown (the transaction is being committed without this).
+        """
+        with self._lock:
+            self._check_writable()
+            return self._register(timeout, finished=False)
+
+    def finish(self, timeout: float | None = None) -> Receipt:
+        """`flush`, and mark this writer as complete. Later calls return the same receipt."""
+        with self._lock:
+            if self._finished is None:
+                self._check_writable()
+                self._finished = self._register(timeout, finished=True)
+                self._free()
+            return self._finished
+
+    def acknowledged(self, deadline: float) -> tuple[bytes, r.Receipt]:
+        """A token, and the receipt of all that was written; it is not registered. Raises: as `flush`.
+
+        Once finished, the receipt of that.
+        """
+        if self._finished is not None and self._token is not None:
+            return self._token, self._finished.record
+        with self._lock:
+            self._check_not_over()
+            self._open(deadline)
+            self.store(deadline)
+            if self._token is None:
+                raise IllegalState("the transaction is not open")
+            return self._token, self.receipt(finished=False)
+
+    def _register(self, timeout: float | None, *, finished: bool) -> Receipt:
+        deadline = self._shared.deadline(timeout)
+        self.store(deadline)
+        record = self.receipt(finished=finished)
+        if self._token is not None:  # else nothing was written or begun
+            self._session.register(self._token, record, deadline)
+        return Receipt(record)
+
+    def receipt(self, *, finished: bool) -> r.Receipt:
+        """The receipt of all that is stored."""
+        return self._account.receipt(finished=finished, seen=self._session.highest_timestamp)
+
+    def store(self, deadline: float) -> None:
+        """Wait until everything written is acknowledged. Raises: as `flush`."""
+        try:
+            while True:
+                try:
+                    self._account.flush(deadline)
+                except JournalMissing as missing:
+                    self._ask_about(missing, deadline)
+                else:
+                    return
+        except (WriteFailed, StreamLost) as error:
+            self._end(error)
+            raise
+
+    def _ask_about(self, missing: JournalMissing, deadline: float) -> None:
+        """Raise `StreamLost` if the missing journal's stream is given up.
+
+        Before the deadline it returns otherwise, and the caller asks again; at the deadline: `NotReady`.
+        """
+        lanes = self._account.lanes.values()
+        stream = next(lane.stream for lane in lanes if lane.topic == missing.topic)
+        try:
+            state = self._session.describe(stream, deadline).state
+        except UnknownStream:
+            state = FORGOTTEN
+        if state not in (ACTIVE, WAITING):
+            raise StreamLost(
+                f"{stream} is {state}: somebody deleted its journal, and what was written there is gone; "
+                "begin a new transaction, without that stream"
+            ) from missing
+        if self._session.now() >= deadline:
+            raise NotReady(f"{stream}: {missing}") from missing
+
+    # -- its end --------------------------------------------------------------------------------------
+
+    def discard(self) -> None:
+        """Drop unflushed writes; the commit takes the flushed ones only if it names their receipt."""
+        with self._lock:
+            if self._finished is None and self._over is None:
+                self._end(IllegalState("the writer was discarded"))
+            self._free()
+
+    def _free(self) -> None:
+        """Drop writes that are not flushed, if there are any, and free the journal writer."""
+        self._hot.clear()
+        self.beating = False
+        if not self._shared.forked:
+            self._account.journal.discard()
+
+    def _end(self, error: AnabranchError) -> None:
+        """Let every later call raise this error."""
+        self._over = error
+        self._hot.clear()
+        self.beating = self.beating and isinstance(error, WriteFailed)
+
+    def _end_in_between(self, error: BaseException, call: str) -> None:
+        with self._lock:
+            if self._over is None:
+                self._end(left_early(error, call))
+
+    def _check_not_over(self) -> None:
+        if self._over is not None:
+            raise again(self._over)
+
+    @property
+    def live_token(self) -> bytes | None:
+        """As `Handle.live_token`."""
+        return self._token if self.beating else None
+
+    def gone(self, outcome: r.Outcome) -> None:
+        """As `Handle.gone`."""
+        if self.beating:
+            self._end(end_of(outcome))
+
+    def client_closes(self) -> None:
+        """As `Handle.client_closes`."""
+        self.beating = False
+        self._hot.clear()
+
+    def after_fork(self) -> None:
+        """As `Handle.after_fork`."""
+        self._lock = threading.RLock()
+        self._hot = {}
+
+
+def join(
+    shared: Shared, transaction: bytes | Reservation, *, heartbeat: bool, label: str = ""
+) -> Writer:
+    """A writer for a transaction, by its token or its reservation. Arguments and errors: as of `Client.join`."""
+    check_type("a label", label, str)
+    LABEL.check(len(label), "the label of a writer")
+    claims: Reservation | Token
+    reserved = None
+    if isinstance(transaction, Reservation):
+        claims = reserved = transaction
+    else:
+        claims = peek(transaction)
+        check_right(claims, Rights.WRITE)
+        if heartbeat:
+            check_right(claims, Rights.HEARTBEAT)
+        shared.session.observe(claims.seen)
+    writer = Writer(
+        shared,
+        claims.scope,
+        claims.txn_id,
+        claims.keepalive_ms,
+        heartbeat=heartbeat,
+        label=label,
+        reserved=reserved,
+    )
+    if not isinstance(transaction, Reservation):
+        writer.opened(transaction)
+    return writer
+
+
+def chunks_of(events: Iterable[EventFields]) -> Iterator[list[EventFields]]:
+    """The events for `write_many`: the first one, which may be refused without harm, then a thousand at a time."""
+    source = iter(events)
+    at_once = 1
+    while chunk := list(islice(source, at_once)):
+        yield chunk
+        at_once = _AT_ONCE
+
+
+def left_early(error: BaseException, call: str) -> WriteFailed:
+    """The error of a handle after a call that wrote a part of its events."""
+    if isinstance(error, WriteFailed):
+        return error
+    return WriteFailed(
+        f"{call} was left by {type(error).__name__}: not all of its events were written"
+    )
+
+
+def end_of(outcome: r.Outcome) -> AnabranchError:
+    """The error of a handle whose transaction is over, as a heartbeat's answer says."""
+    if outcome.state == "COMMITTED":
+        return AlreadyCommitted("the transaction was committed elsewhere")
+    if outcome.broken is not None:
+        return locks_broken(outcome.broken)
+    why = outcome.reason or outcome.state
+    return TransactionAborted(f"the transaction is aborted ({why}): begin a new one")
+
+
+def again(error: AnabranchError) -> AnabranchError:
+    """A fresh copy to raise: one error raised twice would collect tracebacks."""
+    copy = type(error)(str(error))
+    copy.__dict__.update(error.__dict__)
+    return copy
