@@ -39,10 +39,7 @@ from anabranch.errors import (
     NotForkSafe,
 )
 from anabranch.extras import need
-from anabranch.reading.history_search import check_at
-from anabranch.reading.snapshot import At
-from anabranch.schemas.records import BaseRow, ListTableLocks, PublishBase
-from anabranch.shown.system import (
+from anabranch.presentation.system_tables import (
     CommitRow,
     LockRow,
     TableRow,
@@ -55,6 +52,9 @@ from anabranch.shown.system import (
     transaction_rows,
     version_rows,
 )
+from anabranch.reading.history_search import check_at
+from anabranch.reading.snapshot import At
+from anabranch.schemas.records import BaseRow, ListTableLocks, PublishBase
 from anabranch.types import Listed, StreamDescription, Tenure
 
 DEFAULT_TIMEOUT_S = 30.0

@@ -13,9 +13,9 @@ from anabranch.client.client import Client
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import parse_txn_text
 from anabranch.errors import AnabranchError, NotAuthorized
-from anabranch.shown.draw import draw
-from anabranch.shown.history import Follower
-from anabranch.shown.words import segment_name, time_text
+from anabranch.presentation.draw import draw
+from anabranch.presentation.history import Follower
+from anabranch.presentation.words import segment_name, time_text
 from anabranch.types import CommandsInfo, Listed, StreamDescription
 from anabranch.web.hub import View
 

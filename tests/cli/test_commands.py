@@ -15,11 +15,11 @@ import pytest
 import typer
 
 from anabranch.cli import options, txn
+from anabranch.cli import stream as stream_commands
 from anabranch.cli.errors import ExitCode
-from anabranch.cli.stream import lives
 from anabranch.errors import AlreadyCommitted, IllegalState, InvalidArgument, NotReady
-from anabranch.shown import history
-from anabranch.shown.history import History
+from anabranch.presentation import history
+from anabranch.presentation.history import History
 from anabranch.types import Counts
 from anabranch.web.actions import plan
 from tests.cli.conftest import Run
@@ -460,7 +460,7 @@ def test_stream_delete_is_of_the_stream_that_was_shown(
     run: Run, fake: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody deletes it, and makes it again, while the question is shown: here, and in the browser."""
-    monkeypatch.setattr(lives, "confirm", lambda *_, **__: None)
+    monkeypatch.setattr(stream_commands, "confirm", lambda *_, **__: None)
     fake.topic_ids = ["one", "another", "one", "another", "another"]
     refused = run("stream", "delete", "nyc/flights")
     assert refused.exit_code == ExitCode.USAGE
