@@ -98,10 +98,11 @@ def transaction(**changes: Any) -> TransactionInfo:
 
 
 def opened(info: TransactionInfo, age: float = 60.0) -> OpenTransaction:
-    """The same with a writer, and half of it merged."""
+    """The same with a writer, and half of it merged; at age 0 it waits for nothing."""
     writers = (WriterInfo(5, "open", "loader 7", 10, True),)
     carries = (CarryInfo("nyc/flights", 1, 5, 10, 4, False),)
-    waits = WaitInfo("stream", "nyc/flights", "nyc/flights: it has no leader", 180_000)
+    why = WaitInfo("stream", "nyc/flights", "nyc/flights: it has no leader", 180_000)
+    waits = why if age else None
     ends = f"anabranch txn settle {info.txn_id.hex()}"
     holds: dict[str, Any] = {"locks": 3, "frozen": True, "journals": {"nyc/flights": 9_000}}
     return OpenTransaction(
