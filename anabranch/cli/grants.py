@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from anabranch.cli.errors import CheckFailed
 from anabranch.cli.options import App, OperatorOptions, argument
-from anabranch.cli.output import count_of, print_json, print_result, print_table
+from anabranch.cli.output import Column, print_result, show
 from anabranch.core.legal_names import OPEN_LANE
+from anabranch.presentation.words import count_of
 
 if TYPE_CHECKING:
     from anabranch import Grant
@@ -28,11 +29,9 @@ def list_grants(
     """List the rights of lanes, those that they have from the start included."""
     with options.client() as client:
         found = [grant for grant in client.grants() if name in (None, grant.lane)]
-    if options.json:
-        print_json({"grants": [grant._asdict() for grant in found]})
-        return
-    rows = ((g.lane, g.pattern, ",".join(g.rights) or "none") for g in found)
-    print_table("Grants", ("lane", "pattern", "rights"), rows)
+    rows = (grant._asdict() for grant in found)
+    rights = Column("rights", lambda row: ",".join(row["rights"]))  # as `grants add` takes them
+    show("grants", rows, ("lane", "pattern", rights), as_json=options.json)
 
 
 @app.command("add")
@@ -75,10 +74,9 @@ def check(options: OperatorOptions) -> None:
         commands = {lane.name: commands_topic(options.prefix, lane.name) for lane in client.lanes()}
         streams = [stream.stream for stream in client.streams().check()]
     found = list(differences(acls, grants, commands, streams))
-    if options.json:
-        print_json({"differences": [each._asdict() for each in found]})
-    elif found:
-        print_table("Differences", Difference._fields, found)
+    rows = (each._asdict() for each in found)
+    if options.json or found:
+        show("differences", rows, Difference._fields, as_json=options.json)
     if found:
         raise CheckFailed(
             f"grants and the brokers' rules disagree in {count_of(len(found), 'case')}"

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from anabranch.cli.errors import DRIVERS, CheckFailed, failure_of
-from anabranch.cli.options import App, ClusterOptions, Yes, argument, confirm, option
-from anabranch.cli.output import count_of, print_json, print_result, print_table, show, time_text
-from anabranch.cli.txn import document_of, seconds_of
+from anabranch.cli.options import App, ClusterOptions, Yes, argument, confirm, option, seconds_of
+from anabranch.cli.output import print_result, show, show_failure
 from anabranch.errors import AskOutcomeError, InvalidArgument, RetryError
+from anabranch.presentation.rows import transaction_row
+from anabranch.presentation.words import count_of, time_text
 
 if TYPE_CHECKING:
     from anabranch.ledger import Ledger, Recovered
@@ -118,7 +119,7 @@ def recover(
             except Exception as error:
                 if once or not _passes(error):
                     raise
-                show(failure_of(error), as_json=options.json)
+                show_failure(failure_of(error), as_json=options.json)
             else:
                 _show(found, as_json=options.json, always=once)
                 if once and found.alarms:
@@ -185,27 +186,22 @@ def adopt(
     confirm("The ledger will belong to this server alone.", yes=yes)
     with connecting as client:
         left = ledger.adopt(client, keep=keep)
-    if options.json:
-        print_json({"prepared": [document_of(info) for info in left]})
-        return
-    print_table(
-        "Prepared under the former secret",
-        ("id", "scope", "owner", "name", "state"),
-        [(t.txn_id.hex(), t.scope, t.owner, t.name, t.state) for t in left],
-    )
+    rows = map(transaction_row, left)
+    columns = ("txn_id", "scope", "owner", "name", "state")
+    title = "Prepared under the former secret"
+    show("prepared", rows, columns, as_json=options.json, title=title)
 
 
 @app.command("list")
 def list_rows(options: LedgerOptions) -> None:
     """List the ledger's rows, the oldest first: at most 1,000."""
-    rows = options.ledger().rows()
-    found = [
-        {"txn_id": row.txn_id.hex(), "outcome": row.outcome, "made_at": time_text(row.made),
-         "former": row.former}
-        for row in rows
-    ]  # fmt: skip
-    if options.json:
-        print_json({"rows": found})
-    else:
-        columns = ("txn_id", "outcome", "made_at", "former")
-        print_table("Rows", columns, [[row[name] for name in columns] for row in found])
+    rows = [
+        {
+            "txn_id": row.txn_id.hex(),
+            "outcome": row.outcome,
+            "made_at": time_text(row.made),
+            "former": row.former,
+        }
+        for row in options.ledger().rows()
+    ]
+    show("rows", rows, ("txn_id", "outcome", "made_at", "former"), as_json=options.json)

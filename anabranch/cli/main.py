@@ -19,18 +19,20 @@ import typer
 from typer.core import TyperGroup
 
 from anabranch.cli import (
-    broker,
-    command,
+    apply,
     controller,
-    dev,
+    doctor,
     grants,
-    lanes,
+    group,
+    lane,
     ledger,
-    load,
-    read,
-    series,
+    local,
+    stream,
+    system,
+    table,
     txn,
 )
+from anabranch.cli.data import events, load
 from anabranch.cli.errors import (
     EXIT_CODES,
     ExitCode,
@@ -39,21 +41,18 @@ from anabranch.cli.errors import (
     Terminated,
     failure_of,
 )
-from anabranch.cli.looking import doctor, groups, system, web, write
 from anabranch.cli.options import App, option
 from anabranch.cli.output import (
     log_to_stderr,
     print_line,
     print_note,
-    show,
+    show_failure,
     show_traceback,
     take_any_text,
 )
-from anabranch.cli.processor import bridge
 from anabranch.cli.processor import commands as processor
+from anabranch.cli.processor import run
 from anabranch.cli.spark import pipelines
-from anabranch.cli.stream import apply, table
-from anabranch.cli.stream import lives as stream
 
 
 class Commands(TyperGroup):
@@ -105,7 +104,7 @@ def _end(error: BaseException, given: Sequence[str]) -> int:
         return failure.code
     if {"-v", "--verbose"} & set(given):
         show_traceback(error)
-    show(failure, as_json=as_json)
+    show_failure(failure, as_json=as_json)
     return failure.code
 
 
@@ -120,7 +119,7 @@ def _end_usage(error: typer.TyperException, *, as_json: bool) -> int:
     context = getattr(error, "ctx", None)
     if context is not None and not as_json:
         message = f"{message.rstrip('.')} (see `{context.command_path} --help`)"
-    show(Failure("Usage", message, ExitCode.USAGE), as_json=as_json)
+    show_failure(Failure("Usage", message, ExitCode.USAGE), as_json=as_json)
     return ExitCode.USAGE
 
 
@@ -177,8 +176,8 @@ def root(
     """Transactions for Kafka-compatible logs."""
 
 
-app.command("dev")(dev.command)
-app.command("broker")(broker.command)
+app.command("dev")(local.dev)
+app.command("broker")(local.broker)
 app.command("controller")(controller.command)
 app.command("warm")(controller.warm)
 app.add_typer(stream.app, name="stream")
@@ -186,18 +185,18 @@ app.add_typer(table.app, name="table")
 app.add_typer(txn.app, name="txn")
 app.add_typer(system.app, name="system")
 app.add_typer(ledger.app, name="ledger")
-app.add_typer(command.app, name="command")
-app.add_typer(series.app, name="series")
+app.add_typer(lane.commands_app, name="command")
+app.add_typer(txn.series_app, name="series")
 app.add_typer(processor.app, name="processor")
-app.add_typer(lanes.app, name="lane")
+app.add_typer(lane.app, name="lane")
 app.add_typer(grants.app, name="grants")
-app.command("audit-log")(lanes.audit_log)
+app.command("audit-log")(lane.audit_log)
 app.command("apply")(apply.command)
-app.command("read")(read.command)
-app.command("write")(write.command)
+app.command("read")(events.read)
+app.command("write")(events.write)
 app.command("load")(load.command)
-app.command("web")(web.command)
-app.add_typer(groups.app, name="group")
+app.command("web")(local.web)
+app.add_typer(group.app, name="group")
 app.command("doctor")(doctor.command)
-app.command("bridge")(bridge.command)
+app.command("bridge")(run.bridge)
 app.add_typer(pipelines.app, name="spark")

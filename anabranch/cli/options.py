@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import datetime
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -17,7 +19,10 @@ import typer
 from typer.models import CommandFunctionType
 
 from anabranch.cli.output import is_agreed
+from anabranch.core.hybrid_time import read_moment
+from anabranch.core.ids import segment_id
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.core.partitioner import SPACE
 from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX
 
@@ -62,6 +67,8 @@ def _streams(incomplete: str) -> list[str]:
     return [name for name in found if name.startswith(incomplete)]
 
 
+Scope = Annotated[str, argument("SCOPE", "The scope.")]
+OnlyScope = Annotated[str | None, argument("SCOPE", "Only this scope.")]
 StreamName = Annotated[str, argument("SCOPE/STREAM", "The stream.", autocompletion=_streams)]
 Bootstrap = Annotated[
     str | None,
@@ -98,12 +105,29 @@ KafkaFile = Annotated[
     ),
 ]
 Timeout = Annotated[float, option("--timeout SECONDS", "Give up after so many seconds.", min=0.1)]
+Limit = Annotated[int, option("--limit -n", "At most so many.", min=1)]
 Json = Annotated[bool, option("--json", "One JSON document instead of tables; errors as JSON too.")]
 Yes = Annotated[bool, option("--yes -y", "Don't ask; needed without a terminal.")]
 Verbose = Annotated[bool, option("--verbose -v", "Show the traceback of an error.")]
 Into = Annotated[
     str,
     option("--stream -s SCOPE/STREAM", "The stream to write to.", autocompletion=_streams),
+]
+Segments = Annotated[int, option("--segments -s", "How many segments.", min=1, max=10_000)]
+Settings = Annotated[
+    list[str] | None,
+    option(
+        "--setting NAME=VALUE", "A setting of the stream, such as retention.ms=-1. May be repeated."
+    ),
+]
+Near = Annotated[
+    str | None, option("--near SCOPE", "A scope that a new one shares transactions with.")
+]
+At = Annotated[
+    str | None,
+    option(
+        "--at TIME", "As of a commit timestamp, or an ISO 8601 time with its zone (default: now)."
+    ),
 ]
 NewSegments = Annotated[
     int | None, option("--segments", "Create the stream first, with so many segments.", min=1)
@@ -207,3 +231,64 @@ def confirm(warning: str, *, yes: bool) -> None:
         raise InvalidArgument(f"{warning} Give --yes to do it")
     if not is_agreed(f"{warning} Do it?"):
         raise InvalidArgument("not done: nothing was changed")
+
+
+# -- values as people write them ---------------------------------------------------------------------------
+
+
+def moment_of(text: str, option: str = "--at") -> int | datetime | None:
+    """The moment of an option: a hybrid time, a time, or None for now. Else `InvalidArgument`."""
+    if text == "now":
+        return None
+    moment = read_moment(text)
+    if moment is None:
+        raise InvalidArgument(
+            f"{option} {text!r} is no commit timestamp, no ISO 8601 time, and not `now`"
+        )
+    return moment
+
+
+def start_of(text: str, option: str) -> str | int | datetime:
+    """The start of reading, as of `Client.read`: begin, end, or a moment. Else `InvalidArgument`."""
+    if text in ("begin", "end"):
+        return text
+    moment = moment_of(text, f"{option}, which may be begin or end:")
+    return "end" if moment is None else moment
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of a span such as ``90s``, ``30m``, ``1h``, ``2d``. `InvalidArgument`."""
+    if not re.fullmatch(r"[0-9]{1,9}[smhd]", text):
+        raise InvalidArgument(f"{text!r} is no span of time, such as 90s, 30m, 1h or 2d")
+    return float(text[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[text[-1]]
+
+
+def parse_segment(text: str, option: str = "--seal") -> int:
+    """The id of a segment given as number@epoch, or as the id itself. Else `InvalidArgument`."""
+    number, at, epoch = text.partition("@")
+    try:
+        if not at:
+            found = int(text, 0)
+            if 0 <= found < 1 << 63:
+                return found
+        elif 0 <= int(number) < 1 << 31 and 0 <= int(epoch) < 1 << 31:
+            return segment_id(int(epoch), int(number))
+    except ValueError:
+        pass
+    raise InvalidArgument(
+        f"{option} {text!r} is no segment: write NUMBER@EPOCH, as `anabranch stream describe` does, or an id"
+    )
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """(low, high) of ``LOW:HIGH``, hexadecimal with 0x or decimal. Else `InvalidArgument`."""
+    low, _, high = text.partition(":")
+    try:
+        found = int(low, 0), int(high, 0)
+    except ValueError:
+        found = (0, 0)
+    if 0 <= found[0] < found[1] <= SPACE:
+        return found
+    raise InvalidArgument(
+        f"--range {text!r} is no range of keys: write LOW:HIGH with 0 <= LOW < HIGH <= {SPACE:#x}"
+    )

@@ -6,28 +6,22 @@ would act on gets through: it is escaped here, whatever a command prints.
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import logging
 import re
 import sys
-import time
 import traceback
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anabranch.cli.errors import Failure, OutputClosed
-from anabranch.shown.words import count_of as count_of
-from anabranch.shown.words import time_text as time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from anabranch.reading.tasks.lag import Lag
-
+Row = Mapping[str, Any]
 
 # C0, DEL and C1, ends of lines, controls of writing direction; and surrogates, which can't be encoded.
 _ACTS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -87,7 +81,7 @@ def print_note(text: str) -> None:
     sys.stderr.flush()
 
 
-def show(failure: Failure, *, as_json: bool) -> None:
+def show_failure(failure: Failure, *, as_json: bool) -> None:
     """Print a failure on standard error, in one line."""
     if as_json:
         sys.stderr.write(_json(failure.document(), sys.stderr) + "\n")
@@ -131,32 +125,90 @@ def console(*, to_stderr: bool = False) -> Console:
     return Console(file=file, width=width, highlight=False)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table, numbers to the right."""
+class Column(NamedTuple):
+    """A column of a table. ``value``: a key of the rows, or what it makes of a row."""
+
+    title: str
+    value: str | Callable[[Row], object]
+
+
+Columns = Sequence[str | Column]
+
+
+def show(
+    name: str,
+    rows: Iterable[Row],
+    columns: Columns,
+    *,
+    as_json: bool,
+    title: str | None = None,
+    **more: Sequence[str],
+) -> None:
+    """Print a list: as JSON with all that its rows have, or as a table of some columns.
+
+    ``name``: of the list in the document. A column that is a key of the rows has it as its title, too.
+    ``title``: of the table (default: as ``name``). ``more``: lines about the list, each kind with its name in JSON.
+    """
+    found = list(rows)
+    if as_json:
+        print_json({name: found, **more})
+        return
+    print_table(_title(name).capitalize() if title is None else title, found, columns)
+    for lines in more.values():
+        for line in lines:
+            print_line(line)
+
+
+def print_table(title: str, rows: Iterable[Row], columns: Columns) -> None:
+    """Print some columns of rows as a table, numbers to the right."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=Text(escaped(title)), title_justify="left", header_style="bold")
-    cells = [list(row) for row in rows]
-    for index, column in enumerate(columns):
-        numbers = bool(cells) and all(isinstance(row[index], int | float) for row in cells)
-        table.add_column(
-            Text(escaped(column)), justify="right" if numbers else "left", overflow="fold"
+    chosen = [Column(_title(one), one) if isinstance(one, str) else one for one in columns]
+    cells = [
+        [row[value] if isinstance(value, str) else value(row) for _, value in chosen]
+        for row in rows
+    ]
+    for column, values in zip(
+        chosen, zip(*cells, strict=True) if cells else ((),) * len(chosen), strict=True
+    ):
+        numbers = bool(values) and all(
+            isinstance(value, int | float) and not isinstance(value, bool) for value in values
         )
+        heading = Text(escaped(column.title))
+        table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
     for row in cells:
-        table.add_row(*(Text(show_cell(cell)) for cell in row))
+        table.add_row(*(Text(escaped(cell_text(cell))) for cell in row))
     console().print(table)
 
 
-def show_cell(value: object) -> str:
-    """The text of a table's value."""
-    if value is None:
+def print_fields(title: str, document: Row) -> None:
+    """Print one thing as a table of its fields."""
+    rows = [{"name": _title(name), "value": value} for name, value in document.items()]
+    print_table(title, rows, (Column("", "name"), "value"))
+
+
+def _title(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def cell_text(value: object) -> str:
+    """A value in a table; `-` for one that is empty."""
+    if value is None or (not value and isinstance(value, str | list | tuple | Mapping)):
         return "-"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.3f}"
-    return escaped(str(value))
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.3f}"
+        case list() | tuple():
+            return ", ".join(map(cell_text, value))
+        case Mapping():
+            return ", ".join(f"{name}: {cell_text(each)}" for name, each in sorted(value.items()))
+    return str(value)
 
 
 def progress_bar(*, quiet: bool) -> Progress:
@@ -177,35 +229,3 @@ def progress_bar(*, quiet: bool) -> Progress:
 def begin_task(bar: Progress, name: str, total: float | None) -> TaskID:
     """Add a task to a progress bar."""
     return bar.add_task(escaped(name), total=total)
-
-
-def bytes_document(**data: bytes | None) -> dict[str, Any]:
-    """Bytes as JSON: a name's as text, or as ``name_base64`` if they are no UTF-8."""
-    document: dict[str, Any] = {}
-    for name, some in data.items():
-        try:
-            document[name] = None if some is None else some.decode("utf-8")
-        except UnicodeDecodeError:
-            document[f"{name}_base64"] = base64.b64encode(some or b"").decode("ascii")
-    return document
-
-
-def bytes_text(data: bytes) -> str:
-    r"""Bytes as a part of a line: a backslash, and all that is no printable UTF-8, as `\\`, `\t`, `\n`, `\xff`."""
-    text = data.decode("utf-8", "surrogateescape")
-    return "".join(c if c.isprintable() and c != "\\" else _escaped(c) for c in text)
-
-
-@lru_cache(1024)  # one text for all of a kind: a value may have millions
-def _escaped(one: str) -> str:
-    if "\udc80" <= one <= "\udcff":  # a byte that is no UTF-8
-        return f"\\x{ord(one) - 0xDC00:02x}"
-    return repr(one)[1:-1]
-
-
-def lag_document(lag: Lag | None) -> dict[str, Any]:
-    """A lag as JSON; None: it can't be told."""
-    if lag is None:
-        return {"events_behind": None, "seconds_behind": None, "exact": None}
-    seconds = round(lag.age_s(time.time()), 3)
-    return {"events_behind": lag.events, "seconds_behind": seconds, "exact": lag.exact}

@@ -1,24 +1,37 @@
-"""`anabranch txn`: list, describe, abort and settle transactions."""
+"""`anabranch txn`: list, describe, abort and settle transactions; and `anabranch series` of numbered commits."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-from anabranch.cli.looking import system
+from anabranch.cli import system
 from anabranch.cli.options import (
     App,
     ClusterOptions,
+    Limit,
+    OnlyScope,
     OperatorOptions,
+    Scope,
     Yes,
     argument,
     confirm,
     option,
+    seconds_of,
 )
-from anabranch.cli.output import count_of, print_json, print_line, print_table, time_text
-from anabranch.core.hybrid_time import to_text
+from anabranch.cli.output import (
+    Column,
+    Columns,
+    Row,
+    print_fields,
+    print_json,
+    print_line,
+    print_table,
+    show,
+)
 from anabranch.core.ids import TXN_ID_SIZE, parse_txn_text
 from anabranch.errors import (
     AlreadyCommitted,
@@ -28,11 +41,12 @@ from anabranch.errors import (
     NotAuthorized,
     OutcomeUnknown,
 )
+from anabranch.presentation.rows import open_transaction_row, transaction_row
+from anabranch.presentation.words import count_of, span_text, time_text
 
 if TYPE_CHECKING:
     from anabranch import Client, TransactionInfo
-    from anabranch.schemas.records import WaitInfo
-    from anabranch.types import OpenTransaction
+    from anabranch.types import Listed, OpenTransaction
 
 _MOST = 10_000  # that a list may have
 _WATCH_S = 1.0
@@ -44,10 +58,70 @@ TxnIdText = Annotated[
 ]
 
 
+def _span_of(key: str) -> Callable[[Row], str | None]:
+    """A column's value: the span of time of so many seconds."""
+    return lambda row: None if row[key] is None else span_text(row[key])
+
+
+def _count_of(key: str) -> Callable[[Row], int]:
+    return lambda row: row["counts"][key]
+
+
+def _age(row: Row) -> str:
+    return span_text(time.time() - datetime.fromisoformat(row["prepared_at"]).timestamp())
+
+
+_ABORTED_COLUMNS = ("txn_id", "owner", "state")
+_FINISHED_COLUMNS: Columns = (
+    "txn_id",
+    "scope",
+    "owner",
+    "name",
+    "state",
+    Column("begun", "begun_at"),
+    Column("committed", _count_of("committed")),
+    Column("rejected", _count_of("rejected")),
+    Column("left out", _count_of("left_out")),
+)
+_PREPARED_COLUMNS: Columns = (
+    "txn_id",
+    "scope",
+    "owner",
+    "name",
+    Column("prepared", "prepared_at"),
+    Column("age", _age),
+    Column("events", _count_of("committed")),
+    Column("ended by", lambda row: row["prepared_by"][:8] if row["prepared_by"] else "its token"),
+)
+_OPEN_COLUMNS: Columns = (
+    "txn_id",
+    "scope",
+    "owner",
+    "name",
+    "state",
+    Column("age", _span_of("age_s")),
+    Column("silent for", _span_of("silent_s")),
+    Column("keepalive left", _span_of("keepalive_left_s")),
+    Column("bytes", "staged_bytes"),
+    Column("writers", "writer_count"),
+    "streams",
+)
+_WAITING_COLUMNS: Columns = (
+    "txn_id",
+    "scope",
+    "owner",
+    "state",
+    Column("age", _span_of("age_s")),
+    Column("waits", "waits_since"),
+    Column("for", "waits_for"),
+    Column("end it by", "ended_by"),
+)
+
+
 @app.command("list")
 def list_transactions(
     options: ClusterOptions,
-    scope: Annotated[str | None, argument("SCOPE", "Only this scope.")] = None,
+    scope: OnlyScope = None,
     finished: Annotated[bool, option("--finished -f", "Committed and aborted ones too.")] = False,
     prepared: Annotated[
         bool, option("--prepared", "Those that wait for their coordinator's word.")
@@ -55,98 +129,29 @@ def list_transactions(
     waiting: Annotated[
         bool, option("--waiting", "Decided ones that are not merged yet, and why.")
     ] = False,
-    limit: Annotated[int, option("--limit -n", "At most so many.", min=1)] = 100,
+    limit: Limit = 100,
 ) -> None:
     """List transactions: open ones, the oldest first; or all that are kept, the newest first."""
-    with options.client() as client:
-        if prepared:
-            found = client.prepared(scope, limit=limit)
-        elif finished:
-            found = client.transactions(scope=scope, finished=True, limit=limit)
-        else:
-            opened = client.open_transactions(scope, _MOST if waiting else limit)
-            shown = [t for t in opened if t.waits is not None][:limit] if waiting else list(opened)
-            if options.json:
-                print_json({"transactions": [open_document(each) for each in shown]})
-            elif waiting:
-                _list_waiting(shown)
-            else:
-                _list_open(shown)
-            opened.check()
-            return
-    if options.json:
-        print_json({"transactions": [document_of(each) for each in found]})
-    elif prepared:
-        _list_prepared(found)
+    answered: Listed[Any]
+    if prepared or finished:
+        columns = _PREPARED_COLUMNS if prepared else _FINISHED_COLUMNS
+        title = "Prepared transactions" if prepared else "Transactions"
+        with options.client() as client:
+            found = (
+                client.prepared(scope, limit=limit)
+                if prepared
+                else client.transactions(scope=scope, finished=True, limit=limit)
+            )
+        rows, answered = [transaction_row(each) for each in found], found
     else:
-        _list("Transactions", found)
-    found.check()
-
-
-def _list_prepared(found: Iterable[TransactionInfo]) -> None:
-    print_table(
-        "Prepared transactions",
-        ("id", "scope", "owner", "name", "prepared", "age", "events", "by"),
-        (
-            (t.txn_id.hex(), t.scope, t.owner, t.name, time_text(t.prepared_ms), _age(t.prepared_ms),
-             t.counts.committed, t.prepared_by.hex()[:8] or "who has its token")
-            for t in found
-        ),
-    )  # fmt: skip
-
-
-def _age(since_ms: int) -> str:
-    return _span(time.time() - since_ms / 1000)
-
-
-def _span(span: float) -> str:
-    seconds = max(0, int(span))
-    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
-
-
-def _list_open(found: Iterable[OpenTransaction]) -> None:
-    print_table(
-        "Open transactions",
-        ("id", "scope", "owner", "name", "state", "age", "heard of", "keepalive left", "bytes",
-         "writers", "streams"),
-        (
-            (t.info.txn_id.hex(), t.info.scope, t.info.owner, t.info.name, t.info.state, _span(t.age),
-             f"{_span(t.silent)} ago", None if t.left is None else _span(t.left), t.staged_bytes, t.writer_count,
-             ", ".join(t.info.streams))
-            for t in found
-        ),
-    )  # fmt: skip
-
-
-def _list_waiting(found: Iterable[OpenTransaction]) -> None:
-    print_table(
-        "Decided transactions that wait",
-        ("id", "scope", "owner", "state", "age", "waits", "for", "end it by"),
-        (
-            (t.info.txn_id.hex(), t.info.scope, t.info.owner, t.info.state, _span(t.age),
-             _waited(t.waits), t.waits.text, t.ends)
-            for t in found if t.waits is not None
-        ),
-    )  # fmt: skip
-
-
-def _waited(waits: WaitInfo) -> str | None:
-    return None if waits.age_ms < 0 else _span(waits.age_ms / 1000)
-
-
-def _list(title: str, found: Iterable[TransactionInfo]) -> None:
-    print_table(
-        title,
-        ("id", "scope", "owner", "name", "state", "begun", "committed", "rejected", "left out"),
-        (
-            (t.txn_id.hex(), t.scope, t.owner, t.name, t.state, time_text(t.begun_ms), t.counts.committed,
-             t.counts.rejected, t.counts.left_out)
-            for t in found
-        ),
-    )  # fmt: skip
+        columns = _WAITING_COLUMNS if waiting else _OPEN_COLUMNS
+        title = "Decided transactions that wait" if waiting else "Open transactions"
+        with options.client() as client:
+            opened = client.open_transactions(scope, _MOST if waiting else limit)
+        chosen = [each for each in opened if each.waits is not None or not waiting]
+        rows, answered = [open_transaction_row(each) for each in chosen[:limit]], opened
+    show("transactions", rows, columns, as_json=options.json, title=title)
+    answered.check()
 
 
 app.command("locks")(system.locks)
@@ -237,14 +242,9 @@ def abort(
         raise refused
     if len(given) == 1:
         _show(found[0], as_json=options.json)
-    elif options.json:
-        print_json({"transactions": [document_of(info) for info in found]})
     else:
-        print_table(
-            "Transactions",
-            ("id", "owner", "state"),
-            [(t.txn_id.hex(), t.owner, t.state) for t in found],
-        )
+        rows = map(transaction_row, found)
+        show("transactions", rows, _ABORTED_COLUMNS, as_json=options.json)
     if refused is not None:
         raise refused
 
@@ -271,17 +271,10 @@ def _choose(
         and t.info.state != "PREPARED"  # its coordinator may have decided
     ]
     if found and not quiet:
-        _list_open(found)
+        print_table("Open transactions", map(open_transaction_row, found), _OPEN_COLUMNS)
     if found:
         confirm(f"{count_of(len(found), 'transaction')} will be aborted.", yes=yes)
     return [t.info.txn_id for t in found]
-
-
-def seconds_of(text: str) -> float:
-    """Seconds of a span such as ``90s``, ``30m``, ``1h``, ``2d``. `InvalidArgument`."""
-    if not re.fullmatch(r"[0-9]{1,9}[smhd]", text):
-        raise InvalidArgument(f"{text!r} is no span of time, such as 90s, 30m, 1h or 2d")
-    return float(text[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[text[-1]]
 
 
 @app.command("settle")
@@ -327,89 +320,12 @@ def settle(
         _show(client.state(txn_id), as_json=options.json)
 
 
-def document_of(info: TransactionInfo) -> dict[str, Any]:
-    """A transaction as JSON."""
-    return {
-        "txn_id": info.txn_id.hex(),
-        "state": info.state,
-        "scope": info.scope,
-        "owner": info.owner,
-        "name": info.name,
-        "commit_timestamp": info.commit_timestamp,
-        "committed_at": to_text(info.commit_timestamp) if info.commit_timestamp else None,
-        "counts": {
-            "committed": info.counts.committed,
-            "rejected": info.counts.rejected,
-            "left_out": info.counts.left_out,
-        },
-        "reason": info.reason,
-        "begun_at": time_text(info.begun_ms),
-        "finished_at": time_text(info.finished_ms),
-        "keepalive_s": info.keepalive,
-        "streams": list(info.streams),
-        "prepared_at": time_text(info.prepared_ms),
-        "writers": [
-            {
-                "writer": _writer_text(w.writer),
-                "events": w.events,
-                "finished": w.finished,
-            }
-            for w in info.writers
-        ],
-    }
-
-
-def _writer_text(writer: int) -> str:
-    return f"{writer & 0xFFFFFFFFFFFFFFFF:016x}"
-
-
-def open_document(found: OpenTransaction) -> dict[str, Any]:
-    """An open transaction as JSON, with what it holds."""
-    document = document_of(found.info) | {
-        "staged_bytes": found.staged_bytes,
-        "age_s": found.age,
-        "silent_s": found.silent,
-        "keepalive_left_s": found.left,
-        "writer_count": found.writer_count,
-        "locks": found.locks,
-        "locks_frozen": found.frozen,
-        "journal_bytes": dict(found.journals),
-        "waits_for": None if found.waits is None else found.waits.text,
-        "waits_since": None if found.waits is None else _waited(found.waits),
-        "ended_by": found.ends,
-    }
-    if found.writers:
-        document["writers"] = [
-            {
-                "writer": _writer_text(w.writer),
-                "label": w.label,
-                "lane": w.lane,
-                "events": w.events,
-                "finished": w.finished,
-            }
-            for w in found.writers
-        ]
-    if found.carries:
-        document["merge"] = [
-            {
-                "stream": c.stream,
-                "partition": c.partition,
-                "events_done": c.carried,
-                "events": c.events,
-                "chunks_done": c.chunks if c.done else c.chunks * c.carried // max(1, c.events),
-                "chunks": c.chunks,
-            }
-            for c in found.carries
-        ]
-    return document
-
-
 def _show(
     info: TransactionInfo, opened: OpenTransaction | None = None, *, as_json: bool = False
 ) -> None:
-    document = document_of(info)
+    document = transaction_row(info)
     if opened is not None and opened.info.state not in _FINISHED:
-        document = open_document(opened)
+        document = open_transaction_row(opened)
     if as_json:
         print_json(document)
         return
@@ -424,18 +340,62 @@ def _show(
     writers = document.pop("writers")
     if not document["commit_timestamp"]:
         document["commit_timestamp"] = None
-    kept = document.get("journal_bytes")
-    if isinstance(kept, dict):
-        document["journal_bytes"] = [f"{stream}: {size:,}" for stream, size in kept.items()]
-    rows = [*document.items(), *counts.items()]
-    rows = [(k.replace("_", " "), ", ".join(v) if isinstance(v, list) else v) for k, v in rows]
-    print_table("Transaction", ("", "value"), [(k, "-" if v in ("", None) else v) for k, v in rows])
+    print_fields("Transaction", document | counts)
     if writers:
-        print_table(
-            "Writers",
-            ("writer", "label", "events", "finished"),
-            (
-                (w["writer"], w.get("label") or None, w["events"], "yes" if w["finished"] else "no")
-                for w in writers
-            ),
+        columns = ("writer", Column("label", lambda row: row.get("label")), "events", "finished")
+        print_table("Writers", writers, columns)
+
+
+# -- series of numbered commits ---
+
+
+series_app = App(no_args_is_help=True, help="List and set the series of numbered commits.")
+
+
+@series_app.command("list")
+def list_series(options: ClusterOptions, scope: Scope) -> None:
+    """List the series of a scope: the highest number of each, the transaction with it, its owner, since when."""
+    with options.client() as client:
+        found = client.series(scope)
+    rows = [
+        {
+            "series": s.series,
+            "number": s.number,
+            "txn_id": s.txn_id.hex(),
+            "owner": s.owner,
+            "taken_at": time_text(s.taken_ms),
+        }
+        for s in found
+    ]
+    columns = ("series", "number", "txn_id", "owner", "taken_at")
+    show("series", rows, columns, as_json=options.json)
+
+
+@series_app.command("set")
+def set_series(
+    options: OperatorOptions,
+    scope: Scope,
+    series: Annotated[str, argument("SERIES", "The series' name.")],
+    number: Annotated[int, argument("NUMBER", "Its latest number from now on.", min=-1)],
+    owner: Annotated[
+        str | None, option("--owner LANE", "The lane that has it from now on; '': none.")
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Move a series to a number: the next commit must have a higher one (-1: any); or give it to a lane.
+
+    For a series that was moved, by mistake or not, or that another lane took. Set too low, numbers are committed
+    twice; set too high, the numbers up to there are never committed. Needs the right series on the scope.
+    """
+    with options.client() as client:
+        at = next((s.number for s in client.series(scope, series) if s.number >= 0), None)
+        before = "has no commit" if at is None else f"is at {at}"
+        confirm(
+            f"The series {series!r} {before}. It will be at {number}: only numbers above can be committed.",
+            yes=yes,
         )
+        client.set_series(scope, series, number, expected=at, owner=owner)
+    if options.json:
+        print_json({"series": series, "number": number, "before": at})
+    else:
+        print_line(f"{series} is at {number}; before: {'no commit' if at is None else at}")

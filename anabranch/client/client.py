@@ -45,6 +45,14 @@ from anabranch.core.limits import Room
 from anabranch.core.stream_settings import TABLE
 from anabranch.errors import ClockSkew, InvalidArgument, MalformedRecord, NotForkSafe
 from anabranch.extras import need
+from anabranch.presentation.system_tables import (
+    CommitRow,
+    LockRow,
+    TableRow,
+    TransactionRow,
+    VersionRow,
+    check_call,
+)
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history_search import Start, check_at
 from anabranch.reading.ordered_reader import Reader
@@ -61,14 +69,6 @@ from anabranch.reading.tasks.standing import (
 from anabranch.reading.tasks.stored import stored
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas import records as r
-from anabranch.shown.system import (
-    CommitRow,
-    LockRow,
-    TableRow,
-    TransactionRow,
-    VersionRow,
-    check_call,
-)
 from anabranch.topics.rights import Acl
 from anabranch.types import (
     AuditEntry,

@@ -15,10 +15,7 @@ from anabranch.core.legal_names import check_scope
 from anabranch.core.stream_settings import is_table
 from anabranch.core.stream_states import CREATING, GIVEN_UP
 from anabranch.errors import AnabranchError, InvalidArgument, NotAuthorized
-from anabranch.reading.history_search import check_at
-from anabranch.reading.snapshot import At
-from anabranch.schemas import records as r
-from anabranch.shown.system import (
+from anabranch.presentation.system_tables import (
     CommitRow,
     commit_rows,
     lock_rows,
@@ -26,6 +23,9 @@ from anabranch.shown.system import (
     transaction_rows,
     version_rows,
 )
+from anabranch.reading.history_search import check_at
+from anabranch.reading.snapshot import At
+from anabranch.schemas import records as r
 from anabranch.types import Listed, StreamDescription, description_of, info_of, open_of
 
 

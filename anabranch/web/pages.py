@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -13,10 +13,18 @@ from anabranch.client.client import Client
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import parse_txn_text
 from anabranch.errors import AnabranchError, NotAuthorized
-from anabranch.shown.draw import draw
-from anabranch.shown.history import Follower
-from anabranch.shown.words import segment_name, time_text
-from anabranch.types import CommandsInfo, Listed, StreamDescription
+from anabranch.presentation.draw import draw
+from anabranch.presentation.history import Follower
+from anabranch.presentation.rows import (
+    commands_row,
+    group_row,
+    lag_text,
+    open_transaction_row,
+    processor_row,
+    stream_row,
+)
+from anabranch.presentation.words import segment_name, span_text, time_text
+from anabranch.types import Listed, StreamDescription
 from anabranch.web.hub import View
 
 LIMITS = (100, 1000, 10_000)
@@ -41,7 +49,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "at": time_text, "hybrid": to_text, "segment": segment_name, "span": span_of,
+        "at": time_text, "hybrid": to_text, "lag": lag_text, "segment": segment_name, "span": span_text,
         "waits": _waits,
     }  # fmt: skip
     return made
@@ -49,14 +57,6 @@ def environment() -> Environment:
 
 def _waits(state: str) -> str:
     return WAITS.get(state, "")
-
-
-def span_of(seconds: float) -> str:
-    """Seconds in one unit."""
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 class Pages:
@@ -92,17 +92,17 @@ class Pages:
             "troubled": [s for s in streams if s.state != "ACTIVE" or s.trouble],
             "segments": sum(len(s.segments) for s in streams),
             "staged": sum(s.staged_bytes for s in streams),
-            "oldest": oldest,
-            "open": sum(part.open_transactions for part in parts),
+            "oldest": oldest.each(open_transaction_row),
+            "open": sum(part["open_transactions"] for part in parts),
             "hidden": hidden,
-            "behind": sum(max(0, part.end - part.position) for part in parts),
-            "set_aside": sum(len(part.set_aside) for part in parts),
+            "behind": sum(max(0, part["end"] - part["position"]) for part in parts),
+            "set_aside": sum(len(part["set_aside"]) for part in parts),
         }
 
     def _streams(self) -> dict[str, Any]:
         found = self._client.streams(timeout=self._timeout)
         return {
-            "streams": sorted(found, key=lambda one: one.stream),
+            "streams": sorted(map(stream_row, found), key=itemgetter("stream")),
             "missing": found.missing,
         }
 
@@ -115,7 +115,7 @@ class Pages:
         found = self._client.open_transactions(scope or None, int(limit), timeout=self._timeout)
         streams = self._client.streams(timeout=self._timeout)
         return {
-            "found": found,
+            "found": found.each(open_transaction_row),
             "missing": found.missing,
             "scope": scope,
             "limit": int(limit),
@@ -134,17 +134,17 @@ class Pages:
         for scope in sorted(scopes):
             for one in self._client.processors(scope, timeout=self._timeout):
                 info = self._client.processor(one.processor, timeout=self._timeout)
-                found.append((info, self._client.lag(info)))
-        return {"processors": found, "groups": self._client.groups(), "now": time.time()}
+                found.append(processor_row(info, self._client.lag(info)))
+        return {"processors": found, "groups": [group_row(one) for one in self._client.groups()]}
 
     def _controllers(self) -> dict[str, Any]:
         parts, hidden = self._parts()
         return {"parts": parts, "hidden": hidden, "missing": parts.missing}
 
-    def _parts(self) -> tuple[Listed[CommandsInfo], str]:
-        """Answers of controllers to operators; or why the lane may not see them."""
+    def _parts(self) -> tuple[Listed[dict[str, Any]], str]:
+        """A row of each control partition; or why the lane may not see them."""
         try:
-            return self._client.commands(timeout=self._timeout), ""
+            return self._client.commands(timeout=self._timeout).each(commands_row), ""
         except NotAuthorized as error:
             return Listed(), str(error)
 

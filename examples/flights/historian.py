@@ -41,8 +41,8 @@ def scale(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
 
 def tell(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Report the stream's epochs, and the one in which a transaction was committed; draw them."""
-    from anabranch.shown.draw import draw
-    from anabranch.shown.history import read_history
+    from anabranch.presentation.draw import draw
+    from anabranch.presentation.history import read_history
 
     stream = parameters["stream"]
     with connected(target_from(parameters)) as client:

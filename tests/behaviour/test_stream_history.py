@@ -7,14 +7,14 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import anabranch
+from anabranch.presentation.history import read_history
 from anabranch.schemas.records import CommitRecord
-from anabranch.shown.history import read_history
 
 pytestmark = pytest.mark.broker
 
 
 def test_a_transaction_rolled_in_is_listed_and_drawn(client: anabranch.Client, unique: str) -> None:
-    from anabranch.shown.draw import draw
+    from anabranch.presentation.draw import draw
 
     stream = f"{unique}/flights"
     client.create_stream(stream, segments=1)

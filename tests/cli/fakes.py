@@ -8,7 +8,9 @@ from typing import Any
 
 from anabranch.cli.session import Target
 from anabranch.errors import AnabranchError
+from anabranch.presentation.system_tables import LockRow
 from anabranch.reading.tasks.lag import InputLag, Lag, positions_of
+from anabranch.reading.tasks.standing import HISTORY, ConsumerGroup, StreamStanding
 from anabranch.schemas.records import (
     CarryInfo,
     ProcessorInfo,
@@ -21,7 +23,6 @@ from anabranch.schemas.records import (
     WaitInfo,
     WriterInfo,
 )
-from anabranch.shown.system import LockRow
 from anabranch.topics.rights import Acl
 from anabranch.types import (
     AuditEntry,
@@ -97,10 +98,11 @@ def transaction(**changes: Any) -> TransactionInfo:
 
 
 def opened(info: TransactionInfo, age: float = 60.0) -> OpenTransaction:
-    """The same with a writer, and half of it merged."""
+    """The same with a writer, and half of it merged; at age 0 it waits for nothing."""
     writers = (WriterInfo(5, "open", "loader 7", 10, True),)
     carries = (CarryInfo("nyc/flights", 1, 5, 10, 4, False),)
-    waits = WaitInfo("stream", "nyc/flights", "nyc/flights: it has no leader", 180_000)
+    why = WaitInfo("stream", "nyc/flights", "nyc/flights: it has no leader", 180_000)
+    waits = why if age else None
     ends = f"anabranch txn settle {info.txn_id.hex()}"
     holds: dict[str, Any] = {"locks": 3, "frozen": True, "journals": {"nyc/flights": 9_000}}
     return OpenTransaction(
@@ -245,6 +247,19 @@ class FakeClient:
     def stored(self, name: str, store: str, key: bytes, task: int | None) -> bytes | None:
         self._call("stored", name=name, store=store, key=key, task=task)
         return {b"text": b"7", b"raw": b"\xff"}.get(key)
+
+    def groups(self, stream: str | None = None) -> list[ConsumerGroup]:
+        self._call("groups", stream=stream)
+        events = StreamStanding("nyc/flights", {0: 5, 1: 7}, Lag(1234, 0))
+        lost = StreamStanding("nyc/weather", {HISTORY: 9}, Lag(0, 0), "it is LOST")
+        return [
+            ConsumerGroup("loaders", "Stable", ("a", "b"), (events, lost)),
+            ConsumerGroup("readers", "Empty", (), (events,)),
+        ]
+
+    def group(self, name: str) -> ConsumerGroup:
+        self._call("group", name=name)
+        return self.groups()[0]
 
     def transactions(self, **arguments: Any) -> Listed[TransactionInfo]:
         self._call("transactions", **arguments)

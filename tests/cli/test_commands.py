@@ -15,11 +15,11 @@ import pytest
 import typer
 
 from anabranch.cli import options, txn
+from anabranch.cli import stream as stream_commands
 from anabranch.cli.errors import ExitCode
-from anabranch.cli.stream import lives
 from anabranch.errors import AlreadyCommitted, IllegalState, InvalidArgument, NotReady
-from anabranch.shown import history
-from anabranch.shown.history import History
+from anabranch.presentation import history
+from anabranch.presentation.history import History
 from anabranch.types import Counts
 from anabranch.web.actions import plan
 from tests.cli.conftest import Run
@@ -27,6 +27,12 @@ from tests.cli.fakes import TXN_ID, FakeClient, event, stream, transaction
 from tests.cli.histories import rolled_history
 
 ID = TXN_ID.hex()
+
+
+def cells(shown: str) -> list[list[str]]:
+    """The rows of all tables in an output, without their headings."""
+    rows = (line for line in shown.splitlines() if line.startswith("│"))
+    return [[cell.strip() for cell in row.strip("│").split("│")] for row in rows]
 
 
 def test_stream_create(run: Run, fake: FakeClient) -> None:
@@ -239,6 +245,10 @@ def test_txn_list(run: Run, fake: FakeClient) -> None:
     waiting = run("txn", "list", "--waiting").stdout
     for shown in (ID, "3m", "it has no leader", "anabranch txn settle"):
         assert shown in waiting
+    fake.several = [fake.info, transaction(txn_id=TXN_ID[::-1])]
+    fake.ages = {TXN_ID[::-1]: 0.0}
+    shown = json.loads(run("txn", "list", "--waiting", "--json").stdout)["transactions"]
+    assert [each["txn_id"] for each in shown] == [ID]
 
 
 @pytest.mark.parametrize("group", ["system", "txn"])
@@ -410,13 +420,28 @@ def test_txn_settle_asks(run: Run, fake: FakeClient) -> None:
 
 
 @pytest.mark.usefixtures("fake")
+def test_group_list_sums_what_is_known_of_all_streams(run: Run) -> None:
+    assert cells(run("group", "list").stdout) == [
+        ["loaders", "Stable", "2", "nyc/flights, nyc/weather", "-", "-"],
+        ["readers", "Empty", "0", "nyc/flights", "1,234", "0.000"],
+    ]
+    (lost,) = [
+        one
+        for group in json.loads(run("group", "list", "--json").stdout)["groups"]
+        for one in group["streams"]
+        if one["trouble"]
+    ]
+    assert (lost["reads"], lost["offsets"], lost["events_behind"]) == ("transactions", {}, None)
+
+
+@pytest.mark.usefixtures("fake")
 def test_command_list(run: Run) -> None:
     (document,) = json.loads(run("command", "list", "--json").stdout)["control_partitions"]
     kept = {"open_transactions": 3, "outcomes": 12}
     assert document | kept | {"position": 40, "end": 42} == document
-    shown = run("command", "list").stdout
-    assert "outcomes" in shown
-    assert "12" in shown
+    shown = cells(run("command", "list").stdout)
+    assert shown[0] == ["0", "40", "2", "1", "3", "12"]
+    assert shown[1][:3] == ["0", "open", "17"]
 
 
 def test_series(run: Run, fake: FakeClient) -> None:
@@ -460,7 +485,7 @@ def test_stream_delete_is_of_the_stream_that_was_shown(
     run: Run, fake: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody deletes it, and makes it again, while the question is shown: here, and in the browser."""
-    monkeypatch.setattr(lives, "confirm", lambda *_, **__: None)
+    monkeypatch.setattr(stream_commands, "confirm", lambda *_, **__: None)
     fake.topic_ids = ["one", "another", "one", "another", "another"]
     refused = run("stream", "delete", "nyc/flights")
     assert refused.exit_code == ExitCode.USAGE

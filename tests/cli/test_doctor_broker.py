@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from anabranch.cli import session
-from anabranch.cli.looking import doctor
-from anabranch.cli.looking.doctor import BAD, OK, WARN
+from anabranch.cli import doctor, session
+from anabranch.cli.doctor import BAD, OK, WARN
 from anabranch.cli.session import Target
 from anabranch.core.legal_names import STATE
 from anabranch.errors import NotAuthorized

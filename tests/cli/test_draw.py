@@ -7,9 +7,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from anabranch.presentation.draw import draw
+from anabranch.presentation.history import History
 from anabranch.schemas.records import CommitRecord, EpochRecord
-from anabranch.shown.draw import draw
-from anabranch.shown.history import History
 from tests.cli.histories import random_history, rolled_history
 
 SVG = "{http://www.w3.org/2000/svg}"

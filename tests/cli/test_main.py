@@ -206,7 +206,7 @@ def test_help_loads_nothing_heavy() -> None:
 TABLE = (
     "from anabranch.cli import main, output\n"
     "@main.app.command('shown')\n"
-    "def shown(): output.print_table('t', ('a',), [(1,)])\n"
+    "def shown(): output.print_table('t', [{'a': 1}], ('a',))\n"
     "main.app(['shown'])\n"
 )
 

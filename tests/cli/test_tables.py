@@ -116,7 +116,7 @@ def test_watching_a_table_that_nothing_would_compact_is_refused(
     def sleep(_s: float) -> None:
         raise Watches
 
-    monkeypatch.setattr("anabranch.cli.stream.table.time.sleep", sleep)
+    monkeypatch.setattr("anabranch.cli.table.time.sleep", sleep)
     watch = ("table", "compact", "a/b", "--watch", "--plain-readers-lose-history")
     refused = run(*watch)
     assert refused.exit_code == ExitCode.USAGE

@@ -33,6 +33,8 @@ LISTS = {
     "lanes": "lane list --lane admin",
     "commands": "command list",
     "audit-log": "audit-log",
+    "groups": "group list",
+    "a group": "group describe loaders",
     "events": "read nyc/flights",
     "transactions": "read nyc/flights -t",
 }

@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from anabranch.cli import session
+from anabranch.cli import table as table_commands
 from anabranch.cli.main import app
-from anabranch.cli.stream import table as table_commands
 from anabranch.client.client import Client
 from anabranch.core.hybrid_time import from_s, to_text
 from anabranch.core.ids import txn_text

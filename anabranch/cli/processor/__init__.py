@@ -1,1 +1,4 @@
-"""`anabranch processor`: processors, their tasks and how far they are behind."""
+"""`anabranch processor` and `bridge`: `commands` ask about processors and change them, `run` has their workers.
+
+The same imports are allowed as in `anabranch.cli`.
+"""

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 from anabranch.cli.errors import NotFound
-from anabranch.cli.options import App, ClusterOptions, Yes, argument, confirm, option
+from anabranch.cli.options import (
+    App,
+    ClusterOptions,
+    Scope,
+    Yes,
+    argument,
+    confirm,
+    option,
+    start_of,
+)
 from anabranch.cli.output import (
-    bytes_document,
-    count_of,
-    lag_document,
+    Column,
+    Row,
     print_json,
     print_line,
     print_result,
     print_table,
-    time_text,
+    show,
 )
 from anabranch.cli.processor import run
-from anabranch.cli.read import moment_of
-from anabranch.cli.stream.commands import segment_name
 from anabranch.core.hybrid_time import to_ms, to_text
 from anabranch.core.legal_names import is_plain
 from anabranch.errors import InvalidArgument
+from anabranch.presentation.rows import bytes_fields, lag_fields, lag_text, processor_row
+from anabranch.presentation.words import count_of, segment_name, time_text
 
 if TYPE_CHECKING:
     from anabranch.reading.tasks.lag import InputLag, Lag
@@ -36,13 +43,13 @@ app = App(
 Name = Annotated[str, argument("SCOPE/PROCESSOR", "The processor.")]
 
 
-app.command("run")(run.command)
+app.command("run")(run.run)
 
 
 @app.command("list")
 def list_processors(
     options: ClusterOptions,
-    scope: Annotated[str, argument("SCOPE", "The scope.")],
+    scope: Scope,
 ) -> None:
     """List the processors of a scope: tasks, inputs, who has them, their last commits, and how far they are behind.
 
@@ -51,36 +58,8 @@ def list_processors(
     """
     with options.client() as client:
         infos = [client.processor(one.processor) for one in client.processors(scope)]
-        documents = [_summary(info, client.lag(info)) for info in infos]
-    if options.json:
-        print_json({"processors": documents})
-        return
-    print_table(
-        "Processors",
-        (
-            "processor",
-            "tasks",
-            "inputs",
-            "held",
-            "holders",
-            "oldest last commit",
-            "events behind",
-            "seconds behind",
-        ),
-        (
-            (
-                one["processor"],
-                one["tasks"],
-                ", ".join(each["stream"] for each in one["inputs"]),
-                one["held"],
-                ", ".join(one["holders"]) or None,
-                one["oldest_last_commit"],
-                ", ".join(_events(each) for each in one["inputs"]),
-                max((each["seconds_behind"] or 0.0 for each in one["inputs"]), default=0.0),
-            )
-            for one in documents
-        ),
-    )
+        rows = [processor_row(info, client.lag(info)) for info in infos]
+    show("processors", rows, _COLUMNS, as_json=options.json)
 
 
 @app.command("describe")
@@ -97,30 +76,15 @@ def describe(options: ClusterOptions, processor: Name) -> None:
         info = client.processor(processor)
         lags = client.lag(info)
     tasks = [_task(task) for task in info.tasks]
+    positions = [_position(*each) for each in _stands(lags)]
     if options.json:
-        positions = [_position(*each) for each in _stands(lags)]
         more = {"stores": info.stores, "incarnation": info.incarnation, "resets": info.resets}
         more |= {"held_by": tasks, "positions": positions}
-        print_json(_summary(info, lags) | more)
+        print_json(processor_row(info, lags) | more)
         return
-    print_table(
-        f"{processor}: {count_of(info.task_count, 'task')}",
-        ("task", "holder", "since", "sequence", "last commit", "in progress"),
-        (tuple(task.values()) for task in tasks),
-    )
-    print_table(
-        "Positions",
-        (
-            "input",
-            "tasks",
-            "history offset",
-            "committed at",
-            "in it",
-            "events behind",
-            "seconds behind",
-        ),
-        (_position_row(*each) for each in _stands(lags)),
-    )
+    columns = ("task", "holder", "since", "sequence", "last_commit", "in_progress")
+    print_table(f"{processor}: {count_of(info.task_count, 'task')}", tasks, columns)
+    print_table("Positions", positions, _POSITION_COLUMNS)
     print_line(f"stores: {', '.join(info.stores) or 'none'}; resets: {info.resets:,}")
     for lag in lags:
         if lag.trouble:
@@ -170,10 +134,7 @@ def reset(
     Streams keep what it has written. With --keep-state its stores stay, too: what is read again is counted
     again. Then without --to its positions stay, and only its workers lose their tasks.
     """
-    start: str | int | datetime | None = to
-    if to is not None and to not in ("begin", "end"):
-        moment = moment_of(to, "--to")
-        start = "end" if moment is None else moment
+    start = None if to is None else start_of(to, "--to")
     connecting = options.client()
     if to is None and not keep_state:
         raise InvalidArgument("say where it begins: --to begin, --to end or --to TIME")
@@ -214,7 +175,7 @@ def get(
         raise NotFound(f"{key!r} is not in the store {store} of {processor}")
     if options.json:
         told = {"processor": processor, "store": store, "key": key}
-        print_json(told | bytes_document(value=value))
+        print_json(told | bytes_fields(value=value))
     else:
         print_line(value.decode("utf-8", "backslashreplace"))
 
@@ -246,32 +207,34 @@ def import_group(
 
 
 def _show_starts(info: ProcessorInfo, *, as_json: bool) -> None:
-    starts = [(one.stream, one.record, time_text(to_ms(one.timestamp))) for one in info.inputs]
+    rows = [
+        {"input": one.stream, "record": one.record, "behind": time_text(to_ms(one.timestamp))}
+        for one in info.inputs
+    ]
     if as_json:
-        documents = [dict(zip(("input", "record", "behind"), one, strict=True)) for one in starts]
-        print_json({"processor": info.processor, "tasks": info.task_count, "starts": documents})
+        print_json({"processor": info.processor, "tasks": info.task_count, "starts": rows})
         return
-    columns = ("input", "history offset", "behind what was committed at")
-    print_table(info.processor, columns, starts)
+    columns = (
+        "input",
+        Column("history offset", "record"),
+        Column("after what was committed at", "behind"),
+    )
+    print_table(info.processor, rows, columns)
 
 
-def _summary(info: ProcessorInfo, lags: Sequence[InputLag]) -> dict[str, Any]:
-    commits = [task.commit_timestamp for task in info.tasks if task.commit_timestamp]
-    return {
-        "processor": info.processor,
-        "tasks": info.task_count,
-        "inputs": [
-            {
-                "stream": lag.stream,
-                **lag_document(None if lag.trouble else lag.most),
-                "trouble": lag.trouble,
-            }
-            for lag in lags
-        ],
-        "held": sum(1 for task in info.tasks if task.holder),
-        "holders": sorted({task.holder for task in info.tasks if task.holder}),
-        "oldest_last_commit": to_text(min(commits)) if commits else None,
-    }
+_COLUMNS = (
+    "processor",
+    "tasks",
+    Column("inputs", lambda row: [one["stream"] for one in row["inputs"]]),
+    "held",
+    "holders",
+    "oldest_last_commit",
+    Column("events behind", lambda row: ", ".join(map(lag_text, row["inputs"]))),
+    Column(
+        "seconds behind",
+        lambda row: max((one["seconds_behind"] or 0.0 for one in row["inputs"]), default=0.0),
+    ),
+)
 
 
 def _task(task: TaskInfo) -> dict[str, Any]:
@@ -296,26 +259,29 @@ def _stands(lags: Iterable[InputLag]) -> Iterator[tuple[str, list[int], TaskPosi
 
 
 def _position(stream: str, tasks: list[int], position: TaskPosition, lag: Lag) -> dict[str, Any]:
-    return {"tasks": tasks, **position._asdict(), "input": stream, **lag_document(lag)}
+    return {"tasks": tasks, **position._asdict(), "input": stream, **lag_fields(lag)}
 
 
-def _position_row(
-    stream: str, tasks: list[int], position: TaskPosition, lag: Lag
-) -> tuple[object, ...]:
-    told = lag_document(lag)
-    inside = (
-        f"segment {segment_name(position.segment)} to {position.offset:,}"
-        if position.segment >= 0
-        else None
-    )
-    at = None if is_plain(stream) else time_text(to_ms(position.timestamp))
-    return stream, ranges(tasks), position.record, at, inside, _events(told), told["seconds_behind"]
+def _committed_at(row: Row) -> str | None:
+    return None if is_plain(row["input"]) else time_text(to_ms(row["timestamp"]))
 
 
-def _events(told: dict[str, Any]) -> str:
-    if told["events_behind"] is None:
-        return "?"
-    return f"{'' if told['exact'] else '~'}{told['events_behind']:,}"
+def _inside(row: Row) -> str | None:
+    """The place inside of a commit that is consumed in part."""
+    if row["segment"] < 0:
+        return None
+    return f"segment {segment_name(row['segment'])} to {row['offset']:,}"
+
+
+_POSITION_COLUMNS = (
+    "input",
+    Column("tasks", lambda row: ranges(row["tasks"])),
+    Column("history offset", "record"),
+    Column("committed at", _committed_at),
+    Column("in it", _inside),
+    Column("events behind", lag_text),
+    "seconds_behind",
+)
 
 
 def ranges(numbers: Sequence[int]) -> str:

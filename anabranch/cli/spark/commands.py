@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 from anabranch.cli.errors import CheckFailed
 from anabranch.cli.ledger import TABLE, Table, ledger_of
-from anabranch.cli.options import App, ClusterOptions, option
-from anabranch.cli.output import count_of, print_json, print_line, print_table, time_text
+from anabranch.cli.options import App, At, ClusterOptions, option
+from anabranch.cli.output import Column, Row, print_json, print_line, print_table
 from anabranch.cli.session import parse_kafka
 from anabranch.core import hybrid_time
 from anabranch.errors import NotReady
+from anabranch.presentation.words import count_of, time_text
 from anabranch.topics.names import commands_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from anabranch.audit.report import AuditReport, Example
+    from anabranch.audit.report import AuditReport
     from anabranch.spark.options import Connection
 
 app = App(no_args_is_help=True, help="Pipelines on Spark.")
@@ -37,10 +38,6 @@ Conf = Annotated[
         "--conf NAME=VALUE",
         "A setting of Spark's, such as spark.driver.memory=4g. May be repeated.",
     ),
-]
-At = Annotated[
-    str | None,
-    option("--at TIME", "As of this commit timestamp, or time in ISO 8601 (default: now)."),
 ]
 JobTimeout = Annotated[
     float,
@@ -164,14 +161,16 @@ def _show(report: AuditReport, *, as_json: bool) -> None:
         f"{', '.join(report.streams)} as of {hybrid_time.to_text(report.at)}: "
         f"{report.transactions:,} commits, {report.events:,} events"
     )
-    print_table(
-        title,
-        ("check", "what holds", "examined", "", "not checkable", "breaches"),
-        [
-            (c.name, CHECKS[c.name][1], c.examined, c.what, c.unchecked, c.breaches)
-            for c in report.checks
-        ],
+    document = report.document()
+    columns = (
+        Column("check", "name"),
+        Column("what holds", lambda row: CHECKS[row["name"]][1]),
+        "examined",
+        Column("", "what"),
+        Column("not checkable", "unchecked"),
+        "breaches",
     )
+    print_table(title, document["checks"], columns)
     for note in report.notes:
         print_line(note)
     for g in report.gone:
@@ -184,20 +183,21 @@ def _show(report: AuditReport, *, as_json: bool) -> None:
             f"{count_of(waiting.count, 'transaction')} PREPARED, the oldest since {time_text(waiting.since_ms)}, "
             f"to be ended by {f'the secret of SHA-256 {waiting.by}' if waiting.by else 'their tokens'}"
         )
-    if report.breaches:
+    examples = [
+        example | {"check": check["name"]}
+        for check in document["checks"]
+        for example in check["examples"]
+    ]
+    if examples:
         print_table(
             f"Breaches, at most {MOST_EXAMPLES} of each kind and stream",
-            ("check", "stream", "transaction", "where", "expected", "found"),
-            [
-                (c.name, e.stream, e.transaction or "-", _where(e), e.expected, e.found)
-                for c in report.checks
-                for e in c.examples
-            ],
+            examples,
+            ("check", "stream", "transaction", Column("where", _where), "expected", "found"),
         )
 
 
-def _where(example: Example) -> str:
-    if example.partition is None:
-        return "-"
-    offset = "" if example.offset is None else f"@{example.offset}"
-    return f"{example.partition}{offset}"
+def _where(example: Row) -> str | None:
+    if example["partition"] is None:
+        return None
+    offset = "" if example["offset"] is None else f"@{example['offset']}"
+    return f"{example['partition']}{offset}"

@@ -7,10 +7,11 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
-from anabranch.cli.options import Into, LoadedAs, NewSegments, argument, option
-from anabranch.cli.output import count_of, print_note, print_result
+from anabranch.cli.options import At, Into, LoadedAs, NewSegments, argument, option
+from anabranch.cli.output import print_note, print_result
 from anabranch.cli.session import parse_kafka
-from anabranch.cli.spark.commands import At, JobOptions, app
+from anabranch.cli.spark.commands import JobOptions, app
+from anabranch.presentation.words import count_of
 
 if TYPE_CHECKING:
     from anabranch.spark.pipelines.compact import Compacted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from anabranch.core.ids import segment_epoch, segment_number
 from anabranch.errors import AnabranchError
@@ -42,3 +43,25 @@ def time_text(unix_ms: int) -> str | None:
     if not unix_ms:
         return None
     return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def span_text(seconds: float) -> str:
+    """A span of time in one unit: ``90s``, ``5m``, ``3h``, ``2d``."""
+    whole = max(0, int(seconds))
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if whole >= 2 * size:
+            return f"{whole // size}{unit}"
+    return f"{whole}s"
+
+
+def bytes_text(data: bytes) -> str:
+    r"""Bytes as a part of a line: a backslash, and all that is no printable UTF-8, as `\\`, `\t`, `\n`, `\xff`."""
+    text = data.decode("utf-8", "surrogateescape")
+    return "".join(c if c.isprintable() and c != "\\" else _escaped(c) for c in text)
+
+
+@lru_cache(1024)  # one text for all of a kind: a value may have millions
+def _escaped(one: str) -> str:
+    if "\udc80" <= one <= "\udcff":  # a byte that is no UTF-8
+        return f"\\x{ord(one) - 0xDC00:02x}"
+    return repr(one)[1:-1]

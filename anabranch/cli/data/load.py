@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from anabranch.cli.options import ClusterOptions, Into, LoadedAs, NewSegments, argument, option
-from anabranch.cli.output import begin_task, count_of, print_json, print_line, progress_bar
+from anabranch.cli.output import begin_task, print_json, print_line, progress_bar
 from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
+from anabranch.presentation.words import count_of
 
 if TYPE_CHECKING:
     from anabranch import Result, Transaction
-    from anabranch.cli.load_csv import Events
+    from anabranch.cli.data.load_csv import Events
 
 _KEEPALIVE_S = 60.0
 
@@ -76,7 +77,7 @@ def command(
     name: LoadedAs = None,
 ) -> None:
     """Load CSV files into a stream: all rows at once, or none."""
-    from anabranch.cli.load_csv import Events
+    from anabranch.cli.data.load_csv import Events
 
     started = time.monotonic()
     delimiter = "\t" if delimiter == "\\t" else delimiter
@@ -106,7 +107,7 @@ def command(
 def _write(
     txn: Transaction, stream: str, files: Sequence[Path], events: Events, *, quiet: bool
 ) -> None:
-    from anabranch.cli.load_csv import opened
+    from anabranch.cli.data.load_csv import opened
 
     with progress_bar(quiet=quiet) as bar:
         for path in files:

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
-from anabranch.cli.options import App, ClusterOptions, argument, option
-from anabranch.cli.output import bytes_document, bytes_text, print_json, print_table
-from anabranch.cli.read import moment_of
+from anabranch.cli import output
+from anabranch.cli.options import App, ClusterOptions, Limit, OnlyScope, argument, moment_of, option
+from anabranch.cli.output import Column, Columns, Row
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import NO_TXN
+from anabranch.presentation.rows import bytes_fields
+from anabranch.presentation.words import bytes_text
 
 app = App(
     no_args_is_help=True,
     help="Show system tables: transactions, locks, commits, tables, and a row's versions.",
 )
-Scope = Annotated[str | None, argument("SCOPE", "Only this scope.")]
-Limit = Annotated[int, option("--limit -n", "At most so many rows.", min=1, max=10_000)]
-# Columns for people; --json has all.
-_SHOWN = {
-    "transactions": ("txn_id", "state", "scope", "owner", "name", "begun", "age", "rows", "streams", "reason"),
-    "locks": ("txn_id", "table", "points", "ranges", "frozen", "broken", "waiting", "waits_for"),
-    "commits": ("committed_at", "txn_id", "rows", "streams"),
-    "tables": ("table", "state", "segments", "newest_at", "history_ms", "base", "settings"),
-    "versions": ("since", "until", "mincsn", "mintid", "maxtid", "value"),
-}  # fmt: skip
-# Hybrid times as digits; and moments, which are shown as these are: each may be given back as a time.
-_DIGITS = ("mincsn", "base")
+# Moments are shown as the hybrid times that these columns have: each may be given back as a time.
 _MOMENTS = {
     "committed_at": "commit_timestamp",
     "newest_at": "newest",
@@ -37,8 +29,45 @@ _MOMENTS = {
 _TEXTS = ("key", "value")  # other bytes are ids
 
 
+def _digits(column: str) -> Column:
+    """A column of hybrid times, which are no amounts: without commas."""
+    return Column(column, lambda row: None if row[column] is None else str(row[column]))
+
+
+def _ids(column: str) -> Column:
+    """A column of transactions; one that this lane may not see is `another`."""
+    hidden = NO_TXN.hex()
+    return Column(
+        column.replace("_", " "),
+        lambda row: ["another" if one == hidden else one for one in row[column]],
+    )
+
+
+def _value_text(row: Row) -> str:
+    encoded = row.get("value_base64")
+    return bytes_text(row["value"].encode() if encoded is None else base64.b64decode(encoded))
+
+
+# Columns for people; --json has all.
+_COLUMNS: Mapping[str, Columns] = {
+    "transactions": (
+        "txn_id", "state", "scope", "owner", "name", "begun", "age", "rows", "streams", "reason"
+    ),
+    "locks": (
+        "txn_id", "table", "points", "ranges", "frozen", "broken", _ids("waiting"), _ids("waits_for")
+    ),
+    "commits": ("committed_at", "txn_id", "rows", "streams"),
+    "tables": (
+        "table", "state", "segments", "newest_at", "history_ms", _digits("base"), "settings"
+    ),
+    "versions": (
+        "since", "until", _digits("mincsn"), "mintid", "maxtid", Column("value", _value_text)
+    ),
+}  # fmt: skip
+
+
 @app.command("transactions")
-def transactions(options: ClusterOptions, scope: Scope = None, limit: Limit = 100) -> None:
+def transactions(options: ClusterOptions, scope: OnlyScope = None, limit: Limit = 100) -> None:
     """Transactions: open ones, the oldest first, then those that ended and are kept, the newest first."""
     with options.client() as client:
         found = client.system("transactions", scope, limit=limit)
@@ -47,7 +76,7 @@ def transactions(options: ClusterOptions, scope: Scope = None, limit: Limit = 10
 
 
 @app.command("locks")
-def locks(options: ClusterOptions, scope: Scope = None, limit: Limit = 100) -> None:
+def locks(options: ClusterOptions, scope: OnlyScope = None, limit: Limit = 100) -> None:
     """Tables that open transactions read, and their locks there, the oldest one's first; and who waits for whom."""
     with options.client() as client:
         found = client.system("locks", scope, limit=limit)
@@ -77,7 +106,7 @@ def commits(
 
 
 @app.command("tables")
-def tables(options: ClusterOptions, scope: Scope = None, limit: Limit = 1000) -> None:
+def tables(options: ClusterOptions, scope: OnlyScope = None, limit: Limit = 1000) -> None:
     """Tables: their segments, newest commits, and how long versions are kept."""
     with options.client() as client:
         found = client.system("tables", scope, limit=limit)
@@ -87,47 +116,26 @@ def tables(options: ClusterOptions, scope: Scope = None, limit: Limit = 1000) ->
 
 def show(name: str, rows: Sequence[Any], options: ClusterOptions, **more: object) -> None:
     """Print a system table. ``more``: columns of all rows beside their own."""
-    found = [_timed(row._asdict()) | more for row in rows]
-    if options.json:
-        print_json({name: [_document(row) for row in found]})
-        return
-    columns = (*_SHOWN[name], *more)
-    cells = ([_cell(column, row[column]) for column in columns] for row in found)
-    print_table(name, columns, cells)
+    found = [_row(each._asdict()) | more for each in rows]
+    output.show(name, found, (*_COLUMNS[name], *more), as_json=options.json)
 
 
-def _timed(row: dict[str, Any]) -> dict[str, Any]:
-    times = {at: row[time] for at, time in _MOMENTS.items() if row.get(at) is not None}
-    return row | {at: to_text(time) for at, time in times.items()}
-
-
-def _document(row: Mapping[str, Any]) -> dict[str, Any]:
-    document: dict[str, Any] = {}
-    for column, value in row.items():
+def _row(values: dict[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    times = {at: values[time] for at, time in _MOMENTS.items() if values.get(at) is not None}
+    for column, value in (values | {at: to_text(time) for at, time in times.items()}).items():
         if isinstance(value, bytes) and column in _TEXTS:
-            document |= bytes_document(**{column: value})
-        elif isinstance(value, bytes | datetime):
-            document[column] = _cell(column, value)
+            row |= bytes_fields(**{column: value})
         elif isinstance(value, tuple):
-            document[column] = [_plain(each) for each in value]
+            row[column] = [_plain(each) for each in value]
         else:
-            document[column] = dict(value) if isinstance(value, Mapping) else value
-    return document
+            row[column] = _plain(value)
+    return row
 
 
-def _cell(column: str, value: object) -> object:
+def _plain(value: object) -> object:
     if isinstance(value, bytes):
-        return bytes_text(value) if column in _TEXTS else value.hex()
+        return value.hex()
     if isinstance(value, datetime):
         return value.isoformat(" ", "milliseconds").removesuffix("+00:00") + "Z"
-    if column in _DIGITS and value is not None:
-        return str(value)
-    if isinstance(value, Mapping):
-        value = tuple(f"{name}={text}" for name, text in sorted(value.items()))
-    if isinstance(value, tuple):
-        return ", ".join("another" if each == NO_TXN else _plain(each) for each in value)
-    return value
-
-
-def _plain(item: str | bytes) -> str:
-    return item.hex() if isinstance(item, bytes) else item
+    return dict(value) if isinstance(value, Mapping) else value

@@ -75,7 +75,8 @@ def command(
     if options.json:
         print_json({"applied": not dry_run, "changes": [c._asdict() for c in changes]})
     elif changes:
-        print_table("To do" if dry_run else "Done", Change._fields, changes)
+        rows = (change._asdict() for change in changes)
+        print_table("To do" if dry_run else "Done", rows, Change._fields)
     else:
         print_line("nothing to do")
 

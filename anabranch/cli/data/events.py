@@ -1,27 +1,33 @@
-"""`anabranch read`: committed events, or whole transactions, as lines."""
+"""`anabranch read` and `write`: committed events as lines, and lines as events of one transaction."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from datetime import datetime
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from anabranch.cli.options import (
     Bootstrap,
+    ClusterOptions,
     Kafka,
     KafkaFile,
     Lane,
+    LoadedAs,
     Prefix,
     StreamName,
     Verbose,
+    moment_of,
     option,
+    parse_segment,
+    start_of,
 )
-from anabranch.cli.output import bytes_document, print_json, print_line
-from anabranch.cli.stream.commands import parse_segment
-from anabranch.core.hybrid_time import read_moment, to_text
-from anabranch.core.legal_names import OPEN_LANE
+from anabranch.cli.output import print_json, print_line, print_result
+from anabranch.core.hybrid_time import to_text
+from anabranch.core.legal_names import OPEN_LANE, split_stream
 from anabranch.errors import InvalidArgument
+from anabranch.presentation.rows import bytes_fields
+from anabranch.presentation.words import count_of
 from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
@@ -29,9 +35,11 @@ if TYPE_CHECKING:
     from anabranch.reading.snapshot import Mode
 
 _CONNECT_TIMEOUT_S = 30.0
+_KEEPALIVE_S = 60.0
+_LONGEST = 64 << 20  # bytes of a line, the most that any stream takes
 
 
-def command(
+def read(
     stream: StreamName,
     group: Annotated[
         str | None,
@@ -144,33 +152,13 @@ def command(
                 print_line(*line(each))
 
 
-def moment_of(text: str, option: str = "--at") -> int | datetime | None:
-    """The moment of an option: a hybrid time, a time, or None for now. Else `InvalidArgument`."""
-    if text == "now":
-        return None
-    moment = read_moment(text)
-    if moment is None:
-        raise InvalidArgument(
-            f"{option} {text!r} is no commit timestamp, no ISO 8601 time, and not `now`"
-        )
-    return moment
-
-
-def start_of(text: str, option: str) -> str | int | datetime:
-    """The start of reading, as of `Client.read`: begin, end, or a moment. Else `InvalidArgument`."""
-    if text in ("begin", "end"):
-        return text
-    moment = moment_of(text, f"{option}, which may be begin or end:")
-    return "end" if moment is None else moment
-
-
 def event_document(event: Event) -> dict[str, Any]:
     """An event as JSON; bytes that are no UTF-8 go into fields with the suffix _base64."""
     return {
         "stream": event.stream,
-        **bytes_document(key=event.key, value=event.value),
+        **bytes_fields(key=event.key, value=event.value),
         "headers": [
-            bytes_document(name=name.encode("utf-8", "surrogateescape"), value=data)
+            bytes_fields(name=name.encode("utf-8", "surrogateescape"), value=data)
             for name, data in event.headers
         ],
         "timestamp": event.timestamp,
@@ -206,3 +194,72 @@ def transaction_line(committed: Committed) -> tuple[str, ...]:
     name = committed.txn_id.hex() if committed.txn_id else "plain writes"
     count = len(committed.events)
     return to_text(committed.commit_timestamp), name, f"{count:,} events"
+
+
+def write(
+    options: ClusterOptions,
+    stream: StreamName,
+    key: Annotated[str | None, option("--key -k KEY", "The key of all events.")] = None,
+    separator: Annotated[
+        str | None,
+        option(
+            "--key-separator TEXT",
+            "Each line is a key, this, and a value; a line without it is refused.",
+        ),
+    ] = None,
+    name: LoadedAs = None,
+) -> None:
+    """Write lines of standard input to a stream, each an event: all at once, or none.
+
+    Events have the line's bytes without its end; an empty line is an event, too.
+    """
+    if key is not None and separator is not None:
+        raise InvalidArgument("--key is of all lines, --key-separator of each: give one of them")
+    if separator == "":
+        raise InvalidArgument("--key-separator is empty")
+    fixed = None if key is None else key.encode()
+    scope, _ = split_stream(stream)
+    with options.client() as client:
+        client.describe(stream)
+        with client.begin(scope, name=name, keepalive=_KEEPALIVE_S) as txn:
+            result = txn.result
+            if (written := result is None) or result is None:
+                txn.token()  # its heartbeats go on, however slowly lines come
+                for found, value in _events(sys.stdin.buffer, fixed, separator):
+                    txn.write(stream, value, found)
+                result = txn.commit()
+    document = {
+        "stream": stream,
+        "txn_id": result.txn_id.hex(),
+        "name": result.name,
+        "already_committed": not written,
+        "commit_timestamp": result.commit_timestamp,
+        "committed_at": to_text(result.commit_timestamp),
+        "events": result.counts.committed,
+    }
+    line = f"{count_of(result.counts.committed, 'event')} in {stream}: transaction {document['txn_id']}"
+    if not written:
+        line = f"{result.name} was written before: {line}; nothing was written now"
+    print_result(document, line, as_json=options.json)
+
+
+def _events(
+    lines: BinaryIO, key: bytes | None, separator: str | None
+) -> Iterator[tuple[bytes | None, bytes]]:
+    """(key, value) of each line. `InvalidArgument` names the line that is none."""
+    between = None if separator is None else separator.encode()
+    number = 0
+    while line := lines.readline(_LONGEST + 1):
+        number += 1
+        if len(line) > _LONGEST:
+            raise InvalidArgument(
+                f"line {number:,} has more than {_LONGEST:,} bytes; nothing is committed"
+            )
+        value = line.removesuffix(b"\n").removesuffix(b"\r")
+        if between is not None:
+            key, found, value = value.partition(between)
+            if not found:
+                raise InvalidArgument(
+                    f"line {number:,} has no {separator!r} between key and value; nothing is committed"
+                )
+        yield key, value

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-from anabranch.cli.options import App, ClusterOptions, StreamName, Yes, argument, confirm, option
-from anabranch.cli.output import lag_document, print_json, print_line, print_table
-from anabranch.cli.read import start_of
+from anabranch.cli.options import (
+    App,
+    ClusterOptions,
+    StreamName,
+    Yes,
+    argument,
+    confirm,
+    option,
+    start_of,
+)
+from anabranch.cli.output import Column, Row, print_json, print_line, print_table, show
+from anabranch.presentation.rows import group_row
 
 if TYPE_CHECKING:
     from anabranch.reading.tasks.standing import ConsumerGroup
@@ -31,17 +41,7 @@ def list_groups(
     """
     with options.client() as client:
         found = client.groups(stream)
-    if options.json:
-        print_json({"groups": [_document(group) for group in found]})
-        return
-    print_table(
-        "Consumer groups",
-        ("group", "state", "members", "streams", "events behind", "seconds behind"),
-        (
-            (g.name, g.state, len(g.members), ", ".join(one.stream for one in g.streams), *_lag(g))
-            for g in found
-        ),
-    )
+    show("groups", map(group_row, found), _COLUMNS, as_json=options.json, title="Consumer groups")
 
 
 @app.command("describe")
@@ -73,44 +73,33 @@ def reset(
         _show(client.reset_group(group, stream, start), as_json=options.json)
 
 
-def _lag(group: ConsumerGroup) -> tuple[object, object]:
-    told = lag_document(None if any(one.trouble for one in group.streams) else group.most)
-    return told["events_behind"], told["seconds_behind"]
+def _all_known(key: str, among: Callable[[list[Any]], object]) -> Callable[[Row], object]:
+    """A column's value for all streams of a group together; None: that of one is not known."""
+
+    def value(row: Row) -> object:
+        found = [one[key] for one in row["streams"]]
+        return None if None in found else among(found)
+
+    return value
 
 
-def _document(group: ConsumerGroup) -> dict[str, Any]:
-    return {
-        "group": group.name,
-        "state": group.state,
-        "members": list(group.members),
-        "streams": [
-            {
-                "stream": one.stream,
-                "reads": "transactions" if one.by_transactions else "events",
-                "offsets": {}
-                if one.by_transactions
-                else {str(p): o for p, o in one.offsets.items()},
-                **lag_document(None if one.trouble else one.lag),
-                "trouble": one.trouble,
-            }
-            for one in group.streams
-        ],
-    }
+_COLUMNS = (
+    "group",
+    "state",
+    Column("members", lambda row: len(row["members"])),
+    Column("streams", lambda row: [one["stream"] for one in row["streams"]]),
+    Column("events behind", _all_known("events_behind", sum)),
+    Column("seconds behind", _all_known("seconds_behind", max)),
+)
 
 
 def _show(group: ConsumerGroup, *, as_json: bool) -> None:
-    document = _document(group)
+    row = group_row(group)
     if as_json:
-        print_json(document)
+        print_json(row)
         return
-    print_table(
-        f"Group {group.name}, {group.state}",
-        ("stream", "reads", "events behind", "seconds behind", "exact"),
-        (
-            (one["stream"], one["reads"], one["events_behind"], one["seconds_behind"], one["exact"])
-            for one in document["streams"]
-        ),
-    )
+    columns = ("stream", "reads", "events_behind", "seconds_behind", "exact")
+    print_table(f"Group {group.name}, {group.state}", row["streams"], columns)
     print_line(f"members: {', '.join(group.members) or 'none'}")
     for one in group.streams:
         if one.trouble:

@@ -1,4 +1,4 @@
-"""`anabranch lane`: the lanes that clients ask by; and `anabranch audit-log`."""
+"""`anabranch lane`: lanes, by which clients send commands; `command`: commands set aside; and `audit-log`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-from anabranch.cli.options import App, OperatorOptions, Yes, argument, confirm, option
-from anabranch.cli.output import print_json, print_line, print_result, print_table, time_text
+from anabranch.cli.options import (
+    App,
+    Limit,
+    OperatorOptions,
+    Yes,
+    argument,
+    confirm,
+    option,
+)
+from anabranch.cli.output import Column, Row, print_line, print_result, print_table, show
 from anabranch.errors import InvalidArgument
+from anabranch.presentation.rows import commands_row
+from anabranch.presentation.words import time_text
 
 if TYPE_CHECKING:
     from anabranch import Lane
@@ -68,14 +78,7 @@ def list_lanes(options: OperatorOptions) -> None:
     """List the lanes: what they cost and use of their quotas, what waits, and trouble."""
     with options.client() as client:
         found = client.lanes()
-    if options.json:
-        print_json({"lanes": [asdict(lane) for lane in found]})
-        return
-    print_table(
-        "Lanes",
-        ("lane", "state", "waiting", "work", "uses", "trouble"),
-        ((x.name, _state(x), x.waiting, _work(x), _uses(x), x.trouble or None) for x in found),
-    )
+    show("lanes", map(asdict, found), _LANE_COLUMNS, as_json=options.json)
 
 
 @app.command("block")
@@ -96,19 +99,39 @@ def unblock(options: OperatorOptions, name: Name) -> None:
 
 def audit_log(
     options: OperatorOptions,
-    limit: Annotated[int, option("--limit -n", "At most so many.", min=1)] = 100,
+    limit: Limit = 100,
 ) -> None:
     """Show what operators did, the newest first: when, by which lane, what."""
     with options.client() as client:
         found = client.audit_log(limit)
-    if options.json:
-        print_json({"entries": [asdict(x) | {"at": time_text(x.at_ms)} for x in found]})
-        return
-    print_table(
-        "Audit log",
-        ("when", "lane", "command", "what", "control partition"),
-        ((time_text(x.at_ms), x.lane, x.command, x.what, x.control_partition) for x in found),
-    )
+    rows = [asdict(entry) | {"at": time_text(entry.at_ms)} for entry in found]
+    columns = ("at", "lane", "command", "what", "control_partition")
+    show("entries", rows, columns, as_json=options.json, title="Audit log")
+
+
+commands_app = App(no_args_is_help=True, help="See which commands were set aside.")
+
+
+@commands_app.callback()
+def root() -> None:
+    """See which commands were set aside."""
+
+
+@commands_app.command("list")
+def list_commands(options: OperatorOptions) -> None:
+    """Show how far each control partition is with its commands, which it set aside, and what it keeps."""
+    with options.client() as client:
+        found = client.commands()
+    rows = [commands_row(each) for each in found]
+    show("control_partitions", rows, _COMMAND_COLUMNS, as_json=options.json, title="Commands")
+    aside = [
+        {**one, "control_partition": row["control_partition"]}
+        for row in rows
+        for one in row["set_aside"]
+    ]
+    if aside and not options.json:
+        print_table("Set aside", aside, _ASIDE_COLUMNS)
+    found.check()
 
 
 def quotas_of(texts: Sequence[str] | None) -> dict[str, int] | None:
@@ -126,18 +149,49 @@ _MOST_DIGITS = 18
 
 
 def _state(lane: Lane) -> str:
-    return "blocked" if lane.blocked else "in trouble" if lane.trouble else "read"
+    return _state_of(asdict(lane))
 
 
-def _work(lane: Lane) -> str:
+def _state_of(row: Row) -> str:
+    return "blocked" if row["blocked"] else "in trouble" if row["trouble"] else "read"
+
+
+def _work(row: Row) -> str:
     """Units of work: in all, what its quota allows, what it owes, and what journals of its streams cost."""
-    rate, debt = lane.quotas.get("work"), lane.usage.get("debt", 0)
-    journals = lane.usage.get("journals", 0)
-    text = f"{lane.usage.get('work', 0):,}" + (f", {rate:,} a second" if rate else "")
+    rate, usage = row["quotas"].get("work"), row["usage"]
+    debt, journals = usage.get("debt", 0), usage.get("journals", 0)
+    text = f"{usage.get('work', 0):,}" + (f", {rate:,} a second" if rate else "")
     text += f", owes {debt:,}" if debt else ""
     return text + (f"; its journals {journals:,}" if journals else "")
 
 
-def _uses(lane: Lane) -> str:
-    kinds = sorted({*lane.quotas, *lane.usage} - {"work", "debt", "journals"})
-    return ", ".join(f"{k} {lane.usage.get(k, 0):,} of {lane.quotas.get(k, '-')}" for k in kinds)
+def _uses(row: Row) -> str:
+    quotas, usage = row["quotas"], row["usage"]
+    kinds = sorted({*quotas, *usage} - {"work", "debt", "journals"})
+    return ", ".join(f"{k} {usage.get(k, 0):,} of {quotas.get(k, '-')}" for k in kinds)
+
+
+_LANE_COLUMNS = (
+    Column("lane", "name"),
+    Column("state", _state_of),
+    "waiting",
+    Column("work", _work),
+    Column("uses", _uses),
+    "trouble",
+)
+_COMMAND_COLUMNS = (
+    "control_partition",
+    "position",
+    Column("waiting", lambda row: row["end"] - row["position"]),
+    Column("set aside", lambda row: len(row["set_aside"])),
+    "open_transactions",
+    "outcomes",
+)
+_ASIDE_COLUMNS = (
+    "control_partition",
+    "lane",
+    "offset",
+    Column("at", lambda row: time_text(row["at_ms"])),
+    "what",
+    "reason",
+)

@@ -15,8 +15,8 @@ from math import log10, sqrt
 from anabranch.core.hybrid_time import to_ms, to_text
 from anabranch.core.ids import NO_TXN, segment_epoch, segment_number
 from anabranch.core.partitioner import SPACE
+from anabranch.presentation.words import count_of
 from anabranch.schemas.records import CommitRecord, EpochRecord, EpochSegment
-from anabranch.shown.words import count_of
 
 INK, SOFT, LINE = "#1f2933", "#616e7c", "#cbd2d9"
 WATER = ("#2b6cb0", "#3182ce", "#2c5282", "#4a90d9")

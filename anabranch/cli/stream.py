@@ -1,9 +1,10 @@
-"""`anabranch stream`: create, list, describe, scale and draw streams."""
+"""`anabranch stream`: create, list, describe, scale, draw, alter, truncate and delete streams; recover them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,31 +12,58 @@ from anabranch.cli import session
 from anabranch.cli.options import (
     App,
     ClusterOptions,
+    Near,
+    OnlyScope,
+    OperatorOptions,
+    Segments,
+    Settings,
     StreamName,
+    Yes,
     argument,
+    confirm,
+    moment_of,
     option,
+    parse_range,
+    parse_segment,
 )
-from anabranch.cli.output import count_of, print_json, print_line, print_note, print_table
+from anabranch.cli.output import (
+    Column,
+    print_json,
+    print_line,
+    print_note,
+    print_result,
+    print_table,
+    show,
+)
 from anabranch.cli.session import parse_kafka
 from anabranch.core.hybrid_time import to_text
-from anabranch.core.ids import segment_id
-from anabranch.core.partitioner import SPACE
-from anabranch.errors import InvalidArgument, NotAuthorized, NotReady, UnknownStream
-from anabranch.shown.words import segment_name as segment_name
+from anabranch.core.stream_states import FORGOTTEN
+from anabranch.errors import (
+    IllegalState,
+    InvalidArgument,
+    NotAuthorized,
+    NotReady,
+    UnknownStream,
+)
+from anabranch.presentation.rows import stream_row
+from anabranch.presentation.words import count_of, events_of, segment_name, topic_id_of
+from anabranch.topics.names import topics_of
 
 if TYPE_CHECKING:
     from anabranch import Client, StreamDescription
-    from anabranch.shown.history import History
+    from anabranch.presentation.history import History
 
 app = App(
     no_args_is_help=True, help="Create, list, describe, scale, draw, alter and delete streams."
 )
-Settings = Annotated[
-    list[str] | None,
-    option(
-        "--setting NAME=VALUE", "A setting of the stream, such as retention.ms=-1. May be repeated."
-    ),
-]
+_COLUMNS = (
+    "stream",
+    Column("segments", lambda row: len(row["segments"])),
+    "stream_epoch",
+    "reference_epoch",
+    "state",
+    "trouble",
+)
 Last = Annotated[int, option("--last", "Draw only so many epochs, the latest.", min=1)]
 
 
@@ -43,7 +71,7 @@ Last = Annotated[int, option("--last", "Draw only so many epochs, the latest.", 
 def create(
     options: ClusterOptions,
     stream: StreamName,
-    segments: Annotated[int, option("--segments -s", "How many segments.", min=1, max=10_000)] = 1,
+    segments: Segments = 1,
     setting: Settings = None,
     adopt: Annotated[
         bool,
@@ -52,9 +80,7 @@ def create(
             "Take its topic though it has records, which readers get. Takes --lane admin.",
         ),
     ] = False,
-    near: Annotated[
-        str | None, option("--near SCOPE", "A scope that a new one shares transactions with.")
-    ] = None,
+    near: Near = None,
 ) -> None:
     """Create a stream, and its scope if that is new.
 
@@ -65,26 +91,22 @@ def create(
         client.create_stream(stream, segments=segments, settings=settings, adopt=adopt, near=near)
         created = client.describe(stream)
     if options.json:
-        print_json(document_of(created))
+        print_json(stream_row(created))
     else:
-        _show([created], title="Created")
+        print_table("Created", [stream_row(created)], _COLUMNS)
 
 
 @app.command("list")
 def list_streams(
     options: ClusterOptions,
-    scope: Annotated[str | None, argument("SCOPE", "Only this scope.")] = None,
+    scope: OnlyScope = None,
 ) -> None:
     """List streams."""
     with options.client() as client:
         found = client.streams(scope)
     losses = session.losses_of(options.target())
-    found.sort(key=lambda each: each.stream)
-    if options.json:
-        print_json({"streams": [document_of(each) for each in found], "losses": losses})
-    else:
-        _show(found, title="Streams")
-        _show_losses(losses)
+    rows = sorted(map(stream_row, found), key=itemgetter("stream"))
+    show("streams", rows, _COLUMNS, as_json=options.json, losses=losses)
     found.check()
 
 
@@ -97,7 +119,7 @@ def describe(
 ) -> None:
     """Show a stream: its segments with their key ranges, what its journal holds, and who holds it."""
     from anabranch.core.decisions.scopes import text_of
-    from anabranch.shown import history
+    from anabranch.presentation import history
 
     with options.client() as client:
         found = client.describe(stream)
@@ -109,11 +131,11 @@ def describe(
     )
     if options.json:
         told = {"epochs": _epoch_documents(past)} if past is not None else {}
-        print_json(document_of(found) | {"effective": effective, "losses": losses} | told)
+        print_json(stream_row(found) | {"effective": effective, "losses": losses} | told)
         return
     _show_segments(found)
     if past is not None:
-        print_table("Epochs", _EPOCH_COLUMNS, (list(e.values()) for e in _epoch_rows(past)))
+        print_table("Epochs", _epoch_rows(past), _EPOCH_COLUMNS)
     print_line(f"state: {found.state}" + (f", {found.trouble}" if found.trouble else ""))
     print_line(f"partitions: {found.partitions:,}")
     journal = ", ".join(f"{p}: {end:,}" for p, end in sorted(found.journal.items()))
@@ -128,7 +150,8 @@ def describe(
     )
     for holder in found.holders:
         print_line(f"held by {text_of(holder)}")
-    _show_losses(losses)
+    for text in losses:
+        print_line(text)
     show_settings(found, effective)
 
 
@@ -168,7 +191,7 @@ def scale(
     with options.client() as client:
         found = client.scale(stream, segments, seal=sealed, ranges=opened)
     if options.json:
-        print_json(document_of(found))
+        print_json(stream_row(found))
     else:
         _show_segments(found)
 
@@ -198,8 +221,8 @@ def draw_stream(
     last: Last = 200,
 ) -> None:
     """Draw a stream's history as SVG: how its segments split and join, and what was committed in them."""
-    from anabranch.shown import history
-    from anabranch.shown.draw import draw
+    from anabranch.presentation import history
+    from anabranch.presentation.draw import draw
 
     with options.client() as client:
         client.describe(stream)  # raises if the stream does not exist
@@ -225,6 +248,114 @@ def draw_stream(
         print_line(f"{count_of(len(past.epochs), 'epoch')} drawn to {output}")
 
 
+@app.command("recover")
+def recover(options: OperatorOptions, stream: StreamName) -> None:
+    """Take a LOST stream back, if its topics are those that it had."""
+    with options.client() as client:
+        state = client.recover_stream(stream).state
+    print_result({"stream": stream, "state": state}, f"{stream} is {state}", as_json=options.json)
+
+
+@app.command("forget")
+def forget(options: OperatorOptions, stream: StreamName, yes: Yes = False) -> None:
+    """Remove a LOST stream for good, so that its name can be used again.
+
+    Deletes the rest of its topics. Refused for a stream that is not LOST, and while a transaction that is not
+    over has a part in it: the refusal names the command that ends it.
+    """
+    connecting = options.client()  # wrong options are refused before the question
+    confirm(f"All that is left of {stream} and its topics will be deleted for good.", yes=yes)
+    with connecting as client:
+        client.forget_stream(stream)
+    told = f"{stream} is forgotten: its name can be used again"
+    print_result({"stream": stream, "state": FORGOTTEN}, told, as_json=options.json)
+
+
+@app.command("delete")
+def delete(
+    options: OperatorOptions,
+    stream: StreamName,
+    despite: Annotated[
+        list[str] | None,
+        option(
+            "--despite PROCESSOR", "A processor that reads it, and may lose it. May be repeated."
+        ),
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Delete a stream with all its events, so that its name can be used again.
+
+    Refused while a transaction that is not over has a part in it, or a processor reads it that --despite does not
+    name. `anabranch stream describe` shows these processors.
+    """
+    with options.client() as client:
+        found = client.describe(stream)
+        topic_id = topic_id_of(lambda: client.topic_id(stream))
+        topics = ", ".join(topics_of(stream))
+        segments = count_of(len(found.segments), "segment")
+        # A lost stream may take its time: counted for the question alone.
+        events = "" if yes else f", {events_of(lambda: client.count_events(stream))}"
+        confirm(
+            f"{stream} ({found.state}, {segments}{events}) will be deleted for good: all its events, the topics "
+            f"{topics}, and the positions of all groups there.",
+            yes=yes,
+        )
+        if not yes and topic_id != topic_id_of(lambda: client.topic_id(stream)):
+            raise IllegalState(
+                f"{stream} is another stream than the one that was shown, made since: nothing was done, look again"
+            )
+        client.delete_stream(stream, despite=despite or ())
+    told = f"{stream} is deleted: its name can be used again"
+    print_result({"stream": stream, "state": FORGOTTEN}, told, as_json=options.json)
+
+
+@app.command("alter")
+def alter(
+    options: OperatorOptions,
+    stream: StreamName,
+    setting: Settings = None,
+    unset: Annotated[
+        list[str] | None,
+        option(
+            "--unset NAME", "Take a setting back, as if it had not been given. May be repeated."
+        ),
+    ] = None,
+) -> None:
+    """Change settings of a stream, such as retention.ms; transactions and readers go on."""
+    wanted: dict[str, str | None] = {**parse_kafka(setting, "--setting")}
+    wanted |= dict.fromkeys(unset or ())
+    if not wanted:
+        raise InvalidArgument("give --setting NAME=VALUE or --unset NAME")
+    with options.client() as client:
+        found = client.alter_stream(stream, wanted)
+        effective = effective_of(client, stream)
+    if options.json:
+        print_json(stream_row(found) | {"effective": effective})
+    else:
+        show_settings(found, effective)
+
+
+@app.command("truncate")
+def truncate(
+    options: OperatorOptions,
+    stream: StreamName,
+    until: Annotated[
+        str, option("--until TIME", "A commit timestamp, or a time in ISO 8601 with its zone.")
+    ],
+    yes: Yes = False,
+) -> None:
+    """Delete a stream's oldest events: all that was committed at or before a time, whole transactions only."""
+    moment = moment_of(until, "--until")
+    if moment is None:
+        raise InvalidArgument("--until now: give a commit timestamp, or a time")
+    connecting = options.client()  # wrong options are refused before the question
+    confirm(f"All events of {stream} up to {until} will be deleted for good.", yes=yes)
+    with connecting as client:
+        client.truncate_stream(stream, moment)
+    told = f"{stream} begins after {until}"
+    print_result({"stream": stream, "until": until}, told, as_json=options.json)
+
+
 def effective_of(client: Client, stream: str) -> dict[str, str]:
     """The settings that brokers tell; none where this client may not ask."""
     try:
@@ -236,13 +367,20 @@ def effective_of(client: Client, stream: str) -> dict[str, str]:
 
 def show_settings(found: StreamDescription, effective: Mapping[str, str]) -> None:
     """The settings that were asked for, beside those in effect."""
-    names = sorted({*found.settings, *effective})
-    columns = ("setting", "wanted", "effective")
-    rows = ((name, found.settings.get(name, ""), effective.get(name, "")) for name in names)
-    print_table(f"{found.stream}: settings", columns, rows)
+    rows = [
+        {
+            "setting": name,
+            "wanted": found.settings.get(name),
+            "effective": effective.get(name),
+        }
+        for name in sorted({*found.settings, *effective})
+    ]
+    print_table(f"{found.stream}: settings", rows, ("setting", "wanted", "effective"))
 
 
-_EPOCH_COLUMNS = ("epoch", "copy of", "opened", "segments", "sealed", "commits", "events")
+_EPOCH_COLUMNS = (
+    Column("epoch", "stream_epoch"), "copy_of", "opened", "segments", "sealed", "commits", "events"
+)  # fmt: skip
 
 
 def _epoch_rows(past: History) -> list[dict[str, Any]]:
@@ -276,79 +414,11 @@ def _show_segments(found: StreamDescription) -> None:
     print_table(
         f"{found.stream}: stream epoch {found.stream_epoch}, "
         f"reference epoch {found.reference_epoch}",
-        ("segment", "keys from", "keys to", "partition"),
+        stream_row(found)["segments"],
         (
-            (segment_name(s.segment_id), f"{s.low:#010x}", f"{s.high:#011x}", s.partition)
-            for s in found.segments
+            Column("segment", lambda row: segment_name(row["segment_id"])),
+            Column("keys from", lambda row: f"{row['low']:#010x}"),
+            Column("keys to", lambda row: f"{row['high']:#011x}"),
+            "partition",
         ),
-    )
-
-
-def document_of(found: StreamDescription) -> dict[str, Any]:
-    """A stream as JSON."""
-    return {
-        "stream": found.stream,
-        "stream_epoch": found.stream_epoch,
-        "reference_epoch": found.reference_epoch,
-        "segments": [asdict(segment) for segment in found.segments],
-        "partitions": found.partitions,
-        "settings": dict(found.settings),
-        "rejected": dict(found.rejected),
-        "journal": {str(partition): end for partition, end in sorted(found.journal.items())},
-        "low_water": {str(partition): at for partition, at in sorted(found.low_water.items())},
-        "staged_bytes": found.staged_bytes,
-        "state": found.state,
-        "trouble": found.trouble,
-        "foreign": found.foreign,
-    }
-
-
-def _show_losses(losses: Sequence[str]) -> None:
-    """Print the losses of all streams where brokers do not offer a call."""
-    for text in losses:
-        print_line(text)
-
-
-def _show(found: Sequence[StreamDescription], *, title: str) -> None:
-    print_table(
-        title,
-        ("stream", "segments", "stream epoch", "reference epoch", "state", "trouble"),
-        (
-            (s.stream, len(s.segments), s.stream_epoch, s.reference_epoch, s.state, s.trouble)
-            for s in found
-        ),
-    )
-
-
-# -- segments and key ranges as people write them ------------------------------------------------------
-
-
-def parse_segment(text: str, option: str = "--seal") -> int:
-    """The id of a segment given as number@epoch, or as the id itself. Else `InvalidArgument`."""
-    number, at, epoch = text.partition("@")
-    try:
-        if not at:
-            found = int(text, 0)
-            if 0 <= found < 1 << 63:
-                return found
-        elif 0 <= int(number) < 1 << 31 and 0 <= int(epoch) < 1 << 31:
-            return segment_id(int(epoch), int(number))
-    except ValueError:
-        pass
-    raise InvalidArgument(
-        f"{option} {text!r} is no segment: write NUMBER@EPOCH, as `anabranch stream describe` does, or an id"
-    )
-
-
-def parse_range(text: str) -> tuple[int, int]:
-    """(low, high) of ``LOW:HIGH``, hexadecimal with 0x or decimal. Else `InvalidArgument`."""
-    low, _, high = text.partition(":")
-    try:
-        found = int(low, 0), int(high, 0)
-    except ValueError:
-        found = (0, 0)
-    if 0 <= found[0] < found[1] <= SPACE:
-        return found
-    raise InvalidArgument(
-        f"--range {text!r} is no range of keys: write LOW:HIGH with 0 <= LOW < HIGH <= {SPACE:#x}"
     )

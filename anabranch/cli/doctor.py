@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 from anabranch.cli.controller import AskedOfBrokers
 from anabranch.cli.errors import CheckFailed
 from anabranch.cli.options import ClusterOptions, option
-from anabranch.cli.output import count_of, print_json, print_table
+from anabranch.cli.output import Column, print_json, print_table
 from anabranch.errors import AnabranchError, FixCallError, NotAuthorized
 from anabranch.ports import LogError
+from anabranch.presentation.words import count_of
 
 if TYPE_CHECKING:
     from anabranch import Client
@@ -76,11 +77,8 @@ def command(
     if options.json:
         print_json({"rows": [asdict(row) for row in rows], "bad": bad})
     else:
-        print_table(
-            "Doctor",
-            ("what", "state", "found", "what to do"),
-            ((r.what, r.state, r.told, r.to_do) for r in rows),
-        )
+        columns = ("what", "state", Column("found", "told"), Column("what to do", "to_do"))
+        print_table("Doctor", map(asdict, rows), columns)
     if bad:
         raise CheckFailed(f"{count_of(bad, 'check')} bad, shown above")
 
@@ -104,7 +102,8 @@ def _probe(settings: Settings, options: ClusterOptions, asked: AskedOfBrokers) -
     if options.json:
         print_json({"rows": [one._asdict() for one in tried], "bad": bad})
     else:
-        print_table("What the cluster gives", ("need", "state", "found", "what to do"), tried)
+        columns = ("need", "state", "found", Column("what to do", "to_do"))
+        print_table("What the cluster gives", (one._asdict() for one in tried), columns)
     if bad:
         raise CheckFailed(f"{count_of(bad, 'need')} not met, shown above")
 

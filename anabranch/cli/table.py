@@ -13,28 +13,37 @@ from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from anabranch.cli import system
 from anabranch.cli.errors import failure_of
-from anabranch.cli.looking import system
-from anabranch.cli.options import App, ClusterOptions, OperatorOptions, argument, option
+from anabranch.cli.options import (
+    App,
+    At,
+    ClusterOptions,
+    Near,
+    OperatorOptions,
+    Segments,
+    Settings,
+    argument,
+    moment_of,
+    option,
+    start_of,
+)
 from anabranch.cli.output import (
     begin_task,
-    bytes_document,
-    bytes_text,
-    count_of,
     print_json,
     print_line,
     print_result,
     progress_bar,
-    show,
+    show_failure,
 )
-from anabranch.cli.read import moment_of, start_of
 from anabranch.cli.session import parse_kafka
-from anabranch.cli.stream.commands import Settings
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import NO_TXN
 from anabranch.core.legal_names import split_stream
 from anabranch.core.stream_settings import RATIO, is_table
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownStream
+from anabranch.presentation.rows import bytes_fields
+from anabranch.presentation.words import bytes_text, count_of
 
 if TYPE_CHECKING:
     from anabranch import Client
@@ -47,12 +56,6 @@ _LOOK_S = 0.2
 app = App(no_args_is_help=True, help="Create tables, and read and write their rows.")
 Table = Annotated[str, argument("SCOPE/TABLE", "The table.")]
 Key = Annotated[str, argument("KEY", "The row's key.")]
-At = Annotated[
-    str | None,
-    option(
-        "--at TIME", "As of a commit timestamp, or an ISO 8601 time with its zone (default: now)."
-    ),
-]
 Folder = Annotated[
     Path | None,
     option(
@@ -65,11 +68,9 @@ Folder = Annotated[
 def create(
     options: ClusterOptions,
     table: Table,
-    segments: Annotated[int, option("--segments -s", "How many segments.", min=1, max=10_000)] = 1,
+    segments: Segments = 1,
     setting: Settings = None,
-    near: Annotated[
-        str | None, option("--near SCOPE", "A scope that a new one shares transactions with.")
-    ] = None,
+    near: Near = None,
 ) -> None:
     """Create a table, and its scope if that is new. One that exists with the same settings stays."""
     with options.client() as client:
@@ -111,7 +112,7 @@ def get(
         value = view.get(table, os.fsencode(key))
     if options.json:
         found = {"timestamp": view.timestamp, "found": value is not None}
-        print_json(bytes_document(key=os.fsencode(key)) | found | bytes_document(value=value))
+        print_json(bytes_fields(key=os.fsencode(key)) | found | bytes_fields(value=value))
     elif value is not None:
         print_line(value.decode(errors="backslashreplace"))
     if value is None:
@@ -142,7 +143,7 @@ def scan(
     with _view(options, table, at, folder) as view:
         for key, value in view.scan(table, **bounds, reverse=reverse, limit=limit):
             if options.json:
-                print_json(bytes_document(key=key, value=value))
+                print_json(bytes_fields(key=key, value=value))
             else:
                 print_line(bytes_text(key), bytes_text(value))
 
@@ -156,7 +157,7 @@ def versions(
 
     As far back as versions are kept (`table.history.ms`), the newest first.
     """
-    from anabranch.shown.system import version_rows
+    from anabranch.presentation.system_tables import version_rows
 
     with _view(options, table, at, folder) as view:
         found = list(version_rows(table, view.versions(table, os.fsencode(key))))
@@ -264,7 +265,7 @@ def changes(
                 "txn_id": each.txn_id and each.txn_id.hex(),
             }
             former = {"before": each.before} if before else {}
-            print_json(document | bytes_document(key=each.key, **former, after=each.after))
+            print_json(document | bytes_fields(key=each.key, **former, after=each.after))
 
 
 @app.command("compact")
@@ -323,7 +324,7 @@ def _told_only(options: ClusterOptions) -> Iterator[None]:
     try:
         yield
     except AnabranchError as error:
-        show(failure_of(error), as_json=options.json)
+        show_failure(failure_of(error), as_json=options.json)
 
 
 def _compact(
@@ -366,7 +367,7 @@ def _check_table(client: Client, table: str) -> StreamDescription:
 
 def _told(options: ClusterOptions, table: str, key: str, result: Result, what: str) -> None:
     wrote = result.txn_id != NO_TXN
-    document = {"table": table, **bytes_document(key=os.fsencode(key))} | {
+    document = {"table": table, **bytes_fields(key=os.fsencode(key))} | {
         "txn_id": result.txn_id.hex() if wrote else None,
         "commit_timestamp": result.commit_timestamp,
         "committed_at": to_text(result.commit_timestamp),

@@ -1,1 +1,0 @@
-"""`anabranch group`, `write`, `doctor` and `web`."""

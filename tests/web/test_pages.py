@@ -1,0 +1,68 @@
+"""Pages show the rows that `--json` prints: of streams, transactions, groups, processors and control partitions."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+
+from anabranch.web.hub import View
+from anabranch.web.pages import Pages, environment
+from tests.cli.fakes import TXN_ID, FakeClient
+
+# Page -> the cells of rows that it has, in their order.
+ROWS: dict[View, list[tuple[str, ...]]] = {
+    View("streams"): [
+        ("nyc/flights", "ACTIVE", "2", "2", "0", "0 Bytes", "3", ""),
+        ("nyc/weather", "ACTIVE", "2", "2", "0", "0 Bytes", "3", ""),
+    ],
+    View("transactions", ("", "100")): [
+        (TXN_ID.hex(), "nyc", "COMMITTED", "60s", "7 Bytes", "1", "10s", "20s", "backfill", "open")
+    ],
+    View("groups"): [
+        ("loaders", "Stable", "2", "nyc/flights", "events", "1,234", "0.0", ""),
+        ("loaders", "Stable", "2", "nyc/weather", "transactions", "?", "?", "it is LOST"),
+        ("nyc/delays", "4", "2", "nyc/lost", "?", "?", "UnknownStream: gone"),
+    ],
+    View("controllers"): [
+        ("0", "40", "2", "3", "12", "1"),
+        ("2023-11-14T22:13:20.000+00:00", "17", "Commit", "RecursionError()"),
+    ],
+}
+
+
+class Timed:
+    """The fake client, whose calls take a page's timeout, too."""
+
+    def __init__(self, client: FakeClient) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._client, name)
+        return lambda *given, timeout=1.0, **named: call(*given, **named)
+
+
+def cells(page: str) -> list[tuple[str, ...]]:
+    """The rows of the tables of a page."""
+    rows = re.findall(r"<tr>(<td.*?)</tr>", page)
+    return [
+        tuple(unescape(re.sub("<[^>]*>", "", cell)) for cell in re.findall(r"<td.*?</td>", row))
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("view", ROWS, ids=lambda view: view.kind)
+def test_pages_show_the_rows_of_lists(view: View) -> None:
+    client: Any = Timed(FakeClient())
+    found = cells(Pages(client, environment(), 1.0, acts=False).body(view))
+    assert [row for row in found if row in ROWS[view]] == ROWS[view], found
+
+
+def test_the_overview_counts_them() -> None:
+    client: Any = Timed(FakeClient())
+    page = Pages(client, environment(), 1.0, acts=False).body(View("overview"))
+    figures = {words: n for n, words in re.findall(r"<b>(.*?)</b> <span>(.*?)</span>", page)}
+    assert figures["commands waiting"] == "2"
+    assert (TXN_ID.hex(), "60s") == (cells(page)[0][0], cells(page)[0][3])
