@@ -31,24 +31,32 @@ class Beside:
         log: Log,
         clock: Clock,
         settings: Settings,
+        *,
         lease: Lease,
         trouble: StreamTrouble,
         state: State,
-        *,
         threads: bool,
     ) -> None:
         self._clock = clock
         self._trouble = trouble
         status = TopicPartition(status_topic(settings.prefix), settings.control_partition)
-        how = lease.carriers, settings.chunk_bytes, threads
-        self.carriers = Carriers(carriers_of(log, status, *how), threads=threads)
+        carriers = carriers_of(
+            log, status, lease.carriers, settings.chunk_bytes, read_ahead=threads
+        )
+        self.carriers = Carriers(carriers, threads=threads)
         every_ms = settings.clean_history_ms
         self.cutter = Cutter(log, threads=threads, histories_ms=every_ms)
         self.gaps = Gaps(log, threads=threads)
         self.journals = JournalReaders(log, ahead=threads)
         self.quiet = Quiet(log, trouble, state, self._now_ms(), threads=threads)
-        parts = log, clock, status.topic, self.cutter
-        self.topics = StreamTopics(*parts, threads=threads, record_bytes=settings.record_bytes)
+        self.topics = StreamTopics(
+            log,
+            clock,
+            status.topic,
+            self.cutter,
+            threads=threads,
+            record_bytes=settings.record_bytes,
+        )
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1000)

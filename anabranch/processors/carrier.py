@@ -175,6 +175,7 @@ def carriers_of(
     status: TopicPartition,
     pairs: Sequence[Sequence[Producer]],
     chunk_bytes: int,
+    *,
     read_ahead: bool,
 ) -> list[Carrier]:
     """A carrier for each pair of producers; a pair that waits for markers has none."""

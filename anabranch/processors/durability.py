@@ -354,7 +354,7 @@ def _check_behind(
             place = commit.stream, part.partition
             if ends.get(place) != at.first:  # else this part adds to the one before
                 behind = ends.get(place, known.get(part.partition, 0))
-                appended.append(Appended(*place, behind, at.first))
+                appended.append(Appended(commit.stream, part.partition, behind, at.first))
             ends[place] = at.end
     return appended
 

@@ -395,7 +395,8 @@ class Intake:
                 del self.passed_over[next(iter(self.passed_over))]
             log.error(
                 "%s[%d]: the batch at offset %d is passed over: %s",
-                *place,
+                place.topic,
+                place.partition,
                 batch.base_offset,
                 error,
             )

@@ -221,7 +221,8 @@ class Leader:
             self._failing_since = now
             self._trouble.warning(
                 "control partition %d: no round for %.0f s: others may try",
-                *(self._settings.control_partition, ASIDE_AFTER_S),
+                self._settings.control_partition,
+                ASIDE_AFTER_S,
             )
             self._on_stuck(ASIDE_S)
         self._pause(pause)

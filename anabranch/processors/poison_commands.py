@@ -221,12 +221,13 @@ class Culprit:
         if key is None:
             raise LogUncertain(f"a round of commands can't be written: {error!r}") from error
         lane, offset = key
-        what = (
-            (f"command of lane {lane}", offset)
-            if offset >= 0
-            else ("message of a controller", -1 - offset)
+        of_lane = offset >= 0
+        log.error(
+            "the %s at offset %d can't be decided",
+            f"command of lane {lane}" if of_lane else "message of a controller",
+            offset if of_lane else -1 - offset,
+            exc_info=error,
         )
-        log.error("the %s at offset %d can't be decided", *what, exc_info=error)
         self._raised.setdefault(key, []).append(repr(error))
 
     def failed(self, error: LogError, batch: Sequence[Command]) -> None:

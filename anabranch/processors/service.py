@@ -286,7 +286,9 @@ class ControllerService(mode.Service):
             if term is not None:
                 log.info(
                     "control partition %d: standing by; %s led last, term %d",
-                    *(n, term.leader, term.term),
+                    n,
+                    term.leader,
+                    term.term,
                 )
 
     def _leave(self) -> None:

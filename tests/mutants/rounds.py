@@ -15,7 +15,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import Keepalives
 from anabranch.core.round import ReplyTo
 from anabranch.ports import LogUncertain, Producer, TopicPartition
-from anabranch.processors import controller, durability, leadership, rounds
+from anabranch.processors import controller, durability, leadership
 from anabranch.processors.lanes import queues
 from anabranch.processors.offset_guess import OffsetGuess
 from anabranch.schemas.codec import encode
@@ -52,7 +52,7 @@ def _before_commit(what: Callable[[Any, Any, Any], None]) -> Planted:
         early = _Before(producer, lambda: what(to, round_, state))
         real(to, early, round_, state, *rest, **more)
 
-    return patch.object(rounds, "write_round", write_round)
+    return patch.object(controller, "write_round", write_round)
 
 
 def _answer(to: Any, round_: Any, state: Any) -> None:
@@ -78,7 +78,7 @@ def answer_unsure() -> Planted:
             _answer(to, round_, state)
             raise
 
-    return patch.object(rounds, "write_round", write_round)
+    return patch.object(controller, "write_round", write_round)
 
 
 def table_early() -> Planted:
@@ -118,7 +118,7 @@ def rows_later() -> Planted:
         round_.rows.update(late)
         real(to, producer, round_, *rest, **more)
 
-    return patch.object(rounds, "write_round", write_round)
+    return patch.object(controller, "write_round", write_round)
 
 
 class _NeverWrong(list[int]):

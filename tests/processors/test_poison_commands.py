@@ -14,7 +14,7 @@ from anabranch.core.decisions import decide as entrance
 from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import InvariantViolation
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
-from anabranch.processors import durability, rounds
+from anabranch.processors import controller, durability
 from anabranch.processors import poison_commands as culprit
 from anabranch.processors.controller import Controller
 from anabranch.processors.lanes.command import Command
@@ -171,7 +171,7 @@ def uncertain(monkeypatch: pytest.MonkeyPatch, fails: Callable[[Any], bool]) -> 
             raise LogUncertain("broken pipe")
         real(to, producer, round_, *rest, **more)
 
-    monkeypatch.setattr(rounds, "write_round", write_round)
+    monkeypatch.setattr(controller, "write_round", write_round)
 
 
 def test_a_command_whose_round_is_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
