@@ -47,22 +47,19 @@ from anabranch.ports import (
     Table,
     TableError,
 )
-from anabranch.processors.beside import Beside
+from anabranch.processors.background import Beside
 from anabranch.processors.carrier import is_carrying
-from anabranch.processors.durability import Durable, write_round
+from anabranch.processors.command import Command, decide_command
+from anabranch.processors.durability import Durable, OffsetGuess, write_round
 from anabranch.processors.history_tail import tail_for
 from anabranch.processors.intake import Intake
-from anabranch.processors.lanes.command import Command, decide_command
-from anabranch.processors.lanes.queues import Lanes
-from anabranch.processors.lanes.trouble import LaneTrouble
+from anabranch.processors.lanes import Lanes, LaneTrouble
 from anabranch.processors.leadership import Lease, take_lead
 from anabranch.processors.metrics import Metrics
-from anabranch.processors.offset_guess import OffsetGuess
-from anabranch.processors.poison_commands import Culprit
 from anabranch.processors.streams.autoscaling import Autoscaling
 from anabranch.processors.streams.cleanup import move_next
-from anabranch.processors.streams.health import refuses_data
-from anabranch.processors.streams.trouble import StreamTrouble, places_of
+from anabranch.processors.suspects import Culprit
+from anabranch.processors.topic_trouble import StreamTrouble, places_of, refuses_data
 from anabranch.schemas.records import TermRow
 from anabranch.topics.names import (
     history_topic,
@@ -157,7 +154,7 @@ class Controller:
         self._stream_trouble.begin(self._state)
         self._intake.begin(self._state)
         self._culprit.begin(self._state)
-        self._stream_trouble.find_journals(self._intake, self._state)
+        self._stream_trouble.find_journals(self._intake.find_ends, self._state)
         self._tails.clear()
         self._autoscaling = Autoscaling()
         beside = self._beside = Beside(

@@ -6,7 +6,7 @@ A round:
    of it is visible yet. Data come first, for the next step's sake:
 2. *append* the history records, which name the offsets that step 1 returned. They can't be known before: the
    markers of the round before may land in between. Mostly they don't, so a small round is first tried with
-   guessed offsets (`offset_guess`), data and history in one request. If the broker returns others, that native
+   guessed offsets (`OffsetGuess`), data and history in one request. If the broker returns others, that native
    transaction is aborted, and the round is written step by step.
 3. *commit* the native transaction. From here the round has happened, for everyone, whole.
 4. *answer*: send the replies, outside of any native transaction, and wait for none of them.
@@ -41,13 +41,16 @@ from itertools import chain
 from typing import NamedTuple
 
 from anabranch.batches.builder import BatchBuilder, Row
+from anabranch.batches.format import read_header
 from anabranch.batches.journal_refetch import JournalReaders
-from anabranch.batches.packer import BATCH_BYTES, batch_limit
+from anabranch.batches.packer import BATCH_BYTES, DEFAULT_LIMIT, batch_limit
+from anabranch.batches.splice import Piece, Splice
+from anabranch.batches.split import Split
 from anabranch.core import hybrid_time
 from anabranch.core.history_records import Tail, anchored, history_records
-from anabranch.core.ids import OP_HEADER
+from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
 from anabranch.core.overlay import Overlay
-from anabranch.core.round import Answer, Landed, NewEpoch, Round
+from anabranch.core.round import Answer, Landed, NewEpoch, Part, Round, StreamCommit
 from anabranch.core.state import State
 from anabranch.errors import InvariantViolation
 from anabranch.ports import (
@@ -58,6 +61,7 @@ from anabranch.ports import (
     LogUncertain,
     OffsetOutOfRange,
     Producer,
+    RawBatch,
     RecordsGone,
     Table,
     TopicGone,
@@ -65,9 +69,7 @@ from anabranch.ports import (
 )
 from anabranch.processors.history_tail import check_unread
 from anabranch.processors.leadership import STATUS_POSITION
-from anabranch.processors.merge import Merge, Placed
-from anabranch.processors.offset_guess import OffsetGuess
-from anabranch.processors.streams.gaps import Appended, Gaps
+from anabranch.processors.streams.foreign_records import Appended, Gaps
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import EpochRecord, Reply
 from anabranch.topics.names import (
@@ -79,6 +81,9 @@ from anabranch.topics.names import (
     stream_topic,
 )
 
+MOST_SKIPPED = 1024  # rounds without an attempt while attempts keep failing
+_MARKER = 1
+Placed = tuple[TopicPartition, bytes | memoryview]
 SMALL_BYTES = 1 << 20  # merged data below this goes into one request with the records
 # Per batch of a history, besides keys and framing; a round may have several. No record of a history has more.
 HISTORY_BYTES = 1 << 20
@@ -285,6 +290,8 @@ def _append_if_big(producer: Producer, merge: Merge) -> list[Placed]:
 
 
 _Batch = tuple[TopicPartition, bytes, int]  # its partition, the batch, its number of records
+
+
 _Pairs = Iterable[tuple[bytes, bytes | None]]
 
 
@@ -413,3 +420,160 @@ class _Histories:
         for stream, tail in self._moved.items():
             tail.place(self._offsets[stream])
         return self._moved
+
+
+# -- the data that a round merges ---------------------------------------------------------------------
+
+
+class Merge:
+    """The data batches of a round: its events and journal runs, as batches of the streams in commit order.
+
+    `anabranch.batches.splice` copies batches or puts them together; this class says what goes where, and notes
+    where it landed. Everything is a stream of batches, so that a big merge is never whole in memory; only plain
+    writes are, which the round bounds.
+
+    Take the batches of `batches` in their order, append them, and give `note` the base offsets in that order.
+    """
+
+    def __init__(
+        self, readers: JournalReaders, round_: Round, limits: Mapping[str, int] | None = None
+    ) -> None:
+        """``limits``: the most bytes of a batch, by stream; others have the default."""
+        queues: dict[tuple[str, int], list[tuple[tuple[int, int], Piece]]] = {}
+        limits = limits or {}
+        for i, commit in enumerate(round_.history):
+            if isinstance(commit, NewEpoch):
+                continue
+            pieces = _pieces(readers, commit, limits.get(commit.stream, DEFAULT_LIMIT))
+            for j, part, piece in pieces:
+                queue = queues.setdefault((commit.stream, part.partition), [])
+                queue.append(((i, j), piece))
+        self._splices = [
+            (
+                [place for place, _ in queue],
+                Splice(
+                    readers,
+                    TopicPartition(stream_topic(stream), partition),
+                    [piece for _, piece in queue],
+                    limit=limits.get(stream, DEFAULT_LIMIT),
+                ),
+            )
+            for (stream, partition), queue in queues.items()
+        ]
+        self._yielded: list[Splice] = []
+
+    def batches(self) -> Iterator[Placed]:
+        """Partition by partition, each in commit order; made as they are taken."""
+        for _, splice in self._splices:
+            for placed in splice.batches():
+                self._yielded.append(splice)
+                yield placed
+
+    def note(self, base_offsets: Sequence[int]) -> None:
+        """Take in the base offsets of the batches, as far as they were appended."""
+        done, self._yielded = (
+            self._yielded[: len(base_offsets)],
+            self._yielded[len(base_offsets) :],
+        )
+        for splice, base in zip(done, base_offsets, strict=True):
+            splice.note((base,))
+
+    def landed(self) -> dict[tuple[int, int], Landed]:
+        """(index of the commit in the round's history, index of its part) -> its place."""
+        found: dict[tuple[int, int], Landed] = {}
+        for places, splice in self._splices:
+            found.update(zip(places, splice.landed(), strict=True))
+        return found
+
+
+def _pieces(
+    readers: JournalReaders, commit: StreamCommit, limit: int
+) -> Iterator[tuple[int, Part, Piece]]:
+    """The pieces to append for a commit's parts, by the parts' indexes."""
+    if commit.plain:
+        for j, batches in enumerate(_split(readers, commit, limit)):
+            if batches:
+                yield j, commit.parts[j], Piece(batches=batches)
+        return
+    header = (TXN_HEADER, pack_txn_header(commit.txn_id, 0, commit.stream_epoch))
+    only = (header,)  # one tuple for all: it is encoded once
+    for j, part in enumerate(commit.parts):
+        if part.carried is None:  # else it is in the stream already
+            yield j, part, _piece(commit, part, only)
+
+
+def _split(readers: JournalReaders, commit: StreamCommit, limit: int) -> list[list[RawBatch]]:
+    """The batches that plain writes bring to each segment."""
+    split = Split(commit.layout, limit)
+    for writes in commit.plain:
+        reader = readers.of(TopicPartition(journal_topic(commit.stream), writes.source))
+        keyless = split.keyless(writes.source)
+        for run in writes.runs:
+            split.add(reader.batch(run.batch_base, run.batch_crc), run, keyless)
+    return split.done()
+
+
+def _piece(commit: StreamCommit, part: Part, only: tuple[tuple[str, bytes]]) -> Piece:
+    if part.runs:
+        return Piece(
+            source=TopicPartition(journal_topic(commit.stream), part.source), runs=part.runs
+        )
+    now = hybrid_time.to_ms(commit.timestamp)
+    return Piece(
+        events=[
+            (key, value, (*own, *only) if own else only, stamp if stamp >= 0 else now)
+            for _, _, key, value, own, stamp in part.events
+        ]
+    )
+
+
+# -- where the next batches land ----------------------------------------------------------------------
+
+
+class OffsetGuess:
+    """Guesses where a stream's next batches land, so that the history can be written together with the data.
+
+    A leader appends to a stream's partitions in one native transaction after the other, and each leaves one marker
+    after its data. So the next batch lands right after the marker, unless the marker is late or another program
+    wrote. Then the broker returns other offsets, and the attempt is aborted. A guess is only ever a hint. Guesses
+    are kept from term to term.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[TopicPartition, int] = {}
+        self._skip = 0
+        self._failures = 0
+        self.misses = 0  # in all
+
+    def guess(self, batches: Sequence[Placed]) -> list[int] | None:
+        """The offsets that the batches should get, in their order; None: not known, so wait for them."""
+        if self._skip:
+            self._skip -= 1
+            return None
+        coming: dict[TopicPartition, int] = {}
+        bases = []
+        for partition, data in batches:
+            base = coming.get(partition, self._next.get(partition))
+            if base is None:
+                return None
+            bases.append(base)
+            coming[partition] = base + read_header(data, whole=False).record_count
+        return bases
+
+    def hit(self) -> None:
+        """An attempt went as guessed."""
+        self._failures = 0
+
+    def miss(self) -> None:
+        """An attempt failed. If that goes on, attempts get rare: each costs an aborted native transaction."""
+        self._failures += 1
+        self.misses += 1
+        self._skip = min(1 << self._failures, MOST_SKIPPED)
+
+    def committed(self, batches: Sequence[Placed], bases: Sequence[int]) -> None:
+        """A native transaction with these small batches is committed; none if its data was big."""
+        if not batches:
+            self._next.clear()
+        for (partition, data), base in zip(batches, bases, strict=True):
+            records = read_header(data, whole=False).record_count
+            self._next[partition] = base + records + _MARKER

@@ -21,7 +21,7 @@ from anabranch.core.overlay import Overlay
 from anabranch.core.state import State
 from anabranch.core.stream_settings import MAX_MESSAGE, is_table, latest_time
 from anabranch.ports import Clock, CorruptBatch, Fetched, RawBatch
-from anabranch.processors.lanes.meter import Meter
+from anabranch.processors.lanes import Meter
 from anabranch.schemas.records import SegmentRange
 
 _PLAIN_HEADER = (NO_TXN, 0, -1)  # in place of a missing ab.txn header

@@ -36,17 +36,17 @@ from anabranch.ports import (
     TopicPartition,
     answered,
 )
+from anabranch.processors.command import Command, command_of, weight_of
 from anabranch.processors.index_journals import Waiting, index_fetched
-from anabranch.processors.lanes.command import Command, command_of, weight_of
-from anabranch.processors.lanes.meter import Meter
-from anabranch.processors.lanes.queues import Lane, Lanes
+from anabranch.processors.lanes import Lane, Lanes, Meter
 from anabranch.topics.names import control_topic, journal_topic, status_topic
 
 log = logging.getLogger("anabranch.controller")
 
 FETCH_BYTES = 4 << 20
 # More changes of the journal index get a round of their own.
-INDEX_ROWS, INDEX_BYTES = 5_000, 8 << 20
+INDEX_ROWS = 5_000
+INDEX_BYTES = 8 << 20
 _WARN_MS = 60_000
 CALM_S = 1.0  # without a command: then journals in debt go on, as no other needs the leader
 

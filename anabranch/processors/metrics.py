@@ -15,7 +15,7 @@ from anabranch.core.hybrid_time import to_us
 from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.memory import STUCK, wait_of
 from anabranch.core.rows import HISTORY
-from anabranch.processors.numbers import Number, Numbers, Table
+from anabranch.processors.monitor import Number, Numbers, Table
 from anabranch.schemas.records import Refusal
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from anabranch.core.round import PlainWrites, StreamCommit
 from anabranch.ports import TopicPartition
 from anabranch.processors import index_journals as journals
 from anabranch.processors import intake
-from anabranch.processors.streams import cleanup, histories
+from anabranch.processors.streams import cleanup
 from anabranch.reading import history_search
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import PlainRow
@@ -136,7 +136,7 @@ def history_cut_above() -> Planted:
     def passed(vector: object, firsts: object) -> bool:
         return True
 
-    return patch.object(histories, "_passed", passed)
+    return patch.object(cleanup, "_passed", passed)
 
 
 def vector_not_completed() -> Planted:

@@ -16,8 +16,8 @@ from anabranch.core.memory import Keepalives
 from anabranch.core.round import ReplyTo
 from anabranch.ports import LogUncertain, Producer, TopicPartition
 from anabranch.processors import controller, durability, leadership
-from anabranch.processors.lanes import queues
-from anabranch.processors.offset_guess import OffsetGuess
+from anabranch.processors.durability import OffsetGuess
+from anabranch.processors.lanes import Lanes
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import Resolve, SafeTime, SafeTimeIs, TermRow
 from anabranch.topics.names import carrier_ids, status_topic, transactional_ids
@@ -300,11 +300,11 @@ def old_keepalives() -> Planted:
 def hasty_staleness() -> Planted:
     """Silence is judged before the commands are read to their end."""
 
-    def judge(lanes: queues.Lanes, batch: object) -> None:
+    def judge(lanes: Lanes, batch: object) -> None:
         for lane in lanes.on.values():
             lane.read_ms = 1 << 62
 
-    return patch.object(queues.Lanes, "judge", judge)
+    return patch.object(Lanes, "judge", judge)
 
 
 # -- answers ------------------------------------------------------------------------------------------

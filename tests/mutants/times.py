@@ -10,7 +10,7 @@ from unittest.mock import patch
 from anabranch.client.session import Session
 from anabranch.core.decisions import decide, times
 from anabranch.core.decisions.turn import Turn
-from anabranch.processors.lanes.held import HeldAnswers
+from anabranch.processors.lanes import HeldAnswers
 from anabranch.schemas.records import Register, Touch
 
 Planted = AbstractContextManager[object]

@@ -13,8 +13,8 @@ from anabranch.core.ids import TXN_HEADER, unpack_txn_header
 from anabranch.ports import Log, LogRefused, TopicPartition
 from anabranch.processors import durability
 from anabranch.processors.controller import Controller
-from anabranch.processors.offset_guess import MOST_SKIPPED, OffsetGuess
-from anabranch.processors.streams.gaps import Appended, Gaps
+from anabranch.processors.durability import MOST_SKIPPED, OffsetGuess
+from anabranch.processors.streams.foreign_records import Appended, Gaps
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import (
     CommitRecord,

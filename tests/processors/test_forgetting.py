@@ -23,8 +23,7 @@ from anabranch.ports import (
     TopicSpec,
 )
 from anabranch.processors.controller import Controller
-from anabranch.processors.streams.cleanup import Cutter
-from anabranch.processors.streams.histories import _Walk
+from anabranch.processors.streams.cleanup import Cutter, _Walk
 from anabranch.processors.streams.topics import GIVE_UP_S
 from anabranch.schemas.codec import TYPES
 from anabranch.schemas.records import (

@@ -14,10 +14,9 @@ from anabranch.core.decisions import decide as entrance
 from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import InvariantViolation
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
-from anabranch.processors import controller, durability
-from anabranch.processors import poison_commands as culprit
+from anabranch.processors import controller, durability, suspects
+from anabranch.processors.command import Command
 from anabranch.processors.controller import Controller
-from anabranch.processors.lanes.command import Command
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.topics.names import commands_topic, control_topic, stream_topic, topics_of
@@ -150,7 +149,7 @@ def test_a_command_that_kills_whoever_tries_it(
     before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The successors know from the log alone which one it was."""
-    monkeypatch.setattr(culprit, "PIECE", 7)
+    monkeypatch.setattr(suspects, "PIECE", 7)
     play = Play()
     monkeypatch.setitem(entrance._DECISIONS, r.GetState, failing(Killed))
     asked, others = play.among(r.GetState(BAD), before, 30)

@@ -27,7 +27,7 @@ from anabranch.ports import (
     TopicSpec,
 )
 from anabranch.processors import controller as controller_module
-from anabranch.processors.streams.health import Described, describe
+from anabranch.processors.topic_trouble import Described, describe
 from anabranch.schemas.records import (
     Abort,
     Commit,
@@ -247,7 +247,7 @@ def test_a_broker_that_does_not_know_a_new_stream_yet_ends_no_lead(
             del found.found[topic]
         return found
 
-    monkeypatch.setattr("anabranch.processors.streams.trouble.describe", lacking)
+    monkeypatch.setattr("anabranch.processors.topic_trouble.describe", lacking)
     made = play.world.send(CreateStream("nyc/new", 2, {}))
     play.play(30, 15.0)
     assert play.controller.state.term == term

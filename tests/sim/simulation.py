@@ -20,13 +20,11 @@ from anabranch.core.legal_names import split_stream
 from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import AnabranchError, InvariantViolation
 from anabranch.ports import TopicPartition
-from anabranch.processors import beside as beside_rounds
-from anabranch.processors import durability, intake
-from anabranch.processors import poison_commands as culprit
+from anabranch.processors import background, durability, intake, suspects
+from anabranch.processors.command import Command, Key
 from anabranch.processors.controller import Controller
-from anabranch.processors.lanes.command import Command, Key
 from anabranch.processors.leadership import STATUS_POSITION
-from anabranch.processors.poison_commands import DIED, Culprit
+from anabranch.processors.suspects import DIED, Culprit
 from anabranch.reading import feed as feeds
 from anabranch.topics.names import history_topic, status_topic, stream_topic, topics_of
 from tests.memory.table import MemoryStore
@@ -185,7 +183,7 @@ def _simulate(
     try:
         beside: AbstractContextManager[object] = nullcontext()
         if drawn.carriers_beside:
-            beside = patch.object(beside_rounds, "Carriers", carriers_beside(world))
+            beside = patch.object(background, "Carriers", carriers_beside(world))
         with (
             _strict(faults),
             _limits(small=drawn.small),
@@ -558,8 +556,8 @@ class _Run:
 
 
 _SMALL: tuple[tuple[ModuleType, str, int], ...] = (
-    (culprit, "MAX_COMMANDS", 3),
-    (culprit, "PIECE", 2),
+    (suspects, "MAX_COMMANDS", 3),
+    (suspects, "PIECE", 2),
     (intake, "FETCH_BYTES", 700),
     (intake, "INDEX_ROWS", 3),
     (durability, "SMALL_BYTES", 300),

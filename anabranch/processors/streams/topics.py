@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from anabranch.core import limits
 from anabranch.core.decisions.alter import stream_changed
@@ -51,12 +51,13 @@ from anabranch.ports import (
 )
 from anabranch.processors.history_tail import base_place, events_until, load_tail
 from anabranch.processors.streams.cleanup import Cutter
-from anabranch.processors.streams.growth import Growth
 from anabranch.processors.streams.helper_thread import helper
+from anabranch.processors.topic_trouble import next_pause
 from anabranch.schemas.records import BaseRow, StreamRow
 from anabranch.topics.altering import alter_stream_topics
 from anabranch.topics.creation import (
     create_stream_topics,
+    grow_stream_topics,
     refusal_of,
 )
 from anabranch.topics.names import history_topic, journal_topic, stream_topic, topics_of
@@ -417,3 +418,91 @@ class StreamTopics:
 
 def _names(topics: Sequence[TopicInfo]) -> str:
     return ", ".join(topic.name for topic in topics)
+
+
+# -- growth -------------------------------------------------------------------------------------------
+
+
+class NotGrown(NamedTuple):
+    """The reason why a stream's topics can't be grown, and the partitions of its journal."""
+
+    error: AnabranchError
+    there: int = 0
+
+
+class Growth:
+    """Adds the partitions that are logged as wanted, beside the loop; also those that a former leader left.
+
+    A growth that fails pauses, and is tried again for what may pass: brokers may have added the partitions.
+    """
+
+    def __init__(self, log: Log, clock: Clock, *, threads: bool) -> None:
+        self._log = log
+        self._clock = clock
+        self._helper = helper("anabranch-growth", threads=threads)
+        self._under_way: dict[str, Future[int | NotGrown]] = {}
+        self._pauses: dict[str, tuple[float, float]] = {}  # its length, and its monotonic end
+
+    @property
+    def busy(self) -> bool:
+        """Whether topics are being grown."""
+        return bool(self._under_way)
+
+    def is_at(self, stream: str) -> bool:
+        """Whether this stream's topics are being grown."""
+        return stream in self._under_way
+
+    def step(
+        self, state: State, waiting: Container[str] = ()
+    ) -> Iterator[tuple[str, int | NotGrown]]:
+        """Begin the growth that is wanted. Yields (stream, its partitions now, or why it can't be grown).
+
+        ``waiting``: streams in trouble.
+
+        Raises: LogError, if the log can't be reached.
+        """
+        now = self._clock.monotonic()
+        for stream in [s for s, work in self._under_way.items() if work.done()]:
+            row = state.streams.get(stream)
+            if row is None or row.wanted_partitions <= row.partitions:
+                del self._under_way[stream]  # given up meanwhile
+        for stream, row in list(state.streams.items()):
+            if row.wanted_partitions <= row.partitions:
+                continue
+            if stream not in self._under_way:
+                if stream in waiting or now < self._pauses.get(stream, (0, 0))[1]:
+                    continue
+                wanted = row.wanted_partitions
+                self._under_way[stream] = self._helper.submit(_grow, self._log, stream, wanted)
+            work = self._under_way[stream]
+            if work.done():
+                del self._under_way[stream]
+                grown = work.result()
+                if isinstance(grown, NotGrown):
+                    last, end = self._pauses.get(stream, (0.0, 0.0))
+                    pause = next_pause(last, now - end)
+                    self._pauses[stream] = pause, now + pause
+                yield stream, grown
+
+    def close(self) -> None:
+        """Leave work under way: the next leader does it again.
+
+        Such work may still add partitions, also to topics of a later stream of that name; this does no harm.
+        """
+        self._helper.shutdown(wait=False, cancel_futures=True)
+        self._under_way.clear()
+
+
+def _grow(source: Log, stream: str, partitions: int) -> int | NotGrown:
+    """Add partitions. Those that a former attempt added to the journal stay wanted: plain writes come there."""
+    try:
+        try:
+            grow_stream_topics(source, stream, partitions)
+        except LogRefused as error:
+            journal = source.describe_topics([journal_topic(stream)]).get(journal_topic(stream))
+            return NotGrown(refusal_of(error), journal.partitions if journal is not None else 0)
+    except AnabranchError as error:
+        return NotGrown(error)
+    except (LogRefused, LogUnavailable) as error:
+        return NotGrown(NotReady(f"the brokers can't add partitions now: {error}"))
+    return partitions

@@ -6,28 +6,42 @@ the shell's to know: `Lanes.positions` tells how far each lane is decided once a
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
+from typing import NamedTuple
 
-from anabranch.core import limits, work
+from anabranch.core import hybrid_time, limits, work
 from anabranch.core.decisions.lanes import is_blocked, position_of
 from anabranch.core.decisions.quotas import quota
-from anabranch.core.decisions.turn import AT_END
+from anabranch.core.decisions.turn import AT_END, Settings
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.core.memory import LaneSeen
+from anabranch.core.round import Answer, Round
 from anabranch.core.state import State
-from anabranch.ports import LogError, TopicPartition
-from anabranch.processors.lanes.command import Command, weight_of
-from anabranch.processors.lanes.held import HeldAnswers
-from anabranch.processors.lanes.meter import Meter
-from anabranch.processors.lanes.trouble import LaneTrouble
-from anabranch.schemas.records import LaneRow
-from anabranch.topics.names import commands_topic
+from anabranch.ports import Clock, Log, LogError, TopicInfo, TopicPartition
+from anabranch.processors.command import Command, weight_of
+from anabranch.processors.durability import answers_of
+from anabranch.processors.topic_trouble import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    describe,
+    gone,
+    next_pause,
+    refuses_data,
+)
+from anabranch.schemas.records import LaneRow, Outcome
+from anabranch.topics.names import commands_topic, replies_topic, status_topic
 
+log = logging.getLogger("anabranch.controller")
+
+SHARES = 20  # a second: a sender that has to wait goes on with this share of a second's units
+UNSENT_PAUSE_S = 0.01
+_NEVER = float("-inf"), 0.0
 QUANTUM = 1_000  # units of work: a lane's turn, and its part of a round that other lanes are in
 _LANE = attrgetter("lane")
 
@@ -316,3 +330,264 @@ def _counts(batch: Sequence[Command]) -> Mapping[str, int]:
     if not batch or batch[0].control:
         return {}
     return Counter(map(_LANE, batch)) if len(batch) > 1 else {batch[0].lane: 1}
+
+
+# -- answers that wait for clocks ---------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class HeldAnswers:
+    """Answers that wait until every clock is past their commit (commit wait), and how all others are sent.
+
+    The answers that wait are of rounds that have happened, so each is true however late it is sent. If the process
+    ends, they are lost: their clients ask again, and another leader delays the answer for the rest of the time.
+    """
+
+    trouble: LaneTrouble
+    _held: list[tuple[int, int, Answer, int]] = field(default_factory=list)
+    _count: int = 0
+
+    def sending(
+        self, round_: Round, time: int
+    ) -> Callable[[Iterable[tuple[TopicPartition, bytes]]], None]:
+        """The way to send a round's answers once it has happened. Those that wait are taken out of it here.
+
+        ``time``: the hybrid time of the round.
+        """
+        held: list[Answer] = []
+        if any(to.held for to, _ in round_.replies):
+            now_us = self._now_us()
+            held = [answer for answer in round_.replies if self._due_us(answer) > now_us]
+            round_.replies = [answer for answer in round_.replies if self._due_us(answer) <= now_us]
+
+        def send(answers: Iterable[tuple[TopicPartition, bytes]]) -> None:
+            self.trouble.send(answers)
+            for answer in held:
+                self._count += 1
+                heappush(self._held, (self._due_us(answer), self._count, answer, time))
+
+        return send
+
+    def _due_us(self, answer: Answer) -> int:
+        to, result = answer
+        if not to.held or not isinstance(result, Outcome) or not result.commit_timestamp:
+            return 0
+        # Another controller's clock may be twice the error behind this one.
+        error_us = 1000 * (self.trouble.settings.clock_error_ms or 0)
+        return hybrid_time.to_us(result.commit_timestamp) + 1 + 2 * error_us
+
+    def send_due(self) -> None:
+        """Send those that have waited long enough."""
+        now_us = self._now_us()
+        while self._held and self._held[0][0] <= now_us:
+            _, _, answer, time = heappop(self._held)
+            prefix = self.trouble.settings.prefix
+            self.trouble.send(answers_of(prefix, [answer], time, now_us // 1000))
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the next one is due."""
+        return (self._held[0][0] - self._now_us()) / 1e6 if self._held else float("inf")
+
+    def _now_us(self) -> int:
+        return int(self.trouble.clock.wall() * 1_000_000)
+
+
+# -- lanes in trouble ---------------------------------------------------------------------------------
+
+
+class _Topic(NamedTuple):
+    """A topic of a lane. ``partitions``: as many as it has at least. ``topic_id``: empty where any will do."""
+
+    name: str
+    commands: bool
+    partitions: int
+    topic_id: str
+
+
+@dataclass(slots=True)
+class LaneTrouble:
+    """Lanes whose topics fail: each waits alone, and all other lanes are served. The one home of that rule.
+
+    Commands that can't be read are not asked for. Answers that can't be written are not sent, and their clients ask
+    again. A topic is tried again once the brokers' metadata shows it well and its pause is over; the pause grows
+    while it fails again and again. A topic whose id is not the one in the lane's row is never read or written.
+    `open` and `admin` are lanes as others are.
+
+    ``waiting``: topic -> why it is not read, or written. ``unsent``: some answers are not on their way yet.
+    """
+
+    log: Log
+    clock: Clock
+    settings: Settings
+    waiting: dict[str, str] = field(default_factory=dict)
+    unsent: bool = False
+    # By topic, monotonic seconds: until when it waits at least, and how long that was.
+    _pauses: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def begin(self, state: State) -> None:
+        """A leader begins: lanes whose topics have ids are looked at."""
+        topics = self._topics(state)
+        known = [topic for topic in topics.values() if topic.topic_id]
+        self._look([*known, *(topics[name] for name in self.waiting if name in topics)])
+
+    def of(self, lane: str) -> str:
+        """The reason why a lane waits; empty if it does not."""
+        prefix = self.settings.prefix
+        names = commands_topic(prefix, lane), replies_topic(prefix, lane)
+        return "; ".join(self.waiting[name] for name in names if name in self.waiting)
+
+    @property
+    def wait_s(self) -> float:
+        """How long the loop may wait."""
+        if self.unsent:
+            return UNSENT_PAUSE_S
+        return FIRST_PAUSE_S if self.waiting else LONGEST_PAUSE_S
+
+    def send(self, answers: Iterable[tuple[TopicPartition, bytes]] = ()) -> None:
+        """Send answers, but none to topics that wait; hear what became of earlier ones."""
+        failed: dict[TopicPartition, LogError] = {}
+        heard = [answer for answer in answers if answer[0].topic not in self.waiting]
+        self.unsent = self.log.send(heard, failed)
+        for place, error in failed.items():
+            if refuses_data(error):
+                log.warning("an answer is lost: %s", error)  # others to that lane are fine
+            else:
+                self.note(place.topic, str(error))
+
+    def note(self, topic: str, why: str, *, looked: bool = False) -> None:
+        """Let a topic wait; longer, if it waits already and was looked at."""
+        now, known = self.clock.monotonic(), topic in self.waiting
+        if looked or not known:
+            until, pause = self._pauses.get(topic, _NEVER)
+            pause = next_pause(pause, now - until)
+            self._pauses[topic] = now + pause, pause
+        if not known:
+            log.warning("%s waits: %s", topic, why)
+        self.waiting[topic] = why
+
+    def look(self, state: State) -> None:
+        """Look at the topics whose pause is over."""
+        if not self.waiting:
+            return
+        now, topics = self.clock.monotonic(), self._topics(state)
+        for name in self.waiting.keys() - topics.keys():
+            del self.waiting[name]
+        self._look([topics[name] for name in sorted(self.waiting) if now >= self._pauses[name][0]])
+
+    def _look(self, topics: Iterable[_Topic]) -> None:
+        wanted = {topic.name: topic for topic in topics}
+        if not wanted:
+            return
+        described = describe(self.log, status_topic(self.settings.prefix), wanted)
+        for name, topic in wanted.items():
+            if described is None:
+                why = "it can't be looked at now"
+            elif name in described.forbidden:
+                why = described.forbidden[name]
+            else:
+                why = self._wrong(topic, described.found.get(name))
+            if why:
+                self.note(name, why, looked=True)
+            elif self.waiting.pop(name, ""):
+                log.info("%s goes on", name)
+
+    def _wrong(self, topic: _Topic, info: TopicInfo | None) -> str:
+        why = gone(topic.name, info, topic.partitions, topic.topic_id)
+        if why or info is None:
+            return why
+        mine = (self.settings.control_partition,) if topic.commands else range(topic.partitions)
+        lacking = [partition for partition in mine if partition in info.leaderless]
+        return f"{topic.name}[{lacking[0]}] has no leader" if lacking else ""
+
+    def _topics(self, state: State) -> dict[str, _Topic]:
+        """The topics of all lanes, by name; without the commands of blocked ones."""
+        found = {}
+        for lane in {OPEN_LANE, ADMIN_LANE, *state.lanes}:
+            row = state.lanes.get(lane)
+            ids = row.topic_ids if row is not None and len(row.topic_ids) == 2 else ("", "")
+            commands = commands_topic(self.settings.prefix, lane)
+            if not is_blocked(state, lane):
+                least = self.settings.control_partition + 1
+                found[commands] = _Topic(commands, True, least, ids[0])
+            replies = replies_topic(self.settings.prefix, lane)
+            least = self.settings.reply_partitions if lane == OPEN_LANE else 1
+            found[replies] = _Topic(replies, False, least, ids[1])
+        return found
+
+
+# -- what senders cost --------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Meter:
+    """The account of a lane, or of a stream's journals: what it may cost the leader, and what it did (`core.work`).
+
+    ``rate``: units a second, 0: any. ``left``: what it may be charged now, a second's worth at most. A charge may
+    exceed it: then it is below 0, a debt, and its owner waits until time has paid that off. ``used``: charged in
+    all. ``served``: the same, as it counts for turns: see `join`.
+    """
+
+    clock: Clock
+    rate: int = 0
+    left: float = 0.0
+    used: int = 0
+    served: int = 0
+    _filled: float = 0.0  # when it was filled last, monotonic seconds
+
+    def set_rate(self, rate: int) -> None:
+        """Go on at this rate; one that had none, or a new one, begins with a second's worth."""
+        if not self.rate:
+            self.left, self._filled = float(rate), self.clock.monotonic()
+        self.rate = rate
+
+    def fill(self) -> None:
+        """Let what is left grow with the time that passed."""
+        if self.rate:
+            now = self.clock.monotonic()
+            self.left = min(self.rate, self.left + (now - self._filled) * self.rate)
+            self._filled = now
+
+    def charge(self, units: int) -> None:
+        """Take units off what is left."""
+        self.fill()
+        self.used += units
+        self.served += units
+        if self.rate:
+            self.left -= units
+
+    @property
+    def spare(self) -> float:
+        """The units that others may draw: those beyond half a second's worth, which stays for its own work."""
+        self.fill()
+        return max(0.0, self.left - self.rate / 2) if self.rate else math.inf
+
+    def draw(self, units: int) -> None:
+        """Take units of others' work off what is spare."""
+        if self.rate:
+            self.left -= min(float(units), self.spare)
+
+    def spare_in_s(self) -> float:
+        """Seconds until there is something spare."""
+        return max(0.0, (1 + self.rate / 2 - self.left) / self.rate) if self.rate else 0.0
+
+    def join(self, waiting: Collection[Meter], others: Iterable[Meter]) -> None:
+        """Begin to wait for turns. Its owner saved up none, and has to make up for none.
+
+        ``waiting``: of the others, those that wait for turns.
+        """
+        served = [meter.served for meter in waiting]
+        least = min(served) if served else max([meter.served for meter in others], default=0)
+        self.served = max(self.served, least)  # or an owner of one command came first each time
+
+    @property
+    def debt(self) -> int:
+        """Units that time has to pay off before anything more of its owner goes on."""
+        self.fill()
+        return max(0, -int(self.left)) if self.rate else 0
+
+    def wait_s(self, wanted: int) -> float:
+        """Seconds until work of this forecast may begin: it goes on in shares of a second, not bit by bit."""
+        if not self.rate:
+            return 0.0
+        return (min(wanted, max(1, self.rate // SHARES)) - self.left) / self.rate

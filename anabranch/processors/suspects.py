@@ -32,8 +32,8 @@ from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.state import State
 from anabranch.errors import SetAside
 from anabranch.ports import LogError, LogFenced, LogUnavailable, LogUncertain
-from anabranch.processors.lanes.command import Command, Key, name_of
-from anabranch.processors.lanes.queues import Lane, Lanes
+from anabranch.processors.command import Command, Key, name_of
+from anabranch.processors.lanes import Lane, Lanes
 from anabranch.topics.names import commands_topic, control_topic
 
 log = logging.getLogger("anabranch.controller")
