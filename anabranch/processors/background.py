@@ -1,6 +1,7 @@
-"""Work of a leader beside its rounds, perhaps by helper threads.
+"""A leader's work outside of its rounds: big merges, topics, truncation, foreign records, lost markers.
 
-`Beside` carries big merges aside, cuts logs, looks for foreign records and for topics that are gone, makes topics.
+On Kafka, helper threads do it, so that a slow broker delays no round. In the simulator it runs inside of the calls
+that ask for it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from anabranch.core.stream_states import ACTIVE
 from anabranch.ports import Clock, Log, LogError, LogRefused, LogUnavailable, Table, TopicPartition
 from anabranch.processors.carrier import Carriers, carriers_of
 from anabranch.processors.leadership import Lease
-from anabranch.processors.streams.cleanup import Cutter
-from anabranch.processors.streams.foreign_records import Gaps
+from anabranch.processors.streams.cleanup import Truncator
+from anabranch.processors.streams.foreign_records import ForeignRecordScan
 from anabranch.processors.streams.helper_thread import helper
 from anabranch.processors.streams.topics import StreamTopics
 from anabranch.processors.topic_trouble import StreamTrouble, places_of
@@ -33,8 +34,8 @@ AGAIN_MS = 10_000  # where something is open, or partitions can't be reached
 _MOST_PLACES = 500  # in one look
 
 
-class Beside:
-    """The parts of one lead; closed with it."""
+class BackgroundWork:
+    """The parts that do such work for one leadership. They are closed when it ends."""
 
     def __init__(
         self,
@@ -55,15 +56,15 @@ class Beside:
         )
         self.carriers = Carriers(carriers, threads=threads)
         every_ms = settings.clean_history_ms
-        self.cutter = Cutter(log, threads=threads, histories_ms=every_ms)
-        self.gaps = Gaps(log, threads=threads)
+        self.truncator = Truncator(log, threads=threads, histories_ms=every_ms)
+        self.foreign_records = ForeignRecordScan(log, threads=threads)
         self.journals = JournalReaders(log, ahead=threads)
-        self.quiet = Quiet(log, trouble, state, self._now_ms(), threads=threads)
+        self.lost_markers = LostMarkerSweep(log, trouble, state, self._now_ms(), threads=threads)
         self.topics = StreamTopics(
             log,
             clock,
             status.topic,
-            self.cutter,
+            self.truncator,
             threads=threads,
             record_bytes=settings.record_bytes,
         )
@@ -72,8 +73,15 @@ class Beside:
         return int(self._clock.monotonic() * 1000)
 
     def close(self) -> None:
-        """Stop them all; none writes any more."""
-        parts = self.carriers, self.topics, self.cutter, self.gaps, self.quiet, self.journals
+        """Stop all parts. None of them writes afterwards."""
+        parts = (
+            self.carriers,
+            self.topics,
+            self.truncator,
+            self.foreign_records,
+            self.lost_markers,
+            self.journals,
+        )
         for part in parts:
             part.close()
 
@@ -85,7 +93,7 @@ class Beside:
         index: JournalIndex,
         usable: Callable[[str], bool],
     ) -> None:
-        """Take up the rows that carriers have logged since the last time; the table follows at once."""
+        """Apply the rows that carriers have logged since the last call, to the table as well."""
         if not state.committing and self.carriers.idle:
             return
         wall_ms = int(self._clock.wall() * 1000)
@@ -95,24 +103,27 @@ class Beside:
         self.carriers.sync(state, index, wall_ms, usable)
 
     def shorten(self, memory: LeaderMemory, kept: Callable[[], dict[str, int]]) -> None:
-        """Delete below the logged low waters. ``kept``: streams whose histories may be cut: partitions."""
+        """Delete records below the logged low waters.
+
+        ``kept``: returns the streams whose histories may be truncated, with their numbers of partitions.
+        """
         own = (journal_topic, history_topic)
         topics = {topic(s) for s in self._trouble.waiting for topic in own}
-        self.cutter.cut(self._now_ms(), topics)
-        for stream, offset in self.cutter.spare(self._now_ms(), kept).items():
+        self.truncator.truncate(self._now_ms(), topics)
+        for stream, offset in self.truncator.spare(self._now_ms(), kept).items():
             memory.cleaning.spare.put(stream, offset)
-        self.gaps.look(self._now_ms(), self._trouble.waiting)
+        self.foreign_records.look(self._now_ms(), self._trouble.waiting)
 
     def forget_stream(self, stream: str) -> None:
         """Drop what is known of a forgotten stream."""
-        for part in (self.cutter, self.gaps, self.quiet):
+        for part in (self.truncator, self.foreign_records, self.lost_markers):
             part.forget_stream(stream)
 
 
 # -- markers that brokers lost ------------------------------------------------------------------------
 
 
-class Quiet:
+class LostMarkerSweep:
     """Ends native transactions that brokers left open in streams to which no round writes (decisions/0013).
 
     A producer looks for a lost marker in a partition before it appends there. Nothing is appended to a quiet
@@ -127,7 +138,7 @@ class Quiet:
     ) -> None:
         self._log = source
         self._trouble = trouble
-        self._helper = helper("anabranch-quiet", threads=threads)
+        self._helper = helper("anabranch-markers", threads=threads)
         self._due: dict[str, int] = {}  # when to look at a stream
         self._next_ms = 0
         self._looking: Future[dict[str, bool]] | None = None
@@ -150,8 +161,8 @@ class Quiet:
 
         Raises: LogError: the leader must lead again.
         """
-        rested, self._trouble.rested = self._trouble.rested, []
-        streams = [*rested, *(s for s in self._found(now_ms) if s not in rested)]
+        recovered, self._trouble.recovered = self._trouble.recovered, []
+        streams = [*recovered, *(s for s in self._found(now_ms) if s not in recovered)]
         for stream in streams:
             if stream not in state.streams or stream in self._trouble.waiting:
                 continue

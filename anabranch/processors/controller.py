@@ -47,18 +47,18 @@ from anabranch.ports import (
     Table,
     TableError,
 )
-from anabranch.processors.background import Beside
+from anabranch.processors.background import BackgroundWork
 from anabranch.processors.carrier import is_carrying
 from anabranch.processors.command import Command, decide_command
 from anabranch.processors.durability import Durable, OffsetGuess, write_round
 from anabranch.processors.history_tail import tail_for
 from anabranch.processors.intake import Intake
 from anabranch.processors.lanes import Lanes, LaneTrouble
-from anabranch.processors.leadership import Lease, take_lead
+from anabranch.processors.leadership import Lease, become_leader
 from anabranch.processors.metrics import Metrics
 from anabranch.processors.streams.autoscaling import Autoscaling
 from anabranch.processors.streams.cleanup import move_next
-from anabranch.processors.suspects import Culprit
+from anabranch.processors.suspects import SuspectCommands
 from anabranch.processors.topic_trouble import StreamTrouble, places_of, refuses_data
 from anabranch.schemas.records import TermRow
 from anabranch.topics.names import (
@@ -100,19 +100,19 @@ class Controller:
     _intake: Intake = field(init=False)
     _lanes: Lanes = field(init=False)
     _memory: LeaderMemory = field(init=False)
-    _beside: Beside | None = None
+    _background: BackgroundWork | None = None
     _tails: dict[str, Tail] = field(default_factory=dict)
     _offset_guess: OffsetGuess = field(default_factory=OffsetGuess)
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
     _stream_trouble: StreamTrouble = field(init=False)
-    _culprit: Culprit = field(init=False)
+    _suspects: SuspectCommands = field(init=False)
     _trying: Sequence[Command] = ()  # the commands of the round that failed
     _lacked_ids: bool = False  # whether the last lease did
 
     def __post_init__(self) -> None:
         self._state = State(self.table, trusts_open=self.settings.trusts_open)
         self._memory = LeaderMemory(Keepalives(0))
-        self._culprit = Culprit(self.settings.skip_commands)
+        self._suspects = SuspectCommands(self.settings.skip_commands)
         status = status_topic(self.settings.prefix)
         self._stream_trouble = StreamTrouble(self.log, self.clock, status)
         self._lanes = Lanes(LaneTrouble(self.log, self.clock, self.settings))
@@ -138,7 +138,7 @@ class Controller:
 
     def _lead(self, *, again: bool = False) -> None:
         self._state = State(self.table, trusts_open=self.settings.trusts_open)
-        self.lease = take_lead(
+        self.lease = become_leader(
             self.log,
             self.table,
             self._state,
@@ -153,11 +153,11 @@ class Controller:
         keepalives = Keepalives(self._now_ms())
         self._stream_trouble.begin(self._state)
         self._intake.begin(self._state)
-        self._culprit.begin(self._state)
+        self._suspects.begin(self._state)
         self._stream_trouble.find_journals(self._intake.find_ends, self._state)
         self._tails.clear()
         self._autoscaling = Autoscaling()
-        beside = self._beside = Beside(
+        background = self._background = BackgroundWork(
             self.log,
             self.clock,
             self.settings,
@@ -169,12 +169,12 @@ class Controller:
         self._memory = LeaderMemory(
             keepalives,
             waiting=self._stream_trouble.waiting,
-            carrying=beside.carriers.carrying,
-            foreign=beside.gaps.found,
+            carrying=background.carriers.carrying,
+            foreign=background.foreign_records.found,
             lanes=self._lanes.on,
             windows=Windows(self._state.round.hybrid_time),
         )
-        beside.cutter.logged(  # a former leader may not have applied them
+        background.truncator.logged(  # a former leader may not have applied them
             {place: low for place, low in self._state.low_water.items() if self._usable(place[0])}
         )
         self._finish_topics()
@@ -186,16 +186,16 @@ class Controller:
         """
         self.resign()
         self._stream_trouble.hint(error)
-        self._culprit.failed(error, self._trying)
+        self._suspects.failed(error, self._trying)
 
     def resign(self) -> None:
         """Stop being leader. No message is needed: a successor fences this leader."""
         if self.lease is not None:
             self._lacked_ids = self.lease.lacks_ids
-        for part in (self._beside, self.lease):
+        for part in (self._background, self.lease):
             if part is not None:
                 part.close()
-        self._beside = self.lease = None
+        self._background = self.lease = None
 
     def hand_over(self) -> None:
         """Log that this leader has resigned, and resign: then a successor need not wait for its unfinished work.
@@ -219,7 +219,7 @@ class Controller:
 
     def _hand_over(self) -> None:
         term = self._state.term
-        ready = self.lease and term and self._beside and self._beside.carriers.close()
+        ready = self.lease and term and self._background and self._background.carriers.close()
         while ready and self.lease and term and self.lease.producers:
             turn = self._turn()
             turn.put(k.TERM_KEY, replace(term, resigned=True))
@@ -229,15 +229,15 @@ class Controller:
                 self._drop()
         self.resign()
 
-    def look(self) -> None:
+    def update_metrics(self) -> None:
         """Bring the metrics up to date."""
-        self.metrics.look(
+        self.metrics.update(
             self._state,
             self._intake,
             self._memory,
             self._tails,
             native_aborts=self._offset_guess.misses,
-            set_aside=self._culprit.count,
+            set_aside=self._suspects.count,
             settings=self.settings,
             wall_ms=int(self.clock.wall() * 1000),
         )
@@ -256,8 +256,8 @@ class Controller:
 
     def _step(self, max_wait: float) -> bool:
         self._give_up_streams()
-        if self._beside is not None:
-            self._beside.carry(
+        if self._background is not None:
+            self._background.carry(
                 self._state, self.table, self._memory, self._intake.index, self._usable
             )
         self._shorten_journals()
@@ -266,10 +266,10 @@ class Controller:
         failed = self._intake.fetch(self._state, wait)
         if failed and not self._stream_trouble.find(self._state, *failed):
             raise failed[0]
-        batch = self._culprit.take(self._lanes)
+        batch = self._suspects.take(self._lanes)
         try:
-            if not self._culprit.may_try(batch, self._turn, self._write):
-                self._culprit.done(batch, self._lanes)
+            if not self._suspects.may_try(batch, self._turn, self._write):
+                self._suspects.done(batch, self._lanes)
                 return True
         except (LogRefused, LogUnavailable) as error:
             if not self._is_contained(error):
@@ -306,13 +306,13 @@ class Controller:
                 raise
             self._drop()
             self._trying = batch
-            self._culprit.raised(None if turn.at is None else (turn.lane, turn.at), error)
+            self._suspects.raised(None if turn.at is None else (turn.lane, turn.at), error)
             return True
         self._lanes.charge(turn.owed)
         self._intake.passed_over.clear()
-        self._intake.warn_unheard(batch, turn.now_ms)
+        self._intake.warn_unanswered(batch, turn.now_ms)
         self._intake.warn_rejected(turn.now_ms)
-        self._culprit.done(batch, self._lanes)
+        self._suspects.done(batch, self._lanes)
         self._finish_topics()
         return wrote
 
@@ -321,9 +321,9 @@ class Controller:
         commands[:] = self._decide(turn, commands)
         turn.at = None
         horizon = asked = None
-        if not self._culprit.careful:
+        if not self._suspects.careful:
             asked = self._autoscaling.decide(turn)
-        if not (self._culprit.careful and commands):
+        if not (self._suspects.careful and commands):
             if judge:
                 self._lanes.judge(commands)
             horizon = decide_due(turn, judge_silence=judge)
@@ -370,14 +370,14 @@ class Controller:
         if not (refuses_data(error) or isinstance(error, RecordsGone)):
             # A control topic can't be written, or brokers named no topic: the data is not the cause.
             raise LogUnavailable(str(error), error.topics) from error
-        if self._culprit.refused(commands, max(len(turn.state.committing), turn.round.plain_runs)):
+        if self._suspects.refused(commands, max(len(turn.state.committing), turn.round.plain_runs)):
             return
         fresh = self._turn()
         if commands:
             kind = EventTooLarge if error.error == MESSAGE_TOO_LARGE else InvalidArgument
             fresh.reply(commands[0].to, refuse(kind(f"the broker refused the events: {error}")))
             self._write(fresh, commands[:1])
-            self._culprit.done(commands[:1], self._lanes)
+            self._suspects.done(commands[:1], self._lanes)
             return
         for txn_id in turn.round.merged:
             if fresh.open(txn_id).row.state == "COMMIT_IN_PROGRESS":
@@ -409,8 +409,8 @@ class Controller:
             now_us=int(self.clock.wall() * 1_000_000),
             now_ms=self._now_ms(),
             busy=self._intake.busy,
-            merge_limit=1 if self._culprit.one_each else None,
-            plain_waits=self._culprit.plain_waits,
+            merge_limit=1 if self._suspects.one_each else None,
+            plain_waits=self._suspects.plain_waits,
         )
 
     def _write(
@@ -432,18 +432,18 @@ class Controller:
         if round_.empty:
             turn.done()
             return False
-        if self.lease is None or self._beside is None:
+        if self.lease is None or self._background is None:
             raise NotLeading("a round is for a controller that leads")
         self._stream_trouble.check(self._state, round_.touched, round_.reserved)
         self._find_tails(round_, self.lease)
         moving = [stream for stream, _ in self._memory.cleaning.crowded[:1]]
-        self._beside.quiet.touched([*round_.touched, *moving], turn.now_ms)
+        self._background.lost_markers.touched([*round_.touched, *moving], turn.now_ms)
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
         begun = self.metrics.begin()
         producer = producer or self.lease.next_producer()
         try:
             write_round(
-                self._durable(round_, self._beside),
+                self._durable(round_, self._background),
                 producer,
                 round_,
                 self._state,
@@ -458,10 +458,10 @@ class Controller:
             raise
         self._autoscaling.add(loads, self._state, self._tails, turn.now_ms)
         turn.done()
-        self._beside.carriers.forget(turn.ended)
+        self._background.carriers.forget(turn.ended)
         for stream in turn.forgotten:
             self._forget_stream(stream)
-        self._beside.cutter.logged(turn.cut)
+        self._background.truncator.logged(turn.cut)
         for row in round_.audit:
             log.info("by lane %s: %s %s", row.lane, row.command, row.what)
         for what in round_.unread:
@@ -477,18 +477,18 @@ class Controller:
                 lease.check(places_of(self._state, stream))
                 self._tails[stream] = tail_for(self.log, self.clock, stream, round_)
 
-    def _durable(self, round_: Round, beside: Beside) -> Durable:
+    def _durable(self, round_: Round, background: BackgroundWork) -> Durable:
         """The topics and parts to write this round with. Answers that wait for clocks are taken out of it."""
         return Durable(
             log=self.log,
-            send=self._lanes.held.sending(round_, self._state.round.hybrid_time),
+            send=self._lanes.commit_wait.sending(round_, self._state.round.hybrid_time),
             table=self.table,
             clock=self.clock,
             prefix=self.settings.prefix,
             control_partition=self.settings.control_partition,
-            journals=beside.journals,
+            journals=background.journals,
             offset_guess=self._offset_guess,
-            gaps=beside.gaps,
+            foreign_records=background.foreign_records,
         )
 
     def _drop(self) -> None:
@@ -538,7 +538,7 @@ class Controller:
             max_wait = min(max_wait, due_ms / 1000)
         if self._state.open:
             max_wait = min(max_wait, CHECK_MS / 1000)
-        if self._beside is not None and self._beside.topics.busy:
+        if self._background is not None and self._background.topics.busy:
             max_wait = min(max_wait, GROWTH_LOOK_S)
         return max(0.0, min(max_wait, self._lanes.wait_s))
 
@@ -547,9 +547,11 @@ class Controller:
     def _give_up_streams(self) -> None:
         """Log which streams are lost, and which transactions that ends. One round each: they may be many."""
         after_s = self.settings.lost_after_ms / 1000
-        if self.lease and self._beside:
-            carriers = self._beside.carriers
-            checked = self._beside.quiet.step(self._state, self.lease, carriers, self._now_ms())
+        if self.lease and self._background:
+            carriers = self._background.carriers
+            checked = self._background.lost_markers.step(
+                self._state, self.lease, carriers, self._now_ms()
+            )
             for stream in checked:
                 self._tails.pop(stream, None)
         for stream, why in self._stream_trouble.given_up(self._state, after_s):
@@ -564,9 +566,9 @@ class Controller:
 
     def _shorten_journals(self) -> None:
         """Delete below the logged low waters; move the next chunk of runs that keep them low."""
-        if self._beside is not None:
-            self._beside.shorten(self._memory, self._kept)
-        if not self._memory.cleaning.crowded or self._culprit.careful or self.lease is None:
+        if self._background is not None:
+            self._background.shorten(self._memory, self._kept)
+        if not self._memory.cleaning.crowded or self._suspects.careful or self.lease is None:
             return
         turn = self._turn()
         producer = self.lease.next_producer
@@ -583,9 +585,9 @@ class Controller:
 
     def _finish_topics(self) -> None:
         """Log the work on topics that is done; also a former leader's."""
-        if self._beside is None:
+        if self._background is None:
             return
-        topics = self._beside.topics
+        topics = self._background.topics
         for stream, decide_done in topics.step(self._state, self._stream_trouble.waiting):
             turn = self._turn()
             decide_done(turn)
@@ -606,7 +608,7 @@ class Controller:
                 elif not contained:
                     raise
                 return  # the state is another object now
-        for missed in (topics.missed, self._beside.cutter.missed):
+        for missed in (topics.missed, self._background.truncator.missed):
             if missed:
                 self._stream_trouble.look(self._state, missed)
                 missed.clear()
@@ -617,8 +619,8 @@ class Controller:
         self._intake.forget_stream(stream)
         self._autoscaling.forget_stream(stream)
         self._stream_trouble.forget_stream(stream)
-        if self._beside is not None:
-            self._beside.forget_stream(stream)
+        if self._background is not None:
+            self._background.forget_stream(stream)
 
     def _now_ms(self) -> int:
         return int(self.clock.monotonic() * 1000)

@@ -69,7 +69,7 @@ from anabranch.ports import (
 )
 from anabranch.processors.history_tail import check_unread
 from anabranch.processors.leadership import STATUS_POSITION
-from anabranch.processors.streams.foreign_records import Appended, Gaps
+from anabranch.processors.streams.foreign_records import Appended, ForeignRecordScan
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import EpochRecord, Reply
 from anabranch.topics.names import (
@@ -102,7 +102,7 @@ class Durable(NamedTuple):
     control_partition: int
     journals: JournalReaders
     offset_guess: OffsetGuess | None = None  # write the history together with the data
-    gaps: Gaps | None = None  # look for foreign records
+    foreign_records: ForeignRecordScan | None = None  # look for foreign records
 
 
 @contextmanager
@@ -156,10 +156,12 @@ def write_round(
     answers = list(answers_of(to.prefix, round_.replies, state.round.hybrid_time, wall_ms))
     with native_transaction(producer):
         _find_starts(to.log, round_, tails)
-        done = _append(to, producer, round_, state, tails, wall_ms, to.offset_guess)
+        done = _append(
+            to, producer, round_, state, tails, wall_ms=wall_ms, offset_guess=to.offset_guess
+        )
         if done is None:
             producer.abort()
-            done = _append(to, producer, round_, state, tails, wall_ms, None)
+            done = _append(to, producer, round_, state, tails, wall_ms=wall_ms, offset_guess=None)
         if done is None:
             raise InvariantViolation("offsets that were not guessed can't come out otherwise")
     try:
@@ -167,8 +169,8 @@ def write_round(
         tails.update(done.tails)
         if to.offset_guess is not None and done.history:
             to.offset_guess.committed(done.data, done.bases)
-        if to.gaps is not None:
-            to.gaps.appended(done.appended)
+        if to.foreign_records is not None:
+            to.foreign_records.appended(done.appended)
     except Exception as error:  # the round has happened, and memory is from before it
         raise LogUncertain(f"a defect behind a commit: {error!r}") from error
     changes = index_rows.take() | state.take_changes()  # ended transactions' rows go, too
@@ -214,6 +216,7 @@ def _append(
     round_: Round,
     state: State,
     tails: Mapping[str, Tail],
+    *,
     wall_ms: int,
     offset_guess: OffsetGuess | None,
 ) -> _Appended | None:
@@ -229,13 +232,13 @@ def _append(
         first: list[_Batch] = []
         if guessed is not None:
             merge.note(guessed)
-            history = _Histories(round_, streams, merge, tails)
+            history = _HistoryRecords(round_, streams, merge, tails)
             first = history.next()
         bases = producer.append([*small, *(record[:2] for record in (*records, *first))])
         data = bases[: len(small)]
         if history is None:
             merge.note(data)
-            history = _Histories(round_, streams, merge, tails)
+            history = _HistoryRecords(round_, streams, merge, tails)
         elif offset_guess is not None:
             if data != guessed:
                 offset_guess.miss()
@@ -366,7 +369,7 @@ def _check_behind(
     return appended
 
 
-class _Histories:
+class _HistoryRecords:
     """The history records of a round, batch by batch: some name the places of records in former batches.
 
     ``landed``: where the parts' events stand, or should.

@@ -35,7 +35,7 @@ Index: TypeAlias = Callable[[str, int, Fetched, int], tuple[int, Fetched | None]
 
 
 @dataclass(slots=True)
-class Waiting:
+class JournalBacklog:
     """Batches of journals that were fetched and are not indexed yet, and the meter of each stream's journals.
 
     Streams take turns by their charge. One in debt waits as long as others need the leader, and so does one whose

@@ -37,7 +37,7 @@ from anabranch.ports import (
     answered,
 )
 from anabranch.processors.command import Command, command_of, weight_of
-from anabranch.processors.index_journals import Waiting, index_fetched
+from anabranch.processors.index_journals import JournalBacklog, index_fetched
 from anabranch.processors.lanes import Lane, Lanes, Meter
 from anabranch.topics.names import control_topic, journal_topic, status_topic
 
@@ -66,7 +66,7 @@ class Intake:
     settings: Settings
     waiting: Mapping[str, str]  # streams whose journals are not read
     lanes: Lanes
-    journals: Waiting = field(init=False)
+    journals: JournalBacklog = field(init=False)
     rows: Overlay = field(init=False)
     index: JournalIndex = field(init=False)
     unreadable: Counter[str] = field(default_factory=Counter)
@@ -81,13 +81,13 @@ class Intake:
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.journals = Waiting(self.clock)
+        self.journals = JournalBacklog(self.clock)
         self.rows = Overlay(self.table)
         self.index = JournalIndex(self.rows)
 
     def begin(self, state: State) -> None:
         """Go on where the folded state says; drop what this process knew from before. Then `find_ends`."""
-        self.journals = Waiting(self.clock)
+        self.journals = JournalBacklog(self.clock)
         self.rows.take()  # a successor may have led meanwhile: these were made with an old state
         for stream, row in state.forgotten.items():
             self.table.write(self.index.drop_former(stream, row.times))
@@ -161,15 +161,15 @@ class Intake:
         for (lane, offset), why in self.passed_over.items():
             set_aside(turn, lane, offset, "unreadable", why)
 
-    def warn_unheard(self, commands: Iterable[Command], now_ms: int) -> None:
+    def warn_unanswered(self, commands: Iterable[Command], now_ms: int) -> None:
         """Warn now and then of commands that can't be answered."""
-        unheard = next((command for command in commands if command.unheard), None)
-        if unheard is not None and now_ms >= self._may_warn_ms:
+        unanswered = next((command for command in commands if command.unanswered), None)
+        if unanswered is not None and now_ms >= self._may_warn_ms:
             self._may_warn_ms = now_ms + _WARN_MS
             log.warning(
                 "the command at offset %d, and perhaps more, can't be answered: header %s has 1 to %d bytes, %s "
                 "has 4, the number of a partition of the replies",
-                unheard.offset, CORRELATION_HEADER, limits.CORRELATION_ID.value, REPLY_HEADER,
+                unanswered.offset, CORRELATION_HEADER, limits.CORRELATION_ID.value, REPLY_HEADER,
             )  # fmt: skip
 
     def warn_rejected(self, now_ms: int) -> None:

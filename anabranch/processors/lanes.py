@@ -96,10 +96,10 @@ class Lanes:
     _by_place: dict[TopicPartition, Lane] = field(default_factory=dict)
     _rows: Mapping[str, LaneRow] = field(default_factory=dict)
     _waited: bool = False  # whether some lane's trouble was told
-    held: HeldAnswers = field(init=False)
+    commit_wait: CommitWaitQueue = field(init=False)
 
     def __post_init__(self) -> None:
-        self.held = HeldAnswers(self.trouble)
+        self.commit_wait = CommitWaitQueue(self.trouble)
 
     # -- which there are ------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class Lanes:
         for lane in self.on.values():
             if lane.queue:
                 lane.meter.fill()
-        self.held.send_due()
+        self.commit_wait.send_due()
         self.trouble.send()
         if self.trouble.waiting or self._waited:
             self.trouble.look(state)
@@ -158,7 +158,11 @@ class Lanes:
         """Seconds until a lane that waits can go on."""
         late = [x.wait_s for x in self.on.values() if x.meter.rate and (x.queue or x.meter.debt)]
         return min(
-            [self.trouble.wait_s, self.held.wait_s, *(max(0.001, seconds) for seconds in late)]
+            [
+                self.trouble.wait_s,
+                self.commit_wait.wait_s,
+                *(max(0.001, seconds) for seconds in late),
+            ]
         )
 
     def _find_ends(self) -> dict[str, int]:
@@ -336,7 +340,7 @@ def _counts(batch: Sequence[Command]) -> Mapping[str, int]:
 
 
 @dataclass(slots=True)
-class HeldAnswers:
+class CommitWaitQueue:
     """Answers that wait until every clock is past their commit (commit wait), and how all others are sent.
 
     The answers that wait are of rounds that have happened, so each is true however late it is sent. If the process

@@ -166,7 +166,7 @@ class Leader:
                     while not self._stop.is_set():
                         controller.step(IDLE_WAIT_S)
                         if self.metrics.passed():
-                            controller.look()
+                            controller.update_metrics()
                             self.metrics.set("table_bytes", size_on_disk(self._folder))
                         if self._clock.monotonic() - touched > TOUCH_S:
                             touched = self._clock.monotonic()

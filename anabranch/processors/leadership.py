@@ -86,7 +86,7 @@ class Lease:
             producer.close()
 
 
-def take_lead(
+def become_leader(
     log: Log,
     table: Table,
     state: State,

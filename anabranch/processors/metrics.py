@@ -130,14 +130,14 @@ class Metrics(Numbers):
             )
 
     def passed(self) -> bool:
-        """Note the end of a pass. Whether it is time to `look`."""
+        """Note the end of a pass. Whether it is time to `update`."""
         self.passed_at = time.monotonic()
         due = self.passed_at - self._looked_at >= LOOK_S
         if due:
             self._looked_at = self.passed_at
         return due
 
-    def look(
+    def update(
         self,
         state: State,
         intake: Intake,

@@ -56,7 +56,7 @@ class _Watch:
     size: int = PIECE
 
 
-class Culprit:
+class SuspectCommands:
     """How many commands go into the next round, and which are suspect. Offsets are the commands' in their lane.
 
     ``careful``: a round holds one of `COMMANDS`, `MERGES`, `PLAIN`, as one before it failed, or may have.
@@ -73,11 +73,11 @@ class Culprit:
         self._watched: dict[str, _Watch] = {}
         self._turn = 0  # of the lanes that are watched, and the rest
         # Lanes whose waiting commands are known; None: none of them is suspect.
-        self._met: set[str] | None = None
+        self._checked_lanes: set[str] | None = None
         self._alone = "", 0  # commands of this lane below go one by one, as their piece failed
         self._tries = 0  # … so many times
         # Messages of controllers in a round: one behind a round that failed, then twice as many each time.
-        self._said = MAX_COMMANDS
+        self._control_limit = MAX_COMMANDS
         self._doubt = False  # a round with commands failed, and it is not known why
         self._forgiven = 0  # failures since then that this process survived
         # A command alone in rounds of unknown outcome; how many.
@@ -104,7 +104,7 @@ class Culprit:
             self._watched[row.lane] = _Watch(row.end)
         idle = state.term is not None and state.round.term < state.term.term - 1
         doubt = self._doubt or idle or self._alone[1] > 0
-        self._met = set() if doubt else None
+        self._checked_lanes = set() if doubt else None
         self._doubt, self._forgiven, self._due, self._kind = False, 0, 0, PLAIN
         self._raised = dict(self._skip)
 
@@ -112,9 +112,9 @@ class Culprit:
         """The commands of the next round."""
         self.careful = bool(lanes.control)
         if self.careful:
-            return self._up_to_raised(lanes.control[: self._said])
+            return self._up_to_raised(lanes.control[: self._control_limit])
         active = lanes.active
-        for lane in active if self._met is not None else ():
+        for lane in active if self._checked_lanes is not None else ():
             self._meet(lane)
         watched = [lane for lane in active if self._is_watched(lane)] if self._watched else []
         self.careful = self.one_each or bool(watched)
@@ -136,8 +136,8 @@ class Culprit:
 
     def _meet(self, lane: Lane) -> None:
         """Suspect the commands of a lane that waited for this leader."""
-        if self._met is not None and lane.name not in self._met:
-            self._met.add(lane.name)
+        if self._checked_lanes is not None and lane.name not in self._checked_lanes:
+            self._checked_lanes.add(lane.name)
             watch = self._watched.setdefault(lane.name, _Watch())
             watch.waited = min(lane.end, lane.queue[0].offset + MAX_COMMANDS)
             watch.until = max(watch.until, watch.waited)
@@ -164,10 +164,10 @@ class Culprit:
         first = batch[0]
         alone = self._is_alone(first)
         tries = self._tries if alone else 0
-        said = self._raised.get(first.key, ())
+        errors = self._raised.get(first.key, ())
         unsure = self._unsure[0] == first.key and self._unsure[1] >= limits.UNSURE.value
-        if len(batch) == 1 and (max(tries, len(said)) >= limits.TRIES.value or unsure):
-            reason = said[-1] if said else _UNSURE if unsure else DIED
+        if len(batch) == 1 and (max(tries, len(errors)) >= limits.TRIES.value or unsure):
+            reason = errors[-1] if errors else _UNSURE if unsure else DIED
             self._set_aside(first, reason, begin, write)
             return False
         watch = self._watched.get(first.lane) if not first.control else None
@@ -199,7 +199,7 @@ class Culprit:
         """A pass with these ended well: they leave their queues, and more may go at once."""
         lanes.passed(batch)
         if batch and batch[0].control:
-            self._said = min(2 * self._said, MAX_COMMANDS)
+            self._control_limit = min(2 * self._control_limit, MAX_COMMANDS)
             for command in batch:
                 self._raised.pop(command.key, None)
             return
@@ -242,7 +242,7 @@ class Culprit:
             return
         self._doubt = True
         if batch[0].control:
-            self._said = 1
+            self._control_limit = 1
         if len(batch) == 1 and self.careful:
             self._unsure = batch[0].key, times + 1 if key == batch[0].key else 1
 
@@ -252,7 +252,7 @@ class Culprit:
         ``due``: how many merges, or runs of plain writes, may have been in it.
         """
         if len(batch) > 1 and batch[0].control:
-            self._said = 1
+            self._control_limit = 1
             return True
         if batch and (len(batch) > 1 or not self.careful):
             counts = Counter(command.lane for command in batch)

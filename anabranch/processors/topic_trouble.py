@@ -94,7 +94,9 @@ class StreamTrouble:
     witness: str
     waiting: dict[str, str] = field(default_factory=dict)
     _troubles: dict[str, _Trouble] = field(default_factory=dict)
-    rested: list[str] = field(default_factory=list)  # streams that go on, to be checked once more
+    recovered: list[str] = field(
+        default_factory=list
+    )  # streams that go on, to be checked once more
     _hints: list[LogError] = field(default_factory=list)
     _seen: dict[str, float] = field(default_factory=dict)  # since the last failure: when, by stream
     _next: float = 0.0
@@ -252,7 +254,7 @@ class StreamTrouble:
                 if now >= trouble.until:
                     log.info("%s goes on", stream)
                     del self.waiting[stream]
-                    self.rested.append(stream)
+                    self.recovered.append(stream)
                 else:
                     self._next = min(self._next, trouble.until)
 

@@ -122,11 +122,11 @@ def low_water_too_high() -> Planted:
 def cut_above() -> Iterator[None]:
     """Journals are deleted to their ends, above the low water that is logged."""
 
-    def logged(self: cleanup.Cutter, low_waters: Any) -> None:
+    def logged(self: cleanup.Truncator, low_waters: Any) -> None:
         places = [TopicPartition(journal_topic(s), p) for s, p in low_waters]
         self._due |= self._log.end_offsets(places, committed=False)
 
-    with patch.object(cleanup.Cutter, "logged", logged):
+    with patch.object(cleanup.Truncator, "logged", logged):
         yield
 
 

@@ -12,7 +12,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.state import State
 from anabranch.ports import LogError, TopicGone, TopicInfo
 from anabranch.processors import controller, durability, topic_trouble
-from anabranch.processors.background import Quiet
+from anabranch.processors.background import LostMarkerSweep
 from anabranch.processors.carrier import Carriers
 from anabranch.processors.leadership import Lease
 from anabranch.processors.streams.cleanup import Histories
@@ -126,7 +126,7 @@ def left_open() -> Planted:
 
 def quiet_streams_stay() -> Planted:
     """No leader looks at a stream that no round comes to: what lacks a marker there stays open."""
-    return patch.object(Quiet, "_compare", lambda *_: {})
+    return patch.object(LostMarkerSweep, "_compare", lambda *_: {})
 
 
 def idle_streams_stay() -> Planted:

@@ -286,8 +286,8 @@ def test_others_go_on_while_brokers_work_on_topics(
     back.set()
     until(world, controller, lambda: world.reply(asked) is not None)
     assert not isinstance(world.reply(asked), Refusal)
-    assert controller._beside is not None
-    assert not controller._beside.topics.busy
+    assert controller._background is not None
+    assert not controller._background.topics.busy
     controller.resign()
 
 
@@ -354,8 +354,8 @@ def stream_topics(*, threads: bool) -> tuple[State, StreamTopics, StreamRow]:
     controller.lead()
     world.stream(controller, "s/a", 1)
     state = State(controller.table)
-    assert controller._beside is not None
-    parts = world.cluster.log("t"), world.clock, status_topic(), controller._beside.cutter
+    assert controller._background is not None
+    parts = world.cluster.log("t"), world.clock, status_topic(), controller._background.truncator
     return state, StreamTopics(*parts, threads=threads), state.streams["s/a"]
 
 

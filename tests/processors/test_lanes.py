@@ -127,7 +127,7 @@ def test_a_flood_costs_its_own_lane(monkeypatch: pytest.MonkeyPatch) -> None:
         play.leader.step(0)
         assert play.states(asked) == {"COMMITTED"}, "in the next round"
     assert play.world.reply(flood[-1]) is None
-    play.leader.look()
+    play.leader.update_metrics()
     lag = play.leader.metrics.values["commands_lag"]
     assert (lag[A,] > 100, lag[B,], lag[OPEN_LANE,]) == (True, 0, 0)
     play.steps(10)
@@ -423,7 +423,7 @@ def test_poison_in_one_lane(error: Any, monkeypatch: pytest.MonkeyPatch) -> None
     (row,) = play.list().set_aside
     assert (row.lane, row.offset, row.what) == (B, 20, "GetState")
     assert play.events == 100
-    play.leader.look()
+    play.leader.update_metrics()
     if error is ValueError:
         assert play.leader.metrics.values["commands_set_aside"] == {(B,): 1}
 

@@ -334,7 +334,7 @@ def test_messages_of_controllers_go_together_again_after_a_doubtful_round() -> N
     play = Play()
     said = [Record(0, 0, b"", encode(r.AdoptScope(f"s{n}", "open"))) for n in range(300)]
     play.world.cluster.produce(TopicPartition(control_topic(), 0), said)
-    play.leader._culprit.failed(LogUncertain("?"), [Command(0, None, b"", True, control=True)])
+    play.leader._suspects.failed(LogUncertain("?"), [Command(0, None, b"", True, control=True)])
     asked, before = play.world.send(play.shot()), play.leader.rounds
     play.until(lambda: play.served([asked]))
     assert play.leader.rounds - before < 20

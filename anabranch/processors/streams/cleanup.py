@@ -47,7 +47,7 @@ _MOST_FETCHES = 64  # per history in one look; the next look goes on
 RETRY_MS = 30_000
 
 
-class Cutter:
+class Truncator:
     """Deletes records below logged low waters, and finds how far histories may go.
 
     A failed deletion harms nothing: it is tried again.
@@ -59,7 +59,7 @@ class Cutter:
         self._trouble = OnceAMinute(log, time.monotonic)
         self._due: dict[TopicPartition, int] = {}
         self._not_before_ms = 0
-        self._helper = helper("anabranch-cutter", threads=threads)
+        self._helper = helper("anabranch-truncator", threads=threads)
         self._under_way: Future[dict[TopicPartition, int]] | None = None
         self._at: frozenset[str] = frozenset()  # the streams of the request under way
         self._histories = Histories(source)
@@ -74,7 +74,7 @@ class Cutter:
         for (stream, partition), offset in low_waters.items():
             self._due[_place(stream, partition)] = offset
 
-    def cut(self, now_ms: int, waiting: Container[str] = ()) -> None:
+    def truncate(self, now_ms: int, waiting: Container[str] = ()) -> None:
         """Delete what may be deleted, or begin to; not of the ``waiting`` topics, which can't be reached."""
         self._take_back(now_ms)
         if self._under_way is not None or not self._due or now_ms < self._not_before_ms:

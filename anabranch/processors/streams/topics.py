@@ -1,7 +1,7 @@
-"""The topics of streams: the leader makes, grows and deletes them as the log says.
+"""The topics of streams: the leader creates, alters, grows and deletes them, as the status log says.
 
-The stream's row logs an intent first; this module carries it out; the result is logged. A successor that finds an
-intent without a result does it again, which is harmless.
+The stream's row has the intent, which is logged first. This module does the work, and the result is logged. A
+leader that finds an intent without a result does the work again, which is harmless.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from anabranch.ports import (
     TopicInfo,
 )
 from anabranch.processors.history_tail import base_place, events_until, load_tail
-from anabranch.processors.streams.cleanup import Cutter
+from anabranch.processors.streams.cleanup import Truncator
 from anabranch.processors.streams.helper_thread import helper
 from anabranch.processors.topic_trouble import next_pause
 from anabranch.schemas.records import BaseRow, StreamRow
@@ -91,7 +91,7 @@ class _Deleting:
 
 
 class StreamTopics:
-    """Makes, alters, cuts, grows and deletes topics, all beside the loop: slow brokers hold up no round.
+    """Creates, alters, truncates, grows and deletes topics on helper threads: slow brokers delay no round.
 
     There is one piece of work for a stream at a time.
     """
@@ -101,7 +101,7 @@ class StreamTopics:
         log: Log,
         clock: Clock,
         witness: str,
-        cutter: Cutter,
+        truncator: Truncator,
         *,
         threads: bool,
         record_bytes: int = limits.RECORD.value,
@@ -114,7 +114,7 @@ class StreamTopics:
         self._clock = clock
         self._witness = witness
         self._record_bytes = record_bytes
-        self._cutter = cutter
+        self._truncator = truncator
         self._growth = Growth(log, clock, threads=threads)
         self._helper = helper("anabranch-topics", threads=threads)
         self._under_way: dict[str, tuple[object, Future[Any]]] = {}  # for what it is, and the work
@@ -277,7 +277,7 @@ class StreamTopics:
             return None
         if row.state == FORGETTING:
             # Their requests name a topic only: a new topic of that name must not get them.
-            waits = self._cutter.is_at(stream) or self._growth.is_at(stream)
+            waits = self._truncator.is_at(stream) or self._growth.is_at(stream)
             if stream not in self._under_way and self._is_overdue(stream, waits):
                 why = f"its topics are still cut or grown after {GIVE_UP_S:.0f} s, as brokers don't answer"
                 return self._refused(stream, NotReady(f"{why}; repeat this"))
