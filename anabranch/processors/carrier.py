@@ -1,7 +1,7 @@
-"""Carrying big merges aside (`docs/epochs.md`): chunks of a decided transaction go to reserved partitions.
+"""Big merges in chunks (`docs/epochs.md`): a decided transaction is carried to partitions that are reserved for it.
 
 `durability` has the order of a chunk. The transactional ids are initialised together with the leader's own
-(`leadership`): later, a process that leads no more could take them back.
+(`leadership`): if they were initialised later, a process that is no longer leader could take them back.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Carrier:
             producer.check(partitions)
 
     def _renew_readers(self) -> None:
-        """Let go what readers fetched ahead, for each journal partition."""
+        """Drop what readers fetched ahead, for each journal partition."""
         self._readers.close()
         self._readers = JournalReaders(self._log, ahead=self._read_ahead)
 

@@ -17,13 +17,13 @@ A round:
 The table comes after the commit, or a round that never happened would be believed. So do the answers, and they need
 no transaction: the commit has proved that this process led, and a round with answers has a row at least, so there
 is a commit. Once EndTxn is acknowledged each answer is true for good, or was true while its client waited, however
-late a process that leads no more sends it. If EndTxn failed or is uncertain, none is sent. A crash in between, or a
-broker that is away, loses answers: their clients ask again, as every command can be repeated. So no topic of
-replies is part of a round, and none stops one.
+late it is sent, even by a process that is no longer leader. If EndTxn failed or is uncertain, no answer is sent. A
+crash in between, or a broker that is away, loses answers: their clients ask again, as every command can be
+repeated. So topics of replies are not part of a round, and cannot stop one.
 
-A chunk that is carried aside (`carrier`): *append* its data; *append* the CARRY row, which moves the cursor over it
-and names the offsets that the data got; *commit* both; *tell* the leader, whose table follows. So the logged cursor
-agrees with the partition, and the next carrier goes on from it.
+A chunk of a big merge (`carrier`): *append* its data; *append* the CARRY row, which moves the cursor over it and
+names the offsets that the data got; *commit* both; *report* to the leader, whose table follows. So the logged
+cursor agrees with the partition, and the next carrier continues from it.
 
 Runs that are moved (`cleanup`): *append* copies to their journal; then the rows with their places, as a round of
 the same native transaction. Before its end none is moved, after it all are. The low water rises in a later round.
@@ -87,7 +87,7 @@ Placed = tuple[TopicPartition, bytes | memoryview]
 SMALL_BYTES = 1 << 20  # merged data below this goes into one request with the records
 # Per batch of a history, besides keys and framing; a round may have several. No record of a history has more.
 HISTORY_BYTES = 1 << 20
-_OP_BYTES = 64  # an op's record beside its value: key, header, framing
+_OP_BYTES = 64  # an op's record without its value: key, header, framing
 _Place = tuple[TopicPartition, bytes]
 
 
@@ -180,7 +180,7 @@ def write_round(
 
 
 def _find_starts(log: Log, round_: Round, tails: Mapping[str, Tail]) -> None:
-    """Find where segments begin on partitions without our events: behind foreign records."""
+    """Find where segments begin on partitions without our events: after foreign records."""
     for i, step in enumerate(round_.history):
         if isinstance(step, NewEpoch):
             known = tails[step.stream].vector.keys() | step.starts.keys()
@@ -246,9 +246,9 @@ def _append(
             offset_guess.hit()
             history.place(bases[len(small) + len(records) :])
         while more := history.next():
-            stand = producer.append([record[:2] for record in more])
-            history.place(stand)
-            bases += stand
+            added = producer.append([record[:2] for record in more])
+            history.place(added)
+            bases += added
         # Only now: guessed offsets, perhaps from before another leader, prove nothing.
         appended = _check_behind(round_, history.landed, tails)
     finally:
@@ -372,7 +372,7 @@ def _check_behind(
 class _HistoryRecords:
     """The history records of a round, batch by batch: some name the places of records in former batches.
 
-    ``landed``: where the parts' events stand, or should.
+    ``landed``: the places of the parts' events: as appended, or as guessed.
     """
 
     def __init__(

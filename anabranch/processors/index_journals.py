@@ -30,7 +30,7 @@ QUANTUM = 500  # units of work: a stream's turn
 WAITING_BYTES = 32 << 20
 
 Place = tuple[str, int]  # stream, journal partition
-# Indexes a fetch of a place, for so many units of work about: units taken, and what is left.
+# (stream, partition, fetch, units of work that it may take, about) -> units taken, and the rest of the fetch.
 Index: TypeAlias = Callable[[str, int, Fetched, int], tuple[int, Fetched | None]]
 
 

@@ -245,19 +245,19 @@ class Intake:
         return errors
 
     def _after_deleted(self, error: OffsetOutOfRange) -> int:
-        """The log's beginning, if that is behind the position: retention took records that were not read.
+        """The log's beginning, if that is after the position: retention took records that were not read.
 
         Raises: TopicGone, not certain: the journal seems to end before it. LogUnavailable: a lane, or control.
         """
         place = error.partition
-        everybodys = place == self._control_partition
-        found = self.log.start_offsets([place], failed=None if everybodys else {})
+        is_control = place == self._control_partition
+        found = self.log.start_offsets([place], failed=None if is_control else {})
         start = found.get(place, error.position)
         if start > error.position:
             return start
-        if everybodys or self.lanes.has(place):
+        if is_control or self.lanes.has(place):
             way = f"delete {status_topic(self.settings.prefix)} too, or let the position pass"
-            way = way if everybodys else "block the lane and unblock it: it goes on at the end"
+            way = way if is_control else "block the lane and unblock it: it goes on at the end"
             raise LogUnavailable(
                 f"{error}: a broker that is behind answers so; if the topic was deleted and made again, {way}"
             )
@@ -322,7 +322,7 @@ class Intake:
     def _queue_commands(self, lane: Lane, fetched: Fetched, room: int) -> int:
         """Queue a lane's commands as far as it may have them. Returns the bytes queued.
 
-        ``room``: as much of all lanes' room is left. Without any a lane gets its own share: little beside a flood.
+        ``room``: the bytes that are left for all lanes. If none are, a lane still gets its own share.
         """
         before = lane.size
         lane.end = fetched.high_watermark
@@ -352,8 +352,8 @@ class Intake:
     def _queue_control(self) -> None:
         """Read the committed records of the control topic.
 
-        The fetch beside the commands is read_uncommitted: it tells that something came, be it only the marker
-        after earlier records.
+        The fetch together with commands is read_uncommitted: it only shows that something came, perhaps just the
+        marker after earlier records.
         """
         place = self._control_partition
         failed: dict[TopicPartition, LogError] = {}

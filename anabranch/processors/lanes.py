@@ -1,7 +1,7 @@
 """The commands of all lanes: each lane is first in, first out, and lanes take turns by what they were charged.
 
-A flooded lane has its own share of the room and of the leader's time, so it costs its own commands. Positions are
-the shell's to know: `Lanes.positions` tells how far each lane is decided once a batch is.
+A flooded lane has its own share of the room and of the leader's time, so only its own commands wait.
+`Lanes.positions` returns how far each lane is decided once a batch is, to be logged with it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Lane(LaneSeen):
 
     ``unlogged``: ``at`` is the end that was found, and no round has logged it. ``asked_end``: its end as of
     ``asked_ms``; ``decided_ms``: that of an ask before. ``waits``: how often in a row its next batch, beyond its
-    share, found no room beside others.
+    share, found no room as other lanes had it.
     """
 
     name: str = field(kw_only=True)
@@ -76,13 +76,13 @@ class Lane(LaneSeen):
         return {"work": self.meter.used, "debt": self.meter.debt}
 
     def give_back(self, most: int) -> None:
-        """Let go of what is beyond so many bytes: it is fetched again."""
+        """Drop the last commands, until ``most`` bytes are left: they are fetched again."""
         while self.size > most:
             command = self.queue.pop()
             self.size, self.at = self.size - command.weight, command.offset
 
     def after(self, count: int) -> int:
-        """The lane's position once so many of the queue are decided."""
+        """The lane's position once the first ``count`` commands of its queue are decided."""
         return self.queue[count].offset if count < len(self.queue) else self.at
 
 
@@ -95,7 +95,7 @@ class Lanes:
     control: list[Command] = field(default_factory=list)
     _by_place: dict[TopicPartition, Lane] = field(default_factory=dict)
     _rows: Mapping[str, LaneRow] = field(default_factory=dict)
-    _waited: bool = False  # whether some lane's trouble was told
+    _waited: bool = False  # whether some lane's trouble was reported
     commit_wait: CommitWaitQueue = field(init=False)
 
     def __post_init__(self) -> None:
@@ -248,7 +248,7 @@ class Lanes:
         return [lane for lane in self.on.values() if lane.queue and lane.wait_s <= 0]
 
     def next(self, most: int, among: Sequence[Lane]) -> list[Command]:
-        """Up to so many commands of these lanes, in turns. They stay queued until they are `passed`."""
+        """Up to ``most`` commands of these lanes, in turns. They stay queued until they are `passed`."""
         if len(among) < 2:
             return among[0].queue[:most] if among else []
         turns = [(lane.meter.served, i, 0) for i, lane in enumerate(among)]
@@ -271,7 +271,8 @@ class Lanes:
     def allowed(self, batch: Sequence[Command]) -> dict[str, float]:
         """The units that each lane of a batch may be charged in its round: then it gives the rest back.
 
-        Its last command may exceed them. Beside other lanes it is a `QUANTUM`, and what its quota has left.
+        Its last command may exceed them. If other lanes are in the round, a lane gets a `QUANTUM` at most. Its
+        quota also bounds them.
         """
         names = set(map(_LANE, batch)) if batch and not batch[0].control else ()
         most = QUANTUM if len(names) > 1 else math.inf
@@ -301,7 +302,7 @@ class Lanes:
             del lane.queue[:count]
 
     def charge(self, owed: Mapping[str, int]) -> None:
-        """Charge lanes what was due for them besides commands."""
+        """Charge lanes for work that was not a command of theirs."""
         for name in owed.keys() & self.on.keys():
             self.on[name].meter.charge(owed[name])
 
@@ -323,7 +324,7 @@ class Lanes:
             lane.asked_ms, lane.asked_end = now_ms, end
 
     def judge(self, batch: Sequence[Command]) -> None:
-        """Tell decisions how far the lanes are read, once this batch is decided."""
+        """Let decisions know how far the lanes are read, once this batch is decided."""
         for name, at in self.positions(batch).items():
             lane = self.on[name]
             lane.read_ms = lane.asked_ms if at >= lane.asked_end else lane.decided_ms
@@ -376,7 +377,7 @@ class CommitWaitQueue:
         to, result = answer
         if not to.held or not isinstance(result, Outcome) or not result.commit_timestamp:
             return 0
-        # Another controller's clock may be twice the error behind this one.
+        # Another controller's clock may be slower than this one, by twice the error.
         error_us = 1000 * (self.trouble.settings.clock_error_ms or 0)
         return hybrid_time.to_us(result.commit_timestamp) + 1 + 2 * error_us
 

@@ -1,4 +1,6 @@
-"""Finding the command that rounds fail for: it gets three tries, and is then set aside. All others are served.
+"""Suspect commands: if rounds fail because of one command, it is found, gets three tries, and is then set aside.
+
+All other commands are served.
 
 - *Its decision raises.* The turn is thrown away; the commands before it go on, then it is tried alone.
 - *The broker refuses the round.* Commands, merges and plain writes get rounds of their own, of half as many
@@ -6,7 +8,7 @@
 - *Its leader dies.* A leader whose predecessor wrote no round at all takes the waiting commands in pieces. Before
   each it logs a `SuspectRow`, in a round of its own. If it dies before the piece's round, the next leader finds
   the row at the offset of the next command, and takes that piece's commands one by one, with a row before each.
-  A row that counts three tries of one command alone sets it aside.
+  After three tries alone, by this row's count, a command is set aside.
 - *A round's outcome is unknown.* Mostly the brokers cause that, so the command gets more tries: isolated in
   the same way, it is set aside after ten such rounds in a row, each with its row logged before. A failure without
   commands takes one of them back.
@@ -49,15 +51,20 @@ Write = Callable[[Turn, Sequence[Command]], object]
 
 @dataclass(slots=True)
 class _Watch:
-    """A lane's commands that are suspect. ``waited``: those below it waited for this leader."""
+    """A lane's commands that are suspect: those at offsets below ``until``. A round has ``size`` of them.
 
-    until: int = 0  # those below go ``size`` a round
+    ``waited``: commands at offsets below waited for this leader.
+    """
+
+    until: int = 0
     waited: int = 0
     size: int = PIECE
 
 
 class SuspectCommands:
-    """How many commands go into the next round, and which are suspect. Offsets are the commands' in their lane.
+    """Decides how many commands go into the next round, and which of them are suspect.
+
+    Offsets are the commands' in their lane.
 
     ``careful``: a round holds one of `COMMANDS`, `MERGES`, `PLAIN`, as one before it failed, or may have.
     ``count``: commands that this process set aside, by lane.
@@ -71,16 +78,17 @@ class SuspectCommands:
         self.count = Counter[str]()
         self._kind = PLAIN
         self._watched: dict[str, _Watch] = {}
-        self._turn = 0  # of the lanes that are watched, and the rest
-        # Lanes whose waiting commands are known; None: none of them is suspect.
+        self._turn = 0  # which group of lanes is next: each watched lane, or the rest
+        # Lanes whose commands that waited are watched already; None: commands that waited are not suspect.
         self._checked_lanes: set[str] | None = None
-        self._alone = "", 0  # commands of this lane below go one by one, as their piece failed
-        self._tries = 0  # … so many times
-        # Messages of controllers in a round: one behind a round that failed, then twice as many each time.
+        # A piece that failed: the commands of this lane at offsets below go one by one.
+        self._alone = "", 0
+        self._tries = 0  # … how many times it failed
+        # How many messages of controllers go into a round: one after a round that failed, then twice as many.
         self._control_limit = MAX_COMMANDS
         self._doubt = False  # a round with commands failed, and it is not known why
         self._forgiven = 0  # failures since then that this process survived
-        # A command alone in rounds of unknown outcome; how many.
+        # The command that was alone in the last rounds of unknown outcome, and the number of these rounds.
         self._unsure: tuple[Key, int] = ("", 0), 0
         self._raised: dict[Key, list[str]] = {}  # by command: errors that its decision raised
         self._due = 0  # rounds left with one merge, or one run of plain writes
@@ -96,7 +104,7 @@ class SuspectCommands:
         return self.one_each and self._kind == MERGES
 
     def begin(self, state: State) -> None:
-        """A leader begins. Failures logged for the next command count; all others are forgotten."""
+        """Begin a leadership. Failures logged for the next command count; all others are forgotten."""
         row, self._tries, self._alone = state.suspect, 0, ("", 0)
         self._watched.clear()
         if row is not None and row.offset == position_of(state, row.lane):
@@ -158,7 +166,10 @@ class SuspectCommands:
         return batch[: max(1, raised[0])] if raised else batch
 
     def may_try(self, batch: Sequence[Command], begin: Callable[[], Turn], write: Write) -> bool:
-        """Log the rows that come before these commands. False: the only one is set aside instead."""
+        """Log the rows that have to be there before these commands are tried.
+
+        False if the only command was set aside instead.
+        """
         if not batch:
             return True
         first = batch[0]
@@ -196,7 +207,7 @@ class SuspectCommands:
         write(answer, (command,))
 
     def done(self, batch: Sequence[Command], lanes: Lanes) -> None:
-        """A pass with these ended well: they leave their queues, and more may go at once."""
+        """Take in that a pass with these commands succeeded: they leave their queues, and rounds may grow again."""
         lanes.passed(batch)
         if batch and batch[0].control:
             self._control_limit = min(2 * self._control_limit, MAX_COMMANDS)
@@ -217,7 +228,7 @@ class SuspectCommands:
                 del self._raised[key]
 
     def raised(self, key: Key | None, error: Exception) -> None:
-        """The decision of a command, or the making of a round, raised an error that is a defect."""
+        """Take in that the decision of a command, or the making of a round, raised an error that is a defect."""
         if key is None:
             raise LogUncertain(f"a round of commands can't be written: {error!r}") from error
         lane, offset = key
@@ -231,7 +242,10 @@ class SuspectCommands:
         self._raised.setdefault(key, []).append(repr(error))
 
     def failed(self, error: LogError, batch: Sequence[Command]) -> None:
-        """Leading ends. A round with commands may be one's doing; without any it is the brokers', or a rival's."""
+        """Take in that a failure ended the leadership.
+
+        If its round had commands, one of them may be the cause; else brokers are, or a rival.
+        """
         self._forgiven += 1
         key, times = self._unsure
         unreached = isinstance(error, LogUnavailable) and not isinstance(
@@ -247,7 +261,9 @@ class SuspectCommands:
             self._unsure = batch[0].key, times + 1 if key == batch[0].key else 1
 
     def refused(self, batch: Sequence[Command], due: int) -> bool:
-        """The broker refused a round. Whether to try again with less in it; else its content is to blame.
+        """Take in that the broker refused a round. Returns whether to try again with less in it.
+
+        If not, the content of this round is to blame.
 
         ``due``: how many merges, or runs of plain writes, may have been in it.
         """
@@ -269,5 +285,5 @@ class SuspectCommands:
 
 
 def _ends(batch: Sequence[Command]) -> dict[str, int]:
-    """Each lane's offset behind its last command in a batch."""
+    """Each lane's offset after its last command in a batch."""
     return {command.lane: command.offset + 1 for command in batch}

@@ -60,7 +60,7 @@ DATA_CODES = frozenset(
 
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 10.0
-FADES_S = 10.0  # after so long without trouble, and twice its pause, a pause is short again
+FADES_S = 10.0  # after this long, and twice its pause, without trouble, a pause is short again
 LOOK_S = 1.0  # how often streams that wait are looked at
 FRESH_S = 1.0  # how old a look may be before a merge is carried there
 
@@ -119,7 +119,7 @@ class StreamTrouble:
             self._hints.append(error)
 
     def begin(self, state: State) -> None:
-        """A leader begins: streams that waited wait on, until a look."""
+        """Begin a leadership: streams that waited still wait, until a look finds them well."""
         active = {stream for stream, row in state.streams.items() if row.state == ACTIVE}
         for stream in self.waiting.keys() - active:
             del self.waiting[stream]
@@ -141,7 +141,7 @@ class StreamTrouble:
         return all(mine)
 
     def check(self, state: State, streams: Sequence[str], reserved: Sequence[str] = ()) -> None:
-        """Look at streams before a round writes to them: first in a lead, and after each failure.
+        """Look at streams before a round writes to them: first in a leadership, and after each failure.
 
         A native transaction that meets too few replicas in sync keeps its transactional id busy until these are
         back. Thanks to the look a dead broker costs one id, and not one for each of its streams.
@@ -331,7 +331,7 @@ class Described(NamedTuple):
 
 
 def describe(source: Log, witness: str, topics: Iterable[str]) -> Described | None:
-    """The topics as they are; None if that can't be told. An answer without the witness does not count."""
+    """The topics as brokers describe them; None if there is no answer that counts: one that has the witness."""
     left, forbidden = set(topics), dict[str, str]()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Cutting journals and histories, and moving runs that keep journals long (`core.decisions.cleanup`).
+"""Truncating journals and histories, and moving runs that keep journals long (`core.decisions.cleanup`).
 
 Both follow the log; `durability` has their order.
 """
@@ -323,7 +323,7 @@ class Histories:
 class _Walk(NamedTuple):
     """How far a history was looked through. ``spare``: the last EPOCH record that it may begin with.
 
-    The record is the first one behind a COMMIT: by its `previous` readers see that nothing is lost. ``commits``:
+    The record is the first one after a COMMIT: by its `previous` readers see that nothing is lost. ``commits``:
     whether one came since. ``ahead``: the next EPOCH record, at ``read_to``: its vector is still above the deleted
     events.
     """
@@ -335,7 +335,7 @@ class _Walk(NamedTuple):
 
 
 def _vector(value: bytes | None) -> Mapping[int, int] | None:
-    """The vector of an EPOCH record; None: the value is none."""
+    """The vector of an EPOCH record; None if the value is not one."""
     try:
         record = decode(value or b"")
     except (MalformedRecord, UnsupportedVersion):

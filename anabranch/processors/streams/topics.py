@@ -167,7 +167,7 @@ class StreamTopics:
                 yield stream, partial(partitions_refused, stream=stream, **grown._asdict())
 
     def _changed(self, row: StreamRow, state: State) -> Iterator[tuple[str, Done]]:
-        """A step of work on a stream that exists; behind the publication of a base also what follows that."""
+        """A step of work on a stream that exists; after the publication of a base also the next one."""
         done = self._contained(row, state)
         while done is not None:
             yield row.stream, done  # it goes on once the result is logged
@@ -202,7 +202,7 @@ class StreamTopics:
     def _done(self, row: StreamRow, work: Callable[[], T], by: object = None) -> Future[T] | None:
         """Work on a stream, once it is over; begun if need be. None: look again.
 
-        ``by``: on what it depends, besides the row's state and change: work for another one is done again.
+        ``by``: what it depends on, apart from the row's state and change. If that has changed, it is done again.
         """
         wanted = row.state, row.change, by
         if row.stream not in self._under_way:
@@ -328,7 +328,7 @@ class StreamTopics:
     def _change(self, row: StreamRow, base: BaseRow | None) -> Done | None:
         """Let the topics of a living stream follow its row. None: it is changed no more.
 
-        A base is told of by a round of its own, before anything is deleted. ``base``: the one told of last.
+        A base is published by a round of its own, before anything is deleted. ``base``: the one published last.
         """
         change, error = row.change, None
         if change is None:
@@ -355,7 +355,7 @@ class StreamTopics:
         return partial(stream_changed, stream=row.stream, error=error)
 
     def _is_overdue(self, stream: str, waits: bool) -> bool:
-        """Whether a deletion has waited for other work for too long; its time begins again behind that work."""
+        """Whether a deletion has waited too long for other work. Its time begins again once that work is over."""
         now = self._clock.monotonic()
         deleting = self._deleting.setdefault(stream, _Deleting(now, now + GIVE_UP_S))
         if not (waits or deleting.begun):
@@ -403,7 +403,7 @@ class StreamTopics:
         return partial(prove_lead, stream=stream) if found else None
 
     def _check_open(self) -> None:
-        """Stop work that a lead has left behind: others may have begun the stream again."""
+        """Stop work of a leadership that is over: the next leader may have begun it again."""
         if self._closed:
             raise LogUnavailable("this process leads no more")
 
@@ -431,7 +431,7 @@ class NotGrown(NamedTuple):
 
 
 class Growth:
-    """Adds the partitions that are logged as wanted, beside the loop; also those that a former leader left.
+    """Adds the partitions that are logged as wanted, on a helper thread; also those that a former leader left.
 
     A growth that fails pauses, and is tried again for what may pass: brokers may have added the partitions.
     """
