@@ -192,7 +192,9 @@ class ControllerService(mode.Service):
     def _prepare(self) -> bool:
         """Prepare to lead; waits for brokers or a token that are away. False if stopped before."""
         source = KafkaLog(self.options.bootstrap, self.options.kafka)
-        until, asked, compiled, new = math.inf, False, False, NewTopics()
+        until = math.inf
+        asked = compiled = False
+        new = NewTopics()
         waiting = OnceAMinute(log, time.monotonic)
         try:
             while not self.should_stop:

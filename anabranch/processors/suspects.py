@@ -26,6 +26,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
 
 from anabranch.core import limits
 from anabranch.core.decisions.lanes import position_of
@@ -42,11 +44,26 @@ log = logging.getLogger("anabranch.controller")
 
 MAX_COMMANDS = 2_000  # a round; the rest waits for the next pass
 PIECE = 45  # commands that waited for a leader: 45 rounds of 45
-COMMANDS, MERGES, PLAIN = range(3)  # the contents of a careful round
 DIED = "each leader that tried it ended before its round"
 _UNSURE = "its round can't be written, and others can"
 
 Write = Callable[[Turn, Sequence[Command]], object]
+
+
+class Content(Enum):
+    """What a careful round holds: commands, merges, or plain writes."""
+
+    COMMANDS = auto()
+    MERGES = auto()
+    PLAIN = auto()
+
+
+class _FailedPiece(NamedTuple):
+    """The commands of a lane that go one by one, at offsets below ``end``. ``tries``: how many of them failed."""
+
+    lane: str = ""
+    end: int = 0
+    tries: int = 0
 
 
 @dataclass(slots=True)
@@ -66,7 +83,7 @@ class SuspectCommands:
 
     Offsets are the commands' in their lane.
 
-    ``careful``: a round holds one of `COMMANDS`, `MERGES`, `PLAIN`, as one before it failed, or may have.
+    ``careful``: a round holds one kind of `Content`, as a round before it failed, or may have.
     ``count``: commands that this process set aside, by lane.
     """
 
@@ -76,20 +93,19 @@ class SuspectCommands:
         self._skip = dict.fromkeys(skip, why)
         self.careful = False
         self.count = Counter[str]()
-        self._kind = PLAIN
+        self._kind = Content.PLAIN
         self._watched: dict[str, _Watch] = {}
         self._turn = 0  # which group of lanes is next: each watched lane, or the rest
         # Lanes whose commands that waited are watched already; None: commands that waited are not suspect.
         self._checked_lanes: set[str] | None = None
-        # A piece that failed: the commands of this lane at offsets below go one by one.
-        self._alone = "", 0
-        self._tries = 0  # … how many times it failed
+        self._piece = _FailedPiece()
         # How many messages of controllers go into a round: one after a round that failed, then twice as many.
         self._control_limit = MAX_COMMANDS
         self._doubt = False  # a round with commands failed, and it is not known why
         self._forgiven = 0  # failures since then that this process survived
         # The command that was alone in the last rounds of unknown outcome, and the number of these rounds.
-        self._unsure: tuple[Key, int] = ("", 0), 0
+        self._unsure: Key = "", 0
+        self._unsure_rounds = 0
         self._raised: dict[Key, list[str]] = {}  # by command: errors that its decision raised
         self._due = 0  # rounds left with one merge, or one run of plain writes
 
@@ -101,19 +117,23 @@ class SuspectCommands:
     @property
     def plain_waits(self) -> bool:
         """Whether this round holds no plain writes."""
-        return self.one_each and self._kind == MERGES
+        return self.one_each and self._kind == Content.MERGES
 
     def begin(self, state: State) -> None:
         """Begin a leadership. Failures logged for the next command count; all others are forgotten."""
-        row, self._tries, self._alone = state.suspect, 0, ("", 0)
+        row = state.suspect
+        self._piece = _FailedPiece()
         self._watched.clear()
         if row is not None and row.offset == position_of(state, row.lane):
-            self._tries, self._alone = max(0, row.tries - self._forgiven), (row.lane, row.end)
+            self._piece = _FailedPiece(row.lane, row.end, max(0, row.tries - self._forgiven))
             self._watched[row.lane] = _Watch(row.end)
         idle = state.term is not None and state.round.term < state.term.term - 1
-        doubt = self._doubt or idle or self._alone[1] > 0
+        doubt = self._doubt or idle or self._piece.end > 0
         self._checked_lanes = set() if doubt else None
-        self._doubt, self._forgiven, self._due, self._kind = False, 0, 0, PLAIN
+        self._doubt = False
+        self._forgiven = 0
+        self._due = 0
+        self._kind = Content.PLAIN
         self._raised = dict(self._skip)
 
     def take(self, lanes: Lanes) -> list[Command]:
@@ -128,11 +148,12 @@ class SuspectCommands:
         self.careful = self.one_each or bool(watched)
         if not self.careful:
             return self._up_to_raised(lanes.next(MAX_COMMANDS, active))
-        kinds = (COMMANDS, MERGES, PLAIN) if self.one_each else (COMMANDS, PLAIN)
-        self._kind = (
-            kinds[(kinds.index(self._kind) + 1) % len(kinds)] if self._kind in kinds else PLAIN
-        )
-        if self._kind != COMMANDS or not active:
+        kinds = [kind for kind in Content if self.one_each or kind != Content.MERGES]
+        if self._kind in kinds:
+            self._kind = kinds[(kinds.index(self._kind) + 1) % len(kinds)]
+        else:
+            self._kind = Content.PLAIN
+        if self._kind != Content.COMMANDS or not active:
             return []
         alone = [lane for lane in watched if self._is_alone(lane.queue[0])]
         rest = [lane for lane in active if lane not in watched]
@@ -149,15 +170,15 @@ class SuspectCommands:
             watch = self._watched.setdefault(lane.name, _Watch())
             watch.waited = min(lane.end, lane.queue[0].offset + MAX_COMMANDS)
             watch.until = max(watch.until, watch.waited)
-            self._kind = PLAIN
+            self._kind = Content.PLAIN
 
     def _is_watched(self, lane: Lane) -> bool:
         watch = self._watched.get(lane.name)
         return watch is not None and lane.queue[0].offset < watch.until
 
     def _is_alone(self, command: Command) -> bool:
-        lane, end = self._alone
-        return command.lane == lane and command.offset < end and not command.control
+        piece = self._piece
+        return command.lane == piece.lane and command.offset < piece.end and not command.control
 
     def _up_to_raised(self, batch: list[Command]) -> list[Command]:
         if not self._raised:
@@ -174,9 +195,9 @@ class SuspectCommands:
             return True
         first = batch[0]
         alone = self._is_alone(first)
-        tries = self._tries if alone else 0
+        tries = self._piece.tries if alone else 0
         errors = self._raised.get(first.key, ())
-        unsure = self._unsure[0] == first.key and self._unsure[1] >= limits.UNSURE.value
+        unsure = self._unsure == first.key and self._unsure_rounds >= limits.UNSURE.value
         if len(batch) == 1 and (max(tries, len(errors)) >= limits.TRIES.value or unsure):
             reason = errors[-1] if errors else _UNSURE if unsure else DIED
             self._set_aside(first, reason, begin, write)
@@ -219,7 +240,7 @@ class SuspectCommands:
             return
         for lane, after in _ends(batch).items():
             watch = self._watched.get(lane)
-            if watch is not None and (self._alone[0] != lane or after >= self._alone[1]):
+            if watch is not None and (self._piece.lane != lane or after >= self._piece.end):
                 most = PIECE if after < watch.waited else MAX_COMMANDS
                 watch.size = min(2 * watch.size, most)
                 if after >= watch.until:
@@ -247,18 +268,19 @@ class SuspectCommands:
         If its round had commands, one of them may be the cause; else brokers are, or a rival.
         """
         self._forgiven += 1
-        key, times = self._unsure
         unreached = isinstance(error, LogUnavailable) and not isinstance(
             error.__cause__, LogUncertain
         )
         if not batch or unreached or isinstance(error, LogFenced):
-            self._unsure = key, max(0, times - 1)
+            self._unsure_rounds = max(0, self._unsure_rounds - 1)
             return
         self._doubt = True
         if batch[0].control:
             self._control_limit = 1
         if len(batch) == 1 and self.careful:
-            self._unsure = batch[0].key, times + 1 if key == batch[0].key else 1
+            same = self._unsure == batch[0].key
+            self._unsure = batch[0].key
+            self._unsure_rounds = self._unsure_rounds + 1 if same else 1
 
     def refused(self, batch: Sequence[Command], due: int) -> bool:
         """Take in that the broker refused a round. Returns whether to try again with less in it.
@@ -280,7 +302,7 @@ class SuspectCommands:
             return False
         if not (self.careful and batch):
             self._due = 3 * (due + 1)
-        self._kind = PLAIN
+        self._kind = Content.PLAIN
         return True
 
 

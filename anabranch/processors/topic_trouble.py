@@ -125,7 +125,8 @@ class StreamTrouble:
             del self.waiting[stream]
         self._seen.clear()
         for trouble in self._troubles.values():
-            trouble.gone_since, trouble.lost = None, False
+            trouble.gone_since = None
+            trouble.lost = False
         hints, self._hints = self._hints, []
         for error in hints:
             self._note_all(state, error)
@@ -219,7 +220,8 @@ class StreamTrouble:
         described = describe(self.log, self.witness, topics)
         if described is None:
             return
-        found, self._looked = described.found, now
+        found = described.found
+        self._looked = now
         forbidden = {topics[topic] for topic in described.forbidden}
         for topic in sorted(described.forbidden):
             self._note(topics[topic], described.forbidden[topic])

@@ -359,7 +359,8 @@ class StreamTopics:
         now = self._clock.monotonic()
         deleting = self._deleting.setdefault(stream, _Deleting(now, now + GIVE_UP_S))
         if not (waits or deleting.begun):
-            deleting.begun, deleting.give_up_at = True, now + GIVE_UP_S
+            deleting.begun = True
+            deleting.give_up_at = now + GIVE_UP_S
         return waits and now >= deleting.give_up_at
 
     def _delete(self, row: StreamRow) -> Done | None:
@@ -370,7 +371,8 @@ class StreamTopics:
         if now < under_way.look_at:
             return None
         left = under_way.found if under_way.proved else []
-        under_way.found, under_way.proved = [], False
+        under_way.found = []
+        under_way.proved = False
         try:
             if left:
                 self._check_open()
