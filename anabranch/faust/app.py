@@ -25,7 +25,7 @@ from anabranch.processing.codecs import Codec
 from anabranch.processing.cut import Doing, Written
 from anabranch.processing.stores import Store
 from anabranch.processing.worker import Worker
-from anabranch.processors.numbers import Numbers
+from anabranch.processors.monitor import Numbers
 
 _HANDOVER_S = 10.0  # a commit under way has so long to end
 _OURS = (

@@ -13,7 +13,7 @@ from anabranch.faust.agents import Agent, Given, Hand, Inbox
 from anabranch.processing.cut import Cut, Doing
 from anabranch.processing.failures import PATIENCE_S, Case, HandlerFailed
 from anabranch.processing.handlers import Handlers, closed_by_failure
-from anabranch.processors.numbers import Numbers
+from anabranch.processors.monitor import Numbers
 from anabranch.reading.tasks.shares import Piece
 from anabranch.types import Event
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 from anabranch.ledger.ledger import Recovered
-from anabranch.processors.monitor import Monitor
-from anabranch.processors.numbers import Number, Numbers, Table
+from anabranch.processors.monitor import Monitor, Number, Numbers, Table
 
 LONGEST_LOOK_S = 60.0
 NUMBERS = {

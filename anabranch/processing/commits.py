@@ -34,7 +34,7 @@ from anabranch.ports import TopicPartition
 from anabranch.processing.cut import Cut, Limits, Written
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
-from anabranch.processors.numbers import Numbers
+from anabranch.processors.monitor import Numbers
 from anabranch.schemas.records import Consumed
 from anabranch.types import Tenure
 

@@ -23,7 +23,7 @@ from anabranch.errors import (
 from anabranch.ports import TableError
 from anabranch.processing.cut import Doing
 from anabranch.processing.program import NotAHandler, Program
-from anabranch.processors.numbers import Numbers
+from anabranch.processors.monitor import Numbers
 from anabranch.types import Event
 
 log = logging.getLogger("anabranch.processor")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anabranch.processors.numbers import Number, Table
+from anabranch.processors.monitor import Number, Table
 
 NUMBERS = {
     "processor_tasks": Number("gauge", "Tasks that this worker has"),

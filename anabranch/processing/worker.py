@@ -41,7 +41,7 @@ from anabranch.processing.plain import PlainReader, plain_inputs, plain_ports
 from anabranch.processing.program import Program
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
-from anabranch.processors.numbers import Numbers
+from anabranch.processors.monitor import Monitor, Numbers
 from anabranch.reading.history_search import check_start
 from anabranch.reading.tasks.groups import Mirror
 from anabranch.reading.tasks.reader import TaskReader
@@ -469,8 +469,6 @@ def run_worker(
         with ExitStack() as until_closed:
             until_closed.callback(worker.close)
             if http is not None:
-                from anabranch.processors.monitor import Monitor
-
                 measured = {app.name: worker.metrics}
                 monitor = Monitor(http, TABLE, lambda: measured, lambda: worker.trouble)
                 stack.enter_context(closing(monitor))

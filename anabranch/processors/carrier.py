@@ -1,7 +1,9 @@
-"""Carrying big merges aside (`docs/inside/epochs.md`): chunks of a decided transaction go to reserved partitions.
+"""Big merges in chunks: a decided transaction is carried to partitions that are reserved for it.
+
+`docs/inside/epochs.md` says why.
 
 `durability` has the order of a chunk. The transactional ids are initialised together with the leader's own
-(`leadership`): later, a process that leads no more could take them back.
+(`leadership`): if they were initialised later, a process that is no longer leader could take them back.
 """
 
 from __future__ import annotations
@@ -152,7 +154,7 @@ class Carrier:
             producer.check(partitions)
 
     def _renew_readers(self) -> None:
-        """Let go what readers fetched ahead, for each journal partition."""
+        """Drop what readers fetched ahead, for each journal partition."""
         self._readers.close()
         self._readers = JournalReaders(self._log, ahead=self._read_ahead)
 
@@ -175,6 +177,7 @@ def carriers_of(
     status: TopicPartition,
     pairs: Sequence[Sequence[Producer]],
     chunk_bytes: int,
+    *,
     read_ahead: bool,
 ) -> list[Carrier]:
     """A carrier for each pair of producers; a pair that waits for markers has none."""
@@ -203,7 +206,7 @@ class Carriers:
         self._waiting: deque[Job] = deque()
         self._todo: queue.SimpleQueue[tuple[Job | None, int] | None] = queue.SimpleQueue()
         self._unchecked: deque[Sequence[TopicPartition]] = deque()
-        self._told: queue.SimpleQueue[CarryRow | _Refused | Exception] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[CarryRow | _Refused | Exception] = queue.SimpleQueue()
         self._failed: list[_Refused] = []
         self._not_before_ms: dict[Key, int] = {}  # refused jobs; wall clock
         self._stop = threading.Event()
@@ -273,26 +276,26 @@ class Carriers:
         if not self._threads:
             for carrier in self._each[: len(self._waiting)]:
                 job = self._waiting.popleft()
-                self._told.put(done := _chunk(carrier, job, wall_ms))
+                self._results.put(done := _chunk(carrier, job, wall_ms))
                 if isinstance(done, CarryRow) and not done.done:
                     self._waiting.append(job)
         while True:
             try:
-                told = self._told.get_nowait()
+                result = self._results.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(told, Exception):
-                raise told
-            if isinstance(told, CarryRow):
-                rows.append(told)
-                if told.done:
-                    self._forget((told.txn_id, told.stream, told.number))
+            if isinstance(result, Exception):
+                raise result
+            if isinstance(result, CarryRow):
+                rows.append(result)
+                if result.done:
+                    self._forget((result.txn_id, result.stream, result.number))
             else:
-                self._failed.append(told)
-                if told.key is not None:
-                    log.warning("a decided merge can't be carried on: %s", told.error)
-                    self._forget(told.key)
-                    self._not_before_ms[told.key] = wall_ms + RETRY_MS
+                self._failed.append(result)
+                if result.key is not None:
+                    log.warning("a decided merge can't be carried on: %s", result.error)
+                    self._forget(result.key)
+                    self._not_before_ms[result.key] = wall_ms + RETRY_MS
         return rows
 
     def take_up(
@@ -348,7 +351,7 @@ class Carriers:
     @property
     def idle(self) -> bool:
         """Whether nothing is to be taken."""
-        return self._told.empty()
+        return self._results.empty()
 
     def _end_lost(self) -> None:
         while self._unchecked:
@@ -357,7 +360,7 @@ class Carriers:
                 try:
                     carrier.check(partitions)
                 except (LogRefused, LogUnavailable) as error:
-                    self._told.put(_Refused(None, error))
+                    self._results.put(_Refused(None, error))
 
     def _run(self, carrier: Carrier) -> None:
         while (work := self._todo.get()) is not None:
@@ -368,12 +371,12 @@ class Carriers:
                         self._end_lost()
                         if job is None:
                             break
-                        told = _chunk(carrier, job, wall_ms)
-                    self._told.put(told)
-                    if isinstance(told, _Refused) or told.done:
+                        result = _chunk(carrier, job, wall_ms)
+                    self._results.put(result)
+                    if isinstance(result, _Refused) or result.done:
                         break
             except Exception as error:  # noqa: BLE001 the leader raises it
-                self._told.put(error)
+                self._results.put(error)
                 return
 
 

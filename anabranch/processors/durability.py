@@ -6,7 +6,7 @@ A round:
    of it is visible yet. Data come first, for the next step's sake:
 2. *append* the history records, which name the offsets that step 1 returned. They can't be known before: the
    markers of the round before may land in between. Mostly they don't, so a small round is first tried with
-   guessed offsets (`offset_guess`), data and history in one request. If the broker returns others, that native
+   guessed offsets (`OffsetGuess`), data and history in one request. If the broker returns others, that native
    transaction is aborted, and the round is written step by step.
 3. *commit* the native transaction. From here the round has happened, for everyone, whole.
 4. *answer*: send the replies, outside of any native transaction, and wait for none of them.
@@ -17,13 +17,13 @@ A round:
 The table comes after the commit, or a round that never happened would be believed. So do the answers, and they need
 no transaction: the commit has proved that this process led, and a round with answers has a row at least, so there
 is a commit. Once EndTxn is acknowledged each answer is true for good, or was true while its client waited, however
-late a process that leads no more sends it. If EndTxn failed or is uncertain, none is sent. A crash in between, or a
-broker that is away, loses answers: their clients ask again, as every command can be repeated. So no topic of
-replies is part of a round, and none stops one.
+late it is sent, even by a process that is no longer leader. If EndTxn failed or is uncertain, no answer is sent. A
+crash in between, or a broker that is away, loses answers: their clients ask again, as every command can be
+repeated. So topics of replies are not part of a round, and cannot stop one.
 
-A chunk that is carried aside (`carrier`): *append* its data; *append* the CARRY row, which moves the cursor over it
-and names the offsets that the data got; *commit* both; *tell* the leader, whose table follows. So the logged cursor
-agrees with the partition, and the next carrier goes on from it.
+A chunk of a big merge (`carrier`): *append* its data; *append* the CARRY row, which moves the cursor over it and
+names the offsets that the data got; *commit* both; *report* to the leader, whose table follows. So the logged
+cursor agrees with the partition, and the next carrier continues from it.
 
 Runs that are moved (`cleanup`): *append* copies to their journal; then the rows with their places, as a round of
 the same native transaction. Before its end none is moved, after it all are. The low water rises in a later round.
@@ -41,13 +41,16 @@ from itertools import chain
 from typing import NamedTuple
 
 from anabranch.batches.builder import BatchBuilder, Row
+from anabranch.batches.format import read_header
 from anabranch.batches.journal_refetch import JournalReaders
-from anabranch.batches.packer import BATCH_BYTES, batch_limit
+from anabranch.batches.packer import BATCH_BYTES, DEFAULT_LIMIT, batch_limit
+from anabranch.batches.splice import Piece, Splice
+from anabranch.batches.split import Split
 from anabranch.core import hybrid_time
 from anabranch.core.history_records import Tail, anchored, history_records
-from anabranch.core.ids import OP_HEADER
+from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
 from anabranch.core.overlay import Overlay
-from anabranch.core.round import Answer, Landed, NewEpoch, Round
+from anabranch.core.round import Answer, Landed, NewEpoch, Part, Round, StreamCommit
 from anabranch.core.state import State
 from anabranch.errors import InvariantViolation
 from anabranch.ports import (
@@ -58,6 +61,7 @@ from anabranch.ports import (
     LogUncertain,
     OffsetOutOfRange,
     Producer,
+    RawBatch,
     RecordsGone,
     Table,
     TopicGone,
@@ -65,9 +69,7 @@ from anabranch.ports import (
 )
 from anabranch.processors.history_tail import check_unread
 from anabranch.processors.leadership import STATUS_POSITION
-from anabranch.processors.merge import Merge, Placed
-from anabranch.processors.offset_guess import OffsetGuess
-from anabranch.processors.streams.gaps import Appended, Gaps
+from anabranch.processors.streams.foreign_records import Appended, ForeignRecordScan
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import EpochRecord, Reply
 from anabranch.topics.names import (
@@ -79,10 +81,13 @@ from anabranch.topics.names import (
     stream_topic,
 )
 
+MOST_SKIPPED = 1024  # rounds without an attempt while attempts keep failing
+_MARKER = 1
+Placed = tuple[TopicPartition, bytes | memoryview]
 SMALL_BYTES = 1 << 20  # merged data below this goes into one request with the records
 # Per batch of a history, besides keys and framing; a round may have several. No record of a history has more.
 HISTORY_BYTES = 1 << 20
-_OP_BYTES = 64  # an op's record beside its value: key, header, framing
+_OP_BYTES = 64  # an op's record without its value: key, header, framing
 _Place = tuple[TopicPartition, bytes]
 
 
@@ -97,7 +102,7 @@ class Durable(NamedTuple):
     control_partition: int
     journals: JournalReaders
     offset_guess: OffsetGuess | None = None  # write the history together with the data
-    gaps: Gaps | None = None  # look for foreign records
+    foreign_records: ForeignRecordScan | None = None  # look for foreign records
 
 
 @contextmanager
@@ -151,10 +156,12 @@ def write_round(
     answers = list(answers_of(to.prefix, round_.replies, state.round.hybrid_time, wall_ms))
     with native_transaction(producer):
         _find_starts(to.log, round_, tails)
-        done = _append(to, producer, round_, state, tails, wall_ms, to.offset_guess)
+        done = _append(
+            to, producer, round_, state, tails, wall_ms=wall_ms, offset_guess=to.offset_guess
+        )
         if done is None:
             producer.abort()
-            done = _append(to, producer, round_, state, tails, wall_ms, None)
+            done = _append(to, producer, round_, state, tails, wall_ms=wall_ms, offset_guess=None)
         if done is None:
             raise InvariantViolation("offsets that were not guessed can't come out otherwise")
     try:
@@ -162,8 +169,8 @@ def write_round(
         tails.update(done.tails)
         if to.offset_guess is not None and done.history:
             to.offset_guess.committed(done.data, done.bases)
-        if to.gaps is not None:
-            to.gaps.appended(done.appended)
+        if to.foreign_records is not None:
+            to.foreign_records.appended(done.appended)
     except Exception as error:  # the round has happened, and memory is from before it
         raise LogUncertain(f"a defect behind a commit: {error!r}") from error
     changes = index_rows.take() | state.take_changes()  # ended transactions' rows go, too
@@ -173,7 +180,7 @@ def write_round(
 
 
 def _find_starts(log: Log, round_: Round, tails: Mapping[str, Tail]) -> None:
-    """Find where segments begin on partitions without our events: behind foreign records."""
+    """Find where segments begin on partitions without our events: after foreign records."""
     for i, step in enumerate(round_.history):
         if isinstance(step, NewEpoch):
             known = tails[step.stream].vector.keys() | step.starts.keys()
@@ -209,6 +216,7 @@ def _append(
     round_: Round,
     state: State,
     tails: Mapping[str, Tail],
+    *,
     wall_ms: int,
     offset_guess: OffsetGuess | None,
 ) -> _Appended | None:
@@ -224,13 +232,13 @@ def _append(
         first: list[_Batch] = []
         if guessed is not None:
             merge.note(guessed)
-            history = _Histories(round_, streams, merge, tails)
+            history = _HistoryRecords(round_, streams, merge, tails)
             first = history.next()
         bases = producer.append([*small, *(record[:2] for record in (*records, *first))])
         data = bases[: len(small)]
         if history is None:
             merge.note(data)
-            history = _Histories(round_, streams, merge, tails)
+            history = _HistoryRecords(round_, streams, merge, tails)
         elif offset_guess is not None:
             if data != guessed:
                 offset_guess.miss()
@@ -238,9 +246,9 @@ def _append(
             offset_guess.hit()
             history.place(bases[len(small) + len(records) :])
         while more := history.next():
-            stand = producer.append([record[:2] for record in more])
-            history.place(stand)
-            bases += stand
+            added = producer.append([record[:2] for record in more])
+            history.place(added)
+            bases += added
         # Only now: guessed offsets, perhaps from before another leader, prove nothing.
         appended = _check_behind(round_, history.landed, tails)
     finally:
@@ -285,6 +293,8 @@ def _append_if_big(producer: Producer, merge: Merge) -> list[Placed]:
 
 
 _Batch = tuple[TopicPartition, bytes, int]  # its partition, the batch, its number of records
+
+
 _Pairs = Iterable[tuple[bytes, bytes | None]]
 
 
@@ -354,15 +364,15 @@ def _check_behind(
             place = commit.stream, part.partition
             if ends.get(place) != at.first:  # else this part adds to the one before
                 behind = ends.get(place, known.get(part.partition, 0))
-                appended.append(Appended(*place, behind, at.first))
+                appended.append(Appended(commit.stream, part.partition, behind, at.first))
             ends[place] = at.end
     return appended
 
 
-class _Histories:
+class _HistoryRecords:
     """The history records of a round, batch by batch: some name the places of records in former batches.
 
-    ``landed``: where the parts' events stand, or should.
+    ``landed``: the places of the parts' events: as appended, or as guessed.
     """
 
     def __init__(
@@ -413,3 +423,160 @@ class _Histories:
         for stream, tail in self._moved.items():
             tail.place(self._offsets[stream])
         return self._moved
+
+
+# -- the data that a round merges ---------------------------------------------------------------------
+
+
+class Merge:
+    """The data batches of a round: its events and journal runs, as batches of the streams in commit order.
+
+    `anabranch.batches.splice` copies batches or puts them together; this class says what goes where, and notes
+    where it landed. Everything is a stream of batches, so that a big merge is never whole in memory; only plain
+    writes are, which the round bounds.
+
+    Take the batches of `batches` in their order, append them, and give `note` the base offsets in that order.
+    """
+
+    def __init__(
+        self, readers: JournalReaders, round_: Round, limits: Mapping[str, int] | None = None
+    ) -> None:
+        """``limits``: the most bytes of a batch, by stream; others have the default."""
+        queues: dict[tuple[str, int], list[tuple[tuple[int, int], Piece]]] = {}
+        limits = limits or {}
+        for i, commit in enumerate(round_.history):
+            if isinstance(commit, NewEpoch):
+                continue
+            pieces = _pieces(readers, commit, limits.get(commit.stream, DEFAULT_LIMIT))
+            for j, part, piece in pieces:
+                queue = queues.setdefault((commit.stream, part.partition), [])
+                queue.append(((i, j), piece))
+        self._splices = [
+            (
+                [place for place, _ in queue],
+                Splice(
+                    readers,
+                    TopicPartition(stream_topic(stream), partition),
+                    [piece for _, piece in queue],
+                    limit=limits.get(stream, DEFAULT_LIMIT),
+                ),
+            )
+            for (stream, partition), queue in queues.items()
+        ]
+        self._yielded: list[Splice] = []
+
+    def batches(self) -> Iterator[Placed]:
+        """Partition by partition, each in commit order; made as they are taken."""
+        for _, splice in self._splices:
+            for placed in splice.batches():
+                self._yielded.append(splice)
+                yield placed
+
+    def note(self, base_offsets: Sequence[int]) -> None:
+        """Take in the base offsets of the batches, as far as they were appended."""
+        done, self._yielded = (
+            self._yielded[: len(base_offsets)],
+            self._yielded[len(base_offsets) :],
+        )
+        for splice, base in zip(done, base_offsets, strict=True):
+            splice.note((base,))
+
+    def landed(self) -> dict[tuple[int, int], Landed]:
+        """(index of the commit in the round's history, index of its part) -> its place."""
+        found: dict[tuple[int, int], Landed] = {}
+        for places, splice in self._splices:
+            found.update(zip(places, splice.landed(), strict=True))
+        return found
+
+
+def _pieces(
+    readers: JournalReaders, commit: StreamCommit, limit: int
+) -> Iterator[tuple[int, Part, Piece]]:
+    """The pieces to append for a commit's parts, by the parts' indexes."""
+    if commit.plain:
+        for j, batches in enumerate(_split(readers, commit, limit)):
+            if batches:
+                yield j, commit.parts[j], Piece(batches=batches)
+        return
+    header = (TXN_HEADER, pack_txn_header(commit.txn_id, 0, commit.stream_epoch))
+    only = (header,)  # one tuple for all: it is encoded once
+    for j, part in enumerate(commit.parts):
+        if part.carried is None:  # else it is in the stream already
+            yield j, part, _piece(commit, part, only)
+
+
+def _split(readers: JournalReaders, commit: StreamCommit, limit: int) -> list[list[RawBatch]]:
+    """The batches that plain writes bring to each segment."""
+    split = Split(commit.layout, limit)
+    for writes in commit.plain:
+        reader = readers.of(TopicPartition(journal_topic(commit.stream), writes.source))
+        keyless = split.keyless(writes.source)
+        for run in writes.runs:
+            split.add(reader.batch(run.batch_base, run.batch_crc), run, keyless)
+    return split.done()
+
+
+def _piece(commit: StreamCommit, part: Part, only: tuple[tuple[str, bytes]]) -> Piece:
+    if part.runs:
+        return Piece(
+            source=TopicPartition(journal_topic(commit.stream), part.source), runs=part.runs
+        )
+    now = hybrid_time.to_ms(commit.timestamp)
+    return Piece(
+        events=[
+            (key, value, (*own, *only) if own else only, stamp if stamp >= 0 else now)
+            for _, _, key, value, own, stamp in part.events
+        ]
+    )
+
+
+# -- where the next batches land ----------------------------------------------------------------------
+
+
+class OffsetGuess:
+    """Guesses where a stream's next batches land, so that the history can be written together with the data.
+
+    A leader appends to a stream's partitions in one native transaction after the other, and each leaves one marker
+    after its data. So the next batch lands right after the marker, unless the marker is late or another program
+    wrote. Then the broker returns other offsets, and the attempt is aborted. A guess is only ever a hint. Guesses
+    are kept from term to term.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[TopicPartition, int] = {}
+        self._skip = 0
+        self._failures = 0
+        self.misses = 0  # in all
+
+    def guess(self, batches: Sequence[Placed]) -> list[int] | None:
+        """The offsets that the batches should get, in their order; None: not known, so wait for them."""
+        if self._skip:
+            self._skip -= 1
+            return None
+        coming: dict[TopicPartition, int] = {}
+        bases = []
+        for partition, data in batches:
+            base = coming.get(partition, self._next.get(partition))
+            if base is None:
+                return None
+            bases.append(base)
+            coming[partition] = base + read_header(data, whole=False).record_count
+        return bases
+
+    def hit(self) -> None:
+        """An attempt went as guessed."""
+        self._failures = 0
+
+    def miss(self) -> None:
+        """An attempt failed. If that goes on, attempts get rare: each costs an aborted native transaction."""
+        self._failures += 1
+        self.misses += 1
+        self._skip = min(1 << self._failures, MOST_SKIPPED)
+
+    def committed(self, batches: Sequence[Placed], bases: Sequence[int]) -> None:
+        """A native transaction with these small batches is committed; none if its data was big."""
+        if not batches:
+            self._next.clear()
+        for (partition, data), base in zip(batches, bases, strict=True):
+            records = read_header(data, whole=False).record_count
+            self._next[partition] = base + records + _MARKER

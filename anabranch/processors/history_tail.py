@@ -1,4 +1,4 @@
-"""The end of a stream's history: found once when leading begins, then kept by who writes it."""
+"""The end of a stream's history: found before the first round of a leadership that writes to it, then kept."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class _LeadersLog(CommittedLog):
-    """Errors stay the log's own, and none is waited out: the streams beside this one wait for the leader."""
+    """Errors stay the log's own, and no error is waited for: all other streams wait for the leader, too."""
 
     def _unread(self, topic: str, error: LogError, left: float) -> None:
         raise error
@@ -51,7 +51,7 @@ class _LeadersLog(CommittedLog):
 def tail_for(log: Log, clock: Clock, stream: str, round_: Round) -> Tail:
     """The end of a stream's history.
 
-    Raises: TopicGone: there is none, and this round does not begin it. LogRefused: it can't be understood.
+    Raises: TopicGone: the history is empty, and this round does not begin it. LogRefused: it can't be understood.
     """
     try:
         tail = load_tail(log, clock, stream)
@@ -120,10 +120,10 @@ def events_until(log: Log, clock: Clock, stream: str, until: int) -> dict[TopicP
 
 
 def base_place(log: Log, clock: Clock, stream: str, until: int) -> tuple[int, int]:
-    """Offset at which a history goes on behind a timestamp, and the timestamp of its last COMMIT record before.
+    """Offset of the first history record after a timestamp, and the timestamp of the last COMMIT record before it.
 
-    Without any, the time of its beginning; 0: it was cut behind that record. `IllegalState`: the topic has records
-    of before the history, which no base has.
+    Without such a COMMIT record, the time of the history's beginning, or 0 if the history was truncated after that
+    record. `IllegalState`: the topic has records from before the history, which no base has.
     """
     source = _LeadersLog(log, clock)
     search = HistorySearch(source, stream, DEADLINE_S)
@@ -159,7 +159,7 @@ def base_place(log: Log, clock: Clock, stream: str, until: int) -> tuple[int, in
 
 
 def check_unread(log: Log, clock: Clock, partition: TopicPartition, low: int, end: int) -> None:
-    """`LogUnavailable` if a record stands in [low, end) of a history: a broker that is behind told its end."""
+    """`LogUnavailable` if a history has a record in [low, end): then its end came from a broker that lags."""
     source = _LeadersLog(log, clock)
     deadline = clock.monotonic() + DEADLINE_S
     position = low

@@ -21,7 +21,7 @@ from anabranch.core.overlay import Overlay
 from anabranch.core.state import State
 from anabranch.core.stream_settings import MAX_MESSAGE, is_table, latest_time
 from anabranch.ports import Clock, CorruptBatch, Fetched, RawBatch
-from anabranch.processors.lanes.meter import Meter
+from anabranch.processors.lanes import Meter
 from anabranch.schemas.records import SegmentRange
 
 _PLAIN_HEADER = (NO_TXN, 0, -1)  # in place of a missing ab.txn header
@@ -30,12 +30,12 @@ QUANTUM = 500  # units of work: a stream's turn
 WAITING_BYTES = 32 << 20
 
 Place = tuple[str, int]  # stream, journal partition
-# Indexes a fetch of a place, for so many units of work about: units taken, and what is left.
+# (stream, partition, fetch, units of work that it may take, about) -> units taken, and the rest of the fetch.
 Index: TypeAlias = Callable[[str, int, Fetched, int], tuple[int, Fetched | None]]
 
 
 @dataclass(slots=True)
-class Waiting:
+class JournalBacklog:
     """Batches of journals that were fetched and are not indexed yet, and the meter of each stream's journals.
 
     Streams take turns by their charge. One in debt waits as long as others need the leader, and so does one whose

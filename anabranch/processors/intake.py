@@ -36,16 +36,17 @@ from anabranch.ports import (
     TopicPartition,
     answered,
 )
-from anabranch.processors.index_journals import Waiting, index_fetched
-from anabranch.processors.lanes.command import Command, command_of, weight_of
-from anabranch.processors.lanes.queues import Lane, Lanes
+from anabranch.processors.command import Command, command_of, weight_of
+from anabranch.processors.index_journals import JournalBacklog, index_fetched
+from anabranch.processors.lanes import Lane, Lanes
 from anabranch.topics.names import control_topic, journal_topic, status_topic
 
 log = logging.getLogger("anabranch.controller")
 
 FETCH_BYTES = 4 << 20
 # More changes of the journal index get a round of their own.
-INDEX_ROWS, INDEX_BYTES = 5_000, 8 << 20
+INDEX_ROWS = 5_000
+INDEX_BYTES = 8 << 20
 _WARN_MS = 60_000
 CALM_S = 1.0  # without a command: then journals in debt go on, as no other needs the leader
 
@@ -65,7 +66,7 @@ class Intake:
     settings: Settings
     waiting: Mapping[str, str]  # streams whose journals are not read
     lanes: Lanes
-    journals: Waiting = field(init=False)
+    journals: JournalBacklog = field(init=False)
     rows: Overlay = field(init=False)
     index: JournalIndex = field(init=False)
     unreadable: Counter[str] = field(default_factory=Counter)
@@ -80,13 +81,13 @@ class Intake:
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.journals = Waiting(self.clock)
+        self.journals = JournalBacklog(self.clock)
         self.rows = Overlay(self.table)
         self.index = JournalIndex(self.rows)
 
     def begin(self, state: State) -> None:
         """Go on where the folded state says; drop what this process knew from before. Then `find_ends`."""
-        self.journals = Waiting(self.clock)
+        self.journals = JournalBacklog(self.clock)
         self.rows.take()  # a successor may have led meanwhile: these were made with an old state
         for stream, row in state.forgotten.items():
             self.table.write(self.index.drop_former(stream, row.times))
@@ -160,15 +161,15 @@ class Intake:
         for (lane, offset), why in self.passed_over.items():
             set_aside(turn, lane, offset, "unreadable", why)
 
-    def warn_unheard(self, commands: Iterable[Command], now_ms: int) -> None:
+    def warn_unanswered(self, commands: Iterable[Command], now_ms: int) -> None:
         """Warn now and then of commands that can't be answered."""
-        unheard = next((command for command in commands if command.unheard), None)
-        if unheard is not None and now_ms >= self._may_warn_ms:
+        unanswered = next((command for command in commands if command.unanswered), None)
+        if unanswered is not None and now_ms >= self._may_warn_ms:
             self._may_warn_ms = now_ms + _WARN_MS
             log.warning(
                 "the command at offset %d, and perhaps more, can't be answered: header %s has 1 to %d bytes, %s "
                 "has 4, the number of a partition of the replies",
-                unheard.offset, CORRELATION_HEADER, limits.CORRELATION_ID.value, REPLY_HEADER,
+                unanswered.offset, CORRELATION_HEADER, limits.CORRELATION_ID.value, REPLY_HEADER,
             )  # fmt: skip
 
     def warn_rejected(self, now_ms: int) -> None:
@@ -244,19 +245,19 @@ class Intake:
         return errors
 
     def _after_deleted(self, error: OffsetOutOfRange) -> int:
-        """The log's beginning, if that is behind the position: retention took records that were not read.
+        """The log's beginning, if that is after the position: retention took records that were not read.
 
         Raises: TopicGone, not certain: the journal seems to end before it. LogUnavailable: a lane, or control.
         """
         place = error.partition
-        everybodys = place == self._control_partition
-        found = self.log.start_offsets([place], failed=None if everybodys else {})
+        is_control = place == self._control_partition
+        found = self.log.start_offsets([place], failed=None if is_control else {})
         start = found.get(place, error.position)
         if start > error.position:
             return start
-        if everybodys or self.lanes.has(place):
+        if is_control or self.lanes.has(place):
             way = f"delete {status_topic(self.settings.prefix)} too, or let the position pass"
-            way = way if everybodys else "block the lane and unblock it: it goes on at the end"
+            way = way if is_control else "block the lane and unblock it: it goes on at the end"
             raise LogUnavailable(
                 f"{error}: a broker that is behind answers so; if the topic was deleted and made again, {way}"
             )
@@ -324,7 +325,7 @@ class Intake:
     def _queue_commands(self, lane: Lane, fetched: Fetched, room: int) -> int:
         """Queue a lane's commands as far as it may have them. Returns the bytes queued.
 
-        ``room``: as much of all lanes' room is left. Without any a lane gets its own share: little beside a flood.
+        ``room``: the bytes that are left for all lanes. If none are, a lane still gets its own share.
         """
         before = lane.size
         lane.end = fetched.high_watermark
@@ -354,8 +355,8 @@ class Intake:
     def _queue_control(self) -> None:
         """Read the committed records of the control topic.
 
-        The fetch beside the commands is read_uncommitted: it tells that something came, be it only the marker
-        after earlier records.
+        The fetch together with commands is read_uncommitted: it only shows that something came, perhaps just the
+        marker after earlier records.
         """
         place = self._control_partition
         failed: dict[TopicPartition, LogError] = {}
@@ -397,7 +398,8 @@ class Intake:
                 del self.passed_over[next(iter(self.passed_over))]
             log.error(
                 "%s[%d]: the batch at offset %d is passed over: %s",
-                *place,
+                place.topic,
+                place.partition,
                 batch.base_offset,
                 error,
             )

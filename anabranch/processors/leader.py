@@ -27,7 +27,9 @@ TROUBLE_PAUSE_S = 0.2  # grows while leading keeps failing; after a defect it be
 DEFECT_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 PATIENCE_S = 10.0  # brokers away for less are asked without a growing pause
-ASIDE_AFTER_S = 30.0  # failures without a round for so long: another process may do better
+ASIDE_AFTER_S = (
+    30.0  # after this long with failures and without a round, another process may do better
+)
 ASIDE_S = 15.0
 TOUCH_S = 60.0
 
@@ -60,7 +62,7 @@ class Leader:
     ) -> None:
         """``terms``: this process's last ones, perhaps, of leaders that have ended.
 
-        ``former``: one that was told to stop and has the folder open, perhaps: it is waited for.
+        ``former``: a leader that was stopped and may still have the folder open: this one waits for it.
         """
         self._make_log = make_log
         self._clock = clock
@@ -88,7 +90,7 @@ class Leader:
         self._thread.start()
 
     def stop(self, timeout: float) -> bool:
-        """Finish the round under way and lead no more. False if it did not end in time."""
+        """Finish the round under way and resign. False if it did not end in time."""
         self._stop.set()
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -116,7 +118,7 @@ class Leader:
                 table.close()
 
     def _open(self, source: Log) -> Table | None:
-        """The table, once brokers can tell whether it may be trusted; None if stopped before."""
+        """The table, once brokers' answers show whether it can be trusted; None if stopped before."""
         aside_at = self._clock.monotonic() + ASIDE_AFTER_S
         while not self._stop.is_set():
             if self.former is not None:
@@ -166,7 +168,7 @@ class Leader:
                     while not self._stop.is_set():
                         controller.step(IDLE_WAIT_S)
                         if self.metrics.passed():
-                            controller.look()
+                            controller.update_metrics()
                             self.metrics.set("table_bytes", size_on_disk(self._folder))
                         if self._clock.monotonic() - touched > TOUCH_S:
                             touched = self._clock.monotonic()
@@ -221,7 +223,8 @@ class Leader:
             self._failing_since = now
             self._trouble.warning(
                 "control partition %d: no round for %.0f s: others may try",
-                *(self._settings.control_partition, ASIDE_AFTER_S),
+                self._settings.control_partition,
+                ASIDE_AFTER_S,
             )
             self._on_stuck(ASIDE_S)
         self._pause(pause)

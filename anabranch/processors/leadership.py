@@ -34,9 +34,8 @@ STATUS_POSITION = k.POSITION + b"status"
 STALL_S = 5.0  # a rival that came later may have died inside a round: its ids have to be initialised once more
 CARRIERS = 2  # the same in every controller: a leader fences the carriers of the one before
 _FETCH_BYTES = 8 << 20
-_TERM_OFFSETS = (
-    20_000  # rows that `last_term` looks at: what a start tells must not cost what the log holds
-)
+# Rows that `last_term` reads at most: it only reports, so its cost must not grow with the log.
+_TERM_OFFSETS = 20_000
 
 
 @dataclass(slots=True)
@@ -86,7 +85,7 @@ class Lease:
             producer.close()
 
 
-def take_lead(
+def become_leader(
     log: Log,
     table: Table,
     state: State,

@@ -15,7 +15,7 @@ from anabranch.core.hybrid_time import to_us
 from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.memory import STUCK, wait_of
 from anabranch.core.rows import HISTORY
-from anabranch.processors.numbers import Number, Numbers, Table
+from anabranch.processors.monitor import Number, Numbers, Table
 from anabranch.schemas.records import Refusal
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from anabranch.core.round import Round
     from anabranch.core.state import State
     from anabranch.processors.intake import Intake
-    from anabranch.processors.offset_guess import OffsetGuess
 
 log = logging.getLogger("anabranch.controller")
 
@@ -136,25 +135,26 @@ class Metrics(Numbers):
             )
 
     def passed(self) -> bool:
-        """Note the end of a pass. Whether it is time to `look`."""
+        """Note the end of a pass. Whether it is time to `update`."""
         self.passed_at = time.monotonic()
         due = self.passed_at - self._looked_at >= LOOK_S
         if due:
             self._looked_at = self.passed_at
         return due
 
-    def look(
+    def update(
         self,
         state: State,
         intake: Intake,
         memory: LeaderMemory,
-        offset_guess: OffsetGuess,
         tails: Mapping[str, Tail],
+        *,
+        native_aborts: int,
         set_aside: Counter[str],
         settings: Settings,
         wall_ms: int,
     ) -> None:
-        """Take the controller's numbers. ``set_aside``: commands by lane."""
+        """Take the controller's numbers. ``native_aborts``: see `NUMBERS`. ``set_aside``: commands by lane."""
         self._ahead((to_us(state.round.hybrid_time) / 1000 - wall_ms) / 1000)
         ended_ms = wall_ms - settings.retention_ms
         index, lanes = intake.index, intake.lanes.on.items()
@@ -175,7 +175,7 @@ class Metrics(Numbers):
         passed_over = set_aside + intake.unreadable
         self.values["commands_set_aside"] = {(name,): count for name, count in passed_over.items()}
         for name, value in {
-            "native_aborts": offset_guess.misses,
+            "native_aborts": native_aborts,
             "open_transactions": len(state.open),
             "committing_transactions": len(state.committing),
             "prepared_transactions": len(state.prepared),

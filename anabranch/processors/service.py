@@ -69,15 +69,14 @@ from anabranch.topics.new_topics import NewTopics
 
 log = logging.getLogger("anabranch.controller")
 
-STATUS_S = 1.0  # the status file is written at least so often
+STATUS_S = 1.0  # how often the status file is written, at least
 TERMS_S = 5.0  # how long a start looks for the last leaders
 SILENT_S = 10.0  # a leader whose pass takes longer is not ready
 STOP_LEADER_S = 20.0
 LEAVE_GROUP_S = 10.0
 PREPARE_AGAIN_S = 0.2
-LATE_S = (
-    8.0  # … for so long while topics seem wrong, or brokers too few: they may lag, or be restarted
-)
+# … and how long while topics seem wrong, or brokers too few: brokers may lag, or be restarted
+LATE_S = 8.0
 BROKERS_AGAIN_S = 60.0  # how often brokers are asked what they offer
 EXIT_OK = 0
 EXIT_FIX_CALL = 2
@@ -174,7 +173,7 @@ class ControllerService(mode.Service):
             with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
                 loop.call_soon_threadsafe(end, found)
 
-        # asyncio's own threads would hold up the end of a process that is told to stop.
+        # asyncio's own threads would delay the end of a process that has to stop.
         threading.Thread(target=run, name="prepare", daemon=True).start()
         return await ended
 
@@ -193,7 +192,9 @@ class ControllerService(mode.Service):
     def _prepare(self) -> bool:
         """Prepare to lead; waits for brokers or a token that are away. False if stopped before."""
         source = KafkaLog(self.options.bootstrap, self.options.kafka)
-        until, asked, compiled, new = math.inf, False, False, NewTopics()
+        until = math.inf
+        asked = compiled = False
+        new = NewTopics()
         waiting = OnceAMinute(log, time.monotonic)
         try:
             while not self.should_stop:
@@ -277,7 +278,7 @@ class ControllerService(mode.Service):
             raise CompilationFailed(f"compiled code can't be made or loaded: {error}") from error
 
     def _stand_by(self, source: Log) -> None:
-        """Make sure that this process may read what it takes over, and log who led last."""
+        """Make sure that this process may read what it takes over, and log which process was leader last."""
         clock = SystemClock()
         deadline = clock.monotonic() + TERMS_S
         topic = status_topic(self.options.prefix)
@@ -286,7 +287,9 @@ class ControllerService(mode.Service):
             if term is not None:
                 log.info(
                     "control partition %d: standing by; %s led last, term %d",
-                    *(n, term.leader, term.term),
+                    n,
+                    term.leader,
+                    term.term,
                 )
 
     def _leave(self) -> None:
@@ -299,14 +302,14 @@ class ControllerService(mode.Service):
         if self._monitor is not None:
             self._monitor.close()
 
-    # -- what it tells --------------------------------------------------------------------------------
+    # -- what it reports ------------------------------------------------------------------------------
 
     def _counts(self) -> dict[int, Metrics]:
         with self._lock:
             return {partition: leader.metrics for partition, leader in self._leaders.items()}
 
     def _trouble(self) -> str | None:
-        """Reason why the process neither leads nor stands by."""
+        """The reason why the process is neither leader nor ready to become one."""
         if self.failure is not None:
             return str(self.failure)
         if self._membership is None or not self._membership.alive:

@@ -14,7 +14,7 @@ from anabranch.ledger.watch import TABLE as OF_LEDGERS
 from anabranch.processing.app import Processor
 from anabranch.processing.metrics import TABLE as OF_WORKERS
 from anabranch.processors.metrics import TABLE as OF_LEADERS
-from anabranch.processors.numbers import Table
+from anabranch.processors.monitor import Table
 from tests.cli.conftest import Run
 from tests.cli.reference import PAGE, commands, described, renewed
 

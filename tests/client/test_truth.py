@@ -17,7 +17,7 @@ from anabranch.batches.records import Record
 from anabranch.client.transaction import Transaction
 from anabranch.core.ids import make_txn_id
 from anabranch.ports import TopicPartition
-from anabranch.processors import poison_commands as culprit
+from anabranch.processors import suspects
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.topics.names import commands_topic
@@ -100,7 +100,7 @@ def test_a_refused_one_shot_whose_copy_is_carried_out_is_committed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its stream is created between the two: the first copy is refused, the second is not."""
-    monkeypatch.setattr(culprit, "MAX_COMMANDS", 1)
+    monkeypatch.setattr(suspects, "MAX_COMMANDS", 1)
     world.stop_controller()
     started = world.clock.now
     creation = [r.CreateStream("nyc/new", 1, {})]

@@ -16,7 +16,7 @@ from anabranch.core.round import PlainWrites, StreamCommit
 from anabranch.ports import TopicPartition
 from anabranch.processors import index_journals as journals
 from anabranch.processors import intake
-from anabranch.processors.streams import cleanup, histories
+from anabranch.processors.streams import cleanup
 from anabranch.reading import history_search
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import PlainRow
@@ -122,11 +122,11 @@ def low_water_too_high() -> Planted:
 def cut_above() -> Iterator[None]:
     """Journals are deleted to their ends, above the low water that is logged."""
 
-    def logged(self: cleanup.Cutter, low_waters: Any) -> None:
+    def logged(self: cleanup.Truncator, low_waters: Any) -> None:
         places = [TopicPartition(journal_topic(s), p) for s, p in low_waters]
         self._due |= self._log.end_offsets(places, committed=False)
 
-    with patch.object(cleanup.Cutter, "logged", logged):
+    with patch.object(cleanup.Truncator, "logged", logged):
         yield
 
 
@@ -136,7 +136,7 @@ def history_cut_above() -> Planted:
     def passed(vector: object, firsts: object) -> bool:
         return True
 
-    return patch.object(histories, "_passed", passed)
+    return patch.object(cleanup, "_passed", passed)
 
 
 def vector_not_completed() -> Planted:

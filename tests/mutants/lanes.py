@@ -12,7 +12,7 @@ from anabranch.core.decisions.lanes import position_of, set_lane
 from anabranch.core.decisions.turn import AT_END, Turn, close_round
 from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.round import ReplyTo
-from anabranch.processors import durability, rounds
+from anabranch.processors import controller, durability
 from anabranch.schemas.records import LanePositionRow, SetLane
 from anabranch.topics.names import replies_topic
 
@@ -42,7 +42,7 @@ def positions_unlogged() -> Planted:
     def close(turn: Turn, commands: int, control: int, lanes: Any, **more: Any) -> Any:
         return close_round(turn, commands, control, {}, **more)
 
-    return patch.object(rounds, "close_round", close)
+    return patch.object(controller, "close_round", close)
 
 
 def open_alone_is_read() -> Planted:

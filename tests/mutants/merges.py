@@ -20,7 +20,7 @@ from anabranch.core.ids import segment_number
 from anabranch.core.round import NewEpoch, Part, StreamCommit
 from anabranch.core.state import State
 from anabranch.core.tokens import id_named
-from anabranch.processors import carrier, rounds
+from anabranch.processors import carrier, controller
 from anabranch.schemas import codec, records
 from anabranch.schemas.records import CarryRow, CommitRecord, EpochRecord, SegmentRange
 
@@ -346,7 +346,7 @@ def _decision(command: str, decision: Callable[..., None]) -> Planted:
 
 def position_moves_on() -> Planted:
     """The table's position moves over rows of carriers that the leader has not heard of."""
-    return patch.object(rounds, "is_carrying", lambda _: False)
+    return patch.object(controller, "is_carrying", lambda _: False)
 
 
 def numbers_again() -> Planted:

@@ -20,7 +20,7 @@ from anabranch.core.tokens import Rights, narrow
 from anabranch.errors import AlreadyCommitted, NotLeading
 from anabranch.kafka.wire.data import PartitionFetch, fetched
 from anabranch.ports import LogFenced, TopicPartition
-from anabranch.processors import poison_commands as culprit
+from anabranch.processors import suspects
 from anabranch.processors.controller import Controller
 from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic, replies_topic, stream_topic, transactional_ids
@@ -111,7 +111,7 @@ def heartbeats_wait_unread() -> None:
         world.clock.sleep(KEEPALIVE_S / 2)
         world.send(r.GetState(txn_id))
         world.send(r.Heartbeat((token,)))
-    with patch.object(culprit, "MAX_COMMANDS", 1):
+    with patch.object(suspects, "MAX_COMMANDS", 1):
         leader.step(0)
         state = world.ask(leader, r.GetState(txn_id), steps=20).state
     assert state == "OPEN", f"it was never silent for its keepalive, and is {state}"
@@ -350,7 +350,7 @@ def heartbeats_wait_in_a_lane() -> None:
         world.clock.sleep(KEEPALIVE_S / 2)
         world.send(r.GetState(txn_id), lane=LANE)
         world.send(r.Heartbeat((token,)), lane=LANE)
-    with patch.object(culprit, "MAX_COMMANDS", 1):
+    with patch.object(suspects, "MAX_COMMANDS", 1):
         leader.step(0)
         state = world.ask(leader, r.GetState(txn_id), steps=20, lane=LANE).state
     assert state == "OPEN", f"it was never silent for its keepalive, and is {state}"

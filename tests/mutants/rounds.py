@@ -15,9 +15,9 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import Keepalives
 from anabranch.core.round import ReplyTo
 from anabranch.ports import LogUncertain, Producer, TopicPartition
-from anabranch.processors import controller, durability, leadership, rounds
-from anabranch.processors.lanes import queues
-from anabranch.processors.offset_guess import OffsetGuess
+from anabranch.processors import controller, durability, leadership
+from anabranch.processors.durability import OffsetGuess
+from anabranch.processors.lanes import Lanes
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import Resolve, SafeTime, SafeTimeIs, TermRow
 from anabranch.topics.names import carrier_ids, status_topic, transactional_ids
@@ -52,7 +52,7 @@ def _before_commit(what: Callable[[Any, Any, Any], None]) -> Planted:
         early = _Before(producer, lambda: what(to, round_, state))
         real(to, early, round_, state, *rest, **more)
 
-    return patch.object(rounds, "write_round", write_round)
+    return patch.object(controller, "write_round", write_round)
 
 
 def _answer(to: Any, round_: Any, state: Any) -> None:
@@ -78,7 +78,7 @@ def answer_unsure() -> Planted:
             _answer(to, round_, state)
             raise
 
-    return patch.object(rounds, "write_round", write_round)
+    return patch.object(controller, "write_round", write_round)
 
 
 def table_early() -> Planted:
@@ -118,7 +118,7 @@ def rows_later() -> Planted:
         round_.rows.update(late)
         real(to, producer, round_, *rest, **more)
 
-    return patch.object(rounds, "write_round", write_round)
+    return patch.object(controller, "write_round", write_round)
 
 
 class _NeverWrong(list[int]):
@@ -161,13 +161,15 @@ def _initialise(log: Any, given: Any) -> tuple[list[Producer], list[list[Produce
 def no_term() -> Planted:
     """No TERM record: a leader acts on a fold from before its rival's last rounds."""
 
-    def take_lead(log: Any, table: Any, state: Any, clock: Any, **given: Any) -> leadership.Lease:
+    def become_leader(
+        log: Any, table: Any, state: Any, clock: Any, **given: Any
+    ) -> leadership.Lease:
         status = TopicPartition(status_topic(given["prefix"]), given["control_partition"])
         producers, carriers = _initialise(log, given)
         leadership.fold_to_end(log, table, state, clock, status)
         return leadership.Lease(producers, 1, carriers=carriers)
 
-    return patch.object(controller, "take_lead", take_lead)
+    return patch.object(controller, "become_leader", become_leader)
 
 
 class _Late:
@@ -193,7 +195,7 @@ class _Late:
 @contextmanager
 def _fenced_late(is_late: Callable[[str], bool]) -> Iterator[None]:
     """These transactional ids are initialised when they are first needed."""
-    real = leadership.take_lead
+    real = leadership.become_leader
 
     class _Log:
         def __init__(self, log: Any) -> None:
@@ -206,10 +208,10 @@ def _fenced_late(is_late: Callable[[str], bool]) -> Iterator[None]:
             make = partial(self._log.producer, id_, timeout=timeout)
             return _Late(make) if is_late(id_) else make()
 
-    def take_lead(log: Any, *given: Any, **more: Any) -> leadership.Lease:
+    def become_leader(log: Any, *given: Any, **more: Any) -> leadership.Lease:
         return real(_Log(log), *given, **more)
 
-    with patch.object(controller, "take_lead", take_lead):
+    with patch.object(controller, "become_leader", become_leader):
         yield
 
 
@@ -243,7 +245,9 @@ def one_fenced() -> Iterator[None]:
 def fold_once() -> Planted:
     """The log is folded before the fences, and not again behind them."""
 
-    def take_lead(log: Any, table: Any, state: Any, clock: Any, **given: Any) -> leadership.Lease:
+    def become_leader(
+        log: Any, table: Any, state: Any, clock: Any, **given: Any
+    ) -> leadership.Lease:
         status = TopicPartition(status_topic(given["prefix"]), given["control_partition"])
         leadership.fold_to_end(log, table, state, clock, status)
         producers, carriers = _initialise(log, given)
@@ -254,15 +258,17 @@ def fold_once() -> Planted:
         state.apply(k.TERM_KEY, row)
         return leadership.Lease(producers, term, carriers=carriers)
 
-    return patch.object(controller, "take_lead", take_lead)
+    return patch.object(controller, "become_leader", become_leader)
 
 
 def act_before_term() -> Planted:
     """The leader acts at once; its TERM record is logged only after its first steps."""
-    real_lead, real_step = leadership.take_lead, controller.Controller.step
+    real_lead, real_step = leadership.become_leader, controller.Controller.step
     steps: dict[int, int] = {}
 
-    def take_lead(log: Any, table: Any, state: Any, clock: Any, **given: Any) -> leadership.Lease:
+    def become_leader(
+        log: Any, table: Any, state: Any, clock: Any, **given: Any
+    ) -> leadership.Lease:
         status = TopicPartition(status_topic(given["prefix"]), given["control_partition"])
         leadership.fold_to_end(log, table, state, clock, status)
         if state.term is None:
@@ -284,7 +290,7 @@ def act_before_term() -> Planted:
     @contextmanager
     def planted() -> Iterator[None]:
         with (
-            patch.object(controller, "take_lead", take_lead),
+            patch.object(controller, "become_leader", become_leader),
             patch.object(controller.Controller, "step", step),
         ):
             yield
@@ -300,11 +306,11 @@ def old_keepalives() -> Planted:
 def hasty_staleness() -> Planted:
     """Silence is judged before the commands are read to their end."""
 
-    def judge(lanes: queues.Lanes, batch: object) -> None:
+    def judge(lanes: Lanes, batch: object) -> None:
         for lane in lanes.on.values():
             lane.read_ms = 1 << 62
 
-    return patch.object(queues.Lanes, "judge", judge)
+    return patch.object(Lanes, "judge", judge)
 
 
 # -- answers ------------------------------------------------------------------------------------------

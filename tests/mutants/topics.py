@@ -11,13 +11,12 @@ from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.state import State
 from anabranch.ports import LogError, TopicGone, TopicInfo
-from anabranch.processors import controller, durability
+from anabranch.processors import controller, durability, topic_trouble
+from anabranch.processors.background import LostMarkerSweep
 from anabranch.processors.carrier import Carriers
 from anabranch.processors.leadership import Lease
-from anabranch.processors.streams import health, trouble
-from anabranch.processors.streams.histories import Histories
-from anabranch.processors.streams.quiet import Quiet
-from anabranch.processors.streams.trouble import StreamTrouble
+from anabranch.processors.streams.cleanup import Histories
+from anabranch.processors.topic_trouble import StreamTrouble
 from tests.memory.producer import MemoryProducer
 
 Planted = AbstractContextManager[object]
@@ -84,7 +83,7 @@ def all_wait_for_one() -> Iterator[None]:
 
     with (
         patch.object(StreamTrouble, "find", find),
-        patch.object(trouble, "unwell", lambda *_: ""),
+        patch.object(topic_trouble, "unwell", lambda *_: ""),
         patch.object(StreamTrouble, "_note_all", _note_none),
     ):
         yield
@@ -97,14 +96,14 @@ def _note_none(*_: object) -> bool:
 @contextmanager
 def trouble_taken_for_loss() -> Iterator[None]:
     """A stream that can't be reached for long is given up, as if its topics were gone."""
-    gone, unwell = health.gone, health.unwell
+    gone, unwell = topic_trouble.gone, topic_trouble.unwell
 
     def is_gone(topic: str, info: TopicInfo | None, partitions: int, topic_id: str) -> str:
         why = gone(topic, info, partitions, topic_id)
         return why if why or info is None else unwell(info, partitions)
 
     with (
-        patch.object(trouble, "gone", is_gone),
+        patch.object(topic_trouble, "gone", is_gone),
         patch.object(StreamTrouble, "_is_gone", lambda *_: True),
     ):
         yield
@@ -112,7 +111,7 @@ def trouble_taken_for_loss() -> Iterator[None]:
 
 def every_refusal_is_final() -> Planted:
     """Whatever the brokers refuse is taken for the data's fault: for want of a right, too."""
-    return patch.object(health, "DATA_CODES", range(200))
+    return patch.object(topic_trouble, "DATA_CODES", range(200))
 
 
 def busy_ids_are_used_again() -> Planted:
@@ -127,7 +126,7 @@ def left_open() -> Planted:
 
 def quiet_streams_stay() -> Planted:
     """No leader looks at a stream that no round comes to: what lacks a marker there stays open."""
-    return patch.object(Quiet, "_compare", lambda *_: {})
+    return patch.object(LostMarkerSweep, "_compare", lambda *_: {})
 
 
 def idle_streams_stay() -> Planted:

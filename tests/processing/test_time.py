@@ -30,7 +30,7 @@ from anabranch.processing.metrics import TABLE
 from anabranch.processing.stores import prefix_of
 from anabranch.processing.table import Table
 from anabranch.processing.timers import Windows
-from anabranch.processors.numbers import Numbers
+from anabranch.processors.monitor import Numbers
 from anabranch.reading.tasks.shares import Piece
 
 TASKS = 4

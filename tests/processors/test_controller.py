@@ -363,7 +363,7 @@ def test_what_grows_is_shown() -> None:
         elif leader is not controller:
             controller = leader
             controller.lead()
-        controller.look()
+        controller.update_metrics()
         shown = {
             name: controller.metrics.values[name][()] for name in ("outcomes", "history_offsets")
         }

@@ -13,8 +13,8 @@ from anabranch.core.ids import TXN_HEADER, unpack_txn_header
 from anabranch.ports import Log, LogRefused, TopicPartition
 from anabranch.processors import durability
 from anabranch.processors.controller import Controller
-from anabranch.processors.offset_guess import MOST_SKIPPED, OffsetGuess
-from anabranch.processors.streams.gaps import Appended, Gaps
+from anabranch.processors.durability import MOST_SKIPPED, OffsetGuess
+from anabranch.processors.streams.foreign_records import Appended, ForeignRecordScan
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import (
     CommitRecord,
@@ -287,7 +287,7 @@ def test_records_of_others_are_counted_and_nothing_else(
     def found() -> int:
         world.clock.sleep(1)
         (info,) = world.ask(controller, DescribeStreams(None, STREAM)).streams
-        controller.look()
+        controller.update_metrics()
         shown = controller.metrics.values["foreign_records"]
         assert shown == ({(STREAM,): info.foreign} if info.foreign else {})
         return int(info.foreign)
@@ -318,15 +318,15 @@ def test_markers_may_come_late() -> None:
             looked.append(positions)
             return {}
 
-    gaps = Gaps(cast("Log", Empty()), threads=False)
+    scan = ForeignRecordScan(cast("Log", Empty()), threads=False)
     known = 10
     for gap in (1, 0, 0, 3, 1, 0, 2, 1):
-        gaps.appended([Appended(STREAM, 0, known, known + gap)])
+        scan.appended([Appended(STREAM, 0, known, known + gap)])
         known += gap + 5
-        gaps.look(known * 1000)
+        scan.look(known * 1000)
     assert looked == []
-    gaps.appended([Appended(STREAM, 0, known, known + 2)])
-    gaps.look(known * 1000)
+    scan.appended([Appended(STREAM, 0, known, known + 2)])
+    scan.look(known * 1000)
     assert looked == [{DATA: known}]
 
 

@@ -160,7 +160,7 @@ def test_a_carried_merge_whose_records_somebody_deleted_stops_nobody_else() -> N
     stands = world.ask(controller, GetState(txn_id))
     assert stands.state == "FINALIZE_IN_PROGRESS"
     assert "its merge does not go on: a journal lost records of it" in stands.reason
-    controller.look()
+    controller.update_metrics()
     assert controller.metrics.values["stuck_merges"] == {("torn",): 1, ("waiting",): 0}
 
 

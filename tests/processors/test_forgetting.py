@@ -23,8 +23,7 @@ from anabranch.ports import (
     TopicSpec,
 )
 from anabranch.processors.controller import Controller
-from anabranch.processors.streams.cleanup import Cutter
-from anabranch.processors.streams.histories import _Walk
+from anabranch.processors.streams.cleanup import Truncator, _Walk
 from anabranch.processors.streams.topics import GIVE_UP_S
 from anabranch.schemas.codec import TYPES
 from anabranch.schemas.records import (
@@ -90,15 +89,15 @@ def unknown(play: Play, count: int) -> None:
 def in_memory(controller: Controller) -> set[object]:
     """Everything by which the controller keeps something in memory."""
     memory, index = controller._memory, controller._intake.index
-    beside = controller._beside
-    assert beside is not None
+    background = controller._background
+    assert background is not None
     return {
         *controller._tails,
         *controller._autoscaling._scalers,
         *controller._autoscaling._asked,
         *controller._stream_trouble._troubles,
         *controller._stream_trouble.waiting,
-        *beside.topics._deleting,
+        *background.topics._deleting,
         *memory.merging.may_roll_ms.as_dict(),
         *memory.merging.may_grow_ms.as_dict(),
         *(stream for stream, _ in memory.cleaning.may_move_ms.as_dict()),
@@ -107,7 +106,7 @@ def in_memory(controller: Controller) -> set[object]:
         *(stream for stream, _ in index.plain_ends),
         *(stream for stream, _ in index.read),
         *index.rejected,
-        *(place.topic for place in beside.cutter._due),
+        *(place.topic for place in background.truncator._due),
     }
 
 
@@ -210,14 +209,14 @@ def test_what_was_to_be_deleted_of_the_old_journal_is_not_deleted_of_the_new_one
     assert log.start_offsets([place]) == {place: 0}
 
 
-@pytest.mark.parametrize("who", ["_cutter", "_growth"])
+@pytest.mark.parametrize("who", ["_truncator", "_growth"])
 @pytest.mark.parametrize("seconds", [GIVE_UP_S - 1, GIVE_UP_S + 1], ids=["waits", "refused"])
 def test_what_names_a_topic_only_is_waited_for(
     who: str, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play = lost()
-    assert play.controller._beside is not None
-    topics = play.controller._beside.topics
+    assert play.controller._background is not None
+    topics = play.controller._background.topics
     assert topics is not None
     command = play.world.send(ForgetStream(GONE))
     with monkeypatch.context() as patched:
@@ -242,16 +241,16 @@ def test_what_names_a_topic_only_is_waited_for(
 def test_a_look_at_an_old_history_says_nothing_of_a_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cutter = Cutter(Play().world.cluster.log("c"), threads=False, histories_ms=1)
+    truncator = Truncator(Play().world.cluster.log("c"), threads=False, histories_ms=1)
     look = Future[dict[str, int]]()
-    monkeypatch.setattr(cutter._helper, "submit", lambda *_: look)
-    assert cutter.spare(0, lambda: {GONE: 2, OTHER: 2}) == {}
-    assert not cutter.is_at(GONE), "a look only reads: no deletion waits for it"
-    cutter.forget_stream(GONE)
-    cutter._histories._walks[GONE] = _Walk(9, 7)  # it goes on on its thread
+    monkeypatch.setattr(truncator._helper, "submit", lambda *_: look)
+    assert truncator.spare(0, lambda: {GONE: 2, OTHER: 2}) == {}
+    assert not truncator.is_at(GONE), "a look only reads: no deletion waits for it"
+    truncator.forget_stream(GONE)
+    truncator._histories._walks[GONE] = _Walk(9, 7)  # it goes on on its thread
     look.set_result({GONE: 7, OTHER: 7})
-    assert cutter.spare(0, lambda: {GONE: 2, OTHER: 2}) == {OTHER: 7}
-    assert GONE not in cutter._histories._walks
+    assert truncator.spare(0, lambda: {GONE: 2, OTHER: 2}) == {OTHER: 7}
+    assert GONE not in truncator._histories._walks
 
 
 def test_it_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,7 @@ from anabranch.errors import InvalidArgument, NotReady, TopicMisconfigured
 from anabranch.kafka.wire.codes import CREATE_CODES, GROW_CODES, Act, meaning
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition, TopicSpec
 from anabranch.processors.controller import Controller
-from anabranch.processors.streams.growth import Growth
-from anabranch.processors.streams.topics import StreamTopics
+from anabranch.processors.streams.topics import Growth, StreamTopics
 from anabranch.schemas.codec import decode_as
 from anabranch.schemas.records import (
     AlterStream,
@@ -287,8 +286,8 @@ def test_others_go_on_while_brokers_work_on_topics(
     back.set()
     until(world, controller, lambda: world.reply(asked) is not None)
     assert not isinstance(world.reply(asked), Refusal)
-    assert controller._beside is not None
-    assert not controller._beside.topics.busy
+    assert controller._background is not None
+    assert not controller._background.topics.busy
     controller.resign()
 
 
@@ -355,8 +354,8 @@ def stream_topics(*, threads: bool) -> tuple[State, StreamTopics, StreamRow]:
     controller.lead()
     world.stream(controller, "s/a", 1)
     state = State(controller.table)
-    assert controller._beside is not None
-    parts = world.cluster.log("t"), world.clock, status_topic(), controller._beside.cutter
+    assert controller._background is not None
+    parts = world.cluster.log("t"), world.clock, status_topic(), controller._background.truncator
     return state, StreamTopics(*parts, threads=threads), state.streams["s/a"]
 
 

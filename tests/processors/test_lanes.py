@@ -16,10 +16,10 @@ from anabranch.core.decisions.turn import AT_END
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.ports import TopicPartition, TopicSpec
-from anabranch.processors import poison_commands as culprit
+from anabranch.processors import lanes as lanes_module
+from anabranch.processors import suspects
+from anabranch.processors.command import Command
 from anabranch.processors.controller import Controller
-from anabranch.processors.lanes import queues
-from anabranch.processors.lanes.command import Command
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.topics.names import (
@@ -117,8 +117,8 @@ def test_each_is_answered_in_its_own_topic_and_goes_on_where_it_was() -> None:
 
 
 def test_a_flood_costs_its_own_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(culprit, "MAX_COMMANDS", 40)
-    monkeypatch.setattr(queues, "QUANTUM", 20)
+    monkeypatch.setattr(suspects, "MAX_COMMANDS", 40)
+    monkeypatch.setattr(lanes_module, "QUANTUM", 20)
     play = Lanes()
     flood = play.send(A, 400)
     play.leader.step(0)
@@ -127,7 +127,7 @@ def test_a_flood_costs_its_own_lane(monkeypatch: pytest.MonkeyPatch) -> None:
         play.leader.step(0)
         assert play.states(asked) == {"COMMITTED"}, "in the next round"
     assert play.world.reply(flood[-1]) is None
-    play.leader.look()
+    play.leader.update_metrics()
     lag = play.leader.metrics.values["commands_lag"]
     assert (lag[A,] > 100, lag[B,], lag[OPEN_LANE,]) == (True, 0, 0)
     play.steps(10)
@@ -136,7 +136,7 @@ def test_a_flood_costs_its_own_lane(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_room_for_a_flood_is_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(culprit, "MAX_COMMANDS", 1)
+    monkeypatch.setattr(suspects, "MAX_COMMANDS", 1)
     monkeypatch.setattr(limits, "QUEUED", limits.QUEUED._replace(value=40_000))
     play = Lanes()
     play.send(A, 500)
@@ -150,7 +150,7 @@ def test_room_for_a_flood_is_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_room_for_all_floods_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each lane has a batch beyond its share; they come in one after the other, and each has its turn."""
-    monkeypatch.setattr(culprit, "MAX_COMMANDS", 1)
+    monkeypatch.setattr(suspects, "MAX_COMMANDS", 1)
     most = 40_000
     monkeypatch.setattr(limits, "QUEUED", limits.QUEUED._replace(value=most))
     play = Lanes()
@@ -209,7 +209,7 @@ def test_turns_go_by_what_commands_cost() -> None:
     for _ in range(10):
         batch = lanes.next(700, lanes.active)
         allowed, decided = lanes.allowed(batch), []
-        assert allowed == {A: queues.QUANTUM, B: queues.QUANTUM}
+        assert allowed == {A: lanes_module.QUANTUM, B: lanes_module.QUANTUM}
         for command in batch:
             if allowed[command.lane] > 0:
                 command.charge = cost[command.lane]
@@ -240,7 +240,7 @@ def test_a_lane_gives_the_rest_of_a_dear_batch_back(monkeypatch: pytest.MonkeyPa
     play = Lanes()
     for _ in range(40):
         play.begin(B)
-    monkeypatch.setattr(queues, "QUANTUM", 200)
+    monkeypatch.setattr(lanes_module, "QUANTUM", 200)
     flood = play.send(B, 50, r.ListOpen(None, None, 1_000))
     (asked,) = play.send(A)
     play.leader.step(0)
@@ -418,7 +418,7 @@ def test_a_quota_lets_a_flood_go_in_chunks() -> None:
 
 @pytest.mark.parametrize("error", [ValueError, Killed])
 def test_poison_in_one_lane(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(culprit, "PIECE", 7)
+    monkeypatch.setattr(suspects, "PIECE", 7)
     play = Lanes()
     monkeypatch.setitem(entrance._DECISIONS, r.GetState, failing(error))
     others = play.send(A, 20) + play.send(B, 20) + play.send(OPEN_LANE, 20)
@@ -430,7 +430,7 @@ def test_poison_in_one_lane(error: Any, monkeypatch: pytest.MonkeyPatch) -> None
     (row,) = play.list().set_aside
     assert (row.lane, row.offset, row.what) == (B, 20, "GetState")
     assert play.events == 100
-    play.leader.look()
+    play.leader.update_metrics()
     if error is ValueError:
         assert play.leader.metrics.values["commands_set_aside"] == {(B,): 1}
 
@@ -464,7 +464,7 @@ def test_an_operator_skips_a_command_of_one_lane() -> None:
 
 def test_poison_in_two_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both kill, at the same offset; a successor must not take one's tries for the other's."""
-    monkeypatch.setattr(culprit, "PIECE", 7)
+    monkeypatch.setattr(suspects, "PIECE", 7)
     play = Lanes()
     monkeypatch.setitem(entrance._DECISIONS, r.GetState, failing(Killed))
     bad = play.send(A, command=r.GetState(BAD)) + play.send(B, command=r.GetState(BAD))
@@ -722,7 +722,7 @@ def test_a_blocked_lanes_own_transactions_end() -> None:
 
 def test_silence_beside_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flooded lane's heartbeats wait behind its flood: its transactions live, others end in time."""
-    monkeypatch.setattr(culprit, "MAX_COMMANDS", 10)
+    monkeypatch.setattr(suspects, "MAX_COMMANDS", 10)
     monkeypatch.setattr(limits, "UNREAD", limits.UNREAD._replace(value=3))
     monkeypatch.setattr(expiry, "UNREAD_MS", 0)
     play = Lanes()
@@ -746,7 +746,7 @@ def test_silence_beside_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_flood_without_end_does_not_keep_its_own_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(culprit, "MAX_COMMANDS", 10)
+    monkeypatch.setattr(suspects, "MAX_COMMANDS", 10)
     play = Lanes()
     txn_id, _ = play.begin(A)
     play.send(A, 200)
@@ -759,7 +759,7 @@ def test_a_flood_without_end_does_not_keep_its_own_alive(monkeypatch: pytest.Mon
 
 def test_a_helper_is_heard_through_its_own_flood(monkeypatch: pytest.MonkeyPatch) -> None:
     """It only ever sends heartbeats; the transaction is of `open`, and has no writer."""
-    monkeypatch.setattr(culprit, "MAX_COMMANDS", 10)
+    monkeypatch.setattr(suspects, "MAX_COMMANDS", 10)
     play = Lanes()
     txn_id, token = play.begin(OPEN_LANE)
     beat = r.Heartbeat((token,))

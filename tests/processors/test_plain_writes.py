@@ -110,7 +110,7 @@ def test_what_the_stream_refuses_is_passed_over_alone(
     play(controller, 30)
     assert seen(world) == [b"after", b"before", b"beside"]
     assert controller.state.plain == {(STREAM, 0): 3, (STREAM, 1): 1}
-    controller.look()
+    controller.update_metrics()
     assert controller.metrics.values["plain_writes_refused"] == {(): 1}
     put(world, 0, b"later")
     play(controller)
@@ -312,7 +312,7 @@ def test_a_dear_journal_waits_for_others_and_is_read_once(
     world.clock.now += 20.0
     assert passes(2, command=True) == 2, "its debt is paid off"
     assert asked == [0], "what waits is not fetched again"
-    controller.look()
+    controller.update_metrics()
     assert controller.metrics.values["journal_work"][(STREAM,)] > 14 * RUNS
     assert controller.metrics.values["journal_debt"].keys() == {(STREAM,)}
     world.clock.now += 1.0
@@ -352,12 +352,12 @@ def test_a_command_among_plain_writes_waits_for_little(world: World) -> None:
         asked = world.send(FindScope("nyc", False)) if command else None
         before = controller.metrics.values["journal_work"].get((STREAM,), 0)
         controller.step(0.0)
-        controller.look()
+        controller.update_metrics()
         assert asked is None or world.reply(asked) is not None
         return int(controller.metrics.values["journal_work"][STREAM,] - before)
 
     calm, busy = limits.PASS_WORK.value, limits.BUSY_PASS_WORK.value
-    controller.look()
+    controller.update_metrics()
     world.clock.now += 1.0
     assert units() >= calm
     assert units(command=True) >= calm, "its own pass: its commit may need what is indexed"
@@ -420,8 +420,8 @@ def test_what_a_merge_fetched_is_for_the_next_ones(
     assert len(seen(world, len(journals))) == 20 * len(journals)
     assert controller.rounds - rounds >= 3 * len(journals)
     assert {journal: fetched[journal] for journal in journals} == dict.fromkeys(journals, 1)
-    assert controller._beside is not None
-    assert list(controller._beside.journals._readers) == journals[-MOST_KEPT:]
+    assert controller._background is not None
+    assert list(controller._background.journals._readers) == journals[-MOST_KEPT:]
 
 
 def test_what_reads_ahead_ends_with_the_lead(world: World) -> None:
@@ -432,12 +432,12 @@ def test_what_reads_ahead_ends_with_the_lead(world: World) -> None:
     controller.threads = True
     for value in (b"first", b"second"):
         controller.lead()
-        beside = controller._beside
+        background = controller._background
         put(world, 0, value)
         play(controller)
         assert read_ahead()
         controller.resign()
-        assert beside is not None
+        assert background is not None
         assert not read_ahead(), "though there is still something that has it"
     assert seen(world) == [b"first", b"second"]
 

@@ -14,10 +14,9 @@ from anabranch.core.decisions import decide as entrance
 from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import InvariantViolation
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
-from anabranch.processors import durability, rounds
-from anabranch.processors import poison_commands as culprit
+from anabranch.processors import controller, durability, suspects
+from anabranch.processors.command import Command
 from anabranch.processors.controller import Controller
-from anabranch.processors.lanes.command import Command
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.topics.names import commands_topic, control_topic, stream_topic, topics_of
@@ -150,7 +149,7 @@ def test_a_command_that_kills_whoever_tries_it(
     before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The successors know from the log alone which one it was."""
-    monkeypatch.setattr(culprit, "PIECE", 7)
+    monkeypatch.setattr(suspects, "PIECE", 7)
     play = Play()
     monkeypatch.setitem(entrance._DECISIONS, r.GetState, failing(Killed))
     asked, others = play.among(r.GetState(BAD), before, 30)
@@ -171,7 +170,7 @@ def uncertain(monkeypatch: pytest.MonkeyPatch, fails: Callable[[Any], bool]) -> 
             raise LogUncertain("broken pipe")
         real(to, producer, round_, *rest, **more)
 
-    monkeypatch.setattr(rounds, "write_round", write_round)
+    monkeypatch.setattr(controller, "write_round", write_round)
 
 
 def test_a_command_whose_round_is_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +334,7 @@ def test_messages_of_controllers_go_together_again_after_a_doubtful_round() -> N
     play = Play()
     said = [Record(0, 0, b"", encode(r.AdoptScope(f"s{n}", "open"))) for n in range(300)]
     play.world.cluster.produce(TopicPartition(control_topic(), 0), said)
-    play.leader._culprit.failed(LogUncertain("?"), [Command(0, None, b"", True, control=True)])
+    play.leader._suspects.failed(LogUncertain("?"), [Command(0, None, b"", True, control=True)])
     asked, before = play.world.send(play.shot()), play.leader.rounds
     play.until(lambda: play.served([asked]))
     assert play.leader.rounds - before < 20

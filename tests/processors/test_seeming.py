@@ -198,8 +198,8 @@ def test_a_recovery_that_brokers_cannot_judge_is_refused(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(MemoryLog, "is_gone", away)
     with helper("recovery", threads=True) as beside:
-        assert play.controller._beside is not None
-        topics = play.controller._beside.topics
+        assert play.controller._background is not None
+        topics = play.controller._background.topics
         topics._helper = beside
         command = play.world.send(RecoverStream(GONE))
         for _ in range(99):

@@ -60,7 +60,7 @@ class Stuck(Play):
             self.play(30, 2 * LOST_S)
             assert self.state(self.txn_id)[0] == "FINALIZE_IN_PROGRESS"
             assert self.stream_state(GONE) == "LOST"
-            self.controller.look()
+            self.controller.update_metrics()
             assert self.controller.metrics.values["stuck_merges"]["waiting",] == 1
 
     def carries(self) -> list[Any]:
@@ -69,8 +69,8 @@ class Stuck(Play):
 
     def read_anew(self) -> None:
         """The carriers' earlier fetches of the journals are dropped."""
-        assert self.controller._beside is not None
-        for carrier in self.controller._beside.carriers._each:
+        assert self.controller._background is not None
+        for carrier in self.controller._background.carriers._each:
             carrier._renew_readers()
 
     def settle(self) -> Any:
@@ -150,8 +150,8 @@ def test_a_transaction_of_a_former_layout_rolls_round_retired_partitions() -> No
 
 def test_what_was_read_ahead_of_a_journal_is_let_go_when_a_chunk_is_refused() -> None:
     play = Stuck(lost=False)
-    assert play.controller._beside is not None
-    carriers = play.controller._beside.carriers
+    assert play.controller._background is not None
+    carriers = play.controller._background.carriers
     assert carriers is not None
     carrier = carriers._each[0]
     readers = carrier._readers
@@ -212,8 +212,8 @@ def test_a_merge_whose_journal_records_are_deleted_can_be_settled(keeps_table: b
     state, reason = play.state(play.txn_id)
     assert state == "FINALIZE_IN_PROGRESS"
     assert f"`anabranch txn settle {play.txn_id.hex()}` ends it" in reason
-    assert play.controller._beside is not None
-    refused = play.controller._beside.carriers._not_before_ms
+    assert play.controller._background is not None
+    refused = play.controller._background.carriers._not_before_ms
     assert bool(refused) == keeps_table
     assert play.settle().state == "ABORTED"
     assert not refused
@@ -300,9 +300,9 @@ def test_nothing_is_carried_into_trouble_that_is_known() -> None:
 
 def test_a_chunk_under_way_is_waited_for() -> None:
     play = Stuck()
-    play.controller._beside.carriers.carrying.add(play.txn_id)  # type: ignore[union-attr]
+    play.controller._background.carriers.carrying.add(play.txn_id)  # type: ignore[union-attr]
     refused = play.world.send(Settle(play.token, ""))
-    play.controller._beside.carriers.sync = lambda *_: None  # type: ignore[union-attr,method-assign]
+    play.controller._background.carriers.sync = lambda *_: None  # type: ignore[union-attr,method-assign]
     play.play(2)
     assert play.world.reply(refused).code == "NotReady"
     assert play.state(play.txn_id)[0] == "FINALIZE_IN_PROGRESS"

@@ -86,10 +86,10 @@ def test_a_time_that_is_far_ahead_is_shown(caplog: pytest.LogCaptureFixture) -> 
         asked = world.send(one_shot(world, 1), more=(header,))
         controller.step(0)
         assert world.reply(asked).commit_timestamp == seen + 1
-        controller.look()
+        controller.update_metrics()
         assert controller.metrics.total("seconds_ahead") == pytest.approx(ahead_s, abs=0.002)
         told = [x for x in caplog.records if x.levelno == logging.WARNING]
         assert len(told) == (ahead_s > 1), "told once"
     world.clock.now += 60
-    controller.look()
+    controller.update_metrics()
     assert controller.metrics.total("seconds_ahead") == 0

@@ -27,7 +27,7 @@ from anabranch.ports import (
     TopicSpec,
 )
 from anabranch.processors import controller as controller_module
-from anabranch.processors.streams.health import Described, describe
+from anabranch.processors.topic_trouble import Described, describe
 from anabranch.schemas.records import (
     Abort,
     Commit,
@@ -247,7 +247,7 @@ def test_a_broker_that_does_not_know_a_new_stream_yet_ends_no_lead(
             del found.found[topic]
         return found
 
-    monkeypatch.setattr("anabranch.processors.streams.trouble.describe", lacking)
+    monkeypatch.setattr("anabranch.processors.topic_trouble.describe", lacking)
     made = play.world.send(CreateStream("nyc/new", 2, {}))
     play.play(30, 15.0)
     assert play.controller.state.term == term
@@ -297,22 +297,22 @@ def test_a_gap_of_a_stream_without_a_leader_holds_up_no_round() -> None:
     play, place = Play(), TopicPartition(stream_topic(GONE), 0)
     play.world.cluster.produce(place, [Record(n, 1, b"k", b"stray", ()) for n in range(9)])
     assert play.one_shot(GONE) == "COMMITTED"
-    gaps = play.controller._beside.gaps  # type: ignore[union-attr]
-    waiting = list(gaps._waiting)
+    scan = play.controller._background.foreign_records  # type: ignore[union-attr]
+    waiting = list(scan._waiting)
     assert [gap.stream for gap in waiting] == [GONE]
     play.world.cluster.troubles[place] = Trouble(Kind.LEADERLESS)
     began = play.world.clock.now
     for _ in range(5):  # the first try comes before the stream is known to be in trouble
-        gaps._look_ms = 0
+        scan._look_ms = 0
         play.play(1)
-    assert (play.world.clock.now, gaps.found) == (began, {})
+    assert (play.world.clock.now, scan.found) == (began, {})
     assert play.one_shot(GONE) == "NotReady"
     play.play(60, 30.0)
-    tries = [gap.tries for gap in gaps._waiting]
+    tries = [gap.tries for gap in scan._waiting]
     assert min(tries) <= 5, "a stream that waits is not asked for its gaps"
     del play.world.cluster.troubles[place]
     play.play(30, 30.0)
-    assert gaps.found == {GONE: 9}
+    assert scan.found == {GONE: 9}
 
 
 def test_no_call_for_a_stream_waits_for_its_leader() -> None:

@@ -64,11 +64,11 @@ class CarriersBeside(Carriers):
             try:
                 while not self._stop.is_set():
                     wall_ms = int((START_S + self._world.now) * 1000)
-                    self._told.put(told := carrier._chunk(one, job, wall_ms))
-                    if not isinstance(told, CarryRow) or told.done:
+                    self._results.put(result := carrier._chunk(one, job, wall_ms))
+                    if not isinstance(result, CarryRow) or result.done:
                         break
             except Exception as error:  # noqa: BLE001 the leader raises it
-                self._told.put(error)
+                self._results.put(error)
                 return
             finally:
                 self._busy -= 1

@@ -20,13 +20,11 @@ from anabranch.core.legal_names import split_stream
 from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import AnabranchError, InvariantViolation
 from anabranch.ports import TopicPartition
-from anabranch.processors import beside as beside_rounds
-from anabranch.processors import durability, intake
-from anabranch.processors import poison_commands as culprit
+from anabranch.processors import background, durability, intake, suspects
+from anabranch.processors.command import Command, Key
 from anabranch.processors.controller import Controller
-from anabranch.processors.lanes.command import Command, Key
 from anabranch.processors.leadership import STATUS_POSITION
-from anabranch.processors.poison_commands import DIED, Culprit
+from anabranch.processors.suspects import DIED, SuspectCommands
 from anabranch.reading import feed as feeds
 from anabranch.topics.names import history_topic, status_topic, stream_topic, topics_of
 from tests.memory.table import MemoryStore
@@ -137,26 +135,26 @@ def _strict(faults: Faults) -> Iterator[None]:
 
     A command at which processes died may be set aside: chance may strike three of them.
     """
-    real, aside = Culprit.raised, Culprit._set_aside
+    real, aside = SuspectCommands.raised, SuspectCommands._set_aside
 
-    def raised(culprit: Culprit, key: Key | None, error: Exception) -> None:
+    def raised(own: SuspectCommands, key: Key | None, error: Exception) -> None:
         if error.args != poison.RAISED:
             raise error
-        real(culprit, key, error)
+        real(own, key, error)
 
-    def put_aside(culprit: Culprit, command: Command, reason: str, *more: Any) -> None:
+    def put_aside(own: SuspectCommands, command: Command, reason: str, *more: Any) -> None:
         deaths = sum(faults.counts.get(name, 0) for name in _DEATHS)
         by_chance = reason == DIED and deaths >= limits.TRIES.value
         if poison.RAISED[0] not in reason and not by_chance:
             raise InvariantViolation(f"an innocent command is set aside: {command} {reason}")
-        aside(culprit, command, reason, *more)
+        aside(own, command, reason, *more)
 
     with (
         patch.object(
             limits, "LEAST_MESSAGE", limits.LEAST_MESSAGE._replace(value=int(TIGHT_BYTES))
         ),
-        patch.object(Culprit, "raised", raised),
-        patch.object(Culprit, "_set_aside", put_aside),
+        patch.object(SuspectCommands, "raised", raised),
+        patch.object(SuspectCommands, "_set_aside", put_aside),
         patch.object(feeds, "_ASIDE_S", 1.0),  # else a reader seems to have come to the end
     ):
         yield
@@ -185,7 +183,7 @@ def _simulate(
     try:
         beside: AbstractContextManager[object] = nullcontext()
         if drawn.carriers_beside:
-            beside = patch.object(beside_rounds, "Carriers", carriers_beside(world))
+            beside = patch.object(background, "Carriers", carriers_beside(world))
         with (
             _strict(faults),
             _limits(small=drawn.small),
@@ -558,8 +556,8 @@ class _Run:
 
 
 _SMALL: tuple[tuple[ModuleType, str, int], ...] = (
-    (culprit, "MAX_COMMANDS", 3),
-    (culprit, "PIECE", 2),
+    (suspects, "MAX_COMMANDS", 3),
+    (suspects, "PIECE", 2),
     (intake, "FETCH_BYTES", 700),
     (intake, "INDEX_ROWS", 3),
     (durability, "SMALL_BYTES", 300),

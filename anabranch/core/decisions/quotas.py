@@ -3,7 +3,7 @@
 All lanes have the defaults of `limits.QUOTAS` but `admin`, which has none, and `open` where its senders are
 trusted; a `LaneRow` replaces them. A quota
 refuses what makes more, and never a commit, an abort, a question or a heartbeat. Only the quota of a lane's
-work delays these, in `processors.lanes.queues`.
+work delays these, in `processors.lanes`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Commands that no leader can carry out: they are logged and passed over, so that the rest is served.
 
-`processors.poison_commands` finds them, by the rounds that fail.
+`processors.suspects` finds them, by the rounds that fail.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The care of streams' topics, beside the rounds: made, watched, cut, scaled."""
+"""The care of streams' topics outside of rounds: they are created, grown, truncated, deleted, scaled, watched."""

@@ -1,4 +1,4 @@
-"""Work beside the loop, on a helper thread; and without threads, for the simulator, in the loop."""
+"""Work on a helper thread, or, without threads (in the simulator), at once in the caller's."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class _AtOnce(Executor):
 
 
 def helper(name: str, *, threads: bool) -> Executor:
-    """One helper thread beside the loop: an absent broker must not stop the rounds."""
+    """One helper thread: an absent broker must not stop the rounds. Without ``threads``: no thread."""
     return ThreadPoolExecutor(1, name) if threads else _AtOnce()

@@ -1,7 +1,7 @@
-"""The topics of streams: the leader makes, grows and deletes them as the log says.
+"""The topics of streams: the leader creates, alters, grows and deletes them, as the status log says.
 
-The stream's row logs an intent first; this module carries it out; the result is logged. A successor that finds an
-intent without a result does it again, which is harmless.
+The stream's row has the intent, which is logged first. This module does the work, and the result is logged. A
+leader that finds an intent without a result does the work again, which is harmless.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from anabranch.core import limits
 from anabranch.core.decisions.alter import stream_changed
@@ -50,13 +50,14 @@ from anabranch.ports import (
     TopicInfo,
 )
 from anabranch.processors.history_tail import base_place, events_until, load_tail
-from anabranch.processors.streams.cleanup import Cutter
-from anabranch.processors.streams.growth import Growth
+from anabranch.processors.streams.cleanup import Truncator
 from anabranch.processors.streams.helper_thread import helper
+from anabranch.processors.topic_trouble import next_pause
 from anabranch.schemas.records import BaseRow, StreamRow
 from anabranch.topics.altering import alter_stream_topics
 from anabranch.topics.creation import (
     create_stream_topics,
+    grow_stream_topics,
     refusal_of,
 )
 from anabranch.topics.names import history_topic, journal_topic, stream_topic, topics_of
@@ -90,7 +91,7 @@ class _Deleting:
 
 
 class StreamTopics:
-    """Makes, alters, cuts, grows and deletes topics, all beside the loop: slow brokers hold up no round.
+    """Creates, alters, truncates, grows and deletes topics on helper threads: slow brokers delay no round.
 
     There is one piece of work for a stream at a time.
     """
@@ -100,7 +101,7 @@ class StreamTopics:
         log: Log,
         clock: Clock,
         witness: str,
-        cutter: Cutter,
+        truncator: Truncator,
         *,
         threads: bool,
         record_bytes: int = limits.RECORD.value,
@@ -113,7 +114,7 @@ class StreamTopics:
         self._clock = clock
         self._witness = witness
         self._record_bytes = record_bytes
-        self._cutter = cutter
+        self._truncator = truncator
         self._growth = Growth(log, clock, threads=threads)
         self._helper = helper("anabranch-topics", threads=threads)
         self._under_way: dict[str, tuple[object, Future[Any]]] = {}  # for what it is, and the work
@@ -166,7 +167,7 @@ class StreamTopics:
                 yield stream, partial(partitions_refused, stream=stream, **grown._asdict())
 
     def _changed(self, row: StreamRow, state: State) -> Iterator[tuple[str, Done]]:
-        """A step of work on a stream that exists; behind the publication of a base also what follows that."""
+        """A step of work on a stream that exists; after the publication of a base also the next one."""
         done = self._contained(row, state)
         while done is not None:
             yield row.stream, done  # it goes on once the result is logged
@@ -201,7 +202,7 @@ class StreamTopics:
     def _done(self, row: StreamRow, work: Callable[[], T], by: object = None) -> Future[T] | None:
         """Work on a stream, once it is over; begun if need be. None: look again.
 
-        ``by``: on what it depends, besides the row's state and change: work for another one is done again.
+        ``by``: what it depends on, apart from the row's state and change. If that has changed, it is done again.
         """
         wanted = row.state, row.change, by
         if row.stream not in self._under_way:
@@ -276,7 +277,7 @@ class StreamTopics:
             return None
         if row.state == FORGETTING:
             # Their requests name a topic only: a new topic of that name must not get them.
-            waits = self._cutter.is_at(stream) or self._growth.is_at(stream)
+            waits = self._truncator.is_at(stream) or self._growth.is_at(stream)
             if stream not in self._under_way and self._is_overdue(stream, waits):
                 why = f"its topics are still cut or grown after {GIVE_UP_S:.0f} s, as brokers don't answer"
                 return self._refused(stream, NotReady(f"{why}; repeat this"))
@@ -327,7 +328,7 @@ class StreamTopics:
     def _change(self, row: StreamRow, base: BaseRow | None) -> Done | None:
         """Let the topics of a living stream follow its row. None: it is changed no more.
 
-        A base is told of by a round of its own, before anything is deleted. ``base``: the one told of last.
+        A base is published by a round of its own, before anything is deleted. ``base``: the one published last.
         """
         change, error = row.change, None
         if change is None:
@@ -354,11 +355,12 @@ class StreamTopics:
         return partial(stream_changed, stream=row.stream, error=error)
 
     def _is_overdue(self, stream: str, waits: bool) -> bool:
-        """Whether a deletion has waited for other work for too long; its time begins again behind that work."""
+        """Whether a deletion has waited too long for other work. Its time begins again once that work is over."""
         now = self._clock.monotonic()
         deleting = self._deleting.setdefault(stream, _Deleting(now, now + GIVE_UP_S))
         if not (waits or deleting.begun):
-            deleting.begun, deleting.give_up_at = True, now + GIVE_UP_S
+            deleting.begun = True
+            deleting.give_up_at = now + GIVE_UP_S
         return waits and now >= deleting.give_up_at
 
     def _delete(self, row: StreamRow) -> Done | None:
@@ -369,7 +371,8 @@ class StreamTopics:
         if now < under_way.look_at:
             return None
         left = under_way.found if under_way.proved else []
-        under_way.found, under_way.proved = [], False
+        under_way.found = []
+        under_way.proved = False
         try:
             if left:
                 self._check_open()
@@ -402,7 +405,7 @@ class StreamTopics:
         return partial(prove_lead, stream=stream) if found else None
 
     def _check_open(self) -> None:
-        """Stop work that a lead has left behind: others may have begun the stream again."""
+        """Stop work of a leadership that is over: the next leader may have begun it again."""
         if self._closed:
             raise LogUnavailable("this process leads no more")
 
@@ -417,3 +420,91 @@ class StreamTopics:
 
 def _names(topics: Sequence[TopicInfo]) -> str:
     return ", ".join(topic.name for topic in topics)
+
+
+# -- growth -------------------------------------------------------------------------------------------
+
+
+class NotGrown(NamedTuple):
+    """The reason why a stream's topics can't be grown, and the partitions of its journal."""
+
+    error: AnabranchError
+    there: int = 0
+
+
+class Growth:
+    """Adds the partitions that are logged as wanted, on a helper thread; also those that a former leader left.
+
+    A growth that fails pauses, and is tried again for what may pass: brokers may have added the partitions.
+    """
+
+    def __init__(self, log: Log, clock: Clock, *, threads: bool) -> None:
+        self._log = log
+        self._clock = clock
+        self._helper = helper("anabranch-growth", threads=threads)
+        self._under_way: dict[str, Future[int | NotGrown]] = {}
+        self._pauses: dict[str, tuple[float, float]] = {}  # its length, and its monotonic end
+
+    @property
+    def busy(self) -> bool:
+        """Whether topics are being grown."""
+        return bool(self._under_way)
+
+    def is_at(self, stream: str) -> bool:
+        """Whether this stream's topics are being grown."""
+        return stream in self._under_way
+
+    def step(
+        self, state: State, waiting: Container[str] = ()
+    ) -> Iterator[tuple[str, int | NotGrown]]:
+        """Begin the growth that is wanted. Yields (stream, its partitions now, or why it can't be grown).
+
+        ``waiting``: streams in trouble.
+
+        Raises: LogError, if the log can't be reached.
+        """
+        now = self._clock.monotonic()
+        for stream in [s for s, work in self._under_way.items() if work.done()]:
+            row = state.streams.get(stream)
+            if row is None or row.wanted_partitions <= row.partitions:
+                del self._under_way[stream]  # given up meanwhile
+        for stream, row in list(state.streams.items()):
+            if row.wanted_partitions <= row.partitions:
+                continue
+            if stream not in self._under_way:
+                if stream in waiting or now < self._pauses.get(stream, (0, 0))[1]:
+                    continue
+                wanted = row.wanted_partitions
+                self._under_way[stream] = self._helper.submit(_grow, self._log, stream, wanted)
+            work = self._under_way[stream]
+            if work.done():
+                del self._under_way[stream]
+                grown = work.result()
+                if isinstance(grown, NotGrown):
+                    last, end = self._pauses.get(stream, (0.0, 0.0))
+                    pause = next_pause(last, now - end)
+                    self._pauses[stream] = pause, now + pause
+                yield stream, grown
+
+    def close(self) -> None:
+        """Leave work under way: the next leader does it again.
+
+        Such work may still add partitions, also to topics of a later stream of that name; this does no harm.
+        """
+        self._helper.shutdown(wait=False, cancel_futures=True)
+        self._under_way.clear()
+
+
+def _grow(source: Log, stream: str, partitions: int) -> int | NotGrown:
+    """Add partitions. Those that a former attempt added to the journal stay wanted: plain writes come there."""
+    try:
+        try:
+            grow_stream_topics(source, stream, partitions)
+        except LogRefused as error:
+            journal = source.describe_topics([journal_topic(stream)]).get(journal_topic(stream))
+            return NotGrown(refusal_of(error), journal.partitions if journal is not None else 0)
+    except AnabranchError as error:
+        return NotGrown(error)
+    except (LogRefused, LogUnavailable) as error:
+        return NotGrown(NotReady(f"the brokers can't add partitions now: {error}"))
+    return partitions

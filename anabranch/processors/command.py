@@ -39,7 +39,7 @@ class Command:
     native: bool  # sent inside a native transaction
     lane: str = OPEN_LANE
     control: bool = False  # a record of the control topic, which only controllers write
-    unheard: bool = False  # its headers for the answer are unusable
+    unanswered: bool = False  # its headers for the answer are unusable
     seen: bytes | None = None  # a hybrid time, as its sender put it
     charge: int = work.SMALL  # units, once it is decided
 
@@ -116,6 +116,6 @@ def command_of(record: Record, native: bool, lane: str, reply_partitions: int) -
             to = ReplyTo(
                 correlation_id, number, command_digest(payload), lane, WAIT_HEADER in headers
             )
-    unheard = to is None and (correlation_id is not None or partition is not None)
+    unanswered = to is None and (correlation_id is not None or partition is not None)
     seen = headers.get(TIME_HEADER)
-    return Command(record.offset, to, payload, native, lane, unheard=unheard, seen=seen)
+    return Command(record.offset, to, payload, native, lane, unanswered=unanswered, seen=seen)

@@ -15,27 +15,52 @@ shorter than before is waited for: a former leader may have answered that does n
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from anabranch.core import limits
 from anabranch.core.state import State
+from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR
 from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import chain_of
 from anabranch.ports import (
+    CORRUPT_MESSAGE,
+    INVALID_RECORD,
+    INVALID_TIMESTAMP,
+    MESSAGE_TOO_LARGE,
+    UNSUPPORTED_COMPRESSION_TYPE,
     Clock,
     Log,
     LogError,
+    LogRefused,
     LogUnavailable,
     TopicGone,
+    TopicInfo,
     TopicPartition,
 )
-from anabranch.processors.intake import Intake
-from anabranch.processors.streams.health import describe, gone, next_pause, unwell
 from anabranch.topics.creation import stream_problems
 from anabranch.topics.names import history_topic, topics_of
 
 log = logging.getLogger("anabranch.controller")
 
+# Codes by which a broker refuses records; two are RECORD_LIST_TOO_LARGE and UNSUPPORTED_FOR_MESSAGE_FORMAT. Other
+# codes refuse the topic.
+DATA_CODES = frozenset(
+    (
+        CORRUPT_MESSAGE,
+        MESSAGE_TOO_LARGE,
+        18,
+        INVALID_TIMESTAMP,
+        43,
+        UNSUPPORTED_COMPRESSION_TYPE,
+        INVALID_RECORD,
+    )
+)
+
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 10.0
+FADES_S = 10.0  # after this long, and twice its pause, without trouble, a pause is short again
 LOOK_S = 1.0  # how often streams that wait are looked at
 FRESH_S = 1.0  # how old a look may be before a merge is carried there
 
@@ -69,7 +94,9 @@ class StreamTrouble:
     witness: str
     waiting: dict[str, str] = field(default_factory=dict)
     _troubles: dict[str, _Trouble] = field(default_factory=dict)
-    rested: list[str] = field(default_factory=list)  # streams that go on, to be checked once more
+    recovered: list[str] = field(
+        default_factory=list
+    )  # streams that go on, to be checked once more
     _hints: list[LogError] = field(default_factory=list)
     _seen: dict[str, float] = field(default_factory=dict)  # since the last failure: when, by stream
     _next: float = 0.0
@@ -92,13 +119,14 @@ class StreamTrouble:
             self._hints.append(error)
 
     def begin(self, state: State) -> None:
-        """A leader begins: streams that waited wait on, until a look."""
+        """Begin a leadership: streams that waited still wait, until a look finds them well."""
         active = {stream for stream, row in state.streams.items() if row.state == ACTIVE}
         for stream in self.waiting.keys() - active:
             del self.waiting[stream]
         self._seen.clear()
         for trouble in self._troubles.values():
-            trouble.gone_since, trouble.lost = None, False
+            trouble.gone_since = None
+            trouble.lost = False
         hints, self._hints = self._hints, []
         for error in hints:
             self._note_all(state, error)
@@ -114,7 +142,7 @@ class StreamTrouble:
         return all(mine)
 
     def check(self, state: State, streams: Sequence[str], reserved: Sequence[str] = ()) -> None:
-        """Look at streams before a round writes to them: first in a lead, and after each failure.
+        """Look at streams before a round writes to them: first in a leadership, and after each failure.
 
         A native transaction that meets too few replicas in sync keeps its transactional id busy until these are
         back. Thanks to the look a dead broker costs one id, and not one for each of its streams.
@@ -134,9 +162,9 @@ class StreamTrouble:
             topics = {topic for stream in waiting for topic in topics_of(stream)}
             raise LogUnavailable("; ".join(self.waiting[stream] for stream in waiting), topics)
 
-    def find_journals(self, intake: Intake, state: State) -> None:
-        """Let the intake find the journals' ends; without those that can't be asked."""
-        while failed := intake.find_ends(state):
+    def find_journals(self, find_ends: Callable[[State], Sequence[LogError]], state: State) -> None:
+        """Find the journals' ends; without those that can't be asked. ``find_ends``: `Intake.find_ends`."""
+        while failed := find_ends(state):
             known = len(self.waiting)
             if not self.find(state, *failed) or len(self.waiting) == known:
                 raise failed[0]
@@ -192,7 +220,8 @@ class StreamTrouble:
         described = describe(self.log, self.witness, topics)
         if described is None:
             return
-        found, self._looked = described.found, now
+        found = described.found
+        self._looked = now
         forbidden = {topics[topic] for topic in described.forbidden}
         for topic in sorted(described.forbidden):
             self._note(topics[topic], described.forbidden[topic])
@@ -227,7 +256,7 @@ class StreamTrouble:
                 if now >= trouble.until:
                     log.info("%s goes on", stream)
                     del self.waiting[stream]
-                    self.rested.append(stream)
+                    self.recovered.append(stream)
                 else:
                     self._next = min(self._next, trouble.until)
 
@@ -280,3 +309,73 @@ def _streams(state: State) -> dict[str, str]:
         if row.state == ACTIVE
         for topic in topics_of(stream)
     }
+
+
+# -- topics as brokers describe them ------------------------------------------------------------------
+
+
+def next_pause(pause: float, quiet_s: float) -> float:
+    """Seconds to wait for what fails again after ``quiet_s`` without trouble. ``pause``: the last one, 0: none."""
+    again = pause and quiet_s <= max(FADES_S, 2 * pause)
+    return min(2 * pause, LONGEST_PAUSE_S) if again else FIRST_PAUSE_S
+
+
+def refuses_data(error: LogError) -> bool:
+    """Whether brokers refused records for their content."""
+    return isinstance(error, LogRefused) and error.error in DATA_CODES
+
+
+class Described(NamedTuple):
+    """Topics as they are. ``forbidden``: those that may not be seen, and the reason."""
+
+    found: dict[str, TopicInfo]
+    forbidden: dict[str, str]
+
+
+def describe(source: Log, witness: str, topics: Iterable[str]) -> Described | None:
+    """The topics as brokers describe them; None if there is no answer that counts: one that has the witness."""
+    left, forbidden = set(topics), dict[str, str]()
+    while True:
+        try:
+            found = source.describe_topics([witness, *sorted(left)])
+        except LogRefused as error:
+            if not error.topics & left:
+                log.warning("topics can't be looked at now: %s", error)
+                return None
+            forbidden |= dict.fromkeys(error.topics & left, str(error))
+            left -= error.topics
+        except LogError as error:
+            log.warning("topics can't be looked at now: %s", error)
+            return None
+        else:
+            if witness in found:
+                return Described(found, forbidden)
+            log.warning("topics can't be looked at now: a broker does not know %s", witness)
+            return None
+
+
+def gone(topic: str, info: TopicInfo | None, partitions: int, topic_id: str) -> str:
+    """The reason why a topic is not there, or is not the one that it was; empty: it is."""
+    if info is None:
+        return f"there is no topic {topic}"
+    if topic_id and info.topic_id != topic_id:
+        return f"topic {topic} is another one: it was deleted and created again"
+    if info.partitions < partitions:
+        return f"topic {topic} has only {info.partitions} partitions"
+    return ""
+
+
+def unwell(info: TopicInfo, partitions: int) -> str:
+    """The reason why these partitions of a topic can't be written to; empty if none is known."""
+    leaderless = [partition for partition in info.leaderless if partition < partitions]
+    if leaderless:
+        return f"{info.name}[{leaderless[0]}] has no leader"
+    least = int(info.config.get(MIN_ISR, "1"))
+    if 0 <= info.in_sync < least:
+        return f"{info.name} has {info.in_sync} replicas in sync, {MIN_ISR} is {least}"
+    # Brokers apply it to markers of native transactions, too: a round would never end.
+    least = limits.LEAST_MESSAGE.value
+    size = int(info.config.get(MAX_MESSAGE, least))
+    if size < least:
+        return f"{info.name} takes batches of {size:,} bytes only; set {MAX_MESSAGE} to {least} or more"
+    return ""

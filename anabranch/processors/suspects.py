@@ -1,4 +1,6 @@
-"""Finding the command that rounds fail for: it gets three tries, and is then set aside. All others are served.
+"""Suspect commands: if rounds fail because of one command, it is found, gets three tries, and is then set aside.
+
+All other commands are served.
 
 - *Its decision raises.* The turn is thrown away; the commands before it go on, then it is tried alone.
 - *The broker refuses the round.* Commands, merges and plain writes get rounds of their own, of half as many
@@ -6,7 +8,7 @@
 - *Its leader dies.* A leader whose predecessor wrote no round at all takes the waiting commands in pieces. Before
   each it logs a `SuspectRow`, in a round of its own. If it dies before the piece's round, the next leader finds
   the row at the offset of the next command, and takes that piece's commands one by one, with a row before each.
-  A row that counts three tries of one command alone sets it aside.
+  After three tries alone, by this row's count, a command is set aside.
 - *A round's outcome is unknown.* Mostly the brokers cause that, so the command gets more tries: isolated in
   the same way, it is set aside after ten such rounds in a row, each with its row logged before. A failure without
   commands takes one of them back.
@@ -24,6 +26,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
 
 from anabranch.core import limits
 from anabranch.core.decisions.lanes import position_of
@@ -32,34 +36,54 @@ from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.state import State
 from anabranch.errors import SetAside
 from anabranch.ports import LogError, LogFenced, LogUnavailable, LogUncertain
-from anabranch.processors.lanes.command import Command, Key, name_of
-from anabranch.processors.lanes.queues import Lane, Lanes
+from anabranch.processors.command import Command, Key, name_of
+from anabranch.processors.lanes import Lane, Lanes
 from anabranch.topics.names import commands_topic, control_topic
 
 log = logging.getLogger("anabranch.controller")
 
 MAX_COMMANDS = 2_000  # a round; the rest waits for the next pass
 PIECE = 45  # commands that waited for a leader: 45 rounds of 45
-COMMANDS, MERGES, PLAIN = range(3)  # the contents of a careful round
 DIED = "each leader that tried it ended before its round"
 _UNSURE = "its round can't be written, and others can"
 
 Write = Callable[[Turn, Sequence[Command]], object]
 
 
+class Content(Enum):
+    """What a careful round holds: commands, merges, or plain writes."""
+
+    COMMANDS = auto()
+    MERGES = auto()
+    PLAIN = auto()
+
+
+class _FailedPiece(NamedTuple):
+    """The commands of a lane that go one by one, at offsets below ``end``. ``tries``: how many of them failed."""
+
+    lane: str = ""
+    end: int = 0
+    tries: int = 0
+
+
 @dataclass(slots=True)
 class _Watch:
-    """A lane's commands that are suspect. ``waited``: those below it waited for this leader."""
+    """A lane's commands that are suspect: those at offsets below ``until``. A round has ``size`` of them.
 
-    until: int = 0  # those below go ``size`` a round
+    ``waited``: commands at offsets below waited for this leader.
+    """
+
+    until: int = 0
     waited: int = 0
     size: int = PIECE
 
 
-class Culprit:
-    """How many commands go into the next round, and which are suspect. Offsets are the commands' in their lane.
+class SuspectCommands:
+    """Decides how many commands go into the next round, and which of them are suspect.
 
-    ``careful``: a round holds one of `COMMANDS`, `MERGES`, `PLAIN`, as one before it failed, or may have.
+    Offsets are the commands' in their lane.
+
+    ``careful``: a round holds one kind of `Content`, as a round before it failed, or may have.
     ``count``: commands that this process set aside, by lane.
     """
 
@@ -69,19 +93,19 @@ class Culprit:
         self._skip = dict.fromkeys(skip, why)
         self.careful = False
         self.count = Counter[str]()
-        self._kind = PLAIN
+        self._kind = Content.PLAIN
         self._watched: dict[str, _Watch] = {}
-        self._turn = 0  # of the lanes that are watched, and the rest
-        # Lanes whose waiting commands are known; None: none of them is suspect.
-        self._met: set[str] | None = None
-        self._alone = "", 0  # commands of this lane below go one by one, as their piece failed
-        self._tries = 0  # … so many times
-        # Messages of controllers in a round: one behind a round that failed, then twice as many each time.
-        self._said = MAX_COMMANDS
+        self._turn = 0  # which group of lanes is next: each watched lane, or the rest
+        # Lanes whose commands that waited are watched already; None: commands that waited are not suspect.
+        self._checked_lanes: set[str] | None = None
+        self._piece = _FailedPiece()
+        # How many messages of controllers go into a round: one after a round that failed, then twice as many.
+        self._control_limit = MAX_COMMANDS
         self._doubt = False  # a round with commands failed, and it is not known why
         self._forgiven = 0  # failures since then that this process survived
-        # A command alone in rounds of unknown outcome; how many.
-        self._unsure: tuple[Key, int] = ("", 0), 0
+        # The command that was alone in the last rounds of unknown outcome, and the number of these rounds.
+        self._unsure: Key = "", 0
+        self._unsure_rounds = 0
         self._raised: dict[Key, list[str]] = {}  # by command: errors that its decision raised
         self._due = 0  # rounds left with one merge, or one run of plain writes
 
@@ -93,38 +117,43 @@ class Culprit:
     @property
     def plain_waits(self) -> bool:
         """Whether this round holds no plain writes."""
-        return self.one_each and self._kind == MERGES
+        return self.one_each and self._kind == Content.MERGES
 
     def begin(self, state: State) -> None:
-        """A leader begins. Failures logged for the next command count; all others are forgotten."""
-        row, self._tries, self._alone = state.suspect, 0, ("", 0)
+        """Begin a leadership. Failures logged for the next command count; all others are forgotten."""
+        row = state.suspect
+        self._piece = _FailedPiece()
         self._watched.clear()
         if row is not None and row.offset == position_of(state, row.lane):
-            self._tries, self._alone = max(0, row.tries - self._forgiven), (row.lane, row.end)
+            self._piece = _FailedPiece(row.lane, row.end, max(0, row.tries - self._forgiven))
             self._watched[row.lane] = _Watch(row.end)
         idle = state.term is not None and state.round.term < state.term.term - 1
-        doubt = self._doubt or idle or self._alone[1] > 0
-        self._met = set() if doubt else None
-        self._doubt, self._forgiven, self._due, self._kind = False, 0, 0, PLAIN
+        doubt = self._doubt or idle or self._piece.end > 0
+        self._checked_lanes = set() if doubt else None
+        self._doubt = False
+        self._forgiven = 0
+        self._due = 0
+        self._kind = Content.PLAIN
         self._raised = dict(self._skip)
 
     def take(self, lanes: Lanes) -> list[Command]:
         """The commands of the next round."""
         self.careful = bool(lanes.control)
         if self.careful:
-            return self._up_to_raised(lanes.control[: self._said])
+            return self._up_to_raised(lanes.control[: self._control_limit])
         active = lanes.active
-        for lane in active if self._met is not None else ():
+        for lane in active if self._checked_lanes is not None else ():
             self._meet(lane)
         watched = [lane for lane in active if self._is_watched(lane)] if self._watched else []
         self.careful = self.one_each or bool(watched)
         if not self.careful:
             return self._up_to_raised(lanes.next(MAX_COMMANDS, active))
-        kinds = (COMMANDS, MERGES, PLAIN) if self.one_each else (COMMANDS, PLAIN)
-        self._kind = (
-            kinds[(kinds.index(self._kind) + 1) % len(kinds)] if self._kind in kinds else PLAIN
-        )
-        if self._kind != COMMANDS or not active:
+        kinds = [kind for kind in Content if self.one_each or kind != Content.MERGES]
+        if self._kind in kinds:
+            self._kind = kinds[(kinds.index(self._kind) + 1) % len(kinds)]
+        else:
+            self._kind = Content.PLAIN
+        if self._kind != Content.COMMANDS or not active:
             return []
         alone = [lane for lane in watched if self._is_alone(lane.queue[0])]
         rest = [lane for lane in active if lane not in watched]
@@ -136,20 +165,20 @@ class Culprit:
 
     def _meet(self, lane: Lane) -> None:
         """Suspect the commands of a lane that waited for this leader."""
-        if self._met is not None and lane.name not in self._met:
-            self._met.add(lane.name)
+        if self._checked_lanes is not None and lane.name not in self._checked_lanes:
+            self._checked_lanes.add(lane.name)
             watch = self._watched.setdefault(lane.name, _Watch())
             watch.waited = min(lane.end, lane.queue[0].offset + MAX_COMMANDS)
             watch.until = max(watch.until, watch.waited)
-            self._kind = PLAIN
+            self._kind = Content.PLAIN
 
     def _is_watched(self, lane: Lane) -> bool:
         watch = self._watched.get(lane.name)
         return watch is not None and lane.queue[0].offset < watch.until
 
     def _is_alone(self, command: Command) -> bool:
-        lane, end = self._alone
-        return command.lane == lane and command.offset < end and not command.control
+        piece = self._piece
+        return command.lane == piece.lane and command.offset < piece.end and not command.control
 
     def _up_to_raised(self, batch: list[Command]) -> list[Command]:
         if not self._raised:
@@ -158,16 +187,19 @@ class Culprit:
         return batch[: max(1, raised[0])] if raised else batch
 
     def may_try(self, batch: Sequence[Command], begin: Callable[[], Turn], write: Write) -> bool:
-        """Log the rows that come before these commands. False: the only one is set aside instead."""
+        """Log the rows that have to be there before these commands are tried.
+
+        False if the only command was set aside instead.
+        """
         if not batch:
             return True
         first = batch[0]
         alone = self._is_alone(first)
-        tries = self._tries if alone else 0
-        said = self._raised.get(first.key, ())
-        unsure = self._unsure[0] == first.key and self._unsure[1] >= limits.UNSURE.value
-        if len(batch) == 1 and (max(tries, len(said)) >= limits.TRIES.value or unsure):
-            reason = said[-1] if said else _UNSURE if unsure else DIED
+        tries = self._piece.tries if alone else 0
+        errors = self._raised.get(first.key, ())
+        unsure = self._unsure == first.key and self._unsure_rounds >= limits.UNSURE.value
+        if len(batch) == 1 and (max(tries, len(errors)) >= limits.TRIES.value or unsure):
+            reason = errors[-1] if errors else _UNSURE if unsure else DIED
             self._set_aside(first, reason, begin, write)
             return False
         watch = self._watched.get(first.lane) if not first.control else None
@@ -196,10 +228,10 @@ class Culprit:
         write(answer, (command,))
 
     def done(self, batch: Sequence[Command], lanes: Lanes) -> None:
-        """A pass with these ended well: they leave their queues, and more may go at once."""
+        """Take in that a pass with these commands succeeded: they leave their queues, and rounds may grow again."""
         lanes.passed(batch)
         if batch and batch[0].control:
-            self._said = min(2 * self._said, MAX_COMMANDS)
+            self._control_limit = min(2 * self._control_limit, MAX_COMMANDS)
             for command in batch:
                 self._raised.pop(command.key, None)
             return
@@ -208,7 +240,7 @@ class Culprit:
             return
         for lane, after in _ends(batch).items():
             watch = self._watched.get(lane)
-            if watch is not None and (self._alone[0] != lane or after >= self._alone[1]):
+            if watch is not None and (self._piece.lane != lane or after >= self._piece.end):
                 most = PIECE if after < watch.waited else MAX_COMMANDS
                 watch.size = min(2 * watch.size, most)
                 if after >= watch.until:
@@ -217,41 +249,48 @@ class Culprit:
                 del self._raised[key]
 
     def raised(self, key: Key | None, error: Exception) -> None:
-        """The decision of a command, or the making of a round, raised an error that is a defect."""
+        """Take in that the decision of a command, or the making of a round, raised an error that is a defect."""
         if key is None:
             raise LogUncertain(f"a round of commands can't be written: {error!r}") from error
         lane, offset = key
-        what = (
-            (f"command of lane {lane}", offset)
-            if offset >= 0
-            else ("message of a controller", -1 - offset)
+        of_lane = offset >= 0
+        log.error(
+            "the %s at offset %d can't be decided",
+            f"command of lane {lane}" if of_lane else "message of a controller",
+            offset if of_lane else -1 - offset,
+            exc_info=error,
         )
-        log.error("the %s at offset %d can't be decided", *what, exc_info=error)
         self._raised.setdefault(key, []).append(repr(error))
 
     def failed(self, error: LogError, batch: Sequence[Command]) -> None:
-        """Leading ends. A round with commands may be one's doing; without any it is the brokers', or a rival's."""
+        """Take in that a failure ended the leadership.
+
+        If its round had commands, one of them may be the cause; else brokers are, or a rival.
+        """
         self._forgiven += 1
-        key, times = self._unsure
         unreached = isinstance(error, LogUnavailable) and not isinstance(
             error.__cause__, LogUncertain
         )
         if not batch or unreached or isinstance(error, LogFenced):
-            self._unsure = key, max(0, times - 1)
+            self._unsure_rounds = max(0, self._unsure_rounds - 1)
             return
         self._doubt = True
         if batch[0].control:
-            self._said = 1
+            self._control_limit = 1
         if len(batch) == 1 and self.careful:
-            self._unsure = batch[0].key, times + 1 if key == batch[0].key else 1
+            same = self._unsure == batch[0].key
+            self._unsure = batch[0].key
+            self._unsure_rounds = self._unsure_rounds + 1 if same else 1
 
     def refused(self, batch: Sequence[Command], due: int) -> bool:
-        """The broker refused a round. Whether to try again with less in it; else its content is to blame.
+        """Take in that the broker refused a round. Returns whether to try again with less in it.
+
+        If not, the content of this round is to blame.
 
         ``due``: how many merges, or runs of plain writes, may have been in it.
         """
         if len(batch) > 1 and batch[0].control:
-            self._said = 1
+            self._control_limit = 1
             return True
         if batch and (len(batch) > 1 or not self.careful):
             counts = Counter(command.lane for command in batch)
@@ -263,10 +302,10 @@ class Culprit:
             return False
         if not (self.careful and batch):
             self._due = 3 * (due + 1)
-        self._kind = PLAIN
+        self._kind = Content.PLAIN
         return True
 
 
 def _ends(batch: Sequence[Command]) -> dict[str, int]:
-    """Each lane's offset behind its last command in a batch."""
+    """Each lane's offset after its last command in a batch."""
     return {command.lane: command.offset + 1 for command in batch}

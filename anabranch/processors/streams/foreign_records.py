@@ -1,8 +1,8 @@
-"""Foreign records in streams' topics: looked for in the gaps before the data that rounds append.
+"""Records in streams' topics that no controller wrote: found in the gaps before the data that rounds append.
 
 Between one round's data on a partition and the next one's are a marker and aborted data. A gap of more offsets than
-markers explain is read, beside the loop. The count is a lower bound: markers come late, and a gap of the right size
-is not looked into.
+markers explain is read on a helper thread. The count is a lower bound: markers come late, and a gap that they may
+explain is not read.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class _Partition:
     gaps: deque[_Gap] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
 
 
-class Gaps:
-    """The gaps of one leader. ``found``: stream -> foreign records."""
+class ForeignRecordScan:
+    """Counts records that no controller wrote. ``found``: stream -> their number in this leadership."""
 
     def __init__(self, source: Log, *, threads: bool) -> None:
         self._log = source
         self.found: Counter[str] = Counter()
-        self._helper = helper("anabranch-gaps", threads=threads)
+        self._helper = helper("anabranch-foreign", threads=threads)
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._waiting: deque[_Gap] = deque()
         self._under_way: tuple[_Gap, Future[tuple[int, int]]] | None = None

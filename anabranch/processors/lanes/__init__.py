@@ -1,1 +1,0 @@
-"""Lanes: the commands of each, in turns, and trouble with their topics."""
