@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from anabranch.core import rows as k
-from anabranch.core.decisions.cleanup import say_epochs_again
+from anabranch.core.decisions.cleanup import log_epochs_again
 from anabranch.core.decisions.turn import Settings, Turn, close_round
 from anabranch.core.history_records import Tail
 from anabranch.core.memory import Keepalives, LeaderMemory, is_usable
@@ -98,7 +98,7 @@ class Rounds:
         """
         if self._intake.is_full:
             turn.put(k.ROUND_KEY, turn.state.round)  # a round for the index alone
-        say_epochs_again(turn)
+        log_epochs_again(turn)
         positions = self._intake.positions(self._state, commands)
         round_ = close_round(turn, *positions, expired_ms=horizon)
         if round_.empty:
